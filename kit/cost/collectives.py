@@ -1,4 +1,4 @@
-"""How long collectives take: ring volumes over the link that the group's ranks share.
+"""Seconds of collectives: ring volume over the bandwidth of the link that the ranks of a group share.
 
 A ring all-reduce of S bytes over n ranks sends 2(n−1)/n·S through every rank, an all-gather or reduce-scatter
 (n−1)/n·S of the full size S (Thakur et al. 2005; NCCL's bus bandwidth counts the same).
@@ -14,17 +14,17 @@ from kit.specs.layout import Layout
 from kit.units import GIB
 
 LATENCIES = 10
-"""A message this many times longer than the link's latency is bandwidth, within a tenth."""
+"""If sending a message takes this many times the latency, latency adds at most a tenth."""
 BUCKET_SHARE = 0.02
-"""Part of a GPU's memory for a bucket."""
+"""Largest share of a GPU's memory for one bucket."""
 
 
 class Group(NamedTuple):
-    """Ranks that talk to each other, as the links see them."""
+    """A process group: its size, its nodes, and the bandwidth and latency of its links."""
 
     size: int
     bytes_per_s: float
-    """What a ring reaches per rank."""
+    """Ring bandwidth per rank."""
     latency_s: float
     """Latency of one trip around the ring."""
     nodes: int = 1
@@ -39,15 +39,15 @@ class Group(NamedTuple):
         return 2 * self.all_gather_s(size_bytes)
 
     def all_gather_s(self, size_bytes: float, messages: int = 1) -> float:
-        """Seconds to gather (or reduce-scatter) ``size_bytes`` in full, in so many collectives."""
+        """Seconds to all-gather or reduce-scatter ``size_bytes`` (the full size) in ``messages`` collectives."""
         if self.size == 1:
             return 0.0
         return (self.size - 1) / self.size * size_bytes / self.bytes_per_s + messages * self.latency_s
 
     def all_to_all_s(self, size_bytes: float) -> float:
-        """Seconds in which each rank sends ``size_bytes`` in equal parts to all, itself included.
+        """Seconds of an all-to-all in which each rank sends ``size_bytes`` in equal parts to all ranks.
 
-        Parts for its own node go over the inner link, the others over its port, at the same time.
+        Parts for the same node use the inner link, other parts the network port, at the same time.
         """
         if self.size == 1:
             return 0.0
@@ -58,10 +58,10 @@ class Group(NamedTuple):
 
 
 def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
-    """``size`` ranks, ``stride`` apart.
+    """The group of ``size`` ranks that are ``stride`` apart.
 
-    Across nodes, the ranks that a group has on one node share out the ring between their network ports (NCCL builds a
-    ring per port), so the node's ports in use set the speed, up to the link inside.
+    NCCL builds one ring per network port. So the bandwidth across nodes is the sum of the ports of the group's ranks on
+    one node, at most the bandwidth inside a node.
     """
     efficiency = shared()
     intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
@@ -76,8 +76,8 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
 
 
 def fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
-    """Elements of 2 bytes whose ring over the data-parallel ranks takes ten times as long as its latency: more gains
-    less than a tenth. At most a fiftieth of the GPU's memory; DeepSpeed holds two such buckets."""
+    """Bucket size in 16-bit elements at which a ring over the data-parallel ranks takes ten times its latency; larger
+    buckets gain less than a tenth. At most a fiftieth of the GPU's memory, because DeepSpeed has two such buckets."""
     ring = group(cluster, layout.dp * layout.cp, layout.tp)
     elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
     return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))

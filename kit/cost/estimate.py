@@ -1,4 +1,4 @@
-"""Everything the cost model says of one layout."""
+"""All predictions of the cost model for one layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
 def predict(workload: Workload) -> Prediction:
-    """Memory, time and money of a legal layout (the planner's rules say which are)."""
+    """Predicts memory, time and cost of a layout that the planner's rules accept."""
     model, cluster, job, layout = workload.model, workload.cluster, workload.job, workload.layout
     components = step_time_components_s(workload)
     step_time_s = sum(components.values())

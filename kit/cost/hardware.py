@@ -1,4 +1,4 @@
-"""Shares of data-sheet figures that real kernels reach, and overheads: data in the catalog, each with its source."""
+"""Efficiencies (the share of a data-sheet figure that real kernels reach) and memory overheads, from the catalog."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class GpuRates(NamedTuple):
     """Efficiencies of one GPU generation (``efficiency.yaml``)."""
 
     matmul: Mapping[str, float]
-    """Precision → share of its peak that large products sustain in a training step."""
+    """Precision → share of its peak that large GEMMs sustain in a training step."""
     attention: Mapping[str, float]
     """Kernel → share of the 16-bit peak, causal, forward and backward."""
     peak_over_bf16: Mapping[str, float]
-    """Precision → data-sheet peak over that of bf16."""
+    """Precision → its data-sheet peak divided by the bf16 peak."""
     measured: bool
-    """Whether published step times of it are known."""
+    """Whether step times on this GPU are published."""
     multiprocessors: int
     kernel_launch_us: float
-    """The host's time for one operator."""
+    """Host time to launch one operator."""
 
 
 @cache
 def shared() -> Shared:
-    """Efficiencies that no GPU changes."""
+    """Efficiencies that are equal for every GPU."""
     return Shared(**rows("efficiency")["shared"])
 
 
@@ -78,17 +78,17 @@ def has_rates(gpu: GpuSpec) -> bool:
 
 
 def generation_of(gpu: GpuSpec) -> str:
-    """``unknown`` for a GPU that neither says it nor has a row in the catalog."""
+    """The GPU's generation, from its spec or else the catalog; ``unknown`` if neither has it."""
     return gpu.generation or str(rows("gpus").get(gpu.name, {}).get("generation", "unknown"))
 
 
 def usable_gib(gpu: GpuSpec) -> float:
-    """Memory that a plan may fill."""
+    """GiB that a plan may fill."""
     return gpu.memory_gib * (1 - overheads().margin)
 
 
 def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:
-    """The data sheet's dense peak, FLOP/s; without units of that precision its fp32 peak."""
+    """Dense data-sheet peak, FLOP/s; the fp32 peak if the GPU has no units of this precision."""
     if precision in ("bf16", "fp16"):
         own = gpu.bf16_tflops if precision == "bf16" else gpu.fp16_tflops
         return (own or gpu.fp32_tflops) * TFLOP
@@ -99,17 +99,17 @@ def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:
 
 
 def pcie_bytes_per_s(gpu: GpuSpec) -> float:
-    """One way between a GPU and its host, as copies reach it."""
+    """Bytes/s of a copy between a GPU and its host, one way."""
     return gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
 
 
 HOST_STEP_BYTES = {2: 48.0, 3: 66.0}
-"""ZeRO's stage → bytes of host memory that a step moves for a parameter. Adam 28; gradients that arrive in fp32 (4) and
-are unscaled (8); weights cast to 16 bits (6) and read (2). Stage 3 also keeps gradients in 16 bits (2), tests them for
-infinity and NaN (12) and copies weights from pageable memory (4) (DeepSpeed, runtime/zero/stage3.py: has_overflow,
+"""ZeRO stage → bytes of host memory traffic per parameter and step: Adam (28), write fp32 gradients (4), unscale them
+(8), cast weights to 16 bits (6), read them (2). Stage 3 also stores 16-bit gradients (2), tests for infinity and NaN
+(12) and copies weights from pageable memory (4) (DeepSpeed, runtime/zero/stage3.py: has_overflow,
 unscale_and_clip_grads, _reassign_or_swap_out_partitioned_parameters)."""
 
 
 def cpu_adam_s(parameters: float, zero_stage: int) -> float:
-    """A step of ZeRO-Offload on a node's processors, bound by the host's memory."""
+    """Seconds of ZeRO-Offload's CPU Adam step for ``parameters`` of one node, bound by host memory bandwidth."""
     return HOST_STEP_BYTES[max(2, zero_stage)] * parameters / (shared().host_memory_gbytes_per_s * 1e9)

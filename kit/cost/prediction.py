@@ -1,4 +1,4 @@
-"""What the cost model says of a layout: memory, time, money, each by component."""
+"""Predictions for one layout: memory, time and cost, each by component."""
 
 from __future__ import annotations
 

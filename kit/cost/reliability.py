@@ -1,4 +1,4 @@
-"""What a run does beside its steps: checkpoints, failures, reading data."""
+"""Checkpoints, failures and data reading of a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TOKEN_BYTES = 4
 
 
 def operation(workload: Workload, step_time_s: float) -> Operation:
-    """What a run of that step time loses, at the checkpoint interval that loses least.
+    """Checkpoint size, best checkpoint interval, failures and goodput of a run.
 
-    With C seconds for a checkpoint and M between failures, an interval T loses C/T + (T/2 + restart)/M: least at
-    √(2·C·M) (Young 1974, "A first order approximation to the optimum checkpoint interval").
+    If a checkpoint takes C seconds and failures are M seconds apart, an interval T loses C/T + (T/2 + restart)/M of the
+    time. The minimum is at T = √(2·C·M) (Young 1974, "A first order approximation to the optimum checkpoint interval").
     """
     cluster, job = workload.cluster, workload.job
     size = checkpoint_bytes(workload)
@@ -56,17 +56,17 @@ def checkpoint_bytes(workload: Workload) -> float:
 
 
 def exchange_bytes(workload: Workload) -> float:
-    """Bytes of one exchange checkpoint: master weights and both moments in fp32, whatever the engine holds."""
+    """Bytes of one exchange checkpoint: master weights and both moments in fp32, for every engine."""
     return 12.0 * workload.trained_parameters
 
 
 def checkpoint_width(workload: Workload) -> float:
-    """Bytes for a trained parameter: fp32 master weights, moments as they are held, and what the engine computes with
-    beside its master weights.
+    """Bytes per trained parameter in a native checkpoint: fp32 master weights, moments in their own precision, and the
+    model's weights if the engine saves these too.
 
-    torch: its weights are the master weights. Megatron: both (kit/engines/megatron/checkpoint/names.py, SAVED).
-    DeepSpeed: weights too (runtime/engine.py, module_state_dict), but none in stage 3, whose modules are empty, nor
-    with NVMe, where kit writes master weights and moments itself; in stage 0 fp32 weights are the master weights.
+    torch: the weights are the master weights. Megatron saves both (kit/engines/megatron/checkpoint/names.py, SAVED).
+    DeepSpeed saves both (runtime/engine.py, module_state_dict), with two exceptions: ZeRO-3 modules are empty, and at
+    stage 0 in fp32 the weights are the master weights.
     """
     layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
     masters_and_moments = 4.0 + MOMENTS[workload.job.optimizer.name].rest

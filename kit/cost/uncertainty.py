@@ -1,6 +1,6 @@
-"""How far step-time predictions of a kind lie off, and whose measurements say so.
+"""Error bands of step-time predictions, and the published runs from which each band was computed.
 
-``bands.yaml`` and ``bands-elsewhere.yaml`` are generated, the latter from sources that no constant was estimated from.
+``bands.yaml`` and ``bands-elsewhere.yaml`` are generated. No constant was fitted to the runs of the latter.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kit.specs.catalog.rows import rows
 
 
 class Evidence(NamedTuple):
-    """What is known of predictions like this one."""
+    """The error band of a prediction, and the runs behind the band."""
 
     band: float | None
-    """Relative error that 80 % of rows of the same code stay below, predicted without their own source; null without
-    such rows."""
+    """Relative error that 80 % of published runs of the same code stay below. Each run is predicted with constants
+    fitted without its source. None if there are no such runs."""
     words: str
-    """The rows that the band is from, or the nearest that there are."""
+    """The published runs behind the band, or the most similar runs."""
 
 
 def step_time_evidence(workload: Workload) -> Evidence:
@@ -57,7 +57,7 @@ def step_time_evidence(workload: Workload) -> Evidence:
 
 
 def _special(workload: Workload) -> str:
-    """What sets a plan apart whatever code it runs, as the names of the bands have it."""
+    """Suffix of the band's name for plans with offload, LoRA or fp8."""
     layout = workload.layout
     if layout.offload_optimizer != "none" or layout.offload_param != "none":
         return ", offload"
@@ -65,7 +65,7 @@ def _special(workload: Workload) -> str:
 
 
 def _by_generation(regime: str, generation: str) -> str:
-    """The band of the GPU's generation where there are rows enough for one, else of all."""
+    """Name of the band for the GPU's generation, or for all generations if that has too few rows."""
     own = f"{regime}, {'Blackwell' if generation == 'blackwell' else 'up to Hopper'}"
     found = rows("bands").get(own)
     return own if found and not found.get("few") else regime

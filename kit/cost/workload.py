@@ -1,7 +1,7 @@
-"""The one description of a candidate plan: what is trained, on what, and how the ranks split the work.
+"""``Workload``: one candidate plan, that is a model, a cluster, a job, and how the ranks split the work.
 
-Memory, time, reliability and the planner's rules are functions of it. It is frozen and has a hash, and sizes that
-follow from it are cached properties. Published runs of other programs are a subclass (benchmarks/accuracy/programs).
+Memory, time, reliability and the planner's rules are functions of a workload. Workloads are frozen and hashable;
+derived sizes are cached properties. Published runs of other programs are a subclass (benchmarks/accuracy/programs).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ compiled: torch.compile. eager: one torch kernel an operator, in 16 bits. huggin
 local: kit's Megatron layers."""
 
 UNHIDDEN = 0.65
-"""Share of the collectives of FSDP and ZeRO-3 that no compute hides. Estimated from rows (llm-foundry, DeepSpeed's
-Azure and DeepCompile tables): the host waits for a gather before it issues the layer, and NCCL's kernels take
-multiprocessors from the GEMMs."""
+"""Share of the collective time of FSDP and ZeRO-3 that no compute hides. Fitted to published runs (llm-foundry,
+DeepSpeed's Azure and DeepCompile tables). The host waits for an all-gather before it issues the layer, and NCCL's
+kernels take multiprocessors from the GEMMs."""
 
 
 @cache
 def liger_chunk(tokens: int, vocab_size: int, hidden_size: int) -> tuple[int, int]:
-    """(chunk_mem_const, tokens of a chunk) for Liger's fused loss: Liger's largest chunk up to kit's, so that the
-    head's gradient is read and written about as seldom; or Liger's smallest chunk, if all are larger.
+    """(chunk_mem_const, tokens per chunk) for Liger's fused loss: Liger's largest chunk of at most LOSS_CHUNK_TOKENS,
+    or its smallest chunk if all are larger. Large chunks read and write the head's gradient less often.
 
-    Liger's chunks are tokens / ⌈V/(c·h)⌉, rounded up to a power of two; c, ``chunk_mem_const``, is 1 unless it is said
+    Liger's chunks have tokens / ⌈V/(c·h)⌉ tokens, rounded up to a power of two; c is ``chunk_mem_const``, by default 1
     (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py).
     """
     best = (1, _liger_tokens(1, tokens, vocab_size, hidden_size))
@@ -63,8 +63,8 @@ class ExecutionModel:
     precision: str
     """Precision of the GEMMs."""
     linear_layers_only: bool = False
-    """Whether only GEMMs of linear layers run in that precision, and those of head and experts in bf16 (torchao). The
-    fp8 efficiencies of other programs were estimated from rows as if every GEMM ran in fp8."""
+    """Whether only the GEMMs of linear layers run in ``precision``; head and experts then run in bf16 (torchao). The
+    fp8 efficiencies of other programs were fitted to published runs as if every GEMM ran in fp8."""
     attention: str = "flash"
     overlaps_gradients: bool = True
     """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""
@@ -198,12 +198,12 @@ class Workload:
 
     @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
-        """What a rank of each stage holds."""
+        """Parameter counts on a rank of each pipeline stage."""
         return stage_parameters(self.model, self.layout, chunk_layers(self.model.num_layers, self.layout))
 
     @cached_property
     def trained_parameters(self) -> float:
-        """Parameters of the whole model that are trained: all, or the adapters."""
+        """Trained parameters of the whole model: all, or with LoRA the adapters' alone."""
         lora = self.job.lora
         return float(count(self.model).total) if lora is None else adapter_parameters_of(self.model, lora)
 
@@ -213,7 +213,7 @@ class Workload:
         return None if self.job.lora is None else adapter_parameters_of(self.model, self.job.lora) / self.layout.tp
 
     def trained_share(self, parameters: RankParameters) -> float:
-        """Share of a rank's parameters that is trained: all of them, or the adapters."""
+        """Trained share of a rank's parameters: 1, or with LoRA adapters over all."""
         return 1.0 if self.adapters is None else self.adapters / parameters.total
 
     @cached_property
@@ -252,9 +252,9 @@ class Workload:
 
     @cached_property
     def attention(self) -> str:
-        """Kernel of attention: flash (flash-attn), cudnn, or unfused, which materialises scores. Torch has no kernel of
-        capped scores (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN's on Hopper and later,
-        flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
+        """Attention kernel: flash (flash-attn), cudnn, or unfused, which materialises scores. Torch has no fused kernel
+        with a softcap (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN on Hopper and later,
+        and flash-attn on older GPUs (dot_product_attention/utils.py, get_attention_backend)."""
         if self.layout.implementation == "local" and self.model.attention_softcap is not None:
             return "unfused"
         if self.layout.implementation == "transformer_engine":
@@ -268,19 +268,18 @@ class Workload:
 
     @cached_property
     def gradient_accumulation_fusion(self) -> bool:
-        """Whether GEMMs of weight gradients add to the fp32 sum themselves."""
+        """Whether the GEMMs of weight gradients add their result to the fp32 gradient buffer themselves."""
         return self.layout.implementation == "transformer_engine"
 
     @cached_property
     def keeps_outputs(self) -> bool:
-        """Whether pipeline stages keep the outputs that they have sent. For interleaved stages kit turns
-        megatron-core's ``deallocate_pipeline_outputs`` off, because a send still reads its tensor when it would be
-        freed (kit/emit/megatron.py)."""
+        """Whether pipeline stages keep sent outputs. For interleaved stages kit turns off megatron-core's
+        ``deallocate_pipeline_outputs``: it would free a tensor while the send still reads it (kit/emit/megatron.py)."""
         return self.layout.pp > 1 and self.layout.vp > 1
 
     @cached_property
     def recompute_modules(self) -> frozenset[str]:
-        """Megatron's names of the modules that selective recompute computes again."""
+        """Modules that selective recompute recomputes, by Megatron's names."""
         return frozenset({"core_attn"}) if self.layout.recompute == "selective" else frozenset()
 
     @cached_property

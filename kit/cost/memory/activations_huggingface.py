@@ -1,10 +1,9 @@
-"""What autograd keeps of a transformers layer between forward and backward, term by term.
+"""Bytes per token that autograd saves for backward in one layer of a transformers model, by operator.
 
-Bytes per token; the terms are the tensors that the operators of the layer save, read in transformers' model files. All
-with attention as one operator (torch's sdpa), so no term grows with the square of the sequence but that of a mask.
-Written beside Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1): their 34·sbh is for GELU, a 4h MLP and dropout
-masks; without the masks (2·sbh) and with attention as one operator the same terms remain, and fused layers would come
-to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_tensors_hooks`` sees of real layers.
+The terms were read from transformers' model files. With fused attention (torch's sdpa) only masks grow with the square
+of the sequence; eager attention also saves its probabilities. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1)
+count 34·sbh for GELU, an MLP of width 4h and dropout masks; without the masks 32·sbh remain. A test compares the
+formulas with the tensors that ``torch.autograd.graph.saved_tensors_hooks`` sees in real layers.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from kit.specs.job import LoraSpec
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 
 LOSS_BYTES = 12.0
-"""torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
+"""Bytes per logit in the backward of torch's fp32 cross entropy: log-probabilities, their gradient, the logits'
+gradient."""
 
 
 def loss_bytes(workload: Workload) -> float:
-    """Fullest moment of head and loss; capped logits keep their tanh.
+    """Peak bytes of head and loss for one micro batch. A softcap on the logits saves its tanh.
 
-    Chunked (kit/engines/kernels/chunked_loss.py): logits of a chunk in the compute dtype and in fp32, the capped
-    ones' slope;
-    of all tokens the gradient of the head's input; and the head's gradient in fp32 with a product in 16 bits.
+    Chunked loss (kit/engines/kernels/chunked_loss.py): the logits of a chunk in the compute dtype and in fp32, the
+    softcap's derivative, the gradient of the head's input for all tokens, the head's fp32 gradient, and the 16-bit
+    result of the GEMM that is added to it.
     """
     if workload.layout.chunked_loss:
         model, trained = workload.model, workload.job.lora is None
         copies = 4 + (workload.element if workload.element < 4 else 0) + (4 if model.logit_softcap is not None else 0)
         if workload.layout.loss_kernel == "liger":
-            copies = workload.element  # their gradient takes their place
+            copies = workload.element  # Liger writes the gradient over the logits
         of_weight = 4 + (workload.element if workload.element < 4 else 0) if trained else 0
         of_input = (4 if workload.autocast else workload.element) * model.hidden_size * workload.tokens
         return (
@@ -47,7 +47,7 @@ def layer_bytes(workload: Workload, has_experts: bool) -> float:
 
 
 def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Bytes per token, by operator."""
+    """Bytes per token that one layer saves for backward, by operator, without recompute."""
     model, lora = workload.model, workload.job.lora
     if lora is not None:
         # The frozen weights are in 16 bits, so the residual stream is too, autocast or not.
@@ -59,10 +59,11 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         and model.sliding_window <= workload.job.seq_length
         and model.traits.fused_attention
     ):
-        # A mask is made from the window's own length on (masking_utils.py, _ignore_causal_mask_sdpa). With one,
-        # transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
-        # torch makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
-        # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
+        # transformers makes a mask if the sequence is at least as long as the window (masking_utils.py,
+        # _ignore_causal_mask_sdpa). With a mask it repeats keys and values for all heads (sdpa_attention.py,
+        # use_gqa_in_sdpa), and torch converts the boolean mask to a bias in every layer (transformers/attention.cpp,
+        # convert_boolean_attn_mask). A single key head is repeated by a view, but autocast's cast of the rotated fp32
+        # key copies it.
         copies = 2 if model.num_key_value_heads > 1 else int(workload.autocast)
         repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
         share = 1 - 1 / model.full_attention_every if model.full_attention_every else 1.0
@@ -70,8 +71,8 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     if model.approximate is not None:
         terms = _of_mean_layer(workload, model.approximate, terms)
     if model.traits.positions == "relative":
-        # T5's learned bias, alike for all sequences: a decoder's layers each cut the future off a copy of their own
-        # (sdpa_attention.py, create_position_bias_mask), others share one.
+        # T5's learned position bias is the same for all sequences. Each decoder layer masks its own copy
+        # (sdpa_attention.py, create_position_bias_mask); encoder layers share one tensor.
         share = (model.num_layers if model.is_encoder_decoder else 0) / workload.num_layers
         a_position = workload.element * model.num_attention_heads + 1
         terms["bias"] = share * a_position * workload.job.seq_length / workload.layout.micro_batch_size
@@ -79,9 +80,9 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 
 def _of_mean_layer(workload: Workload, known: Approximation, terms: dict[str, float]) -> dict[str, float]:
-    """Terms by the share of layers that have them. A layer that keeps a state saves what its projections read and
-    write, as much again for its convolution, gate and norm, and the state after each chunk in fp32 (mamba-ssm and fla;
-    transformers' own loops in torch save more)."""
+    """Terms of the mean layer: each term times the share of layers that have it. A recurrent layer saves the inputs and
+    outputs of its projections, as much again for convolution, gate and norm, and the fp32 state after each chunk
+    (mamba-ssm and fla; transformers' own torch loops save more)."""
     model, layers = workload.model, workload.model.num_layers
     dense = model.first_dense_layers if model.num_experts else layers
     share = dict.fromkeys(("attention", "core_attn", "qk_norm", "latent"), known.attention_layers / layers)
@@ -95,8 +96,8 @@ def _of_mean_layer(workload: Workload, known: Approximation, terms: dict[str, fl
 
 
 def fp8_cast_workspace(workload: Workload) -> float:
-    """Bytes while torchao casts the largest operand of a GEMM (torchao/float8, 0.18): in 8 bits, in both orientations;
-    operator by operator scaled and clamped in fp32 besides."""
+    """Bytes of temporaries while torchao casts the largest operand of a GEMM (torchao/float8, 0.18): two 8-bit copies,
+    one per memory layout. Without torch.compile also its fp32 scaled and clamped copies."""
     model = workload.model
     widest = max(model.hidden_size, model.ffn_hidden_size, model.value_width)
     element = 2.0 if workload.layout.compile_layers else 9.0
@@ -104,15 +105,15 @@ def fp8_cast_workspace(workload: Workload) -> float:
 
 
 def cross_attention(workload: Workload) -> float:
-    """Terms of a decoder layer's attention to the encoder: those of self-attention once more, with their norm. Source
-    and target are taken as equally long."""
+    """Bytes that the cross-attention of one decoder layer saves: as much as self-attention, with its norm. Source and
+    target are assumed to have the same length."""
     terms = layer_terms(workload, False)
     own = sum(size for name, size in terms.items() if name not in ("norms", "mlp", "window", "bias"))
     return (own + terms["norms"] / 2) * workload.tokens
 
 
 def layer_input(workload: Workload) -> float:
-    """Bytes of a micro batch at a layer's input, all that full recompute keeps.
+    """Bytes of a layer's input for one micro batch. Full recompute saves only this.
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
@@ -121,7 +122,7 @@ def layer_input(workload: Workload) -> float:
 
 
 def after_layers(workload: Workload) -> float:
-    """The final norm, whose result is the head's input: bytes of a micro batch."""
+    """Bytes that the final norm saves for one micro batch; its output is the head's input."""
     h, element = workload.model.hidden_size, workload.element
     if workload.job.lora is not None:
         return _norm_without_scale(workload.model, h, element) * workload.tokens
@@ -131,35 +132,35 @@ def after_layers(workload: Workload) -> float:
 
 
 def _inside_norm(model: ModelSpec, width: float, element: int) -> float:
-    """What a norm keeps beside its result, per token.
+    """Bytes per token that a norm saves, without its output.
 
-    LayerNorm: its input and two statistics. RMSNorm computes in fp32: the input, and what the scale multiplies, in the
-    model's dtype (modeling_llama.py), or in fp32 (modeling_gemma.py scales by 1 + weight; modeling_olmo2.py and
-    modeling_gpt_oss.py before the cast).
+    LayerNorm saves its input and two statistics. RMSNorm computes in fp32: it saves its fp32 input and the normalised
+    tensor before the scale. The latter is in the model's dtype (modeling_llama.py) or in fp32 (modeling_gemma.py scales
+    by 1 + weight; modeling_olmo2.py and modeling_gpt_oss.py scale before the cast).
     """
     if model.norm == "layernorm":
         return element * width + 2 * element
     traits = model.traits
     scaled = 4 if traits.norm_scaled_in_fp32 else element
-    # T5 multiplies its input itself by the root, not the fp32 copy that the root was computed of (modeling_t5.py).
+    # T5 multiplies the 16-bit input by the inverse root, not the fp32 copy (modeling_t5.py), and so saves both.
     uncast = element if traits.norm_scales_input and element < 4 else 0
     return (4 + scaled + uncast) * width + 4
 
 
 def _norms(workload: Workload, element: int) -> float:
-    """Bytes per token around attention and MLP: what norms save, and their outputs (or the residual stream), which the
-    linear layers save as inputs."""
+    """Bytes per token that the norms of a layer save, and their outputs (or the residual stream), which the linear
+    layers save as inputs."""
     model, h = workload.model, workload.model.hidden_size
     traits = model.traits
     inside = _inside_norm(model, h, element)
     if model.parallel_residual:
-        # One input, which both norms keep, or one norm for both.
+        # Both norms save the same input; or attention and MLP share one norm.
         return inside + element * h * (1 if model.shared_norm else 2) + (0 if model.shared_norm else 2 * element)
     return inside * (4 if traits.norm_placement == "both" else 2) + 2 * element * h
 
 
 def _one_dtype(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Everything in ``element`` bytes: DeepSpeed's 16-bit models, FSDP2's, and fp32."""
+    """Terms without autocast, where all activations have ``element`` bytes: DeepSpeed's 16-bit models, FSDP2, fp32."""
     model, element = workload.model, workload.element
     terms = {"norms": _norms(workload, element)}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
@@ -169,21 +170,22 @@ def _one_dtype(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 
 def _attention(workload: Workload) -> dict[str, float]:
-    """Query and key (rotated copies, where they rotate), value, output."""
+    """Bytes per token of query and key (after RoPE), value and output, and of the attention kernel."""
     model, element, tp = workload.model, workload.element, workload.layout.tp
     query, key_value = model.query_width / tp, model.key_value_width / tp
     heads = model.num_attention_heads / tp
     traits = model.traits
     saved = element * (2 * query + 2 * key_value)
     if traits.fused_qkv and traits.positions == "rope":
-        # One GEMM's result, which stays whole behind its views; the heads' output is copied to be joined.
+        # Views keep the whole output of the fused QKV GEMM alive; joining the heads copies attention's output.
         saved += element * (2 * query + key_value)
     terms = {"attention": saved, "core_attn": 4 * heads}
     if traits.broadcasts_keys:
         return terms | _falcon(workload, query, key_value, heads)
     if not traits.fused_attention:
-        # Eager: fp32 probabilities, their 16-bit copy, and the capped scores' tanh; keys and values of all heads. With
-        # sinks the softmax stays in the model's dtype, but for autocast, and has a column and a largest score more.
+        # Eager attention saves fp32 probabilities, their 16-bit copy, the softcap's tanh, and keys and values repeated
+        # for all heads. With sinks the softmax is in the model's dtype (without autocast), with one more column and the
+        # row's maximum.
         capped = element if model.attention_softcap is not None else 0
         softmax = element if traits.attention_sinks and not workload.autocast else 4
         copy = element if element != softmax else 0
@@ -191,7 +193,7 @@ def _attention(workload: Workload) -> dict[str, float]:
         terms["core_attn"] += (softmax + 8) * heads if traits.attention_sinks else 0
         terms["attention"] += element * 2 * (query - key_value)
     if traits.qk_norm == "head":
-        # Llama's rule keeps the scaled result in the model's dtype, Gemma's in fp32.
+        # Before the scale, Llama's RMSNorm saves the normalised tensor in the model's dtype, Gemma's in fp32.
         scaled = 4 if traits.zero_centred_norm else element
         terms["qk_norm"] = (4 + scaled) * (query + key_value) + 4 * (heads + model.num_key_value_heads / tp)
     elif traits.qk_norm == "width":
@@ -200,8 +202,9 @@ def _attention(workload: Workload) -> dict[str, float]:
 
 
 def _falcon(workload: Workload, query: float, key_value: float, heads: float) -> dict[str, float]:
-    """modeling_falcon.py hands sdpa one key for all heads, which only torch's math kernel takes: fp32 probabilities and
-    fp32 copies of query, key and value; or, in the newer layout, keys and values copied for all heads, and a mask."""
+    """Terms of modeling_falcon.py. With one key head, sdpa falls back to torch's math kernel, which saves fp32
+    probabilities and fp32 copies of query, key and value. The newer decoder layout repeats keys and values for all
+    heads and passes a mask."""
     if workload.model.num_key_value_heads == 1:
         copies = 4 * (query + 2 * key_value) + workload.element * query
         return {"attention": copies, "core_attn": 4 * heads * workload.job.seq_length}
@@ -209,8 +212,8 @@ def _falcon(workload: Workload, query: float, key_value: float, heads: float) ->
 
 
 def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
-    """modeling_deepseek_v2.py: compressed states and their norms; heads joined from both parts; value a view of the
-    up-projection, which stays whole."""
+    """Terms of latent attention (modeling_deepseek_v2.py): compressed states and their norms, concatenated heads. The
+    value is a view, which keeps the whole output of the up-projection alive."""
     model, element, tp = workload.model, workload.element, workload.layout.tp
     heads = model.num_attention_heads / tp
     ranks = latent.kv_lora_rank + (latent.q_lora_rank or 0)
@@ -224,21 +227,23 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
 
 
 def _mlp(model: ModelSpec, width: float, element: int) -> float:
-    """Gate, its activation, up, and the product; without a gate the activation's input and result."""
+    """Bytes per token of an MLP: gate, activated gate, up and their product; without a gate, input and output of the
+    activation."""
     if model.gated_mlp:
-        # T5's gate is gelu_new, as GPT-2's activation below: three results more.
+        # T5's gate uses gelu_new, which saves three more tensors.
         return (7 if model.traits.eager_gelu else 4) * element * width
     if model.traits.eager_gelu and model.traits.activation != "relu":
-        return 5 * element * width  # gelu_new is seven operators and keeps four results
-    # A rectifier needs its result alone.
+        return 5 * element * width  # gelu_new is seven operators, which save its input and four results
+    # ReLU saves only its output.
     return (1 if model.traits.activation == "relu" else 2) * element * width
 
 
 def _experts(workload: Workload, element: int) -> dict[str, float]:
-    """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
+    """Bytes per token of routed experts, router and shared experts (transformers, integrations/moe.py,
+    grouped_mm_experts_forward).
 
-    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices are left out: some 100 bytes
-    a token. DeepSeek's router takes the stream in fp32.
+    Each expert of a token saves the token's copy, the tensors of a dense MLP, and its output before the router's
+    weight. Indices (some 100 bytes per token) are not counted. DeepSeek's router casts its input to fp32.
     """
     model = workload.model
     widths = 7 if model.traits.activation == "clamped_swiglu" else 4
@@ -249,9 +254,9 @@ def _experts(workload: Workload, element: int) -> dict[str, float]:
 
 
 def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Terms of layers with fp32 parameters under torch.autocast. The residual stream and the norms are fp32; every
-    matmul casts its own input (autocast caches casts of parameters, not of activations), so query, key and value keep
-    three copies and gate and up two."""
+    """Terms of a layer with fp32 parameters under torch.autocast. Residual stream and norms are fp32. Every GEMM casts
+    its own input, because autocast caches casts of parameters only: query, key and value save three copies of their
+    input, gate and up two."""
     model, tp = workload.model, workload.layout.tp
     traits, h, f = model.traits, model.hidden_size, model.ffn_hidden_size / tp
     query, key_value = model.query_width / tp, model.key_value_width / tp
@@ -260,41 +265,41 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
             "norms": 2 * (4 * h + 2 * h + 8),
             "attention": 2 * (query + 2 * key_value) + 2 * query,
             "core_attn": 4 * model.num_attention_heads / tp,
-            # On CUDA pow is on autocast's fp32 list (aten/src/ATen/autocast_mode.h), so its input and what follows
-            # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
+            # autocast runs pow in fp32 on CUDA (aten/src/ATen/autocast_mode.h): pow's input, tanh and 1 + tanh are
+            # fp32. input/2 and the cast of the result for the next GEMM are bf16.
             "mlp": (4 + 4 + 4 + 2 + 2) * f,
         }
-    # Inputs of norms are fp32, and so is what an RMSNorm's scale multiplies; a LayerNorm keeps two statistics.
+    # Norms save fp32 inputs. RMSNorm also saves the fp32 tensor before the scale, LayerNorm two statistics.
     norm = 8.0 * h + 4 if model.norm == "rmsnorm" else 4.0 * h + 8
     inputs = 1 if model.parallel_residual else 4 if traits.norm_placement == "both" else 2
-    # Two norms of one input keep it once.
+    # Two norms of the same input save it once.
     second = 8 if model.parallel_residual and not model.shared_norm else 0
     terms = {"norms": inputs * norm + second}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
-    # One product takes one cast; the router casts once.
+    # One cast per GEMM; the router casts once.
     of_attention = 1 if traits.fused_qkv else 3
     of_mlp = 1 if has_experts or not model.gated_mlp or traits.fused_gate_up else 2
     terms["casts"] = 2.0 * h * (of_attention + of_mlp)
     if has_experts:
-        # Autocast does not know grouped products: experts stay in fp32 under it.
+        # Autocast does not cast grouped GEMMs: experts compute in fp32.
         return terms | _experts(workload, 4)
     return terms | {"mlp": _mlp(model, f, 2)}
 
 
 def _norm_without_scale(model: ModelSpec, width: float, element: int) -> float:
-    """Bytes per token that a norm saves whose scale is frozen: its input (RMSNorm's in fp32) and statistics."""
+    """Bytes per token that a norm with a frozen scale saves: its input (in fp32 for RMSNorm) and statistics."""
     if model.norm == "layernorm":
         return element * width + 2 * element
     return 4.0 * width + 4
 
 
 def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) -> dict[str, float]:
-    """Layers whose weights are frozen, with adapters beside their linear layers.
+    """Terms of a layer with frozen weights and LoRA adapters.
 
-    An operator saves its input for the gradient of its weight; a frozen weight has none. So norms do not save what they
-    scale, and a linear layer saves its input only for an adapter (peft, tuners/lora/layer.py, Linear.forward), whose
-    own weights are fp32: under autocast the input is cast to fp32 and back, and each adapter saves a copy of its own;
-    without, the engine has the adapters in 16 bits, and they save the input that all of them read.
+    An operator saves its input for the gradient of its weight, and a frozen weight has no gradient. So norms do not
+    save the tensor before the scale, and a linear layer saves its input only for its adapter (peft,
+    tuners/lora/layer.py, Linear.forward). Under autocast the adapters are fp32 and each saves its own cast of the
+    input; without autocast they are 16-bit and save the shared input.
     """
     model, element, traits, terms = (
         workload.model,
@@ -311,7 +316,7 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
     of_mlp = lora.targets == "all-linear" and not has_experts
     terms["adapters"] = element * (h * (1 if traits.fused_qkv or not copies else 3) + (query if copies else 0))
     if of_mlp:
-        # The input of the last matrix is among what a layer saves that is trained whole.
+        # terms["mlp"] already has the input of the down-projection.
         terms["adapters"] += element * h * (2 if copies and model.gated_mlp and not traits.fused_gate_up else 1)
     elif not has_experts:
         terms["mlp"] -= element * f if model.gated_mlp or traits.activation != "relu" else 0
@@ -323,8 +328,8 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
 
 
 def _dropped_out(workload: Workload, terms: dict[str, float], of_mlp: bool) -> dict[str, float]:
-    """Adapters and MLP where each adapter drops out its own input: it keeps the mask, a byte an element (torch,
-    native_dropout), and the dropped copy. Under autocast that copy is the one that it keeps anyway."""
+    """Terms of adapters and MLP with LoRA dropout. Each adapter saves the mask of its input, one byte per element
+    (torch, native_dropout), and the output of the dropout. Under autocast this output replaces the adapter's copy."""
     model, element, traits = workload.model, workload.element, workload.model.traits
     h, f, query = model.hidden_size, model.ffn_hidden_size / workload.layout.tp, model.query_width / workload.layout.tp
     inputs = h * (1 if traits.fused_qkv else 3) + query
@@ -332,6 +337,6 @@ def _dropped_out(workload: Workload, terms: dict[str, float], of_mlp: bool) -> d
         inputs += h * (2 if model.gated_mlp and not traits.fused_gate_up else 1) + f
     if workload.autocast:
         return {"adapters": terms["adapters"] + inputs}
-    # The dropped copy takes the place of the last matrix's input.
+    # The output of the dropout replaces the input of the down-projection.
     product = {"mlp": terms["mlp"] - element * f} if of_mlp and model.gated_mlp else {}
     return {"adapters": (element + 1) * inputs} | product

@@ -1,9 +1,9 @@
-"""What autograd saves of kit's local Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
-operator.
+"""Bytes that autograd saves for backward in kit's local Megatron layer, by operator.
 
-megatron-core's linear layers, MLP and experts; norms and attention are torch's own operators. ``shard`` counts a token
-where sequence parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead:
-ColumnParallelLinear saves its input split and gathers it again in backward (tensor_parallel/layers.py).
+kit/engines/megatron/model/layers.py combines megatron-core's linear layers, MLP and experts with torch's own norms and
+attention. ``shard`` is the number of tokens where sequence parallelism splits them; ``tokens`` is the number after the
+all-gather, where tensor parallelism splits the width. ColumnParallelLinear saves its sharded input and gathers it again
+in backward (tensor_parallel/layers.py).
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     """Bytes that one layer saves for backward per micro batch, without recompute, by operator."""
     model, tokens, shard, element = workload.model, workload.tokens, workload.shard_tokens, workload.element
     statistics = 4 if model.norm == "rmsnorm" else 8
-    # Inputs of all norms, in fp32 where they scale by 1 + weight (norms.py); the results of two are the inputs of the
-    # first matrices.
+    # All norms save their input, in fp32 if they scale by 1 + weight (norms.py). The linear layers save two norm
+    # outputs.
     width = 4 if model.traits.zero_centred_norm else element
     norms = (4 if model.traits.norm_placement == "both" else 2) * (width * model.hidden_size + statistics)
     terms = {"norms": (norms + 2 * element * model.hidden_size) * shard}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     if not model.learned_positions:
-        # cos and sin of query and of key, cast anew in each layer (rope_utils.py), shared by a micro batch's sequences
+        # Each layer casts cos and sin for query and for key (rope_utils.py); sequences of a micro batch share them.
         terms["rope"] = 4 * element * model.head_dim * tokens / workload.layout.micro_batch_size
     if has_experts:
         terms |= _experts(workload)
     else:
-        # Gate and up are one tensor (2f); silu(gate), up + offset and product are one each (transformer/mlp.py, glu).
-        # Without a gate: what the activation takes, and what it gives.
+        # Gate and up are one tensor (2f); silu(gate), up + offset and their product are 1f each (transformer/mlp.py,
+        # glu). Without a gate: input and output of the activation.
         widths = 5 if model.gated_mlp else 2
         terms["mlp"] = widths * element * model.ffn_hidden_size / workload.layout.tp * tokens
     return terms
 
 
 def _attention(workload: Workload) -> dict[str, float]:
-    """The value is a view of the whole projection's result, which stays; query and key are rotated copies.
+    """Bytes of attention. The value is a view, which keeps the whole output of the QKV projection alive; query and key
+    are copies after RoPE.
 
-    torch's kernels give the output the query's own layout, (sequence, batch, head), so that the projection's input is
-    a view of it.
+    torch's kernels return the output in the query's layout, (sequence, batch, head), so the input of the output
+    projection is a view of it.
     """
     model, element = workload.model, workload.element
     heads = model.num_attention_heads / workload.layout.tp
@@ -48,10 +49,10 @@ def _attention(workload: Workload) -> dict[str, float]:
     rotated = 0.0 if model.learned_positions else query + key_value
     inputs, output = rotated + (query + 2 * key_value), query
     if workload.layout.cp > 1 and workload.layout.cp_comm_type == "p2p" and workload.layout.recompute != "selective":
-        # A copy of this rank's keys and values (ring.py), and the output once for each order of its dimensions.
+        # A copy of this rank's keys and values (ring.py), and the output in two memory layouts.
         inputs, output = query + 2 * key_value, 2 * query
     elif workload.layout.cp > 1 and workload.layout.recompute != "selective":
-        # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
+        # Keys and values of the whole sequence (context.py), and the output as two halves and as one tensor.
         inputs, output = query + 2 * key_value * workload.layout.cp, 2 * query
     saved = element * (inputs + output)
     if model.traits.qk_norm != "none":
@@ -60,8 +61,8 @@ def _attention(workload: Workload) -> dict[str, float]:
 
 
 def _scores(workload: Workload) -> float:
-    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax
-    in fp32, and its cast to 16 bits."""
+    """Bytes of the attention kernel. Fused kernels save the fp32 log-sum-exp. Unfused attention saves the scores after
+    the softcap, the fp32 softmax and its 16-bit cast (attention.py, _materialised)."""
     heads = workload.model.num_attention_heads / workload.layout.tp
     if workload.attention != "unfused":
         return 4 * heads * workload.tokens
@@ -69,8 +70,8 @@ def _scores(workload: Workload) -> float:
 
 
 def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
-    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts;
-    the value is a view of the result of the up-projection, which stays."""
+    """Bytes of latent attention (latent.py): compressed states before and after their norms, and concatenated query and
+    key heads. The value is a view, which keeps the output of the up-projection alive."""
     heads = workload.model.num_attention_heads / workload.layout.tp
     compressed = 2 * (latent.q_lora_rank or 0) + 2 * latent.kv_lora_rank + latent.rope_head_dim
     per_head = 2 * latent.query_head_dim + latent.nope_head_dim + 2 * latent.value_head_dim
@@ -82,8 +83,8 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
 
 
 def _experts(workload: Workload) -> dict[str, float]:
-    """For each expert of a token, when experts are equally popular: the token's copy, gathered where experts are cut,
-    and one GEMM result more than a dense MLP, with the router's score (mlp.py, per_token_scale)."""
+    """Bytes of routed experts under even routing. Per expert of a token: the token's copy (all-gathered over etp) and
+    the tensors of a dense MLP; the product with the router's score is one more (mlp.py, per_token_scale)."""
     model, layout = workload.model, workload.layout
     token = model.hidden_size * layout.etp / layout.tp
     width = 6 * model.moe_ffn_hidden_size / layout.tp
@@ -91,11 +92,11 @@ def _experts(workload: Workload) -> dict[str, float]:
 
 
 def backward_workspace_bytes(workload: Workload, has_experts: bool) -> float:
-    """What exists at once in the backward of a layer beside what it saves.
+    """Peak bytes of temporary gradients in the backward of a layer.
 
-    Gradients of two widths of the MLP and of the stream. Experts: one after the other, each with its product with the
-    router's scores and two gradients of it in fp32 (mlp.py, per_token_scale); or, when all have run, four copies of the
-    tokens on their way back.
+    Dense MLP: gradients of its inner tensors and of two tensors of the hidden size; or of the attention scores, if
+    these are larger. Experts run one after the other: the product with the router's scores and its two fp32 gradients
+    (mlp.py, per_token_scale); or, after the last expert, four copies of the routed tokens.
     """
     model, element = workload.model, workload.element
     hidden = 2 * element * model.hidden_size * workload.tokens
@@ -111,12 +112,11 @@ def backward_workspace_bytes(workload: Workload, has_experts: bool) -> float:
 
 
 def local_loss_bytes(workload: Workload, entries: float) -> float:
-    """Fullest moment of head and loss; ``entries``: of the logits on this rank.
+    """Peak bytes of head and loss. ``entries``: number of logits on this rank.
 
-    Loss: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py); fp32 ones are copied likewise,
-    since they are the result of a product that others may see. Backward of the head, which may be fuller: gradients of
-    the logits and, without a fused accumulation, of the weight; the gathered input and its gradient
-    (tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+    The loss needs 16-bit logits and one fp32 copy, on which it computes in place (tensor_parallel/cross_entropy.py).
+    The head's backward may need more: gradients of the logits and of the weight (no gradient accumulation fusion), the
+    gathered input and its gradient (tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
     """
     element, h = workload.element, workload.model.hidden_size
     table = entries / workload.tokens * h
@@ -125,8 +125,8 @@ def local_loss_bytes(workload: Workload, entries: float) -> float:
 
 
 def table_gradients(workload: Workload, stage: int) -> float:
-    """The embedding's gradient, last of all, before it is added to the buffer; where the head is the same table, beside
-    the head's and their sum (autograd adds them up outside of the fused accumulation)."""
+    """Bytes of the embedding's gradient at the end of backward, before it is added to the gradient buffer. With a tied
+    head on the same stage, the head's gradient and the sum of both exist too."""
     if stage:
         return 0.0
     table = -(-workload.model.vocab_size // workload.layout.tp) * workload.model.hidden_size

@@ -1,9 +1,9 @@
-"""What autograd saves of Megatron's transformer layer with Transformer Engine, in bytes, by operator.
+"""Bytes that autograd saves for backward in Megatron's layer with Transformer Engine, by operator.
 
-Read in megatron-core 0.16 (transformer/) and transformer_engine/pytorch. ``shard`` counts a token where sequence
-parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead (Korthikanti et
-al. 2022, arXiv 2205.05198, equations 2 and 4). The layers of megatron-core without Transformer Engine keep the same;
-those of kit (local) are in ``activations_megatron.py``.
+Read in megatron-core 0.16 (transformer/) and transformer_engine/pytorch. ``shard`` is the number of tokens where
+sequence parallelism splits them; ``tokens`` is the number after the all-gather, where tensor parallelism splits the
+width (Korthikanti et al. 2022, arXiv 2205.05198, equations 2 and 4). megatron-core's own layers without Transformer
+Engine save the same; kit's local layers are in ``activations_megatron.py``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from kit.cost.workload import Workload
 from kit.specs.model import LatentAttention
 
 ELEMENT = 2
-"""bf16 and fp16 alike."""
+"""Bytes of a bf16 or fp16 element."""
 
 
 def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Return the bytes that one micro batch saves of one layer, without recompute, by Megatron's recompute modules."""
+    """Bytes that one layer saves for one micro batch, without recompute, by Megatron's recompute modules."""
     model, shard = workload.model, workload.shard_tokens
     stream = model.hidden_size * shard
     terms = {
         "residual": 2 * (ELEMENT * stream + (8 if model.norm == "layernorm" else 4) * shard),
-        # Inputs of the first linear layers: LayerNormLinear saves its rank's part and gathers it again in backward.
+        # Inputs of the first linear layers: LayerNormLinear saves its rank's shard and gathers it again in backward.
         "layernorm": 2 * _input_bytes(workload) * stream,
         "dropout": 2.0 * stream if workload.hidden_dropout else 0.0,
     }
@@ -33,16 +33,17 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 
 def _input_bytes(workload: Workload) -> float:
-    """Bytes of an element of what a linear layer keeps of its input: in fp8 the 8-bit copy that it multiplies, not the
-    16-bit input (transformer_engine/pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py)."""
+    """Bytes per element of the input that a linear layer saves: in fp8 its 8-bit copy instead of the 16-bit input
+    (transformer_engine/pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py)."""
     return 1.0 if workload.job.precision == "fp8" else float(ELEMENT)
 
 
 def _attention(workload: Workload) -> dict[str, float]:
-    """Query, key, value and output of the attention kernel.
+    """Bytes of query, key, value and output of the attention kernel.
 
-    Where rotation or grouped queries leave them in different layouts they are made contiguous and the fused
-    projection's result is freed (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_qkv_layout).
+    RoPE and grouped queries give query, key and value different memory layouts. Transformer Engine then makes them
+    contiguous, and the output of the fused projection is freed
+    (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_qkv_layout).
     """
     model, tokens = workload.model, workload.tokens
     query = model.query_width / workload.layout.tp
@@ -56,9 +57,9 @@ def _attention(workload: Workload) -> dict[str, float]:
 
 
 def _output_bytes(workload: Workload) -> float:
-    """Bytes saved per element of attention's result. A fused kernel keeps the result for its own backward. The
-    projection keeps its input: the same tensor with cuDNN's kernel, a transposed copy with flash-attn's (backends.py,
-    FlashAttention), or an fp8 copy.
+    """Bytes saved per element of attention's output. A fused kernel saves the output for its own backward, and the
+    output projection saves its input: the same tensor with cuDNN's kernel, a transposed copy with flash-attn's
+    (backends.py, FlashAttention), or an fp8 copy.
     """
     of_kernel = 0.0 if workload.attention == "unfused" else float(ELEMENT)
     shared = workload.attention == "cudnn" and workload.job.precision != "fp8"
@@ -66,7 +67,8 @@ def _output_bytes(workload: Workload) -> float:
 
 
 def _scores(workload: Workload) -> float:
-    """Log-sum-exp of fused kernels; unfused: probabilities, and with dropout its mask and result: 5·a·s²."""
+    """Bytes of the attention kernel. Fused kernels save the fp32 log-sum-exp. Unfused attention saves the
+    probabilities; with dropout also its mask and output, 5·a·s² in all."""
     heads = workload.model.num_attention_heads / workload.layout.tp
     if workload.attention != "unfused":
         return 4 * heads * workload.tokens
@@ -75,7 +77,8 @@ def _scores(workload: Workload) -> float:
 
 
 def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
-    """megatron-core, transformer/multi_latent_attention.py: compressed states, up-projections, concatenated heads."""
+    """Bytes of latent attention (megatron-core, transformer/multi_latent_attention.py): compressed states,
+    up-projections, concatenated heads."""
     model = workload.model
     heads = model.num_attention_heads / workload.layout.tp
     of_input = _input_bytes(workload)
@@ -92,17 +95,18 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
 
 
 def _mlp(workload: Workload) -> dict[str, float]:
-    """Result of the first projection (saved by the fused activation) and of the activation (saved by the second)."""
+    """Bytes of an MLP: the fused activation saves the output of the first projection, the second projection its
+    input."""
     model = workload.model
     each = ELEMENT * (2 if model.gated_mlp else 1) + _input_bytes(workload)
     return {"mlp": each * model.ffn_hidden_size / workload.layout.tp * workload.tokens}
 
 
 def _experts(workload: Workload) -> dict[str, float]:
-    """Dropless experts under even routing: megatron-core, transformer/moe/ (router, token_dispatcher, experts).
+    """Bytes of dropless experts under even routing (megatron-core, transformer/moe: router, token_dispatcher, experts).
 
-    Each token is copied to its experts: input, first projection, activation (weighted by the router's probability, so
-    that un-permuting saves nothing). Tokens that leave and arrive balance over the expert-parallel group.
+    Each expert of a token saves input, output of the first projection, and activation. The activation is multiplied by
+    the router's probability, so un-permuting saves nothing. Each rank receives as many tokens as it sends.
     """
     model, tp, etp = workload.model, workload.layout.tp, workload.layout.etp
     gate = 2 if model.gated_mlp else 1
@@ -110,7 +114,7 @@ def _experts(workload: Workload) -> dict[str, float]:
     arrived = copies * model.experts_per_token * etp
     width = model.moe_ffn_hidden_size / etp
     of_input = _input_bytes(workload)
-    # Only SwiGLU has a fused kernel that weighs by the probability; GELU's result and its product are two tensors.
+    # Only SwiGLU has a fused kernel with the router's probability; GELU's output and its product are two tensors.
     results = of_input + (0 if model.gated_mlp else ELEMENT)
     router = (3 * 4 + 1) * model.num_experts * workload.shard_tokens
     shared = model.shared_ffn_hidden_size / tp

@@ -1,8 +1,7 @@
-"""Sizes of DeepSpeed's buffers, in elements: pinned, or chosen here. The plan states them, the emitter writes them,
-and the cost model counts them.
+"""Sizes of DeepSpeed's buffers, in elements: the pinned values, or kit's choice from model, cluster and layout.
 
-A choice follows from the model and the layout. DeepSpeed's own defaults (5e8-element buckets, 1e9-element sub groups,
-1e8-element NVMe buffers) fit one size of model and one size of GPU.
+The plan states the sizes, kit/emit writes them, and the cost model counts their memory. DeepSpeed's defaults
+(5e8-element buckets, 1e9-element sub groups, 1e8-element NVMe buffers) fit one size of model and one size of GPU.
 """
 
 from __future__ import annotations
@@ -18,42 +17,44 @@ from kit.specs.model import ModelSpec
 from kit.units import GIB
 
 NVME_BLOCK_BYTES = 1024**2
-"""One request to the disk. DeepSpeed swaps only what is at least this large, and never less than 1 MiB
-(swap_tensor/utils.py, MIN_AIO_BYTES): norms and biases stay in host memory."""
+"""Bytes of one disk request. DeepSpeed never swaps a tensor below 1 MiB (swap_tensor/utils.py, MIN_AIO_BYTES): norms
+and biases stay in host memory."""
 NVME_SUB_GROUP = 100_000_000
-"""Parameters of a rank that are stepped at a time with the optimizer on NVMe: a read of 400 MB is bandwidth, not
-latency, and four pinned buffers of it are 1.6 GB. DeepSpeed's default, 1e9, would pin 16 GB on every rank."""
+"""Parameters per sub group of a rank with the optimizer on NVMe. Reads of 400 MB are bound by bandwidth, not latency;
+four pinned buffers take 1.6 GB. DeepSpeed's default, 1e9, would pin 16 GB on every rank."""
 NVME_SUB_GROUP_OF_ALL_RANKS = 800_000_000
-"""Parameters of a sub group over all ranks, with weights on NVMe. Each rank then pins a buffer for the whole weights of
-a sub group, not for its part of them (stage3.py, largest_partition_numel takes ``ds_numel`` of parameters, not of
+"""Parameters per sub group over all ranks, with weights on NVMe. Each rank then pins a buffer for the full weights of a
+sub group, not only for its shard (stage3.py, largest_partition_numel uses ``ds_numel`` of parameters, not of
 partitions)."""
 LEAST_NVME_SUB_GROUP = 10_000_000
-"""Reads of 40 MB are bandwidth still."""
+"""Smallest sub group: reads of 40 MB are still bound by bandwidth."""
 _OPTIMIZER_BUFFERS = 4
-"""A master, its gradient and two moments are in host memory at once (partitioned_optimizer_swapper.py,
+"""Host buffers of the optimizer: master weights, gradient and two moments (partitioned_optimizer_swapper.py,
 swap_in_optimizer_state: one buffer per state tensor and one for gradients)."""
 _PARAM_BUFFERS = 5
-"""A module of a transformer has one matrix, which is being gathered; the four that follow are read meanwhile
-(partitioned_param_coordinator.py, __prefetch_nvme_param_partitions, as far as buffers are free)."""
+"""Host buffers of weights: one for the matrix that is being gathered, four for the next matrices, which are prefetched
+(partitioned_param_coordinator.py, __prefetch_nvme_param_partitions)."""
 
 LIVE_SHARE = 0.05
-"""Part of a GPU's memory for gathered weights."""
+"""Share of a GPU's memory for gathered weights."""
 NVME_LATENCY_S = 100e-6
-"""Latency of a read from a data-centre NVMe drive: an order of magnitude, assumed. ``ds_nvme_tune`` measures a
-machine's best values; those below keep a faster disk busy too."""
+"""Assumed latency of a read from a data-centre NVMe drive (order of magnitude). ``ds_nvme_tune`` measures a machine's
+best values; kit's values keep a faster disk busy too."""
 NVME_BYTES_PER_THREAD_S = 2e9
-"""What one thread submits with direct I/O: assumed; below one drive's rate, so that a drive gets two threads."""
+"""Assumed rate of one thread with direct I/O: below one drive's rate, so that a drive gets two threads."""
 
 
 def buffer_sizes(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, int]:
-    """Field of ``Layout`` → size, of those that the stage and the offload read, and of those that are pinned."""
+    """``Layout`` field → size in elements, for each buffer that the ZeRO stage and the offload use. A pinned size
+    replaces kit's choice."""
     chosen: dict[str, int] = {}
     if layout.engine == "deepspeed" and layout.zero_stage > 0:
         chosen["reduce_bucket_size"] = _reduce_bucket(model, cluster, layout)
     if layout.engine == "deepspeed" and layout.zero_stage == 3:
         chosen["stage3_prefetch_bucket_size"] = _prefetch_bucket(model, cluster, layout)
         chosen["stage3_max_live_parameters"] = _live_parameters(model, cluster)
-        # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
+        # Norms and biases (a few hidden sizes each) are not sharded: gathering them costs only latency. Matrices are
+        # larger than this threshold.
         chosen["stage3_param_persistence_threshold"] = 10 * model.hidden_size
     if layout.uses_nvme:
         chosen["sub_group_size"] = _sub_group_size(layout)
@@ -65,15 +66,15 @@ def buffer_sizes(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict
 
 
 def nvme_queue_depth(cluster: ClusterSpec) -> int:
-    """Requests in flight on a rank: what its part of the disks delivers within their latency, four times over so that
-    the queue never runs dry; a power of two, 8 to 128."""
+    """Disk requests in flight per rank: four times what the rank's share of the disks delivers within one latency, as a
+    power of two from 8 to 128."""
     share = _disk_bytes_per_s(cluster) / cluster.gpus_per_node
     needed = 4 * share * NVME_LATENCY_S / NVME_BLOCK_BYTES
     return int(min(128, max(8, 2 ** math.ceil(math.log2(needed)))))
 
 
 def nvme_threads(cluster: ClusterSpec) -> int:
-    """Threads of a rank that submit requests: as many as its part of the disks needs, at most 8."""
+    """Threads per rank that submit disk requests: as many as the rank's share of the disks needs, at most 8."""
     if cluster.gpu.device == "cpu":
         return 1
     share = _disk_bytes_per_s(cluster) / cluster.gpus_per_node
@@ -90,39 +91,40 @@ def largest_layer_matrix(model: ModelSpec) -> int:
 
 
 def largest_parameter(model: ModelSpec) -> int:
-    """Elements of the largest weight of all: the embedding for most dense models, and for a mixture of experts a
-    layer's gate and up projections of all experts, which transformers holds as one parameter (gate_up_proj)."""
+    """Elements of the model's largest parameter: the embedding for most dense models; for a mixture of experts the
+    gate_up_proj of a layer, which transformers stores as one parameter for all experts."""
     experts = model.num_experts * 2 * model.moe_ffn_hidden_size * model.hidden_size
     return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size, experts)
 
 
 def _reduce_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
-    """Gradient elements in a reduction: the largest matrix of a layer, which is then reduced through the bucket and not
-    alone, and as many as fill the link, as far as there is memory for them.
+    """Gradient elements per reduction: enough to fill the link, and at least a layer's largest matrix, so that it is
+    reduced through the bucket.
 
-    DeepSpeed's own default, 5e8, holds 1 GB, twice with overlap.
+    DeepSpeed's default, 5e8, takes 1 GB, and twice that with overlap_comm.
     """
     return max(largest_layer_matrix(model), fills_the_link(cluster, layout))
 
 
 def _prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
-    """Elements of weights under way: the next matrix; more, up to a layer, where a matrix alone does not fill the link.
+    """Weight elements to prefetch: one matrix, or more (up to a layer) if one matrix does not fill the link.
     DeepSpeed's default is 5e7."""
     return max(largest_layer_matrix(model), min(count(model).layer.total, fills_the_link(cluster, layout)))
 
 
 def _live_parameters(model: ModelSpec, cluster: ClusterSpec) -> int:
-    """Elements of weights that may stay gathered at once, and within which one that is used again is not released.
+    """Weight elements that may be gathered at once; also the reuse distance within which a weight is not released.
 
-    A twentieth of the GPU's memory, in 16 bits: 1.1e9 on 40 GiB, 2.1e9 on 80 (DeepSpeed: 1e9 everywhere). At least the
-    two layers that follow each other and what is largest, without which nothing computes.
+    A twentieth of the GPU's memory in 16 bits: 1.1e9 on 40 GiB, 2.1e9 on 80 GiB (DeepSpeed's default: 1e9). At least
+    two layers and the largest parameter.
     """
     least = 2 * count(model).layer.total + largest_parameter(model)
     return min(count(model).total, max(least, int(LIVE_SHARE * cluster.gpu.memory_gib * GIB / 2)))
 
 
 def persistent_parameters(model: ModelSpec, threshold: int) -> int:
-    """Elements of the matrices that are small enough to stay whole on every rank; norms and biases are not counted."""
+    """Elements of the matrices of at most ``threshold`` elements, which ZeRO-3 does not shard; without norms and
+    biases."""
     counts, hidden, layers = count(model), model.hidden_size, model.num_layers + model.encoder_layers
     keys, queries = (hidden * model.head_dim * n for n in (model.num_key_value_heads, model.num_attention_heads))
     matrices = (
@@ -135,27 +137,27 @@ def persistent_parameters(model: ModelSpec, threshold: int) -> int:
 
 
 def _partition(elements: int, layout: Layout) -> int:
-    """Elements of a parameter that one rank keeps in stage 3, padded so that ranks are equal."""
+    """Elements of one rank's shard of a parameter at stage 3, padded to equal shards."""
     return -(-elements // (layout.dp * layout.cp))
 
 
 def least_param_buffer(model: ModelSpec, layout: Layout) -> int:
-    """Elements of a buffer through which weights go to NVMe: a rank's part of the largest weight.
+    """Elements of an NVMe weight buffer: a rank's shard of the largest parameter.
 
-    Larger ones stop the run (partitioned_param_swapper.py, get_buffer), so this is the least that works.
+    DeepSpeed stops if a shard is larger than the buffer (partitioned_param_swapper.py, get_buffer).
     """
     return _partition(largest_parameter(model), layout)
 
 
 def _sub_group_size(layout: Layout) -> int:
-    """Parameters of a rank that are read, stepped and written at a time where NVMe is involved."""
+    """Parameters of a rank that NVMe offload reads, steps and writes at a time."""
     if layout.offload_param != "nvme":
         return NVME_SUB_GROUP
     return min(NVME_SUB_GROUP, max(LEAST_NVME_SUB_GROUP, NVME_SUB_GROUP_OF_ALL_RANKS // layout.dp))
 
 
 def largest_sub_group(model: ModelSpec, layout: Layout, sub_group_size: int) -> int:
-    """Elements in the largest sub group: a group is closed by the parameter that reaches the size asked for
-    (stage3.py, _create_fp16_sub_groups), so it may exceed it by that one."""
+    """Elements of the largest sub group. It ends with the parameter that reaches ``sub_group_size`` and so may exceed
+    the size by one parameter (stage3.py, _create_fp16_sub_groups)."""
     share = _partition(count(model).total, layout)
     return min(share, sub_group_size + least_param_buffer(model, layout))

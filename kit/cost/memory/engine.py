@@ -1,7 +1,7 @@
-"""What an engine holds of a plan beside activations: states, parameters of each stage, buffers, casts.
+"""Memory of an engine without activations: states, buffers, gathered weights, casts.
 
-A search asks for tens of thousands of layouts of one model. What does not depend on the micro batch is worked out once
-and kept.
+A search asks for tens of thousands of layouts of one model, so results that do not depend on the micro batch are
+cached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.specs.model import ModelSpec
 from kit.units import to_gib
 
 _ZERO3_SUB_GROUP = 10**9
-"""Parameters that a stage-3 step converts at a time where no size is written (runtime/zero/config.py)."""
+"""Parameters per sub group of a ZeRO-3 step, DeepSpeed's default (runtime/zero/config.py)."""
 
 
 _NF4_CODES = 0.5
@@ -30,8 +30,8 @@ _NF4_CODES = 0.5
 
 
 def engine_memory(workload: Workload) -> EngineMemory:
-    """Memory that the engine takes on every rank. Only whether there are several micro batches matters, so layouts
-    share results."""
+    """Memory of the engine on every rank. It depends on whether there are several micro batches, not on how many or how
+    large, so many layouts share one cached result."""
     return _engine_memory(workload.with_least_micro_batches)
 
 
@@ -40,17 +40,17 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     model, job, layout = workload.model, workload.job, workload.layout
     precision, optimizer, lora = job.precision, job.optimizer.name, job.lora
     dense = state_bytes(layout, precision, optimizer)
-    # Experts are alike on other ranks than the rest, which changes what is sharded over.
+    # Experts are replicated over other ranks than dense parameters, so they are sharded over another group.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
     buffers, gathered = _engine_buffers(workload)
-    # torchao rounds fp32 weights to 8 bits and back again for each product, and keeps neither.
+    # torchao casts fp32 weights to 8 bits in each GEMM and frees the copy.
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
     if workload.autocast and lora is None:
-        # Kept by every matmul for its backward, or, under recompute, by the head alone.
+        # Every GEMM saves the 16-bit cast for its backward; under full recompute only the head does.
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
-    # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
+    # FSDP2 loads a model layer by layer from host memory or disk (kit/engines/torch/engine.py).
     whole_below = 1 if layout.engine == "torch" else 3
     whole_on_device = layout.implementation == "huggingface" and layout.zero_stage < whole_below
     memory = EngineMemory(
@@ -72,7 +72,8 @@ def _engine_memory(workload: Workload) -> EngineMemory:
 
 
 def _most_step_extra(workload: Workload) -> float:
-    """Bytes: DeepSpeed converts a sub group at a time, the torch engine a parameter."""
+    """Bytes of fp32 gradients that a step converts at a time: DeepSpeed's ZeRO-3 a sub group, the torch engine a
+    parameter."""
     model, layout = workload.model, workload.layout
     if layout.engine == "torch":
         return 4.0 * deepspeed_sizes.largest_parameter(model) / layout.dp
@@ -90,8 +91,8 @@ def _deferred_head_gradient(workload: Workload) -> float:
 
 
 def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int:
-    """Elements of the largest tensor that an export gathers, or reads out of 8 bits; replicas in fp32 are copied to the
-    host as they are."""
+    """Elements of the largest tensor that an export gathers or dequantises on the device; 0 if the export copies fp32
+    replicas to the host without a temporary."""
     if layout.implementation == "huggingface":
         as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
@@ -103,10 +104,10 @@ def _largest_of_megatron(model: ModelSpec) -> int:
 
 
 def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int) -> float:
-    """GiB below which the fullest of Megatron's ranks cannot stay: weights, gradients and optimizer state of a rank of
-    the mean stage, the optimizer's state spread over all GPUs, and what an export gathers beside them.
+    """Lower bound of the memory of Megatron's fullest rank, GiB: weights and gradients of the mean stage, optimizer
+    state sharded over all GPUs, and the tensor that an export gathers.
 
-    ``expert_ranks``: ep · etp. 0 for adapters. A search asks before it lists the layouts of a split.
+    ``expert_ranks``: ep · etp. With LoRA the bound is 0. A search uses it to skip splits before it lists layouts.
     """
     if job.lora is not None:
         return 0.0
@@ -119,14 +120,13 @@ def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: i
 
 
 def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:
-    """The base frozen in 16 bits or four, sharded where the engine shards weights. Adapters and their states: of
-    DeepSpeed as all that it trains; of torch in fp32 (16 bytes with AdamW's moments), sharded by FSDP2 as all else.
+    """``memory`` of a LoRA run: a frozen base in 16 or 4 bits, and adapters with their states. DeepSpeed treats
+    adapters as any trained parameter. The torch engine stores them in fp32 (16 bytes with AdamW's moments); FSDP2
+    shards them.
 
-    Frozen weights are read from disk one by one, in the precision in which they stay
-    (kit/engines/huggingface/adapters.py,
-    build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
-    they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit); their scales are no parameters, and so on
-    every rank.
+    Frozen weights are loaded one by one in their final precision (kit/engines/huggingface/adapters.py, build_frozen),
+    so autocast has nothing to cast. A GEMM dequantises its 4-bit weight for the time of the GEMM
+    (bitsandbytes/autograd/_functions.py, MatMul4Bit). The 4-bit scales are not parameters: every rank has all of them.
     """
     model, layout = workload.model, workload.layout
     each = adapter_parameters_of(model, lora) / layout.tp / model.num_layers
@@ -136,7 +136,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     if layout.engine == "torch":
         sharded = layout.zero_stage > 0
         if workload.job.precision == "bf16":
-            dense = dense._replace(weights=dense.weights / 2)  # no fp32 masters of what is frozen
+            dense = dense._replace(weights=dense.weights / 2)  # frozen weights have no fp32 master weights
         own = 4.0 / (layout.dp if sharded else 1)
         moments = MOMENTS[workload.job.optimizer.name].matrices * own / 4
         of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
@@ -152,7 +152,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         matrix_weights = (0.0 if in_host else _NF4_CODES / owners) + NF4_TWICE_BYTES - _NF4_CODES
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
             (parameters,) = workload.parameters
-            # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
+            # kit quantises whole weights and shards them afterwards (kit/engines/deepspeed/data_parallel.py).
             in_four_bits = parameters.dense_matrices / parameters.total
             load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
     return memory._replace(
@@ -168,7 +168,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
 
 
 def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, float, float]:
-    """``fsdp_buffers`` of frozen weights, which have no gradients; in four bits they are gathered as codes."""
+    """``fsdp_buffers`` for frozen weights, which have no gradients; 4-bit weights are gathered as 4-bit codes."""
     counts, layout, element = count(workload.model), workload.layout, float(workload.element)
     root = element * (counts.total - counts.layers)
     per_matrix = _NF4_CODES if four_bit else element
@@ -179,8 +179,8 @@ def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, flo
 
 
 def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, float]]:
-    """(what stays, what comes and goes: in the loss, in a layer's backward, at the end of backward): gathered weights,
-    and buckets; Megatron's and DDP's hold the gradients."""
+    """Bytes of gathered weights and buckets: (permanent, temporary), the latter in the loss, in a layer's backward and
+    at the end of backward. Zero for Megatron and DDP, whose buckets are the gradients."""
     model, layout = workload.model, workload.layout
     if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0, (0.0, 0.0, 0.0)
@@ -197,24 +197,24 @@ def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, floa
         resident = element * largest if layout.offload_optimizer != "none" else 0.0
         buckets = 2 * sizes["reduce_bucket_size"] * element
         return resident, (0.0, buckets, buckets)
-    # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
+    # Under autocast, gradients of matrices have a bf16 bucket and other gradients an fp32 bucket.
     resident = (element + (2.0 if layout.autocast else 0.0)) * sizes["reduce_bucket_size"]
     prefetched = sizes["stage3_prefetch_bucket_size"] / layout.tp
-    # What is in use is whole, however little may stay so.
+    # The largest parameter is whole while it is in use, even above stage3_max_live_parameters.
     live = max(sizes["stage3_max_live_parameters"], largest) / layout.tp + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, largest + 2 * prefetched)
     live += deepspeed_sizes.persistent_parameters(model, sizes["stage3_param_persistence_threshold"]) / layout.tp
-    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    # hpZ keeps a second shard of the weights on each rank, from the first all-gather of a step to the optimizer step.
     second_copy = element * count(model).total / layout.tp / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
     gathered = live * element + second_copy
     return resident, (gathered, gathered, gathered)
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
-    """Buffers of kit's torch engine. The reduce-scatter of a unit makes all its gradients in fp32, before they are
-    stored in 16 bits."""
+    """FSDP2's buffers in kit's torch engine. With bf16 gradients, the reduce-scatter of a unit first writes fp32
+    gradients."""
     counts = count(model)
     return fsdp_buffers(
         root=counts.total - counts.layers,
@@ -237,15 +237,15 @@ def fsdp_buffers(
     element: float,
     scattered: float = 0.0,
 ) -> tuple[float, float, float]:
-    """FSDP2 (torch/distributed/fsdp/_fully_shard): bytes of gathered weights and of gradients on their way to be
-    scattered, in the loss, in a layer's backward, at the end. Sizes are parameters; ``after_forward``: of the layers
-    that stay gathered; ``scattered``: bytes a parameter of a reduced gradient.
+    """Bytes of FSDP2's gathered weights and unsharded gradients (torch/distributed/fsdp/_fully_shard): in the loss, in
+    a layer's backward, at the end of backward. Sizes are numbers of parameters. ``after_forward``: parameters of the
+    layers that stay gathered; ``scattered``: bytes per parameter of a reduce-scattered gradient.
 
-    The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
-    stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
-    fp32 input of the reduce-scatter, which the layer before keeps until this one's is made (_fsdp_param_group.py,
-    post_backward); the root's are sent last, the head's are there from the beginning. Activations are fullest in the
-    MLP's backward, before attention's gradients are made.
+    The root unit (embedding, final norm, head) stays gathered from forward to backward; in stage 2 the layers do too.
+    In stage 3 one layer computes while the next is gathered. The gradients of a unit exist in the compute dtype and as
+    the fp32 input of the reduce-scatter. FSDP2 frees that input only when the next layer's input is ready
+    (_fsdp_param_group.py, post_backward). The root's gradients are reduced last; the head's exist from the beginning of
+    backward. Activations peak in the MLP's backward, before the gradients of attention exist.
     """
     gathered = max(after_forward, 2 * layer)
     return (
@@ -291,14 +291,14 @@ def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) ->
 
 
 def _of_both(engine: EngineMemory, parameters: RankParameters, name: str) -> float:
-    """Bytes of dense parameters and experts."""
+    """Bytes of the field ``name`` for dense parameters and experts together."""
     dense, experts = getattr(engine.dense, name), getattr(engine.experts, name)
     return float((dense or 0.0) * parameters.dense + (experts or 0.0) * parameters.experts)
 
 
 def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
-    """A frozen base has neither gradients nor optimizer state."""
-    # Experts are one tensor for all of them, no linear layer, and are not quantised
+    """States of a LoRA run; the frozen base has neither gradients nor optimizer state."""
+    # All experts of a layer are one tensor, not linear layers, and so are not quantised
     # (kit/engines/huggingface/adapters.py).
     matrices = parameters.dense_matrices
     rest = parameters.total - matrices

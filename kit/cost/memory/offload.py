@@ -1,4 +1,4 @@
-"""What DeepSpeed's offload keeps in host memory and on NVMe: bytes per parameter, and whole nodes.
+"""Host memory and NVMe space of DeepSpeed's offload: bytes per parameter on a rank, and GiB per node.
 
 DeepSpeed 0.19: runtime/zero/stage3.py (_create_fp32_partitions, initialize_optimizer_states,
 _setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: ZeRO-Infinity (arXiv 2104.07857).
@@ -17,16 +17,16 @@ from kit.specs.layout import Layout
 from kit.units import to_gib
 
 PINNED_ROUNDING = 1.5
-"""Page-locked blocks are rounded up to a power of two (torch, aten/src/ATen/core/CachingHostAllocator.h): 1 to 2.
-DeepSpeed's own estimate takes 1.5 for all of it (stage3.py, estimate_zero3_model_states_mem_needs); buffers of NVMe
-are allocated as large as they are (csrc/aio, deepspeed_pin_tensor.cpp)."""
+"""Allocated over requested pinned memory. torch rounds pinned blocks up to a power of two, a factor of 1 to 2
+(aten/src/ATen/core/CachingHostAllocator.h); DeepSpeed's own estimate uses 1.5 (stage3.py,
+estimate_zero3_model_states_mem_needs). NVMe buffers are not rounded (csrc/aio, deepspeed_pin_tensor.cpp)."""
 
 HOST_SHARE = 0.9
 """Share of a node's host memory that offload may take. The system, the page cache and the data loader need the rest."""
 
 
 class OffloadedBytes(NamedTuple):
-    """Bytes per parameter of the model that one rank keeps away from its device."""
+    """Bytes per model parameter that one rank offloads from its device."""
 
     weights: float = 0.0
     gradients: float = 0.0
@@ -35,23 +35,23 @@ class OffloadedBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All three."""
+        """Weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
 
 def _ranks(layout: Layout) -> int:
-    """Ranks over which ZeRO shares out a parameter: sequence-parallel ones too."""
+    """Ranks over which ZeRO shards: data-parallel times sequence-parallel ranks."""
     return layout.dp * layout.cp
 
 
 def _element(layout: Layout, precision: Precision) -> float:
-    """Bytes of a weight as ZeRO holds it."""
+    """Bytes of a model weight under ZeRO."""
     return 4.0 if precision == "fp32" or layout.autocast else 2.0
 
 
 def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
-    """State that one rank keeps in host memory, without NVMe buffers. Gradients are there twice: summed over micro
-    batches, and in fp32 for the optimizer. In stage 3 the sum stays in host memory also with the optimizer on NVMe
+    """Bytes per parameter in host memory on one rank, without NVMe buffers. Gradients are stored twice: summed over
+    micro batches, and in fp32 for the optimizer. At stage 3 the sum is in host memory even if the optimizer is on NVMe
     (stage3.py, grad_partitions_flat_buffer)."""
     element = _element(layout, precision)
     accumulates = layout.gradient_accumulation_steps > 1
@@ -59,8 +59,8 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     if layout.offload_optimizer == "none":
         return OffloadedBytes(weights=weights)
     if layout.zero_stage < 3:
-        # Stepped weights wait for their gather in another copy (param_buffer_of_bit16_for_cpu_offload_groups). fp32
-        # gradients are summed in host memory by stage 2 (accumulated_grads_in_cpu), bf16 ones on the device.
+        # Updated weights have another host copy until the all-gather (param_buffer_of_bit16_for_cpu_offload_groups).
+        # Stage 2 sums fp32 gradients in host memory (accumulated_grads_in_cpu), bf16 gradients on the device.
         weights += element / _ranks(layout)
         summed = 4.0 if accumulates and precision == "fp32" and layout.zero_stage == 2 else 0.0
     else:
@@ -74,7 +74,7 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
 
 
 def nvme_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
-    """State that one rank keeps on NVMe. fp32 gradients, master weights, moments and weights each have a file."""
+    """Bytes per parameter on NVMe on one rank. fp32 gradients, master weights, moments and weights each have a file."""
     optimizer = layout.offload_optimizer == "nvme"
     return OffloadedBytes(
         weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,
@@ -84,11 +84,11 @@ def nvme_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
 
 
 def host_buffer_bytes(workload: Workload) -> float:
-    """What passes through host memory on one rank: gradients of stages 1 and 2, and everything that goes to NVMe.
+    """Bytes of host buffers on one rank: for gradients at stages 1 and 2, and for transfers to NVMe.
 
-    Optimizer: buffers of the largest sub group (swap_tensor/optimizer_utils.py, SwapBufferManager). Weights: buffers of
-    the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one for the whole weights of the
-    largest sub group, from which stepped ones are written (reserve_partitioned_swap_space).
+    Optimizer on NVMe: buffers of the largest sub group (swap_tensor/optimizer_utils.py, SwapBufferManager). Weights on
+    NVMe: buffers of ``param_buffer_size`` elements (partitioned_param_swapper.py, _configure_aio), and one for the full
+    weights of the largest sub group, from which updated weights are written (reserve_partitioned_swap_space).
     """
     model, layout = workload.model, workload.layout
     element = _element(layout, workload.job.precision)
@@ -107,10 +107,11 @@ def host_buffer_bytes(workload: Workload) -> float:
 
 
 def host_ram_gib_per_node(workload: Workload) -> float:
-    """Host memory that offload takes on each node. What is frozen has neither gradients nor optimizer state."""
+    """GiB of host memory that offload takes on each node. Frozen weights have neither gradients nor optimizer state."""
     model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     states = host_state_bytes(layout, precision)
-    # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
+    # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's master weights and Adam's
+    # moments are pageable.
     pinned = states.gradients + (states.optimizer / 3 if layout.zero_stage < 3 else 0.0)
     of_trained = states.gradients + states.optimizer + (PINNED_ROUNDING - 1) * pinned
     of_weights = PINNED_ROUNDING * states.weights * count(model).total
@@ -119,8 +120,9 @@ def host_ram_gib_per_node(workload: Workload) -> float:
 
 
 def host_load_gib_per_node(workload: Workload) -> float:
-    """Host memory of a node while weights are read: what offload keeps from the start, a Python process a rank, and the
-    largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
+    """GiB of host memory on a node while weights are loaded: offloaded state, one Python process per rank, and the
+    largest parameter. Each rank loads one whole fp32 parameter at a time and then shards it (kit/engines,
+    import_state).
     """
     model, cluster, layout = workload.model, workload.cluster, workload.layout
     ranks = layout.world_size / cluster.num_nodes
@@ -129,7 +131,7 @@ def host_load_gib_per_node(workload: Workload) -> float:
 
 
 def nvme_gib_per_node(workload: Workload) -> float:
-    """Disk that offload takes on each node."""
+    """GiB on disk that offload takes on each node."""
     model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     share = nvme_state_bytes(layout, precision).total * count(model).total / layout.tp
     return to_gib(share * layout.world_size / cluster.num_nodes)

@@ -1,8 +1,7 @@
-"""Does it fit: peak memory of a rank of every pipeline stage, host memory and disk of a node.
+"""Peak memory of every pipeline stage's GPU, host memory and disk of a node, and whether the layout fits.
 
-The implementation of layers decides which file counts the parts of a rank (``rank_huggingface.py``,
-``rank_megatron.py``); ``phases.py`` adds them up moment by moment. Published runs take the same way
-(benchmarks/accuracy).
+``rank_huggingface.py`` or ``rank_megatron.py`` counts the parts of a rank's memory, and ``phases.py`` adds the parts
+that exist at the same moment. Published runs use the same functions (benchmarks/accuracy).
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """What a layout needs, and whether it fits. GiB."""
+    """Memory that a layout needs, in GiB, and whether it fits."""
 
     layout: Layout
     stages: tuple[StageMemory, ...]
-    """Peak of a GPU of every pipeline stage, by component, and by phase."""
+    """Peak of one GPU of every pipeline stage, by component and by phase."""
     usable_gib: float
-    """Memory of a GPU, less the margin for fragmentation."""
+    """Memory of a GPU minus the margin for fragmentation."""
     memory_gib: float
     host_ram_gib_per_node: float
     """Host memory during training."""
@@ -45,8 +44,7 @@ class MemoryReport:
     nvme_gib_per_node: float
     verdict: Verdict
     binding: str
-    """What is fullest: the largest component of the fullest stage, or ``host memory`` or ``NVMe`` where that does not
-    fit."""
+    """The largest component of the fullest stage; ``host memory`` or ``NVMe`` if these do not fit and the GPU does."""
 
     @property
     def peak_gib(self) -> float:
@@ -55,7 +53,7 @@ class MemoryReport:
 
 
 def peak(workload: Workload) -> MemoryReport:
-    """What a layout needs on each GPU, in host memory and on disk. The planner's rules say which layouts are legal."""
+    """Memory of a workload on each GPU, in host memory and on disk. The layout must satisfy the planner's rules."""
     cluster = workload.cluster
     stages = peak_memory(workload)
     fullest = max(stages, key=lambda stage: stage.peak_gib)
@@ -65,7 +63,7 @@ def peak(workload: Workload) -> MemoryReport:
     nvme = nvme_gib_per_node(workload)
     binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
     verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
-    # What a node does not say it has not (the planner's rules refuse it too).
+    # An unknown capacity counts as 0; the planner's rules also refuse offload to it.
     if host > HOST_SHARE * (cluster.host_ram_gib or 0) or (cluster.host_ram_gib and load > cluster.host_ram_gib):
         verdict, binding = "does not fit", "host memory"
     if nvme > (cluster.nvme_gib or 0):
@@ -87,7 +85,7 @@ def peak(workload: Workload) -> MemoryReport:
 
 
 def peak_memory(workload: Workload) -> tuple[StageMemory, ...]:
-    """One entry a pipeline stage: the fullest moment of a rank's step."""
+    """Peak memory of a rank, one entry per pipeline stage."""
     return tuple(_stage(workload, stage) for stage in range(workload.layout.pp))
 
 
@@ -102,13 +100,13 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 
 
 def peak_gib(workload: Workload) -> float:
-    """Peak of the fullest stage, which a search compares. Equals the peak of ``peak``, without its components."""
+    """Peak GiB of the fullest stage, the figure that a search compares; equal to ``peak(workload).peak_gib``."""
     fullest = max(peak_bytes(parts_of(workload, stage)) for stage in workload.distinct_stages)
     return fullest / GIB + overhead_gib(workload)
 
 
 def parts_of(workload: Workload, stage: int) -> RankParts:
-    """Memory of a rank of one pipeline stage in parts, without CUDA's and NCCL's own memory."""
+    """Memory of a rank of one pipeline stage by part, without the CUDA context and NCCL."""
     engine = engine_memory(workload)
     states = rank_states(engine, workload.parameters[stage], stage)
     whole = workload.implementation == "huggingface"
@@ -117,7 +115,8 @@ def parts_of(workload: Workload, stage: int) -> RankParts:
 
 
 def overhead_gib(workload: Workload) -> float:
-    """The CUDA context and NCCL's communicators (the world's, and one for every kind of parallelism)."""
+    """GiB of the CUDA context and NCCL's communicators: one per kind of parallelism, and one for the world if there are
+    several kinds. On CPU: GiB of the process."""
     table, layout = overheads(), workload.layout
     if workload.cluster.gpu.device == "cpu":
         return table.cpu_process_gib

@@ -1,8 +1,7 @@
-"""Memory of a rank at each moment of a run, for plans and for described runs alike.
+"""Memory of a rank at each moment of a run: adds up the parts (``RankParts``) that exist at the same time.
 
-Each implementation counts its parts (``RankParts``); here they are added up, moment by moment. The peak moves over a
-step: activations are fullest when the loss is computed, gradients when backward ends, and the optimizer may
-need copies.
+The peak may be at different moments: activations are fullest when the loss is computed, gradients at the end of
+backward, and the optimizer step may need copies.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ PHASES = ("load", "forward", "backward", "step", "save")
 
 
 def cublas_workspaces(generation: str) -> float:
-    """Bytes of two, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later, else 8.1 (pytorch,
-    aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    """Bytes of cuBLAS's two workspaces, one for the forward thread and one for autograd's: 32 MiB each on Hopper and
+    later, otherwise 8.1 MiB (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     return 2 * (32 * MIB if generation in LARGE_WORKSPACES else 8.125 * MIB)
 
 
@@ -30,14 +29,14 @@ LARGE_WORKSPACES = ("hopper", "blackwell")
 
 
 class RankStates(NamedTuple):
-    """Bytes."""
+    """Bytes of weights, gradients and optimizer state on one rank."""
 
     weights: float
     optimizer: float
-    """Masters where they are a copy, and moments."""
+    """Master weights, if they are a copy, and moments."""
     gradients_in_forward: float
     gradients: float
-    """At the end of backward, where they are fullest."""
+    """Gradients at the end of backward, their peak."""
     gradients_in_step: float
     gradients_between_steps: float
     extra_in_step: float
@@ -46,95 +45,93 @@ class RankStates(NamedTuple):
 
 
 class EngineMemory(NamedTuple):
-    """What a planned engine holds beside activations, where that follows from model and layout alone.
-
-    Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
-    """
+    """Memory of an engine without activations: bytes per parameter of dense parameters and experts, and bytes of
+    buffers."""
 
     dense: StateBytes
     experts: StateBytes
     adapters: tuple[float, ...] = ()
-    """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
+    """LoRA parameters on a rank of each stage; all other parameters are then frozen. Empty without LoRA."""
     of_adapters: StateBytes | None = None
     matrix_weights: float | None = None
-    """Bytes of an element of the layers' matrices where they are quantised; null: as all weights."""
+    """Bytes per element of quantised layer matrices; None: the same as other weights."""
     most_step_extra: float = float("inf")
-    """Bytes that a step converts at a time."""
+    """Most bytes that the optimizer step converts at a time."""
     buffers: float = 0.0
-    """Buckets that stay."""
+    """Bytes of permanent buckets."""
     gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
+    """Bytes of temporary weights, gradients and buckets: in the loss, in a layer's backward, at the end of backward."""
     root_is_last: bool = False
-    """Whether what is there at the end of backward comes when the last layer's own tensors have gone (FSDP2's root)."""
+    """Whether the third value of ``gathered`` is reached after the last layer's tensors are freed (FSDP2's root)."""
     autocast_copies: tuple[float, float] = (0.0, 0.0)
-    """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
+    """Bytes of 16-bit casts of fp32 weights: at the end of forward; in the loss and later."""
     deferred_head_gradient: float = 0.0
-    """Gradient of a tied head. autograd keeps it until the embedding's exists, and hands over their sum. (FSDP2's is
-    part of ``gathered``.)"""
+    """Bytes of a tied head's gradient, which autograd keeps until it can add the embedding's. 0 for FSDP2, where it is
+    part of ``gathered``."""
     load: float = 0.0
-    """Bytes per parameter while the model is built; 0: no more than what stays."""
+    """Bytes per parameter while the model is built; 0: no more than afterwards."""
     largest_parameter: int = 0
-    """Elements; what an export gathers at a time."""
+    """Elements of the largest parameter, which an export gathers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
-    """Bytes of one rank, before they are added up."""
+    """Bytes of one rank by part; ``rank_memory`` adds them up."""
 
     states: RankStates
     buffers: float
-    """Workspaces and buckets, which stay from the first step on."""
+    """Workspaces and permanent buckets."""
     gathered_in_loss: float = 0.0
-    """Weights that other ranks own too: when forward has ended and the loss is computed."""
+    """Gathered weights while the loss is computed."""
     gathered: float = 0.0
-    """Weights, gradients and buckets while a layer's backward runs."""
+    """Gathered weights, unsharded gradients and buckets during a layer's backward."""
     gathered_at_end: float = 0.0
-    """Weights, gradients and buckets when the last layer's backward has run."""
+    """Gathered weights, unsharded gradients and buckets after the last layer's backward."""
     buffers_in_loss: float = 0.0
-    """Additional buffers, from the loss until the first layer's backward has run."""
+    """Additional buffers, from the loss to the end of the first layer's backward."""
     casts_in_forward: tuple[float, float] = (0.0, 0.0)
-    """(buffers, logits) when forward has ended, where more is cast then than while the loss is computed."""
+    """(buffers, logits) at the end of forward, if there are more autocast copies then than in the loss."""
     saved_activations: float
-    """Saved for backward by all micro batches in flight."""
+    """Activations saved for backward, of all micro batches in flight."""
     recomputed_layer: float = 0.0
-    """Activations of a layer that is recomputed, or fetched from the host, for its backward."""
+    """Activations of the one layer that is recomputed, or fetched from the host, for its backward."""
     backward_workspace: float
-    """Gradients of a layer's intermediate results."""
+    """Gradients of a layer's intermediate tensors."""
     deferred_gradients: float = 0.0
-    """Gradients of losses before the last (multi-token prediction), and those whose GEMMs are deferred."""
+    """Gradients of earlier losses (multi-token prediction), and of deferred weight-gradient GEMMs."""
     loss: float = 0.0
-    """Fullest moment of head and loss."""
+    """Peak of head and loss."""
     after_backward: float = 0.0
-    """Gradients beside the accumulated ones when backward ends."""
+    """Gradients at the end of backward that are not yet accumulated."""
     load: float | None = None
-    """Weights and all else while the model is built; null: what stays."""
+    """All memory while the model is built; None: the memory between steps."""
     save: float = 0.0
-    """What an export gathers."""
+    """Tensors that an export gathers."""
 
 
 class RankMemory(NamedTuple):
     """Bytes by component."""
 
     phases: dict[str, Moment]
-    """The fullest moment of each of ``PHASES``."""
+    """The peak moment of each of ``PHASES``."""
     end_of_step: Moment
     first_step_peak: Moment
-    """Peak of a run's first step: moments do not exist until the optimizer has stepped."""
+    """Peak of the first step, before the optimizer has allocated its moments."""
 
     @property
     def peak(self) -> Moment:
-        """The fullest moment of training."""
+        """The moment with the most memory."""
         return max(self.phases.values(), key=lambda parts: sum(parts.values()))
 
 
 def export_bytes(tp: int) -> float:
-    """Bytes an element of the largest parameter while it is exported: an export gathers a parameter's shards in fp32,
-    and joins them (kit/engines/megatron/resharding/huggingface.py)."""
+    """Bytes per element of an exported parameter: an export gathers fp32 shards and, if ``tp`` > 1, concatenates them
+    (kit/engines/megatron/resharding/huggingface.py)."""
     return 8.0 if tp > 1 else 4.0
 
 
 def peak_bytes(parts: RankParts) -> float:
-    """Sum of the fullest moment: what ``rank_memory`` says, without the components."""
+    """Peak bytes: the sum of ``rank_memory(parts).peak``, computed without its components."""
     states = parts.states
     in_forward = states.gradients_in_forward + parts.saved_activations
     layer = parts.recomputed_layer + parts.backward_workspace

@@ -1,4 +1,4 @@
-"""Memory of a rank that runs a Hugging Face model whole, or cut by tensor parallelism: torch and DeepSpeed."""
+"""Memory of a rank that runs a Hugging Face model, with or without tensor parallelism (engines torch and deepspeed)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.cost.workload import Workload
 
 
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
-    """Memory of any rank in parts: these engines have one pipeline stage."""
+    """Memory of a rank by part; all ranks are alike, since these engines have one pipeline stage."""
     model, recompute = workload.model, workload.layout.recompute
     counts = [(bool(kind), count) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
     whole = {kind: layer_bytes(workload, kind) for kind, _ in counts}
@@ -25,7 +25,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     crossed = cross_attention(workload) if decoders else 0.0
     saved = sum(count * _saved(workload, kind, whole[kind]) for kind, count in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
-    # An encoder has a final norm too, whose result all layers of the decoder read.
+    # An encoder has a final norm too; all decoder layers read its output.
     saved += after_layers(workload) * (2 if decoders else 1)
     recomputed = max(whole.values()) + crossed if recompute == "full" else 0.0
     workspace = _backward_workspace(workload, any(kind for kind, _ in counts)) + engine.deferred_head_gradient
@@ -33,9 +33,10 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         workspace += fp8_cast_workspace(workload)
     at_end = engine.gathered[2]
     if engine.root_is_last:
-        # The first layer's backward with what is gathered for it, or the root's without any layer.
+        # The larger of two moments: the first layer's backward with its gathered weights, and the root's reduction
+        # without any layer.
         at_end = max(engine.gathered[1], at_end - recomputed - workspace)
-    # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
+    # autocast caches casts of weights until the forward pass ends, before the loss.
     casts = (after_forward, 2.0 * model.vocab_size * workload.chunk_tokens) if after_forward > in_loss else (0.0, 0.0)
     return RankParts(
         states=states,
@@ -55,7 +56,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
 
 
 def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
-    """Bytes that one micro batch saves of a layer; ``whole``: without recompute."""
+    """Bytes that one layer saves for one micro batch; ``whole``: the same without recompute."""
     if workload.activation_offload:
         return 0.0
     if workload.layout.recompute == "full":
@@ -66,11 +67,11 @@ def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
 
 
 def _backward_workspace(workload: Workload, has_experts: bool) -> float:
-    """Gradients of a layer's intermediate results that exist at once, in the backward of the MLP.
+    """Peak bytes of gradients of a layer's intermediate tensors, in the backward of the MLP.
 
-    Three of its width (the activation's, gate and up), two of the hidden size, for each expert of a token. Or, fuller
-    with many experts: the gradient of all their gate and up projections, one tensor, when what the activation and the
-    output saved has gone.
+    Per token, and per expert of a token: three gradients of the MLP's width (activation, gate, up) and two of the
+    hidden size. With many experts the gradient of gate_up_proj, one tensor for all experts, may be larger; the saved
+    tensors of activation and output are freed by then.
     """
     model, h, tp = workload.model, workload.model.hidden_size, workload.layout.tp
     if not has_experts:

@@ -1,4 +1,4 @@
-"""Memory of a Megatron rank, beside its states: saved activations, the loss, workspaces."""
+"""Memory of a rank with Megatron's layers: saved activations, loss, workspaces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
         recomputed = max((sum(layer_terms(workload, kind).values()) for kind in present), default=0.0)
     saved = saved_activations(workload, stage)
-    # Those of all layers are there when the first layer's backward runs, long after that of the final norm.
+    # The retained gradients of all layers exist in the first layer's backward; the final norm's tensors are freed by
+    # then.
     retained = retained_input_gradients(workload, stage)
     workspace = backward_workspace(workload, stage)
     workspace += max(0.0, retained - (after_last_layer(workload) if last else 0.0))
@@ -58,22 +59,19 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 
 def saved_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Terms that remain under selective recompute, which computes the outputs of the named modules once more in
-    backward.
-
-    megatron-core, transformer/transformer_config.py (recompute_modules) and CheckpointWithoutOutput.
-    """
+    """Bytes by operator that one layer still saves under selective recompute (megatron-core,
+    transformer/transformer_config.py, recompute_modules, and CheckpointWithoutOutput)."""
     terms = layer_terms(workload, has_experts)
     return {name: size for name, size in terms.items() if name not in workload.recompute_modules}
 
 
 def layer_input(workload: Workload) -> float:
-    """Bytes at a layer's input: all that full recompute saves of it."""
+    """Bytes of a layer's input for one micro batch. Full recompute saves only this."""
     return workload.element * workload.model.hidden_size * workload.shard_tokens
 
 
 def layer_saved(workload: Workload, has_experts: bool) -> float:
-    """Bytes that one micro batch saves of one layer."""
+    """Bytes that one layer saves for one micro batch."""
     if workload.layout.recompute == "full":
         return layer_input(workload)
     return sum(saved_terms(workload, has_experts).values())
@@ -83,8 +81,8 @@ ChunkBytes = Callable[[Workload, tuple[int, ...]], float]
 
 
 def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | None = None) -> float:
-    """Saved for backward by all micro batches in flight. ``chunk_bytes``: what one of them saves of the layers of a
-    chunk; null: the sum of ``layer_saved``."""
+    """Bytes saved for backward on a rank of ``stage``, over all micro batches in flight. ``chunk_bytes`` gives the
+    bytes that one micro batch saves in the layers of a chunk; None: the sum of ``layer_saved``."""
     layout, total, hidden = workload.layout, 0.0, layer_input(workload)
     counts = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
     present = enumerate(workload.stage_kinds[stage])
@@ -103,7 +101,8 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
 
 
 def after_last_layer(workload: Workload, chunk_bytes: ChunkBytes | None = None) -> float:
-    """Final norm, and the layers of multi-token prediction with their norms and projection."""
+    """Bytes that one micro batch saves after the last layer: the final norm, and the layers of multi-token prediction
+    with their norms and projection."""
     hidden, last = layer_input(workload), workload.model.num_layers - 1
     if not workload.mtp_layers:
         return 2 * hidden
@@ -112,12 +111,13 @@ def after_last_layer(workload: Workload, chunk_bytes: ChunkBytes | None = None) 
 
 
 def logits(workload: Workload) -> float:
-    """Elements of the logits of a micro batch on a rank of the last stage."""
+    """Elements of one micro batch's logits on a rank of the last stage."""
     return -(-workload.model.vocab_size // workload.layout.tp) * workload.tokens
 
 
 def _loss_bytes(workload: Workload) -> float:
-    """Fullest moment of the loss: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py)."""
+    """Peak bytes of the loss: 16-bit logits and one fp32 copy, on which it computes in place
+    (tensor_parallel/cross_entropy.py)."""
     if workload.implementation == "local":
         return activations_megatron.local_loss_bytes(workload, logits(workload))
     # In fp32 the loss is computed in place throughout.
@@ -125,7 +125,8 @@ def _loss_bytes(workload: Workload) -> float:
 
 
 def backward_workspace(workload: Workload, stage: int) -> float:
-    """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
+    """Peak bytes of temporary gradients in the backward of the last layer: of the MLP's inner tensors, or of the
+    attention scores."""
     if workload.implementation == "local":
         return activations_megatron.backward_workspace_bytes(workload, workload.stage_kinds[stage][1] > 0)
     model, tp, element = workload.model, workload.layout.tp, workload.element
@@ -143,12 +144,13 @@ def backward_workspace(workload: Workload, stage: int) -> float:
 
 
 def retained_input_gradients(workload: Workload, stage: int) -> float:
-    """Under full recompute a layer with experts holds its input's gradient until its next forward.
+    """Bytes that layers with experts retain under full recompute: the gradient of each layer's input, until the layer's
+    next forward.
 
-    The dispatcher keeps the router's probabilities as an attribute (moe/token_dispatcher.py, ``self.probs``). Computed
-    once more, they have a graph; that ends in the leaf which stands for the layer's input (tensor_parallel/random.py,
-    CheckpointFunction.backward), and a leaf keeps its gradient, and the layer's input, whose storage it shares.
-    All layers but the one whose backward runs; of other chunks' layers also the input, which nothing else keeps.
+    The dispatcher stores the router's probabilities as an attribute (moe/token_dispatcher.py, ``self.probs``). The
+    recomputed probabilities keep their autograd graph alive. That graph ends in a detached copy of the layer's input
+    (tensor_parallel/random.py, CheckpointFunction.backward), a leaf that keeps its gradient and shares the input's
+    storage. Counted for all layers but the one in backward; layers of other chunks also retain their input.
     """
     if workload.layout.recompute != "full" or not workload.model.num_experts:
         return 0.0
@@ -157,18 +159,19 @@ def retained_input_gradients(workload: Workload, stage: int) -> float:
 
 
 def _beyond_the_first_layer(workload: Workload, stage: int, layer: float, retained: float) -> float:
-    """local: what the embedding's backward holds beyond what that of the first layer (``layer``) did, which has
-    gone by then: gradients of tables and of the embedding's output, and what is retained (``retained``)."""
+    """For local layers: bytes by which the embedding's backward exceeds the first layer's backward (``layer`` bytes,
+    freed by then). It has the gradients of the tables and of the embedding's output, and ``retained`` bytes."""
     tables = activations_megatron.table_gradients(workload, stage) if workload.implementation == "local" else 0.0
     return max(0.0, tables + retained + layer_input(workload) - layer) if tables else 0.0
 
 
 def workspace_bytes(workload: Workload, stage: int) -> float:
-    """What stays allocated beside the states.
+    """Bytes of permanent workspaces.
 
-    cuBLAS's workspaces. One of Transformer Engine, 32 MiB or on Ampere 4, and four more for grouped GEMMs
-    (cpp_extensions/gemm.py). With fused accumulation a dummy gradient of each weight's shape stays (get_dummy_wgrad).
-    fp8 weights and their transposes are cached across micro batches (module/base.py, get_weight_workspace).
+    cuBLAS has its workspaces. Transformer Engine has one workspace of 32 MiB (4 MiB before Hopper), and four more for
+    grouped GEMMs (cpp_extensions/gemm.py). Gradient accumulation fusion keeps one dummy gradient per weight shape
+    (get_dummy_wgrad). fp8 weights and their transposes are cached across micro batches (module/base.py,
+    get_weight_workspace).
     """
     total = cublas_workspaces(workload.generation)
     if workload.implementation == "transformer_engine":

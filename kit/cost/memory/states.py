@@ -11,10 +11,10 @@ from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 
 NF4_BYTES = 0.5 + 4 / 64
-"""Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
+"""Bytes per weight: four bits, and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Four bits a weight, an 8-bit scale for each block, and an fp32 scale for each 256 of those ("double quantisation",
-same section)."""
+"""Bytes per weight with double quantisation (same section): four bits, an 8-bit scale per block, and an fp32 scale per
+256 blocks."""
 
 
 class Moments(NamedTuple):
@@ -43,21 +43,21 @@ MOMENTS: dict[OptimizerName, Moments] = {
 
 
 class StateBytes(NamedTuple):
-    """Bytes per parameter held by a rank."""
+    """Bytes per parameter on one rank. A field about gradients is for one moment of the step."""
 
     weights: float
     gradients: float
-    """At the end of backward, where they are fullest."""
+    """Gradients at the end of backward, their peak."""
     gradients_in_forward: float
-    """Gradients while forward runs: 0 where backward allocates them and the step releases them."""
+    """Gradients during forward; 0 if backward allocates them and the step frees them."""
     optimizer: float
-    """Master weights (where they are a copy) and both moments."""
+    """Master weights, if they are a copy, and moments."""
     gradients_in_step: float | None = None
-    """Gradients when they are reduced and the optimizer begins; null: as many as at the end of backward."""
+    """Gradients after their reduction, when the optimizer step begins; None: the same as at the end of backward."""
     gradients_between_steps: float | None = None
-    """After a step; null: as many as in forward."""
+    """Gradients after the optimizer step; None: the same as in forward."""
     extra_in_step: float = 0.0
-    """Only while the optimizer steps: fp32 copies of gradients."""
+    """fp32 copies of gradients, only during the optimizer step."""
     optimizer_of_matrices: float | None = None
     """``optimizer`` for matrices of layers where it differs (Muon); null: the same."""
     optimizer_of_vectors: float | None = None
@@ -70,7 +70,7 @@ class StateBytes(NamedTuple):
 
 
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
-    """What the engine really holds on the device, per parameter of the rank."""
+    """Bytes per parameter that the engine keeps on the device."""
     moments = MOMENTS[optimizer]
     if layout.engine == "torch":
         return _torch(layout, moments)
@@ -80,12 +80,12 @@ def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName =
 
 
 def _torch(layout: Layout, moments: Moments) -> StateBytes:
-    """fp32 weights, gradients and moments: 16, also under autocast, whose casts are counted as buffers.
+    """fp32 weights, gradients and moments: 16 bytes, also under autocast, whose casts are counted as buffers.
 
-    DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); otherwise each
-    step releases the gradients (zero_grad(set_to_none=True)), and only accumulation finds them in forward. FSDP2
-    shards all of it, in stage 2 as in stage 3; what it gathers is counted as buffers. Gradients in bf16 are stepped
-    from an fp32 copy, one parameter at a time.
+    DDP's gradients are views of its buckets (gradient_as_bucket_view), which exist all the time. Otherwise each step
+    frees the gradients (zero_grad(set_to_none=True)), so forward has gradients only under gradient accumulation. FSDP2
+    shards everything at stages 2 and 3; gathered weights are counted as buffers. The optimizer casts bf16 gradients to
+    fp32, one parameter at a time.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
@@ -109,8 +109,8 @@ def _torch(layout: Layout, moments: Moments) -> StateBytes:
 def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """18 bytes, or 6 + 12/d with the distributed optimizer (megatron-core, docs of dist_optimizer).
 
-    Gradients are accumulated into one fp32 buffer that exists from the start (grad_reduce_in_fp32). In fp32 the
-    weights are their own master: 16, or 8 + 8/d.
+    Gradients are accumulated in one permanent fp32 buffer (grad_reduce_in_fp32). In fp32 the weights are the master
+    weights: 16 bytes, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
     weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, 4.0)
@@ -125,7 +125,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
 
 
 def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> StateBytes:
-    """Own optimizer state of matrices and of vectors, where it differs."""
+    """``state`` with separate optimizer bytes of matrices and vectors, if the optimizer's moments differ there."""
 
     def own(moment: float | None) -> float | None:
         return None if moment is None or moment == moments.rest else (masters + moment) / ranks
@@ -138,18 +138,18 @@ def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> 
 def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py.
 
-    Differences from the paper. In fp32 too, master weights are a copy (stage_1_and_2.py,
-    single_partition_of_fp32_groups;
-    stage3.py, _create_fp32_partitions, would share them but compares a device with its name). Gradients: see
-    ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
+    Differences from the paper: in fp32 too, master weights are a copy (stage_1_and_2.py,
+    single_partition_of_fp32_groups). stage3.py, _create_fp32_partitions, means to share them, but it compares a device
+    with a device name. For gradients see ``_deepspeed_gradients``. Every term was checked against the engine's tensors
+    (docs/deepspeed-bytes.md).
     """
-    stage, ranks = layout.zero_stage, layout.dp * layout.cp  # sequence-parallel ranks share out the state too
+    stage, ranks = layout.zero_stage, layout.dp * layout.cp  # ZeRO shards over sequence-parallel ranks too
     short = precision != "fp32" and not layout.autocast
     element = 2.0 if short else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
     masters = 4.0 if short or stage >= 1 else 0.0
     shards = ranks if stage >= 1 else 1
-    # 16-bit gradients are converted to fp32, in stage 3 a sub group at a time in any case; fp32 sums are not.
+    # The step casts 16-bit gradients to fp32; stages 1 and 2 with accumulation have fp32 sums already.
     accumulates = layout.gradient_accumulation_steps > 1
     step_copy = 4.0 / shards if short and not (accumulates and stage in (1, 2)) else 0.0
     offloaded = layout.offload_optimizer != "none"
@@ -166,12 +166,12 @@ def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateB
 
 
 def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, float, float, float]:
-    """Bytes per parameter on the device: at the end of backward, in forward, in the step, after it.
+    """Bytes of gradients per parameter on the device: at the end of backward, in forward, in the step, after the step.
 
-    With accumulation, bf16 gradients are summed in fp32 (data_types.grad_accum_dtype, which kit sets): over ranks in
-    stages 2 and 3; in stage 1 whole and beside the bf16 ones (bf16_optimizer.py). Offload to the host takes them as
-    they come (async_inplace_copy_grad_to_fp32_buffer_from_gpu), but not the fp32 sums of stages 1 and 2: those are in a
-    buffer on the device, whatever the optimizer's place (stage_1_and_2.py, _build_compact_grad_partition_buffer).
+    With gradient accumulation, 16-bit gradients are summed in fp32 (data_types.grad_accum_dtype, set by kit). Stages 2
+    and 3 shard the sum; stage 1 keeps it unsharded, in addition to the bf16 gradients (bf16_optimizer.py). Optimizer
+    offload copies each gradient to the host (async_inplace_copy_grad_to_fp32_buffer_from_gpu). But the fp32 sums of
+    stages 1 and 2 stay on the device (stage_1_and_2.py, _build_compact_grad_partition_buffer).
     """
     stage, ranks = layout.zero_stage, layout.dp * layout.cp
     accumulates = layout.gradient_accumulation_steps > 1
@@ -183,14 +183,14 @@ def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, f
         return element, element if accumulates else 0.0, element, 0.0
     if stage == 1 and sums_in_fp32 and precision == "bf16" and not offloaded:
         return 6.0, 6.0, 6.0, 4.0
-    # What a rank owns, summed over micro batches.
+    # This rank's shard of the gradients, summed over micro batches.
     own = (4.0 if sums_in_fp32 else element) / ranks
     if offloaded and not (sums_in_fp32 and stage < 3):
         own = 0.0
     if stage == 3:
-        return own, own, own, own  # a flat buffer that stays (grad_partitions_flat_buffer)
+        return own, own, own, own  # a permanent flat buffer (grad_partitions_flat_buffer)
     if stage == 2:
         return own, own if accumulates else 0.0, own, 0.0
-    # Stage 1 sums whole gradients, and drops what it does not own when the last micro batch is reduced.
+    # Stage 1 sums unsharded gradients. After the last micro batch's reduction each rank frees all but its shard.
     whole = 4.0 if sums_in_fp32 else element
     return whole + (own if sums_in_fp32 else 0.0), whole if accumulates else 0.0, own, 0.0

@@ -1,10 +1,10 @@
-"""What compressed exchanges send, and what compressing costs: ZeRO++ on DeepSpeed's stage 3, hooks on torch's DDP.
+"""Bytes that compressed collectives send, and the cost of compression: ZeRO++ on ZeRO-3, DDP's communication hooks.
 
-ZeRO++ (arXiv 2306.10209) as DeepSpeed 0.19.8 has it. qwZ gathers weights in int8 wherever they are gathered
-(partition_parameters.py, CUDAQuantizer). hpZ keeps a second copy over the ranks of a node from the first gather of a
-step until the optimizer's (stage3.py, invalidate_secondary_tensor): **only the first forward pass of a step** gathers
-across nodes, also with accumulation. qgZ exchanges gradients in int4, first inside nodes, then what is left between
-them (comm/coalesced_collectives.py, all_to_all_quant_reduce).
+ZeRO++ (arXiv 2306.10209) as in DeepSpeed 0.19.8. qwZ: every all-gather of weights sends int8
+(partition_parameters.py, CUDAQuantizer). hpZ: the ranks of a node keep a second shard of the weights from the first
+all-gather of a step until the optimizer step (stage3.py, invalidate_secondary_tensor), so **only the first forward pass
+of a step** gathers across nodes, also with gradient accumulation. qgZ: gradients are reduced in int4, first inside each
+node, then between nodes (comm/coalesced_collectives.py, all_to_all_quant_reduce).
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from kit.specs.layout import GradientCompression, Layout
 from kit.specs.model import ModelSpec
 
 INT8_BYTES = 1.0 + 4 / 8000
-"""A weight and its part of a scale: groups of about 8,000 (CUDAQuantizer.target_group_size), a float each."""
+"""Bytes sent per weight: one, and its part of an fp32 scale per 8,000 weights (CUDAQuantizer.target_group_size)."""
 INT4_BYTES = 0.5 + 4 / 4096
-"""A gradient and its part of a scale: a group is at least a matrix's row (all_to_all_quant_reduce)."""
+"""Bytes sent per gradient: half, and its part of an fp32 scale. A group has at least one row of a matrix
+(all_to_all_quant_reduce)."""
 DEQUANTISE_BYTES = 12.0
-"""Moved per gathered weight: int8 read, fp16 written and read again to become bf16, 16 bits written and copied."""
+"""Memory moved per gathered weight, bytes: read int8, write fp16, read fp16 to cast to bf16, write bf16, copy."""
 QUANTISE_GRADIENT_BYTES = 6.0
-"""Moved per gradient: 16 bits read, int4 written, received ones read, summed and written once more, twice."""
+"""Memory moved per gradient, bytes: read 16 bits, write int4, read received int4, sum, write; in two rounds."""
 
 POWERSGD_RANK = 4
 """Columns of each factor. Vogels et al. (arXiv 1905.13727, table 3) reach SGD's accuracy with 2 to 4."""
 POWERSGD_BYTES = 60.0
-"""Memory moved per gradient: the error added (12), two products with it (8), the approximation made (8), the new error
-(12), and the copies in and out of DDP's bucket (20): torch, powerSGD_hook.py, read operator by operator."""
+"""Memory moved per gradient: add the error (12), two GEMMs (8), compute the approximation (8), compute the new error
+(12), copy into and out of DDP's bucket (20). Counted operator by operator in torch's powerSGD_hook.py."""
 CAST_BYTES = 12.0
 """Memory moved per gradient by the bf16 hook: fp32 read, bf16 written, and back (default_hooks.py)."""
 
@@ -48,9 +49,10 @@ class ZeroPlusPlus(NamedTuple):
 
 
 def gradient_bytes(model: ModelSpec, kind: GradientCompression, width: float, parameters: int) -> float:
-    """Bytes sent per gradient of ``width`` bytes where an all-reduce sends each once; ``parameters``: of the model.
+    """Bytes sent per gradient, if each is sent once. ``width``: bytes of an uncompressed gradient; ``parameters``:
+    number of the model's parameters.
 
-    PowerSGD sends two factors of each matrix in fp32, and what is no matrix, or too small to gain, whole.
+    PowerSGD sends two fp32 factors of each matrix. Vectors, and matrices too small to gain, are sent uncompressed.
     """
     if kind == "none":
         return width
@@ -67,8 +69,8 @@ def kernel_bytes(kind: GradientCompression) -> float:
 
 
 def _matrices(model: ModelSpec) -> list[tuple[int, int]]:
-    """Rows and columns of every matrix, as transformers holds them; experts of a layer are one tensor each way, which
-    DDP's hook sees as (experts, the rest)."""
+    """(rows, columns) of every matrix in transformers. A layer's experts are one tensor per projection, which DDP's
+    hook flattens to (experts, elements of one expert)."""
     h, kv, query = model.hidden_size, model.key_value_width, model.query_width
     layer = [(query, h), (kv, h), (kv, h), (h, query)]
     if model.num_experts:

@@ -1,7 +1,7 @@
-"""Floating-point operations of a training step: model FLOPs, and apart from them what recompute repeats.
+"""Model FLOPs of a training step, without recompute.
 
-A multiplication and an addition are two. Backward is twice forward: one product for the gradient of the input, one
-for that of the weight. Attention is causal: half of the scores are computed (the convention of NeMo since 25.09).
+A multiplication and an addition are two FLOPs. Backward is twice forward: one GEMM for the gradient of the input, one
+for the gradient of the weight. Causal attention counts half of the scores (NeMo's convention since 25.09).
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from kit.specs.model import ModelSpec
 
 
 def layer_matmul_flops_per_token(model: ModelSpec) -> float:
-    """Forward, one layer's matrices: 2 per parameter; of the experts those that the token goes to.
+    """Forward FLOPs per token in the matrices of the mean layer: 2 per parameter; only the experts of the token count.
 
-    The mean over all layers, dense and with experts, and over both stacks of an encoder-decoder, whose source is taken
-    to be as long as its target.
+    The mean is over dense layers and layers with experts, and over both stacks of an encoder-decoder. Source and target
+    are assumed to have the same length.
     """
     return 2.0 * count(model).active_matrices / (model.num_layers + model.encoder_layers)
 
 
 def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
-    """Forward, scores and their product with the values: 2·2·s·a·d, halved by the causal mask.
+    """Forward FLOPs per token in the attention of the mean layer: 2·2·s·a·d, halved by the causal mask.
 
-    An encoder sees all of its source, and so does the decoder beside its own causal half; the mean over all layers.
-    Through a sliding window of w positions a token sees w − w²/2s of them on average instead of s/2. Values may be
-    narrower than queries and keys (latent attention).
+    Encoder self-attention and cross-attention see the whole source. Through a sliding window of w positions a token
+    sees w − w²/2s positions on average instead of s/2. Values may be narrower than queries and keys (latent attention).
     """
     seen, attending = seq_length / 2, model.num_layers
     if model.approximate is not None:
@@ -41,13 +40,13 @@ def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
 
 
 STATE_CHUNK = 64
-"""Tokens that are multiplied with each other at once where a layer keeps a state (fla and mamba-ssm: 64 to 256)."""
+"""Tokens in a chunk of a recurrent layer; a GEMM covers one chunk (fla and mamba-ssm: 64 to 256)."""
 
 
 def _of_states(model: ModelSpec) -> float:
-    """Forward, a token, the mean over all layers: of those that keep a state its decay, its sum with the token's keys
-    and values, and its product with the query, 2 each; and products within a chunk (Mamba-2, arXiv 2405.21060, section
-    6; gated delta rule, arXiv 2412.06464, section 3.3)."""
+    """Forward FLOPs per token in the recurrent layers, as a mean over all layers. Decay of the state, its update with
+    keys and values, and its product with the query: 2 per element each. In addition the GEMMs within a chunk (Mamba-2,
+    arXiv 2405.21060, section 6; gated delta rule, arXiv 2412.06464, section 3.3)."""
     known = model.approximate
     if known is None:
         return 0.0
@@ -56,15 +55,15 @@ def _of_states(model: ModelSpec) -> float:
 
 
 def head_flops_per_token(model: ModelSpec) -> float:
-    """Forward, the output projection, tied or not."""
+    """Forward FLOPs per token of the output projection, tied or not."""
     return 2.0 * model.vocab_size * model.hidden_size
 
 
 def model_flops_per_token(model: ModelSpec, seq_length: int, frozen: bool = False) -> float:
-    """Forward and backward of the whole model; what MFU counts.
+    """FLOPs per token of forward and backward, as MFU counts them.
 
-    ``frozen``: of LoRA. Frozen matrices have a gradient of their input and none of their weights; the adapters' own
-    products are left out, here as in the step time.
+    ``frozen``: LoRA training. Frozen matrices have an input gradient but no weight gradient. The adapters' own GEMMs
+    are not counted, neither here nor in the step time.
     """
     layers = model.num_layers + model.encoder_layers
     matrices = layers * layer_matmul_flops_per_token(model) + head_flops_per_token(model)

@@ -1,4 +1,4 @@
-"""LoRA's own parameters on a rank (arXiv 2106.09685, section 4): r·(inputs + outputs) of every adapted matrix."""
+"""Parameters of LoRA's adapters (arXiv 2106.09685, section 4): r·(inputs + outputs) for every adapted matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
         sizes = [(h, query), (h, key_value), (h, key_value), (query, h)]
     attention = sum(map(sum, sizes)) * model.num_layers
     if lora.targets == "attention":
-        # Adapters go by a layer's last name, and GPT-2's MLP ends in a c_proj as its attention does.
+        # peft selects modules by the last part of their name, and GPT-2 calls the output of attention and of the MLP
+        # c_proj.
         also = model.num_layers * (model.ffn_hidden_size + h) if model.traits.conv1d else 0
         return float(lora.rank * (attention + also))
     dense = model.first_dense_layers if model.num_experts else model.num_layers

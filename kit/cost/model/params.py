@@ -1,4 +1,4 @@
-"""Exact parameter counts, whole and per rank. Equal to the unit to transformers' models (checked by a test)."""
+"""Exact parameter counts, of the model and per rank. A test compares every count with transformers' own model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kit.specs.model import Approximation, ModelSpec
 
 
 class LayerParameters(NamedTuple):
-    """One transformer layer, by how tensor parallelism treats it."""
+    """Parameters of one transformer layer, grouped by how tensor parallelism splits them."""
 
     attention: int
-    """Query, key, value and output matrices; of latent attention those that are split."""
+    """Query, key, value and output matrices; for latent attention, only the matrices that are split."""
     latent: int
     """Down-projections of latent attention: the same on every tensor-parallel rank."""
     mlp: int
@@ -28,12 +28,12 @@ class LayerParameters(NamedTuple):
     """Biases of all experts."""
     active_expert_biases: int
     router: int
-    """Scores of the experts: the same on every tensor-parallel rank."""
+    """The router's weight: the same on every tensor-parallel rank."""
     split_biases: int
-    """Biases that are split with their matrix (query, key, value and the MLP's first), attention sinks, norms of all
-    query or key heads together."""
+    """Split vectors: biases of query, key, value and the MLP's first matrix; attention sinks; norms over the whole
+    width of queries or keys."""
     replicated: int
-    """Norms, the gate of shared experts, biases added after a reduction: the same on every tensor-parallel rank."""
+    """Norms, the gate of shared experts, biases added after an all-reduce: the same on every tensor-parallel rank."""
 
     @property
     def active(self) -> int:
@@ -58,13 +58,13 @@ class LayerParameters(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankParameters:
-    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
+    """Parameter counts on one rank. Dense parameters have dp·cp replicas, experts dp·cp·tp/(ep·etp)."""
 
     dense_matrices: float
     vectors: float
     """Norms and biases."""
     vocabulary: float
-    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
+    """Embedding, position table, head. A tied head on the embedding's stage is not counted twice."""
     experts: float
 
     @cached_property
@@ -74,26 +74,26 @@ class RankParameters:
 
     @cached_property
     def total(self) -> float:
-        """All of the rank."""
+        """All parameters of the rank."""
         return self.dense + self.experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParameters:
-    """A whole model; a tied head counts nothing."""
+    """Parameter counts of a whole model; a tied head is counted once, as the embedding."""
 
     embedding: int
     """Token embedding with its norm, and the position tables where positions are learned (or their biases)."""
     positions: int
     """The position tables alone (part of ``embedding``)."""
     layer: LayerParameters
-    """A layer; of a mixture of experts one with experts, of an encoder-decoder one of the decoder, its attention to the
-    encoder included."""
+    """A layer. For a mixture of experts: a layer with experts. For an encoder-decoder: a decoder layer with its
+    cross-attention."""
     num_layers: int
     first_layer: LayerParameters
-    """One of the first, dense layers of a mixture of experts; otherwise equal to ``layer``."""
+    """A layer without experts and without cross-attention; for an approximate model, the mean layer."""
     first_layers: int
-    """How many of the ``num_layers`` are such."""
+    """Number of leading dense layers, out of ``num_layers``."""
     final_norm: int
     """Norms outside of layers, of both stacks."""
     head: int
@@ -125,7 +125,7 @@ class ModelParameters:
 
     @cached_property
     def active_matrices(self) -> int:
-        """The part of them that a token is multiplied with."""
+        """Elements of the matrices that one token is multiplied with, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.active)
 
     def _of_both_stacks(self, part: Callable[[LayerParameters], int]) -> int:
@@ -133,7 +133,7 @@ class ModelParameters:
         return self.sum_over(range(self.num_layers), part) + encoder
 
     def sum_over(self, layers: Sequence[int], part: Callable[[LayerParameters], int]) -> int:
-        """A part of the layers of these numbers (of the decoder), together."""
+        """Sum of ``part`` over the decoder layers with these numbers."""
         first = sum(layer < self.first_layers for layer in layers) if self.first_layers else 0
         return first * part(self.first_layer) + (len(layers) - first) * part(self.layer)
 
@@ -163,7 +163,7 @@ def count(model: ModelSpec) -> ModelParameters:
 
 
 def _mean_layer(model: ModelSpec, known: Approximation) -> ModelParameters:
-    """Every layer as the mean of all; what is left over stands with the norms outside of layers."""
+    """Every layer is the mean of all layers; ``final_norm`` has all norms, biases and the remainder of the division."""
     layers, head = model.num_layers, 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     matrices, experts = known.matrices // layers, known.experts // layers
     layer = LayerParameters(matrices, 0, 0, experts, 0, 0, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ def _mean_layer(model: ModelSpec, known: Approximation) -> ModelParameters:
 
 
 def _with_cross_attention(model: ModelSpec, layer: LayerParameters) -> LayerParameters:
-    """A second attention, whose keys and values are of the encoder's output, and its norm."""
+    """The decoder layer with cross-attention (keys and values from the encoder's output) and its norm."""
     h, query = model.hidden_size, model.num_attention_heads * model.head_dim
     return layer._replace(
         attention=2 * layer.attention,
@@ -227,7 +227,7 @@ def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
 
 
 def _attention(model: ModelSpec) -> tuple[int, int]:
-    """(matrices that are split over heads, down-projections of latent attention)."""
+    """Elements of (matrices that tensor parallelism splits over heads, down-projections of latent attention)."""
     h, heads = model.hidden_size, model.num_attention_heads
     query = heads * model.head_dim
     latent = model.latent
@@ -263,15 +263,15 @@ def _norm(model: ModelSpec, width: int) -> int:
 def rank_experts(
     model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1, layers: Sequence[int] | None = None
 ) -> int:
-    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing.
-    ``layers``: numbers of the stage's; null: an even share."""
+    """Expert parameters on one rank of a pipeline stage; by default of the last stage, which has no dense layers.
+    ``layers``: layer numbers of the stage; None: an even split."""
     layers = _even(model, pp, stage) if layers is None else layers
     return count(model).sum_over(layers, lambda layer: layer.experts + layer.expert_biases) // (ep * etp)
 
 
 def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequence[int] | None = None) -> int:
-    """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
-    vocabulary padded. ``layers``: numbers of the stage's; null: an even share.
+    """Parameters on one rank of pipeline stage ``stage``, without experts: matrices split over ``tp``, vocabulary
+    padded to a multiple of it. ``layers``: layer numbers of the stage; None: an even split.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
     copy of the embedding there (models/common/language_module/language_module.py).
@@ -301,12 +301,12 @@ def _even(model: ModelSpec, pp: int, stage: int) -> range:
 def stage_parameters(
     model: ModelSpec, layout: Layout, chunks: tuple[tuple[int, ...], ...]
 ) -> tuple[RankParameters, ...]:
-    """What a rank of each pipeline stage holds: the engine's own tensors, a Hugging Face model's encoder included.
-    ``chunks``: layer numbers of every pipeline chunk."""
+    """Parameter counts on a rank of each pipeline stage, in the engine's own layout; a Hugging Face model's encoder is
+    included. ``chunks``: layer numbers of every pipeline chunk."""
     whole = layout.implementation == "huggingface" and layout.tp == 1
     found = _of_stages(model, chunks, layout.tp, layout.pp, layout.ep * layout.etp, whole)
     if layout.engine == "torch" and layout.tp > 1:
-        # It splits the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
+        # The torch engine splits only the layers' matrices; embedding and head stay whole (torch/tensor_parallel.py).
         counts = count(model)
         found = tuple(replace(each, vocabulary=float(counts.embedding + counts.head)) for each in found)
     return found
@@ -343,7 +343,7 @@ def _counted(
 
 
 def dense_layer_matrices(model: ModelSpec, layout: Layout) -> float:
-    """Elements of the matrices of a layer without experts on one rank; key and value heads are never split."""
+    """Elements of a dense layer's matrices on one rank. A rank has at least one whole key and value head."""
     layer = count(model).first_layer
     missing = max(0.0, 1 - model.num_key_value_heads / layout.tp) if model.latent is None else 0.0
     copies = 2 * model.hidden_size * model.head_dim * missing

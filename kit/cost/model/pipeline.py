@@ -1,8 +1,8 @@
-"""Which layers the stages of a layout hold, even or uneven, and how many micro batches they have in flight.
+"""Which layers each pipeline stage has, for even and uneven splits, and how many micro batches it has in flight.
 
-A stage is cut into ``vp`` chunks, and chunk c of the model is on stage c mod pp (Narayanan et al. 2021, arXiv
-2104.04473, section 2.2). Where the first or last stage has fewer layers than the others, its missing ones are those
-beside the embedding or the loss: the first chunk of the first stage, the last chunk of the last.
+Each stage has ``vp`` chunks; chunk c of the model is on stage c mod pp (Narayanan et al. 2021, arXiv 2104.04473,
+section 2.2). If the first or last stage has fewer layers than the others, the chunk next to the embedding or the loss
+is the short one: the first chunk of the first stage, the last chunk of the last.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kit.specs.model import ModelSpec
 
 
 def stage_layers(model: ModelSpec, layout: Layout, stage: int) -> tuple[int, ...]:
-    """Numbers of a stage's layers, ascending. The layout keeps the rule ``pipeline_divides_layers``."""
+    """Layer numbers of a stage, ascending. The layout must satisfy the rule ``pipeline_divides_layers``."""
     return tuple(layer for chunk in chunk_layers(model.num_layers, layout)[stage :: layout.pp] for layer in chunk)
 
 
 def chunk_layers(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Layer numbers of every chunk, in the order in which a token meets them."""
+    """Layer numbers of every chunk, in model order."""
     return _chunks(num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
 
 
 def middle_stage_layers(model: ModelSpec, layout: Layout) -> tuple[int, int]:
-    """(layers, stages) between uneven ends: what has to be dealt out evenly, and to how many."""
+    """(layers, stages) without the stages of a stated size: these layers must divide evenly over these stages."""
     ends = [end for end in (layout.first_stage_layers, layout.last_stage_layers) if end is not None]
     return model.num_layers - sum(ends), layout.pp - len(ends)
 
@@ -63,7 +63,7 @@ def in_flight(p: int, v: int, m: int, stage: int) -> tuple[int, ...]:
     """
     if v == 1:
         return (min(m, p - stage),)
-    # Groups of p; where that left a group smaller than p, which the schedule refuses, a larger group must be set.
+    # Groups of p micro batches. The schedule refuses a last group smaller than p; then the groups must be larger.
     width = next((size for size in range(p, m + 1) if m % size == 0 or m % size >= p), m)
     forwards = min(m * v, 2 * (p - stage - 1) + (v - 1) * width + 1)
     counts = [0] * v

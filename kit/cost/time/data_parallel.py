@@ -1,4 +1,5 @@
-"""Seconds of data-parallel collectives: gradients out, weights in, and what of it no compute hides."""
+"""Exposed seconds of data-parallel collectives: the time of gradient reductions and weight gathers that no compute
+hides."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from kit.cost.workload import Workload
 def data_parallel_s(
     gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float, backward: float
 ) -> float:
-    """Exposed seconds of a step; ``forward`` and ``backward`` are those of one micro batch on a rank."""
+    """Exposed seconds of a step. ``forward`` and ``backward``: compute seconds of one micro batch on a rank."""
     layout, how = workload.layout, workload.execution
     ranks = gpu.group(layout.dp * layout.cp, layout.tp)
     expert_ranks = gpu.group(layout.expert_dp, layout.ep * layout.etp)
@@ -43,7 +44,7 @@ def data_parallel_s(
 
 
 def _gather_s(ranks: Group, expert_ranks: Group, parameters: RankParameters, width: float, messages: int = 1) -> float:
-    """An all-gather, or as long, a reduce-scatter of everything that a rank holds."""
+    """Seconds of an all-gather, or equally a reduce-scatter, of ``parameters`` with ``width`` bytes each."""
     dense = ranks.all_gather_s(width * parameters.dense, messages)
     return dense + (expert_ranks.all_gather_s(width * parameters.experts, messages) if parameters.experts else 0.0)
 
@@ -57,12 +58,13 @@ def _fully_sharded(
     forward: float,
     backward: float,
 ) -> float:
-    """FSDP and ZeRO-3 gather layer by layer, beside the layer before: for forward, and where weights were dropped after
-    it, for backward; gradients leave at the end of each micro batch (FSDP2 and ZeRO-3), in fp32 under FSDP2."""
+    """Exposed seconds of FSDP and ZeRO-3. Each layer's all-gather overlaps the compute of the layer before: in forward,
+    and again in backward if weights are resharded after forward. Gradients are reduce-scattered in every micro batch,
+    in fp32 under FSDP2."""
     layout, how = workload.layout, workload.execution
     # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
     m = layout.gradient_accumulation_steps if layout.pp == 1 or layout.zero_stage == 3 else 1
-    # DeepSpeed gathers module by module: every linear layer; smaller parameters are never sharded.
+    # DeepSpeed gathers each linear layer separately; it does not shard smaller parameters.
     messages = workload.num_layers * ((7 if workload.model.gated_mlp else 4) if how.engine == "deepspeed" else 1)
     width = 2.0 if workload.keeps_bf16_weights else 1.0
     width = 4.0 if how.precision == "fp32" else width
@@ -81,16 +83,16 @@ def _fully_sharded(
 
 
 STAGE3_COPIES = 12.0
-"""Bytes a gradient beside its reduction: into the bucket (4), cut into the ranks' parts (4), divided (4) (DeepSpeed,
-runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py)."""
+"""Memory traffic of ZeRO-3 per gradient, bytes: copy into the bucket (4), split into the ranks' shards (4), divide (4)
+(DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py)."""
 REUSE_DISTANCE = 1e9
 """DeepSpeed's stage3_max_reuse_distance, elements (runtime/zero/config.py)."""
 
 
 def gathered_again(workload: Workload, parameters: RankParameters) -> float:
-    """Share of the weights that ZeRO-3 gathers a third time. Full recompute runs a layer's forward before its backward;
-    a weight stays in between if its next use is within the reuse distance (partitioned_param_coordinator.py), which
-    for a weight at the layer's begin is twice the layer."""
+    """Share of the weights that ZeRO-3 gathers a third time. Full recompute runs a layer's forward again before its
+    backward. DeepSpeed keeps a weight between the two if its next use is within the reuse distance
+    (partitioned_param_coordinator.py). For the first weight of a layer, that distance is two layers."""
     layout = workload.layout
     if workload.execution.engine != "deepspeed" or workload.execution.deepcompile or layout.recompute != "full":
         return 0.0
@@ -99,9 +101,9 @@ def gathered_again(workload: Workload, parameters: RankParameters) -> float:
 
 
 def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: float) -> float:
-    """All stages below 3 all-reduce gradients; stages 1 and 2 then keep their part (runtime/zero/stage_1_and_2.py,
-    allreduce_and_scatter). Stage 2 does so in each micro batch; stages 0 and 1 at the end of the last one. Stages from
-    1 on gather the weights after the step, when nothing is left to hide them."""
+    """Exposed seconds of DeepSpeed's stages 0 to 2. All three all-reduce gradients; stages 1 and 2 then keep only their
+    shard (runtime/zero/stage_1_and_2.py, allreduce_and_scatter). Stage 2 reduces in each micro batch, stages 0 and 1
+    after the last. Stages 1 and 2 gather the weights after the step, where no compute hides the gather."""
     stage, m = workload.layout.zero_stage, workload.layout.gradient_accumulation_steps
     reduced *= 2
     hidden = exposed(reduced, backward) if workload.execution.overlaps_gradients else reduced
@@ -113,7 +115,7 @@ def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: fl
 
 
 def exposed(seconds: float, window: float) -> float:
-    """What is left beyond the share of a window under which it can hide."""
+    """Seconds of a collective that compute of ``window`` seconds cannot hide."""
     return max(seconds - shared().overlap * window, shared().unhidden * seconds)
 
 
@@ -130,7 +132,8 @@ class ZeroTimes(NamedTuple):
 def zero_times(
     gpu: GpuPerf, chosen: ZeroPlusPlus, ranks: int, parameters: float, width: float, messages: int
 ) -> ZeroTimes:
-    """Times for ``parameters`` elements of ``width`` bytes over ``ranks`` neighbours, in so many collectives."""
+    """Seconds of ZeRO++'s collectives for ``parameters`` elements of ``width`` bytes over ``ranks`` adjacent ranks, in
+    ``messages`` collectives."""
     everywhere = gpu.group(ranks, 1)
     each = INT8_BYTES if chosen.weights else width
     kernels = DEQUANTISE_BYTES * parameters / gpu.bytes_per_s if chosen.weights else 0.0

@@ -1,7 +1,8 @@
-"""Bytes that element-wise operators move through GPU memory, and the kernels that a layer launches.
+"""Memory traffic of element-wise operators, in bytes, and the number of kernels that a layer launches.
 
-Counted operator by operator as read plus written, for forward; backward moves about twice as much (it reads what was
-saved and the incoming gradient, and writes the outgoing one). Elements of activations have 2 bytes, fp32 runs 4.
+The bytes are those read plus those written in forward, summed over operators. Backward moves about twice as much: it
+reads the saved tensors and the incoming gradient, and writes the outgoing gradient. Activations have 2 bytes per
+element, in fp32 runs 4.
 """
 
 from __future__ import annotations
@@ -14,38 +15,40 @@ LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 MEGATRON_LAYERS = ("transformer_engine", "megatron-local", "local")
 
 SCORE_PASSES = 4.5
-"""Unfused attention: elements read and written a score beside the GEMMs: softmax two, dropout two and its mask."""
+"""Unfused attention: elements read or written per score outside the GEMMs: softmax 2, dropout 2, its mask 0.5."""
 ATTENTION_BLOCK = 128
-"""Queries and keys in a block of fused attention: blocks on the diagonal are computed in full (arXiv 2307.08691)."""
+"""Queries and keys per block of fused attention, which computes blocks on the diagonal in full (arXiv 2307.08691)."""
 ATTENTION_RAMP = 512
 """Sequence length at which fused attention reaches half of its best rate (arXiv 2307.08691, figure 5, causal)."""
 
 BACKWARD_LAUNCHES = 1.5
-"""Kernels of backward for each of forward, by the time that autograd's C++ threads take to issue them."""
+"""Launch time of backward over that of forward; autograd's C++ threads launch the backward kernels."""
 
 AFTER_SYNC = 0.3
-"""Share of a layer's kernels that follow the host's wait for the routing: dispatch, experts and the way back."""
+"""Share of a layer's kernels after the host has waited for the routing: dispatch, experts and combine."""
 
 _KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 100, "local": 40}
-"""Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
-than their kernels, they prepare arguments in Python. transformers' count with views and modules: a Llama layer takes a
-host 0.79 ms forward and 1.12 ms backward where there is nothing to compute (measured on a CPU)."""
+"""Operators that the host launches for one layer in forward, counted in the layers' code. Transformer Engine's modules
+count as more than their kernels, because they prepare arguments in Python. The figure of transformers includes views
+and module calls: a Llama layer takes the host 0.79 ms forward and 1.12 ms backward with empty tensors (measured on a
+CPU)."""
 _FP8_KERNELS = 40
-"""Scales and casts of four GEMMs' inputs and weights."""
+"""Kernels that scale and cast the inputs and weights of four GEMMs."""
 _EAGER_CAST_KERNELS = 80.0
-"""More where torchao's casts run operator by operator: two operands of a block's seven linear layers, with a scale."""
+"""Additional kernels of torchao's casts without torch.compile: two operands and scales for seven linear layers."""
 _COMPILED_CAST_BYTES = 6.0
-"""An element of 16 bits: read twice, and written in 8 bits in the one or two orientations that its GEMMs want."""
+"""Memory traffic of a compiled cast, per 16-bit element: two reads, and one or two 8-bit writes (one per layout)."""
 _EAGER_CAST_BYTES = 33.0
-"""abs 4, max 2, cast 6, scale 8, clamp 8, cast to 8 bits 5."""
+"""Memory traffic of a cast without torch.compile, per 16-bit element: abs 4, max 2, cast to fp32 6, scale 8, clamp 8,
+cast to 8 bits 5."""
 _ROUTING_KERNELS = 150
 _EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "huggingface": 1, "local": 12}
-"""For each expert of a rank. transformers computes all experts in one grouped GEMM, megatron-core's SequentialMLP
-one after the other, Transformer Engine quantises and multiplies each."""
+"""Operators per expert of a rank. transformers computes all experts in one grouped GEMM, megatron-core's SequentialMLP
+one after the other; Transformer Engine quantises and multiplies each expert."""
 
 
 def layer_kernels(workload: Workload, has_experts: bool) -> float:
-    """Operators that the host issues one by one; captured graphs issue none."""
+    """Operators that the host launches for one layer in forward; 0 with full CUDA graphs."""
     how = workload.execution
     if how.graphs == "full":
         return 0.0
@@ -61,23 +64,24 @@ def layer_kernels(workload: Workload, has_experts: bool) -> float:
 
 
 def recompute_launches(workload: Workload) -> tuple[float, float]:
-    """(forward, recompute) over the launches of a forward without it. torch's checkpoint wraps every saved tensor in
-    hooks: a Llama layer of transformers takes the host 1.5 times as long forward and twice as long once more (measured
-    on a CPU, as above)."""
+    """(forward, recompute) launch time, relative to a forward without recompute. torch's checkpoint wraps every saved
+    tensor in hooks: for a Llama layer of transformers the host takes 1.5 times as long in forward and twice as long in
+    the recomputation (measured on a CPU, as above)."""
     if workload.layout.recompute != "full":
         return 1.0, 0.0
     return (1.5, 2.0) if workload.execution.code == "huggingface" else (1.0, 1.0)
 
 
 def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
-    """Forward of one layer on one rank, one micro batch."""
+    """Bytes that element-wise operators move in the forward of one layer, for one micro batch on one rank."""
     model, tp, tokens, outer = workload.model, workload.layout.tp, workload.tokens, workload.shard_tokens
     element = 4.0 if workload.execution.precision == "fp32" else 2.0
     h, width, copies = model.hidden_size, model.ffn_hidden_size / tp, 0.0
     rotated = 0.0 if model.learned_positions else (model.query_width + model.key_value_width) / tp
     if has_experts:
         width = (model.experts_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size) / tp
-        # Tokens are copied to their experts and back, each way read and written: permuted, sent, received, sorted.
+        # Tokens are permuted, sent, received and sorted on the way to their experts and back; each copy is read and
+        # written.
         copies = 6 * element * model.experts_per_token * h * tokens / tp
     norm, residual, rotation, activation = _operators(workload.execution.code, model.gated_mlp, element)
     residual += 1.0 if workload.hidden_dropout else 0.0
@@ -88,21 +92,21 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
 
 
 def _operators(code: Code, gated: bool, element: float) -> tuple[float, float, float, float]:
-    """Bytes an element: (norm, residual, rotation of queries and keys, activation of the MLP)."""
+    """Bytes moved per element: (norm, residual, RoPE, activation of the MLP)."""
     if code == "huggingface":
         # RMSNorm in fp32 with casts.
         return (36.0 if element == 2 else 40.0), 3 * element, 5 * element, 5 * element
     if code == "eager":
         return 2 * element, 3 * element, 10 * element, (5 if gated else 2) * element
     if code == "local":
-        # Rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
+        # RoPE: two products, one copy, one sum. SwiGLU: silu, up + offset, product.
         return 2 * element, 3 * element, 5 * element * 2, 7 * element
-    # Fused: each reads its inputs and writes its output once.
+    # A fused operator reads its inputs and writes its output once.
     return 2 * element, 3 * element, 2 * element, (3 if gated else 2) * element
 
 
 def _quantised(workload: Workload, width: float) -> float:
-    """8- and 4-bit GEMMs: their inputs are read, and written in both orientations."""
+    """Bytes moved to quantise the inputs of 8- and 4-bit GEMMs: read once, write one copy per memory layout."""
     precision, model = workload.execution.precision, workload.model
     if precision not in LOW_PRECISIONS:
         return 0.0
@@ -111,15 +115,15 @@ def _quantised(workload: Workload, width: float) -> float:
 
 
 def _torchao_activation_casts(workload: Workload, has_experts: bool) -> float:
-    """torchao's GEMMs in 8 bits (torchao/float8, 0.18): of one layer's forward and micro batch; backward casts as many
-    gradients and inputs once more.
+    """Bytes moved to cast the inputs of torchao's 8-bit GEMMs (torchao/float8, 0.18), in the forward of one layer and
+    one micro batch. Backward casts as many gradients and inputs.
 
-    Every operand is read for its largest value, and once more to be written in 8 bits. Compiled, a block casts what
-    several layers read once; operator by operator each layer casts its own, through an absolute value, a copy in fp32,
-    one scaled and one clamped.
+    A cast reads its operand twice: for the largest value, and to write the 8-bit copy. With torch.compile a block casts
+    a shared input once. Without it every linear layer casts its own input through an absolute value and fp32, scaled
+    and clamped copies.
     """
     model, h = workload.model, workload.model.hidden_size
-    # Experts that tokens choose are no linear layers, and stay in 16 bits.
+    # Routed experts are not linear layers, so torchao leaves them in 16 bits.
     width = model.shared_ffn_hidden_size if has_experts else model.ffn_hidden_size
     if workload.execution.code == "compiled":
         return _COMPILED_CAST_BYTES * (2 * h + model.value_width + width) * workload.tokens
@@ -128,7 +132,8 @@ def _torchao_activation_casts(workload: Workload, has_experts: bool) -> float:
 
 
 def _torchao_weight_casts(workload: Workload) -> float:
-    """A converted parameter's in a micro batch, forward and backward: fp32 where every rank holds it, bf16 gathered."""
+    """Bytes moved per fp8 weight to cast it in forward and backward of a micro batch: from fp32 under DDP, from bf16
+    after FSDP2's all-gather."""
     element = 4.0 if workload.layout.zero_stage == 0 else 2.0
     if workload.execution.code == "compiled":
         return 2 * (2 * element + 1)
@@ -136,7 +141,7 @@ def _torchao_weight_casts(workload: Workload) -> float:
 
 
 def loss_elementwise_bytes(workload: Workload) -> float:
-    """A token's, forward and backward: cast, log-softmax, its gradient and the cast back."""
+    """Bytes that the loss moves per token in forward and backward: cast, log-softmax, its gradient, cast back."""
     entries = workload.model.vocab_size / workload.layout.tp
     if workload.layout.chunked_loss and workload.implementation == "huggingface":
         return _chunked_loss_bytes(workload, entries)
@@ -146,20 +151,21 @@ def loss_elementwise_bytes(workload: Workload) -> float:
 
 
 def _chunked_loss_bytes(workload: Workload, entries: float) -> float:
-    """Counted in kit/engines/kernels/chunked_loss.py: eleven operators on fp32 logits, or compiled three readings in
-    16 bits and one writing; and for every chunk the head's gradient, a GEMM in 16 bits added to a sum in fp32."""
+    """Bytes that the chunked loss moves per token (kit/engines/kernels/chunked_loss.py): eleven operators on fp32
+    logits, or three 16-bit reads and one write if compiled. Each chunk also adds a 16-bit GEMM result to the head's
+    fp32 gradient."""
     model, fused = workload.model, workload.compiled_loss or workload.layout.loss_kernel == "liger"
     of_head = 12.0 * model.hidden_size / workload.chunk_tokens if workload.job.lora is None else 0.0
     return ((8.0 if fused else 44.0) + of_head) * entries
 
 
 _COPIED_OUT, _COPIED_IN = 4.0, 6.0
-"""FSDP2: bytes a gathered weight that is copied out of the collective's buffer, and a gradient that is cast and copied
-into one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+"""FSDP2's memory traffic, bytes: per weight copied out of the all-gather's buffer; per gradient cast and copied into
+the reduce-scatter's buffer (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
 
 
 def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
-    """Bytes moved per micro batch for the rank's parameters, besides GEMMs: casts of weights, sums of gradients."""
+    """Bytes that a rank moves per micro batch to cast weights and to copy and add gradients."""
     layout, how = workload.layout, workload.execution
     if how.engine == "megatron":
         return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * parameters.total
@@ -172,28 +178,28 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
         moved += (_COPIED_OUT * (2 if layout.zero_stage == 3 else 1)) * parameters.total
         moved += _COPIED_IN * workload.trained_share(parameters) * parameters.total
     if how.linear_layers_only:
-        # Of fp32 weights autocast makes no 16-bit copy then; their gradients in 16 bits are still added to fp32.
+        # autocast makes no 16-bit copy of these weights. Their 16-bit gradients are still added to fp32 gradients.
         moved += _torchao_weight_casts(workload) * parameters.dense_matrices
     return moved
 
 
 def _zero_gradient_bytes(stage: int, micro_batches: int) -> float:
-    """ZeRO's copies of a 16-bit gradient: into the bucket, into a flat tensor, divided, back (4 each), in every micro
-    batch at stage 2 and in the last one below; added to the sum of micro batches (6). Stage 3's are beside its
-    collectives."""
+    """Bytes that ZeRO moves per 16-bit gradient and micro batch: copy to the bucket, copy to a flat tensor, divide,
+    copy back (4 each). Stage 2 does this in every micro batch, stages 0 and 1 in the last; these also add to the
+    accumulated gradient (6). 0 for stage 3, which ``STAGE3_COPIES`` counts."""
     if stage == 3:
         return 0.0
     return 16.0 * (1.0 if stage == 2 else 1.0 / micro_batches) + (6.0 if micro_batches > 1 and stage < 2 else 0.0)
 
 
 _ZERO_STEP_BYTES = 36.0
-"""More in a step of ZeRO: gradients flattened (4) and cast to fp32 (6), their norm in fp64 (18), tests for infinity and
-NaN (8) (DeepSpeed, runtime/zero/stage3.py and stage_1_and_2.py: step)."""
+"""Additional memory traffic of a ZeRO step per parameter, bytes: flatten gradients (4), cast them to fp32 (6), norm in
+fp64 (18), test for infinity and NaN (8) (DeepSpeed, runtime/zero/stage3.py and stage_1_and_2.py: step)."""
 
 
 def optimizer_bytes_per_parameter(workload: Workload) -> float:
-    """AdamW: weight and gradient read, weight written (12), moments read and written; norm and clipping (12); the cast
-    to 16 bits; DeepSpeed's own passes."""
+    """Bytes that the optimizer step moves per parameter: read weight and gradient, write weight (12); read and write
+    the moments; norm and clipping (12); cast to 16 bits (2); DeepSpeed's additional passes."""
     more = 0.0 if workload.execution.precision == "fp32" else 2.0
     more += _ZERO_STEP_BYTES if workload.execution.engine == "deepspeed" and workload.layout.zero_stage else 0.0
     return 24.0 + 2 * MOMENTS[workload.job.optimizer.name].rest + more

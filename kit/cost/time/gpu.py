@@ -1,9 +1,9 @@
-"""A GPU and its links: data-sheet figures times the shares that kernels reach, and seconds of a GEMM by its shape.
+"""Sustained rates of a GPU (data-sheet figure times efficiency), and seconds of a GEMM by its shape.
 
-A GEMM of M×K by K×N is cut into tiles of the output, one to a streaming multiprocessor at a time. Tiles beyond the edge
-and the last, partly filled wave compute nothing of use (NVIDIA, Matrix Multiplication Background User's Guide, "tile
-quantization" and "wave quantization"). Results leave through memory when a tile is done, and nothing computes under it
-in the kernels considered here; a GEMM that moves more than it computes is bound by memory altogether.
+A GEMM of M×K by K×N is split into output tiles; a streaming multiprocessor computes one tile at a time. Tiles that
+reach over the edge and the last, partly filled wave waste compute (NVIDIA, Matrix Multiplication Background User's
+Guide, "tile quantization" and "wave quantization"). The model assumes that writing the output does not overlap compute,
+and takes the longer of computing and reading the inputs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ INPUT_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1
 
 
 TILES = ((256, 128, 1.0), (128, 128, 0.80), (128, 64, 0.6), (64, 64, 0.4))
-"""(rows, columns, rate relative to the largest): smaller tiles reuse less of what they load. The guide above shows the
-order (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were chosen with rows in view."""
+"""(rows, columns, rate relative to the largest tile). Smaller tiles reuse less of the data they load. The order is from
+the guide above (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were fitted to published step times."""
 
 
 class GemmPerf(NamedTuple):
-    """What a GEMM needs to know of a GPU at one precision."""
+    """GEMM rates of a GPU at one precision."""
 
     flops_per_s: float
     """Best sustained rate of large GEMMs."""
     bytes_per_s: float
-    """Memory, as kernels reach it."""
+    """Memory bandwidth that kernels reach."""
     multiprocessors: int
     input_bytes: float
     """Bytes of an element of either input."""
@@ -44,27 +44,27 @@ class GpuPerf(NamedTuple):
     precision: str
     rates: GpuRates
     matmul: GemmPerf
-    """GEMMs of the precision: of linear layers, and of everything else unless that stays in 16 bits."""
+    """Rates of the linear layers' GEMMs, at ``precision``."""
     others: GemmPerf
-    """GEMMs of the head and of experts."""
+    """Rates of the GEMMs of head and experts."""
     attention_flops_per_s: float
     """Fused attention on long sequences, forward and backward together: in 16 bits, or in fp32 throughout."""
     bytes_per_s: float
 
     def group(self, size: int, stride: int) -> Group:
-        """``size`` ranks, ``stride`` apart."""
+        """The group of ``size`` ranks that are ``stride`` apart."""
         return group(self.cluster, size, stride)
 
 
 def gpu_perf(
     cluster: ClusterSpec, precision: str, attention: str = "flash", linear_layers_only: bool = False
 ) -> GpuPerf:
-    """``linear_layers_only``: head and experts stay in bf16. Raises KeyError for a precision without a figure (rules
-    refuse such plans before)."""
+    """Rates of the cluster's GPU. ``linear_layers_only``: head and experts stay in bf16. Raises KeyError for a
+    precision without an efficiency; the planner's rules refuse such plans earlier."""
     gpu = cluster.gpu
     rates = gpu_rates(gpu.name)
     sixteen = (gpu.bf16_tflops or gpu.fp16_tflops or gpu.fp32_tflops) * TFLOP
-    # Kernels of fp32 (torch's memory-efficient attention) are given the share of their own peak that flash reaches.
+    # fp32 attention (torch's memory-efficient kernel) is assumed to reach the same share of its peak as flash.
     attention_peak = peak_flops_per_s(gpu, "fp32") if precision == "fp32" else sixteen
     bytes_per_s = gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
 

@@ -21,19 +21,19 @@ Gemm = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of a layer and micro batch on a rank."""
+    """Seconds of one layer for one micro batch on a rank."""
 
     forward: float
     """Busy time of the GPU."""
     backward: float
     recompute: float
-    """Forward operators that backward computes once more."""
+    """Forward operators that are recomputed in backward."""
     gemms_forward: float
-    """Part of ``forward`` beside which collectives can run."""
+    """Part of ``forward`` that collectives can overlap."""
     gemms_backward: float
     attention_forward: float
     launch_forward: float
-    """The host's time to issue the kernels; the GPU waits for it where it is longer."""
+    """Host time to launch the kernels; the GPU waits if this is longer than its own time."""
     launch_backward: float
 
 
@@ -77,14 +77,14 @@ def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
 
 
 def embedding_s(gpu: GpuPerf, workload: Workload) -> float:
-    """Look-up and its scattered gradient."""
+    """Seconds of the embedding's look-up and of the scatter of its gradient."""
     return 12.0 * workload.shard_tokens * workload.model.hidden_size / gpu.bytes_per_s
 
 
 def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
-    """Scores and values. Fused kernels compute half of the scores, and the diagonal's blocks in full.
+    """Seconds of attention in forward. Fused kernels compute half of the scores, and blocks on the diagonal in full.
 
-    Unfused, every score is computed, and softmax and dropout read and write all of them.
+    Unfused attention computes every score, and softmax and dropout read and write all scores.
     """
     model, layout, s = workload.model, workload.layout, workload.job.seq_length
     heads = model.num_attention_heads / layout.tp
@@ -97,20 +97,20 @@ def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
     if model.approximate is not None:
         rate = gpu.attention_flops_per_s * s / (s + elementwise.ATTENTION_RAMP)
         return workload.tokens * layer_attention_flops_per_token(model, s) / rate
-    # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
+    # A window shortens attention only if every layer has it; if some layers see everything, all count as full.
     window = model.sliding_window if model.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
     seen += elementwise.ATTENTION_BLOCK / 2
     flops = 2.0 * heads * layout.micro_batch_size * s * seen / layout.cp * (query + value)
     # Few blocks of queries leave multiprocessors idle.
     ramp = s / (s + elementwise.ATTENTION_RAMP)
-    # Without the zig-zag order the last rank of a sequence sees all of it, and the others wait.
+    # Without the zig-zag order the last context-parallel rank attends to the whole sequence, and the others wait.
     uneven = 1.0 if workload.execution.balanced_context else 2.0 - 1.0 / layout.cp
     return uneven * flops / (gpu.attention_flops_per_s * ramp)
 
 
 def attention_gemms(workload: Workload) -> list[Gemm]:
-    """Projections of attention; of latent attention the down-projections first, the output last."""
+    """Forward GEMMs of attention's projections; for latent attention the down-projection first, the output last."""
     model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
     h, latent = model.hidden_size, model.latent
     if model.approximate is not None:  # all matrices but those of experts, as one that widens and one that narrows
@@ -132,7 +132,8 @@ def attention_gemms(workload: Workload) -> list[Gemm]:
 
 
 def mlp_gemms(workload: Workload, width: int) -> list[Gemm]:
-    """Two of an MLP of that width (gate and up are one); none of width 0, or where ``attention_gemms`` has them."""
+    """The two forward GEMMs of an MLP (gate and up are one). None for width 0, nor for an approximate model, whose
+    matrices are in ``attention_gemms``."""
     if not width or workload.model.approximate is not None:
         return []
     model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
@@ -141,7 +142,7 @@ def mlp_gemms(workload: Workload, width: int) -> list[Gemm]:
 
 
 def expert_gemms(workload: Workload) -> list[Gemm]:
-    """Even routing: each rank's experts get as many tokens as it has, times the experts of a token."""
+    """Forward GEMMs of router and experts under even routing: a rank receives as many tokens as it sends."""
     model, layout, h = workload.model, workload.layout, workload.model.hidden_size
     local = model.num_experts / layout.ep
     own = workload.tokens / layout.tp

@@ -1,4 +1,4 @@
-"""Seconds of a layer's collectives: tensor, context and expert parallelism, and what of them compute cannot hide."""
+"""Exposed seconds of a layer's tensor-, context- and expert-parallel collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.cost.workload import Workload
 
 
 class Exposed(NamedTuple):
-    """Exposed seconds of a layer's collectives and micro batch."""
+    """Exposed seconds of a layer's collectives for one micro batch: the time that no compute hides."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -24,7 +24,7 @@ class Exposed(NamedTuple):
 
 
 def _both_ways(workload: Workload, forward: float, backward: float) -> Exposed:
-    """Full recompute repeats those of forward."""
+    """Adds the recomputation's collectives: under full recompute, those of forward."""
     return Exposed(forward, backward, forward if workload.layout.recompute == "full" else 0.0)
 
 
@@ -33,9 +33,9 @@ def tensor_parallel(
 ) -> Exposed:
     """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
-    Sequence parallelism turns each into a reduce-scatter and an all-gather: the same volume, and one gather more in
-    backward, for inputs that were not saved (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2). Experts of their
-    own ranks (etp=1) leave the MLP out of it. ``gemms_forward`` and ``gemms_backward``: seconds of a layer's GEMMs.
+    Sequence parallelism replaces each by a reduce-scatter and an all-gather of the same volume. Backward needs one more
+    all-gather, for inputs that were saved sharded (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2). A layer
+    with experts has only the collectives of attention. ``gemms_forward``, ``gemms_backward``: seconds of its GEMMs.
     """
     layout, how = workload.layout, workload.execution
     if layout.tp == 1:
@@ -51,9 +51,9 @@ def tensor_parallel(
 
 
 def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float) -> Exposed:
-    """Keys and values go round in pieces beside attention (p2p), are gathered first (all_gather), or queries, keys,
-    values and results are exchanged for heads (a2a, DeepSpeed-Ulysses, arXiv 2309.14509). ``attention_forward``:
-    seconds of attention."""
+    """Exposed seconds of context parallelism. p2p: a ring sends keys and values while attention computes. all_gather:
+    keys and values are gathered before attention. a2a: all-to-alls trade the sequence split for a split of heads
+    (DeepSpeed-Ulysses, arXiv 2309.14509). ``attention_forward``: seconds of attention in forward."""
     model, layout = workload.model, workload.layout
     if layout.cp == 1:
         return Exposed()
@@ -68,15 +68,16 @@ def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float)
     if layout.cp_comm_type == "all_gather":
         return _both_ways(workload, one_way, one_way)
     window = shared().overlap * attention_forward
-    # In backward keys and values come once more, and their gradients with them.
+    # Backward sends keys and values again, and their gradients.
     return _both_ways(workload, _exposed(one_way, window), _exposed(2 * one_way, 2.5 * window))
 
 
 def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: float) -> Exposed:
-    """Tokens to their experts and back: two all-to-alls a layer, each way (megatron-core, moe/token_dispatcher.py).
+    """Exposed seconds of expert parallelism: two all-to-alls per layer (dispatch and combine), in forward and again in
+    backward (megatron-core, moe/token_dispatcher.py).
 
-    With tensor parallelism inside experts their ranks gather each other's tokens and scatter the sums. ``forward`` and
-    ``backward``: seconds of the layer.
+    With tensor parallelism inside experts, its ranks also all-gather tokens and reduce-scatter outputs. ``forward``,
+    ``backward``: compute seconds of the layer.
     """
     layout, experts_per_token = workload.layout, workload.model.experts_per_token
     sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
@@ -92,13 +93,13 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
 
 
 def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
-    """One all-to-all of a rank's tokens to the experts of each."""
+    """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens."""
     experts_per_token = workload.model.experts_per_token
     if group.size == 1:
         return 0.0
     if not workload.execution.once_per_node or group.nodes == 1:
         return group.all_to_all_s(token_bytes * experts_per_token)
-    # A token crosses to each other node that has one of its experts, once.
+    # A token is sent once to each other node that has one of its experts.
     reached = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** experts_per_token)
     across = token_bytes * reached / group.port_bytes_per_s
     inside = token_bytes * experts_per_token / group.inner_bytes_per_s
@@ -106,5 +107,6 @@ def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
 
 
 def _exposed(seconds: float, window: float) -> float:
-    """What is left beyond the window; some of every collective starts before there is compute to hide it under."""
+    """Seconds of a collective that compute of ``window`` seconds cannot hide. A share of it is never hidden, because
+    the collective starts before there is compute."""
     return max(seconds - window, shared().unhidden * seconds)

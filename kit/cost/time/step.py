@@ -1,4 +1,4 @@
-"""How long an optimizer step takes: a roofline of each layer, exposed collectives, pipeline, optimizer, offload."""
+"""Seconds of an optimizer step: layers, exposed collectives, pipeline, optimizer and offload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bubble_fraction(layout: Layout) -> float:
 
 
 class StepTimer:
-    """Times layouts of one model, cluster and job; what layouts share is computed once."""
+    """Predicts step times of one model, cluster and job. Caches results that several layouts share."""
 
     def __init__(self) -> None:
         self._models: dict[ExecutionModel, StepTimeModel] = {}
@@ -46,7 +46,7 @@ def step_time_components_s(workload: Workload) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Part:
-    """Seconds of one layer or end of a stage, one micro batch, by component."""
+    """Seconds of one layer, or of the embedding or head, for one micro batch, by component."""
 
     forward: float
     backward: float
@@ -72,24 +72,24 @@ class Part:
 
 
 _SECONDS = attrgetter(*(item.name for item in fields(Part)))
-"""All fields of a part."""
+"""Gets all fields of a ``Part``."""
 
 
 class StepTimeModel:
-    """Times workloads of one model, GPU and execution; remembers layers, which many layouts share."""
+    """Predicts step times for one model, GPU and execution model. Caches layers, which many layouts share."""
 
     def __init__(self, gpu: GpuPerf) -> None:
         self.gpu = gpu
         self._parts: dict[object, Part] = {}
 
     def components_s(self, workload: Workload) -> dict[str, float]:
-        """Seconds by component, which add up to the step. launch: the GPU waits for the host to issue kernels."""
+        """Seconds by component; their sum is the step time. launch: the GPU waits for the host to launch kernels."""
         layout = workload.layout
         stages = _distinct_stages(workload)
         totals = {stage: self._stage(workload, stage) for stage in stages}
         slowest = max(totals.values(), key=lambda part: part.total)
         m = layout.gradient_accumulation_steps
-        # A micro batch passes every stage once while the pipeline fills and drains; then the slowest sets the pace.
+        # While the pipeline fills and drains, one micro batch passes every stage; otherwise the slowest stage decides.
         others = sum(part.total for part in totals.values()) - slowest.total
         if len(totals) < layout.pp:
             others += (layout.pp - len(totals)) * totals[1].total
@@ -140,7 +140,7 @@ class StepTimeModel:
         return found
 
     def layer_time(self, workload: Workload, has_experts: bool) -> LayerTime:
-        """Seconds of a layer without its collectives."""
+        """Compute and launch seconds of a layer, without collectives."""
         return layer_time(self.gpu, workload, has_experts)
 
     def _timed_layer(self, workload: Workload, has_experts: bool) -> Part:
@@ -151,18 +151,18 @@ class StepTimeModel:
         forward = layer.forward + tensor.forward + context.forward + expert.forward
         recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
         backward = layer.backward + tensor.backward + context.backward + expert.backward
-        # A GPU that waits for the next kernel is as slow as the process that launches them.
+        # If launching takes longer than computing, the GPU waits for the host.
         once, again = elementwise.recompute_launches(workload)
         launches = layer.launch_backward + again * layer.launch_forward
         launch = max(0.0, once * layer.launch_forward - forward) + max(0.0, launches - backward - recompute)
         if has_experts and workload.execution.graphs != "full":
-            # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
-            # the kernels after that are issued while the GPU waits.
+            # The host reads the number of tokens of each expert (megatron-core, token_dispatcher.py). The GPU idles
+            # while the host launches the next kernels.
             launch = max(launch, elementwise.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
         return Part(layer.forward, layer.backward, layer.recompute, launch, tensor.total, context.total, expert.total)
 
     def _once(self, workload: Workload, stage: int, layer: Part) -> Part:
-        """What a stage does beside its layers: embedding, head and loss, multi-token prediction, sums of gradients."""
+        """Seconds of a stage outside its layers: embedding, head and loss, multi-token prediction, gradient sums."""
         forward, last = 0.0, stage == workload.layout.pp - 1
         backward = elementwise.micro_batch_bytes(workload, workload.parameters[stage]) / self.gpu.bytes_per_s
         if stage == 0:
@@ -175,8 +175,8 @@ class StepTimeModel:
         return ends.plus(layer.times(workload.mtp_layers)) if last and workload.mtp_layers else ends
 
     def transfer_s(self, workload: Workload, slowest: Part) -> float:
-        """Activations forward, gradients back, of one micro batch: in 1F1B a stage waits for them, interleaved they run
-        beside compute."""
+        """Seconds of one micro batch's sends between stages, activations forward and gradients back. In 1F1B a stage
+        waits for both; the interleaved schedule overlaps them with compute."""
         layout = workload.layout
         link = self.gpu.group(2, layout.tp * layout.cp * layout.dp)
         bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
@@ -184,8 +184,8 @@ class StepTimeModel:
         seconds = 2 * layout.vp * (self.send_s(workload, whole, bytes_per_s) + link.latency_s)
         if layout.vp > 1:
             return max(0.0, seconds - shared().overlap * slowest.total)
-        # Each transfer is waited for on the host (batch_p2p_sync): the next layer is issued to an idle GPU, half of its
-        # kernels in forward and in backward.
+        # The host waits for each transfer (batch_p2p_sync), so it launches the next layer's kernels to an idle GPU:
+        # half of them in forward, half in backward.
         kernels = elementwise.layer_kernels(workload, workload.model.num_experts > 0)
         return seconds + kernels * self.gpu.rates.kernel_launch_us * 1e-6
 
@@ -194,9 +194,8 @@ class StepTimeModel:
         return size_bytes / bytes_per_s
 
     def _small_buckets_s(self, workload: Workload) -> float:
-        """Latency of the reductions that a small bucket of DeepSpeed adds; a bucket that fills the link is in the
-        measured shares. A gradient that is larger than the bucket is reduced alone: at most nine matrices and norms of
-        each layer."""
+        """Seconds of latency that a small reduce bucket of DeepSpeed adds, compared with a bucket that fills the link.
+        A gradient larger than the bucket is reduced alone; a layer has at most nine."""
         layout = workload.layout
         if layout.reduce_bucket_size is None:
             return 0.0
@@ -215,7 +214,7 @@ class StepTimeModel:
     def with_offload(
         self, workload: Workload, parameters: RankParameters, components: dict[str, float]
     ) -> dict[str, float]:
-        """The components with what offload adds, where the layout has it; ``parameters``: of the fullest rank."""
+        """``components`` with the seconds of offload, if the layout has it. ``parameters``: of the fullest rank."""
         layout = workload.layout
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
@@ -224,7 +223,7 @@ class StepTimeModel:
 
 
 def _distinct_stages(workload: Workload) -> list[int]:
-    """Stages that may differ: without a stated split the first two, and the last."""
+    """Stages whose time may differ. For even stages without experts: the first, one in the middle, and the last."""
     pp = workload.layout.pp
     if workload.model.num_experts or not workload.even_stages:
         return list(range(pp))
@@ -232,11 +231,12 @@ def _distinct_stages(workload: Workload) -> list[int]:
 
 
 def _offload_s(workload: Workload, components: dict[str, float]) -> float:
-    """Gradients to the host, Adam on its processors, weights back (ZeRO-Offload, arXiv 2101.06840).
+    """Seconds of offload: copy gradients to the host, run Adam on the CPU, copy weights back (ZeRO-Offload, arXiv
+    2101.06840).
 
-    Offloaded weights come over PCIe for forward and for backward of each micro batch, each rank its part. From NVMe
-    (ZeRO-Infinity, arXiv 2104.07857) come the same weights, and once a step master weights and moments, read and
-    written, and gradients, written and read.
+    With offloaded weights each rank copies its shard over PCIe for the forward and for the backward of each micro
+    batch. With NVMe (ZeRO-Infinity, arXiv 2104.07857) the weights are read from disk; once per step master weights and
+    moments are read and written, and gradients written and read.
     """
     cluster, layout = workload.cluster, workload.layout
     total = count(workload.model).total
@@ -249,11 +249,11 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
     if layout.offload_optimizer != "none":
         seconds += cpu_adam_s(total / cluster.num_nodes, layout.zero_stage)
         seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
-        # The sum of the micro batches goes once more, in fp32.
+        # The gradient sum over micro batches is copied once more, in fp32.
         seconds += 4.0 * share / pcie
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
-        # One sub group after the other, without pipelining: nothing overlaps.
+        # Sub groups are processed one after the other, without overlap.
         seconds += (2 * 12.0 + 2 * 4.0) * total / disk
     if layout.offload_param != "none":
         link = 2 * element * share / pcie
