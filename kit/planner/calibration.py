@@ -1,10 +1,10 @@
-"""What a cluster's own runs say of the predictions: a residual a kind of run, kept in a file that later plans read.
+"""Calibration: corrects predictions with measured runs of a cluster, stored in a file that later plans read.
 
-A residual belongs to one cluster type, engine and implementation, precision and kind of model (dense or with experts):
-the ratio of the measured step time to the predicted one, and the memory measured beyond the predicted peak. Kinds that
-never ran on a cluster take the ratio of the nearest kind that did, and say so: corrected against uncorrected, the
-search would leave what was measured as slower than predicted for what nobody has measured. Memory and other clusters
-are never corrected by another kind's runs.
+A residual has the ratio of measured to predicted step time, and the measured minus the predicted peak memory. It holds
+for one kind of run: cluster type, engine and implementation, precision, and dense model or model with experts. A kind
+without runs takes the time ratio of the most similar kind on the same cluster type, and the plan says so. Otherwise the
+search would prefer layouts only because their predictions are uncorrected. Memory is never corrected with another
+kind's runs.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class Residual(NamedTuple):
     """Measured against predicted, for one kind of run."""
 
     step_time_factor: float = 1.0
-    """Measured over predicted."""
+    """Measured step time divided by the predicted one."""
     extra_gib: float = 0.0
-    """Measured less predicted peak of a GPU."""
+    """Measured minus predicted peak of a GPU, GiB."""
     runs: int = 0
     carried_from: str = ""
-    """Kind of run that the ratio was measured with, where it is not this one."""
+    """The kind of run whose ratio is used, if this kind has no runs of its own; else empty."""
 
 
 class Calibration(NamedTuple):
-    """Residuals by kind."""
+    """Residuals by kind of run."""
 
     residuals: dict[str, Residual]
 
     def of(self, workload: Workload) -> Residual:
-        """Residual of the workload's own kind. If there is none: the time ratio of the nearest kind on the same cluster
-        type, or no correction."""
+        """Residual of the workload's kind; else the time ratio of the most similar kind on the same cluster type; else
+        no correction."""
         own = kind(workload)
         if own in self.residuals or not self.residuals:
             return self.residuals.get(own, Residual())
@@ -58,12 +58,12 @@ class Calibration(NamedTuple):
 
 
 def _parts(name: str) -> list[str]:
-    """Place, code, precision and kind of model of a residual's key; a cluster's name may hold commas."""
+    """Splits a residual's key into cluster, code, precision and kind of model. A cluster's name may contain commas."""
     return name.rsplit(", ", 3)
 
 
 def _likeness(one: list[str], other: list[str]) -> tuple[bool, ...]:
-    """Sort key: equal layers count most, then equal precision, kind of model and engine."""
+    """Sort key of similarity: an equal implementation counts most, then precision, kind of model and engine."""
     (engine, code), (own_engine, own_code) = one[0].split(" ", 1), other[0].split(" ", 1)
     return (code == own_code, *(a == b for a, b in zip(one[1:], other[1:], strict=True)), engine == own_engine)
 
@@ -79,7 +79,7 @@ def kind(w: Workload) -> str:
 
 
 def load(path: Path | None) -> Calibration:
-    """Residuals of earlier runs; without a file none. Raises ``SpecError``."""
+    """Reads the residuals of earlier runs; none if ``path`` is None. Raises ``SpecError``."""
     if path is None:
         return NONE
     try:
@@ -98,15 +98,15 @@ def _residual(row: dict[str, Any]) -> Residual:
 
 
 def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
-    """``known`` with the residual of a run of ``plan``; measurements of the same kind are averaged.
+    """``known`` with the residual of one more run of ``plan``; runs of the same kind are averaged.
 
-    ``measurements``: a run's summary.json (measured_step_time_s, measured_memory_gib), or a JSON object of these.
-    ``plan`` is as predicted without calibration. Raises ``SpecError``.
+    ``measurements``: a run's summary.json, or a JSON object with measured_step_time_s and measured_memory_gib. The
+    predictions in ``plan`` must be uncalibrated. Raises ``SpecError``.
     """
     data = _read(measurements)
     seconds, gib = (_positive(data, name, measurements) for name in ("measured_step_time_s", "measured_memory_gib"))
     if data.get("measured_memory_is") not in (None, "peak allocated"):
-        gib = None  # what a CPU run counts is not a GPU's peak
+        gib = None  # a CPU run does not measure a GPU's peak
     if not seconds and not gib:
         raise SpecError(
             f"{measurements} has neither measured_step_time_s nor a measured peak; use a run's summary.json"
@@ -126,11 +126,11 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
 
 
 _FARTHEST = 20.0
-"""Times faster or slower than predicted, beyond which a measurement is not of the plan."""
+"""A run this many times faster or slower than predicted cannot be a run of the plan."""
 
 
 def _plausible(plan: Plan, seconds: float | None, gib: float | None, path: Path) -> None:
-    """Raises ``SpecError`` where the run cannot have been of this plan; on CPU processes anything can."""
+    """Raises ``SpecError`` if the measurements cannot be of this plan. CPU runs are not checked."""
     if plan.cluster.gpu.device != "cuda":
         return
     predicted = plan.predicted.step_time_s
@@ -148,7 +148,7 @@ def _plausible(plan: Plan, seconds: float | None, gib: float | None, path: Path)
 
 
 def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
-    """A measured number; null where there is none. Raises ``SpecError``."""
+    """A measured number, or None if it is missing. Raises ``SpecError``."""
     value = data.get(name)
     if value is None:
         return None
@@ -158,7 +158,7 @@ def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write residuals; the file is kit's own and is replaced whole."""
+    """Writes the residuals; replaces the whole file."""
     kept = ("extra_gib", "runs", "step_time_factor")
     rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
     text = strict_yaml.dump(rows)
@@ -168,7 +168,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd_per_hour: float | None) -> Prediction:
-    """A prediction with its residual; ``usd_per_hour`` is for all nodes."""
+    """Applies a residual to a prediction. ``usd_per_hour``: price of all nodes."""
     if residual == Residual():
         return prediction
     factor = residual.step_time_factor
@@ -205,7 +205,7 @@ _CALIBRATED = "calibrated"
 
 
 def is_corrected(prediction: Prediction) -> bool:
-    """Whether a residual is in it."""
+    """Whether a prediction was corrected by a residual."""
     return prediction.step_time_evidence.startswith(_CALIBRATED)
 
 

@@ -1,7 +1,7 @@
-"""Layouts worth considering: every combination of divisors, with the user's pins in place of choices.
+"""Lists candidate layouts: every combination of divisors, with the pinned values.
 
-Nothing here knows a model by its size or name. Pinned values are taken as they are, also impossible ones: the rules say
-what is wrong with them.
+Nothing here depends on a model's name. Pinned values are used even if they are impossible; the rules then explain what
+is wrong.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Implementati
 from kit.specs.model import ModelSpec
 
 _LARGEST_MICRO_BATCH_TOKENS = 65536
-"""Matrix products of fewer tokens than this already reach their full speed; larger ones only cost memory."""
+"""Largest micro batch in tokens: GEMMs reach their full rate below this, and larger ones only need more memory."""
 
 _SHORTEST_CONTEXT = 4096
-"""Tokens of a sequence that a rank keeps: context parallelism is for long sequences, short ones fit without it."""
+"""Fewest tokens of a sequence per rank under context parallelism, in the usual layouts."""
 
 
 def layouts(
     request: Request, engine: EngineName, further: bool = False, most_gib: float = math.inf
 ) -> Iterator[Layout]:
-    """Layouts of one engine, legal or not; micro batches ascend within everything else equal.
+    """Layouts of one engine, legal or not. Layouts that differ only in the micro batch come in ascending order.
 
-    ``further``: not the usual layouts, but those that save memory at the cost of speed. DeepSpeed's keep state in host
-    memory or on disks, or are ZeRO on one GPU; Megatron's leave a rank less than ``_SHORTEST_CONTEXT`` tokens of a
-    sequence. ``most_gib``: Megatron's layouts that cannot stay below it are left out.
+    ``further``: instead of the usual layouts, those that save memory at the cost of speed. For DeepSpeed these offload
+    state, or use ZeRO on one GPU; for Megatron they leave a rank less than ``_SHORTEST_CONTEXT`` tokens of a sequence.
+    ``most_gib``: skips Megatron layouts that need more memory per GPU.
     """
     if engine == "megatron":
         return _megatron(request, further, most_gib)
@@ -53,7 +53,7 @@ def _torch(request: Request) -> Iterator[Layout]:
     offload = _pinned_offload(pins)
     for split in _torch_splits(cluster, pins):
         dp = split.data_parallel(cluster)
-        whole = [0] if split.tp == 1 or pins.tp else []  # DDP has no tensor parallelism beside it
+        whole = [0] if split.tp == 1 or pins.tp else []  # DDP does not combine with tensor parallelism
         stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp > 1 else [0])
         ways = fast_paths(request, compiles=split.tp == 1)
         for zero, recompute, way in itertools.product(stages, _recompute(pins), ways):
@@ -61,15 +61,14 @@ def _torch(request: Request) -> Iterator[Layout]:
 
 
 def fast_paths(request: Request, compiles: bool) -> list[Pins]:
-    """Eager mode, and the fast path: blocks compiled, head and loss in chunks.
+    """Pins for eager mode, and for the fast path (compiled blocks, chunked loss) where it is tried.
 
-    The fast path is tried on a GPU, for what it was tested with: decoders with one dense MLP a layer, all weights
-    trained on rows of one length. On several GPUs it was not measured, and would decide which engine wins: there it is
-    tried with ``engine=torch`` alone, or in fp8, which was measured on no engine.
+    The fast path was tested for pretraining of dense decoders on one CUDA GPU. It was not measured on several GPUs,
+    where it could decide which engine wins. There it is tried only with a pinned ``engine=torch``, or in fp8.
     """
     cluster, job, pins = request.cluster, request.job, request.pins
     tried = compiles and cluster.gpu.device == "cuda" and job.objective == "pretrain" and job.lora is None
-    # In eager mode the casts to 8 bits cost more than fp8's GEMMs save.
+    # fp8 needs the fast path: in eager mode the casts to 8 bits cost more than the fp8 GEMMs save.
     tried = tried and (cluster.num_gpus == 1 or pins.engine == "torch" or job.precision == "fp8")
     tried = tried and job.precision in ("bf16", "fp32", "fp8")
     tried = tried and pins.implementation in (None, "huggingface")
@@ -83,7 +82,7 @@ def fast_paths(request: Request, compiles: bool) -> list[Pins]:
 
 
 def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
-    """FSDP2 over all ranks, and over groups of a node's ranks that cut each matrix."""
+    """FSDP2 over all ranks, and FSDP2 combined with tensor parallelism inside a node."""
     split = _Split.of(pins)
     if pins.tp is not None or split != _Split() or pins.zero_stage in (0, 1):
         return [split]
@@ -96,14 +95,14 @@ def _deepspeed(request: Request, further: bool) -> Iterator[Layout]:
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
     if pins.engine is None and split != _Split():
-        return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
+        return  # AutoTP and Ulysses only if engine=deepspeed is pinned: Megatron's equivalents are faster and tested
     if split.cp > 1 and pins.cp_comm_type is None:
         split = replace(split, cp_comm_type="a2a")
     if pins.implementation == "local" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
     pinned = _pinned_offload(pins)
-    # One rank has nothing to shard over: ZeRO is then of use for offload alone.
+    # One rank cannot shard, so ZeRO is only useful for offload.
     unusual = dp == 1 and pins.engine is None and pins.zero_stage is None and pinned == ("none", "none")
     if unusual and not further:
         return
@@ -113,14 +112,14 @@ def _deepspeed(request: Request, further: bool) -> Iterator[Layout]:
         ways = itertools.product(offloads, _second_copies(cluster, pins, split, zero), _recompute(pins, further))
         for offload, hpz, recompute in ways:
             yield from _sized("deepspeed", job, pins.but(zero_hpz=hpz), split, dp, zero, offload, recompute)
-    # Who names DeepSpeed means ZeRO on the model of transformers, which accelerate and the Trainer run.
+    # A pinned engine=deepspeed means ZeRO on a transformers model, which accelerate and the Trainer run.
     own = pins.engine is None and pins.implementation is None and not further
     if own and split == _Split() and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
 
 
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
-    """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
+    """ZeRO-2 and 3 over Megatron's tensor parallelism. ZeRO-1 is not tried: Megatron has its distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
     layers = pins.but(implementation="local", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
@@ -130,7 +129,7 @@ def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Itera
 
 
 def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:
-    """Sizes of hpZ: off, and over a node where there are several. It changes no number, unlike the rest of ZeRO++."""
+    """Sizes of hpZ to try: off, and one node if there are several. Unlike the rest of ZeRO++, hpZ is not lossy."""
     if pins.zero_hpz is not None:
         return [pins.zero_hpz]
     useful = zero == 3 and cluster.num_nodes > 1 and cluster.gpus_per_node > 1 and split == _Split()
@@ -140,7 +139,7 @@ def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -
 def _megatron(request: Request, further: bool, most_gib: float) -> Iterator[Layout]:
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
-        return  # nothing to split, so nothing to offer over the model as transformers computes it
+        return  # one GPU has nothing to split, so Megatron has no advantage over transformers' model
     zero = 1 if pins.zero_stage is None else pins.zero_stage
     offload = _pinned_offload(pins)
     for tp, pp, cp in _splits(request, further):
@@ -162,7 +161,7 @@ def _megatron(request: Request, further: bool, most_gib: float) -> Iterator[Layo
 
 @dataclass(frozen=True)
 class _Split:
-    """Everything but data parallelism."""
+    """Sizes of all kinds of parallelism except data parallelism."""
 
     tp: int = 1
     pp: int = 1
@@ -177,7 +176,7 @@ class _Split:
 
     @classmethod
     def of(cls, pins: Pins) -> _Split:
-        """What is pinned, and no split for the rest."""
+        """The pinned sizes, and 1 (no split) for the others."""
         given = {field.name: getattr(pins, field.name) for field in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -186,7 +185,7 @@ class _Split:
 
 
 def _splits(request: Request, further: bool) -> Iterator[tuple[int, int, int]]:
-    """(tp, pp, cp). Tensor parallelism stays inside a node: two collectives a layer need its links."""
+    """(tp, pp, cp) to try. Tensor parallelism stays inside a node, because it has two collectives per layer."""
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
     for tp in tps:
@@ -206,25 +205,25 @@ def _splits(request: Request, further: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def _experts(model: ModelSpec, pins: Pins, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """(ep, etp): experts whole or cut as the rest is, over the ``ranks`` of a stage that see different tokens."""
+    """(ep, etp) to try. ``ranks``: ranks of a pipeline stage, over which expert parallelism distributes experts."""
     if not model.num_experts:
         return [(pins.ep or 1, pins.etp or 1)]
     eps = [pins.ep] if pins.ep else [ep for ep in divisors(model.num_experts) if ranks % ep == 0]
-    # Whole experts are the faster choice wherever there are more of them than ranks to hold them.
+    # Whole experts (etp=1) are faster than split ones; without expert parallelism etp must equal tp.
     return [(ep, pins.etp or (tp if ep == 1 else 1)) for ep in eps]
 
 
 def _cuts(model: ModelSpec, pins: Pins, pp: int) -> bool:
-    """Whether so many stages are worth a thought: equal ones, or ends as ``_ends`` makes them."""
+    """Whether ``pp`` stages are tried: the layers divide evenly, or with the uneven ends of ``_ends``."""
     return model.num_layers % pp == 0 or _ends(model, pins, pp) != (None, None)
 
 
 def _ends(model: ModelSpec, pins: Pins, pp: int) -> tuple[int | None, int | None]:
-    """Layers of the first and last stage where they are uneven.
+    """Layers of the first and last stage, if these have fewer layers than the others; else (None, None).
 
-    The embedding and the loss weigh about as much as a layer each: with one layer fewer at either end, 126 layers make
-    16 stages (Llama 3, arXiv 2407.21783, section 3.3.2). What then still does not divide is missing at the ends too, at
-    the loss first: 61 layers make 3, fourteen times 4, and 2.
+    The embedding and the loss each take about as long as a layer. With one layer fewer at both ends, 126 layers make 16
+    stages (Llama 3, arXiv 2407.21783, section 3.3.2). If the layers still do not divide, the ends get even fewer, the
+    last stage first: 61 layers make 3, fourteen times 4, and 2.
     """
     if pins.first_stage_layers or pins.last_stage_layers:
         return pins.first_stage_layers, pins.last_stage_layers
@@ -246,8 +245,8 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
 
 
 def _recompute(pins: Pins, further: bool = False, selective: bool = False) -> Sequence[Recompute]:
-    """Fused attention keeps little that could be computed again, but for gathered keys and values. Of further layouts
-    the smallest come first, so that a search can leave out the others."""
+    """Kinds of recompute to try. Selective recompute is tried only if attention saves gathered keys and values or
+    unfused scores. Further layouts begin with full recompute: if that does not fit, the search skips the others."""
     if pins.recompute is not None:
         return (pins.recompute,)
     tried: tuple[Recompute, ...] = ("none", "selective", "full") if selective else ("none", "full")
@@ -255,7 +254,8 @@ def _recompute(pins: Pins, further: bool = False, selective: bool = False) -> Se
 
 
 def _comm_types(pins: Pins, cp: int) -> Sequence[ContextExchange]:
-    """The ring sends as much forward and twice as much back, but beside attention, and keeps no gathered sequence."""
+    """``cp_comm_type`` to try. Compared with all_gather, the ring (p2p) sends as much in forward and twice as much in
+    backward, but it overlaps attention and saves no gathered sequence."""
     if pins.cp_comm_type is not None:
         return (pins.cp_comm_type,)
     return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
@@ -266,7 +266,7 @@ def _pinned_offload(pins: Pins) -> tuple[Offload, Offload]:
 
 
 def _further_offloads(pins: Pins, zero: int) -> list[tuple[Offload, Offload]]:
-    """(optimizer, parameters): all places but those that are pinned, or the GPU."""
+    """(optimizer, parameters) offload of the further layouts: all combinations except that of the usual layouts."""
     places: tuple[Offload, ...] = ("none", "cpu", "nvme") if zero == 3 else ("none", "cpu")
     optimizers = places if pins.offload_optimizer is None else (pins.offload_optimizer,)
     params = (pins.offload_param or "none",) if pins.offload_param or zero < 3 else places
@@ -284,7 +284,7 @@ def _sized(
     offload: tuple[Offload, Offload],
     recompute: Recompute,
 ) -> Iterator[Layout]:
-    """One layout for every micro batch that divides what a rank gets of the global batch."""
+    """One layout for every micro batch size that divides a rank's share of the global batch."""
     share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
     most = max(1, _LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
     sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
@@ -299,7 +299,7 @@ def _sized(
 
 
 def _implementation(engine: EngineName, job: JobSpec) -> Implementation:
-    """The one that needs nothing but torch, where that can compute the job."""
+    """The implementation if none is pinned. Megatron uses its local layers, in fp8 those of Transformer Engine."""
     if engine != "megatron":
         return "huggingface"
     return "transformer_engine" if job.precision == "fp8" else "local"

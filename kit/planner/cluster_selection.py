@@ -1,5 +1,4 @@
-"""Selects a cluster: the smallest, cheapest or fastest that trains a token budget within a deadline and a sum of
-money."""
+"""Selects the smallest, cheapest or fastest cluster that trains a token budget within a deadline and a cost limit."""
 
 from __future__ import annotations
 
@@ -28,21 +27,21 @@ from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds
 Goal = Literal["gpus", "money", "time"]
 GOALS: tuple[Goal, ...] = ("gpus", "money", "time")
 _HIGHEST_MFU = 0.65
-"""No published run lies above; it bounds from below how many GPUs a deadline takes."""
+"""Upper bound of the MFU, which no published run exceeds; gives the fewest GPUs for a deadline."""
 _MOST_GPUS = 16384
 _NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
-"""Numbers of nodes that are tried."""
+"""Numbers of nodes to try."""
 _FARTHEST = 2.0
-"""Times the best option's GPUs, money or time, beyond which a type is not listed."""
+"""A node type is not listed if it takes this many times the GPUs, cost or time of the best option."""
 _GIVE_UP = 3
-"""Numbers of nodes in a row that are no better than the best so far, before a type's search ends."""
+"""The search of a node type ends after this many node counts in a row without an improvement."""
 _MOST_MISSES = 3
-"""Types whose nearest miss is named where none does."""
+"""Number of near misses in the error message if no cluster satisfies the constraints."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What may be spent; null = no limit."""
+    """Limits of a cluster selection; None = no limit."""
 
     goal: Goal = "gpus"
     deadline_days: float | None = None
@@ -50,7 +49,7 @@ class Constraints:
     max_gpus: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``SpecError`` for a limit that is none."""
+        """Raises ``SpecError`` for a limit that is not a positive number."""
         for name in ("deadline_days", "budget_usd", "max_gpus"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -69,7 +68,7 @@ class ClusterOption:
 
 
 def node_type(text: str) -> str:
-    """The node type that ``--gpus`` names where the number of nodes is to be chosen: ``aws:p5.48xlarge``, ``8xH100``.
+    """The node type of ``--gpus`` when kit chooses the number of nodes: ``aws:p5.48xlarge``, ``8xH100``.
 
     Raises ``SpecError`` for several nodes, or for a part of one.
     """
@@ -92,11 +91,11 @@ def cluster_options(
     node: str | None = None,
     calibration: Calibration = NONE,
 ) -> tuple[ClusterOption, ...]:
-    """The best number of nodes of each type (or of one), the best option first.
+    """The best number of nodes of each node type (or of ``node`` alone), the best option first.
 
-    Powers of two of nodes, and three times those, are tried, from what the deadline needs at the highest MFU to what
-    fits the limits. What cannot come near the best option known so far, at the highest MFU either, is not searched.
-    Raises ``PlanError`` with the nearest misses where none satisfies the constraints.
+    Tries powers of two and three times powers of two, from the fewest nodes that meet the deadline at the highest MFU
+    to the most that the limits allow. Skips node types that, even at the highest MFU, are much worse than the best
+    option so far. Raises ``PlanError`` with the nearest misses if no cluster satisfies the constraints.
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
@@ -123,7 +122,7 @@ def cluster_options(
 
 
 def render_options(chosen: Iterable[ClusterOption]) -> str:
-    """A table, one line a node type."""
+    """A text table with one line per node type."""
     lines = [f"{'GPUs':>6}  {'cluster':32} {'days':>7} {'USD':>14}  layout"]
     for option in chosen:
         money = "no price known" if option.cost_usd is None else f"{option.cost_usd:,.0f}"
@@ -142,10 +141,10 @@ def _types(constraints: Constraints) -> list[str]:
 
 @dataclass(frozen=True, order=True)
 class _Miss:
-    """Why a number of nodes does not do."""
+    """Why a number of nodes does not satisfy the constraints."""
 
     times: float
-    """What may be spent, that it takes; infinite where no sum would do."""
+    """How many times a limit is exceeded; infinite if no larger limit would help."""
     text: str
 
 
@@ -167,17 +166,17 @@ class _NodeType:
         flops = job.total_tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
         self.node_seconds = flops / speed
-        """At the highest MFU, on one node: no number of nodes needs less of their time together."""
+        """Node seconds for the token budget at the highest MFU: a lower bound for every number of nodes."""
 
     @property
     def ideal_usd(self) -> float:
-        """The least that the budget of tokens can cost on this type."""
+        """Lower bound of the token budget's cost on this node type."""
         price = self.node.price_per_node_hour_usd
         return math.inf if price is None else price * self.node_seconds / SECONDS_PER_HOUR
 
     @property
     def ideal(self) -> float:
-        """A bound of the goal's measure from below: no option of this type ranks before it."""
+        """Lower bound of the goal's measure: no option of this node type is better."""
         numbers = self.numbers()
         if not numbers:
             return math.inf
@@ -198,7 +197,7 @@ class _NodeType:
     def best(
         self, limit: float, searched: dict[ClusterSpec, Candidate | None]
     ) -> tuple[ClusterOption | None, _Miss | None]:
-        """The best option, or why there is none; null and null where none can come within ``limit``."""
+        """(best option, None), or (None, the nearest miss); (None, None) if no option can stay within ``limit``."""
         constraints, goal = self.constraints, self.constraints.goal
         if constraints.budget_usd is not None and self.ideal_usd > constraints.budget_usd:
             cost = f"${self.ideal_usd:,.0f} at {_HIGHEST_MFU:.0%} MFU already"
@@ -227,7 +226,7 @@ class _NodeType:
         return best, min(misses, default=None)
 
     def _too_few(self) -> _Miss:
-        """Miss of a node type of which even the largest allowed number, at the highest MFU, is too slow."""
+        """The miss if even the most nodes allowed are too slow at the highest MFU."""
         constraints = self.constraints
         most = max(1, min(constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node)
         most = most if self.node.inter_node_gbytes_per_s else 1
@@ -244,7 +243,7 @@ class _NodeType:
         self, nodes: int, searched: dict[ClusterSpec, Candidate | None]
     ) -> tuple[ClusterOption | None, _Miss | None]:
         constraints, cluster = self.constraints, parse_cluster(f"{self.name}:{nodes}")
-        # Nodes that differ in name, price and source alone have one best layout; runs on record are of a name.
+        # Clusters that differ only in name, price and source share one best layout. Residuals depend on the name.
         name = cluster.name if self.calibration.residuals else ""
         same = dataclasses.replace(cluster, name=name, source="", price_per_node_hour_usd=None, price_date=None)
         if same not in searched:

@@ -1,4 +1,4 @@
-"""Every layout that a plan was chosen from, each with its memory and its step time."""
+"""All layouts that the search compared, each with memory and step time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.specs.text import shown
 
 
 class ComparedLayout(NamedTuple):
-    """A legal layout. Its step time is predicted also where it does not fit."""
+    """A legal layout. Its step time is predicted even if it does not fit."""
 
     name: str
     """``describe(layout)``; no two layouts of a comparison share it."""
@@ -29,17 +29,17 @@ class ComparedLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answer to a request."""
+    """The compared layouts of a request, and its plan."""
 
     request: Request
     layouts: tuple[ComparedLayout, ...]
     plan: Plan | None
-    """Null where no layout is legal or fits."""
+    """None if no layout is legal or none fits."""
     refused: str = ""
-    """Why there is no plan."""
+    """The reason if there is no plan; else empty."""
 
     def pareto_front(self) -> tuple[ComparedLayout, ...]:
-        """Layouts that fit, and that no other one beats in both step time and memory; the fastest first."""
+        """Fitting layouts for which no other one is better in both step time and memory; the fastest first."""
         front: list[ComparedLayout] = []
         for each in sorted((each for each in self.layouts if each.fits), key=lambda e: (e.step_time_s, e.peak_gib)):
             if not front or each.peak_gib < front[-1].peak_gib:
@@ -47,8 +47,8 @@ class Comparison:
         return tuple(front)
 
     def plan_with(self, name: str) -> Plan:
-        """The plan with one of the layouts pinned. Raises ``PlanError`` for an unknown name, and for a layout that does
-        not fit."""
+        """The plan with the named layout pinned. Raises ``PlanError`` if the name is unknown or the layout does not
+        fit."""
         layout = next((each.layout for each in self.layouts if each.name == name), None)
         if layout is None:
             number = len(self.layouts)
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def compare(asked: Request) -> Comparison:
-    """Search, and say of every legal layout what it takes."""
+    """Searches, and predicts memory and step time of every legal layout."""
     request = request_for(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
     result, scorer, usable = search(request), LayoutScorer(request), usable_gib(request.cluster.gpu)
     layouts = tuple(

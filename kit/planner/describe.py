@@ -8,13 +8,13 @@ from kit.specs.layout import DEFAULTS, FLAGS, Layout
 
 
 def engine_name(layout: Layout) -> str:
-    """The engine, and whose layers it runs where they are another's."""
+    """The engine's name, with the implementation if it is not the engine's default."""
     over = layout.engine == "deepspeed" and layout.implementation != "huggingface"
     return layout.engine + (" over megatron" if over else "")
 
 
 def sharding(layout: Layout) -> str:
-    """What each engine calls its ``zero_stage``; empty where nothing is shared over data-parallel ranks."""
+    """``zero_stage`` in the engine's own words: DDP, FSDP2, ZeRO-2, distributed optimizer; may be empty."""
     if layout.engine == "torch":
         return ("DDP" if layout.dp > 1 else "", "ZeRO-1", "FSDP2 (zero_stage=2)", "FSDP2")[layout.zero_stage]
     if layout.engine == "megatron" and layout.zero_stage == 1:

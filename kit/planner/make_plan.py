@@ -41,7 +41,7 @@ def make_plan(
 def request_for(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None, calibration: Calibration = NONE
 ) -> Request:
-    """What ``make_plan`` searches for: the job with its family's balancing of experts."""
+    """The request that ``make_plan`` searches, with the expert balancing of the model's family."""
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
         job = changed(job, balancing=trusted(BalancingSpec, published))
@@ -49,7 +49,7 @@ def request_for(
 
 
 def plan_of(request: Request, result: SearchResult) -> Plan:
-    """The plan of a search's best layout. Raises ``PlanError`` where it found none."""
+    """The plan of a search's best layout. Raises ``PlanError`` if there is none."""
     if result.best is None:
         raise PlanError(nothing_fits(request, result) if result.considered else nothing_legal(request))
     best, model, cluster, job = result.best.layout, request.model, request.cluster, request.job

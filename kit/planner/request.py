@@ -1,4 +1,4 @@
-"""What a plan is asked for: a model, a cluster, a job, the choices already made, and what earlier runs measured."""
+"""The input of a search: model, cluster, job, pins, and the calibration from earlier runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Everything that a search starts from."""
+    """The input of a search."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -23,5 +23,5 @@ class Request:
     calibration: Calibration = NONE
 
     def workload(self, layout: Layout) -> Workload:
-        """A candidate plan."""
+        """The candidate plan with ``layout``."""
         return Workload(model=self.model, cluster=self.cluster, job=self.job, layout=layout)

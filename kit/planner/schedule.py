@@ -1,4 +1,4 @@
-"""Learning rate, batch size and length of a run: pure functions of the samples seen, so no engine owns a schedule."""
+"""Learning rate, batch size and length of a run, as pure functions of the samples seen, for all engines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _DECAYS: dict[str, Callable[[float], float]] = {
     "exponential": lambda passed: 2 * 0.5**passed - 1,
     "minus_sqrt": lambda passed: 1 - math.sqrt(passed),
 }
-"""What is left above the final rate after a part of the decay: 1 at 0, and 0 at 1. Names and forms are those of
-megatron.core.optimizer_param_scheduler."""
+"""Name → factor between the final rate (0) and the peak rate (1), by the part of the decay that has passed. Names and
+formulas are those of megatron.core.optimizer_param_scheduler."""
 
 
 def learning_rate(
@@ -28,12 +28,12 @@ def learning_rate(
     global_batch_size: int,
     total_samples: int | None = None,
 ) -> float:
-    """Rate of the optimizer step after which ``samples_seen`` samples will have been seen.
+    """Learning rate of an optimizer step. ``samples_seen`` includes the samples of this step.
 
-    Counting the step itself makes the first step of a warm-up train (rate peak/warm-up, not 0), and the last step
-    of a cosine end on ``min_ratio · peak`` exactly. The warm-up is ``schedule.warmup_steps`` whole batches, or a tenth
-    of a run that is shorter than ten times that. Beyond the end the rate stays where it ended. ``total_samples``: of a
-    run whose batch grows; otherwise steps times batch.
+    So the first step of a warm-up has the rate peak/warmup_steps, not 0, and the last step of a cosine has exactly
+    ``min_ratio · peak``. The warm-up takes ``schedule.warmup_steps`` full batches, at most a tenth of the run. After
+    the end the rate stays constant. ``total_samples``: samples of the run if its batch size ramps up; by default steps
+    times batch.
     """
     total_samples = total_samples or total_steps * global_batch_size
     warmup_samples = min(schedule.warmup_steps * global_batch_size, total_samples / 10)
@@ -56,15 +56,15 @@ def learning_rate(
 
 
 def decay_steps(schedule: ScheduleSpec, total_steps: int) -> float:
-    """Steps of the decay at the end of ``warmup_stable_decay``."""
+    """Number of decay steps at the end of ``warmup_stable_decay``."""
     return schedule.decay_steps or total_steps / 10
 
 
 def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
-    """Sequences of the step that follows ``samples_seen`` samples.
+    """Global batch size, in sequences, of the step after ``samples_seen`` samples.
 
-    As Megatron-LM counts it (num_microbatches_calculator.py, rampup_batch_size): from ``ramp.start`` by
-    ``ramp.increment`` to ``full``, each size for ``ramp.samples`` over the number of increments.
+    It grows from ``ramp.start`` by ``ramp.increment`` to ``full``; each size lasts ``ramp.samples`` divided by the
+    number of increments, as in Megatron-LM (num_microbatches_calculator.py, rampup_batch_size).
     """
     if ramp is None or samples_seen >= ramp.samples:
         return full
@@ -73,8 +73,8 @@ def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
 
 
 def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
-    """(optimizer steps, samples) of the whole run: ``run.steps``, or as many as fit into the token budget, one at
-    least. Raises SpecError for a schedule that is longer than the run, or a ramp that the layout cannot take."""
+    """(optimizer steps, samples) of the whole run: ``run.steps``, or as many steps as the token budget allows, at least
+    one. Raises SpecError if the schedule is longer than the run, or if the layout cannot run a size of the ramp."""
     steps, samples = _length(plan, run)
     schedule = run.schedule
     warmup = min(schedule.warmup_steps, steps / 10)
@@ -103,7 +103,7 @@ def _length(plan: Plan, run: RunSpec) -> tuple[int, int]:
 
 
 def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
-    """Raises SpecError that names the nearest sizes that can be."""
+    """Raises SpecError, with the nearest possible sizes, if the layout cannot run the ramp."""
     layout, full = plan.layout, plan.layout.global_batch_size
     unit = layout.micro_batch_size * layout.dp * (layout.pp if layout.vp > 1 else 1)
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):
@@ -121,7 +121,7 @@ def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
 
 
 def ramped(ramp: BatchRampSpec, full: int) -> Iterator[int]:
-    """Sizes of the steps before the whole batch is reached."""
+    """Batch size of each step before the full batch is reached."""
     samples = 0
     while samples < ramp.samples:
         size = batch_size(samples, ramp, full)

@@ -24,9 +24,9 @@ from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
 
 EQUALLY_FAST = 1.01
-"""Ratio of step times below which layouts count as equally fast, on one engine or on several. In 48 sets of measured
-layouts the layout predicted to be the fastest takes 3.1 % longer than the best one, in the mean. The simplest within 1
-% of it takes 3.7 % longer, the simplest within 5 % takes 6.3 % longer (python -m benchmarks.accuracy throughput,
+"""Layouts whose step times differ by less than this ratio count as equally fast. In 48 sets of measured layouts, the
+layout with the shortest predicted step takes on average 3.1 % longer than the best one; the simplest layout within 1 %
+of it takes 3.7 % longer, the simplest within 5 % takes 6.3 % longer (python -m benchmarks.accuracy throughput,
 docs/findings.md)."""
 
 
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     layout: Layout
     peak_gib: float
     step_time_s: float | None
-    """None where it does not fit."""
+    """None if the layout does not fit."""
 
 
 class SearchResult(NamedTuple):
@@ -44,9 +44,9 @@ class SearchResult(NamedTuple):
 
     best: Candidate | None
     considered: tuple[Candidate, ...]
-    """Legal layouts that were compared, fitting or not; further ones where no usual one is the best."""
+    """Legal layouts that were compared, fitting or not."""
     further: bool
-    """Whether they are among them."""
+    """Whether ``considered`` includes the further layouts."""
 
 
 class LayoutScorer:
@@ -68,15 +68,16 @@ class LayoutScorer:
 
 
 def search(request: Request) -> SearchResult:
-    """Compare the usual layouts, and those of the further ones that need less memory than any usual one.
+    """Compares the usual layouts, and those further layouts that need less memory than every usual one, or at most
+    ``LIVE_SHARE`` of the GPU's memory more.
 
-    So with more memory layouts join those that fit, and none leaves them: no plan becomes slower. What else is further
-    is left out, since nothing measured supports the predictions of it, and since it takes most of the time.
+    More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
+    no measurements support their predictions, and they would take most of the search time.
     """
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
     usual = tuple(_considered(request, scorer, usable))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
-    # ZeRO-3 keeps more weights gathered where a GPU has more memory: by that much its layouts may need more.
+    # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
     limit = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
     further = _considered(request, scorer, limit, further=True, most_gib=least)
     if least <= usable:
@@ -88,7 +89,7 @@ def search(request: Request) -> SearchResult:
 
 
 def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
-    """Whether any layout fits, or any of those given; stops at the first one."""
+    """Whether any layout of the request, or of ``among``, fits; stops at the first."""
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
     if among is not None:
         return any(is_legal(w) and scorer.peak_gib(w) <= usable for w in map(request.workload, among))
@@ -100,8 +101,7 @@ def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
 
 
 def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> dict[EngineName, tuple[Violation, ...]]:
-    """Engine → the rules that its layout with the fewest broken rules breaks; only engines that have no legal
-    layout."""
+    """Engines without a legal layout → the violations of the layout with the fewest."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(request):
         fewest: tuple[Violation, ...] = ()
@@ -153,8 +153,8 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
 def _considered(
     request: Request, scorer: LayoutScorer, limit_gib: float, further: bool = False, most_gib: float = math.inf
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is null where the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``."""
-    most_gib = math.inf if request.calibration.residuals else most_gib  # what was measured may be less
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``."""
+    most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
         for index, layout in enumerate(layouts(request, engine, further, most_gib)):
@@ -184,8 +184,9 @@ the first layout breaks one of these rules, thousands of others break it too."""
 
 
 def _needs_no_less(before: Layout, after: Layout) -> bool:
-    """Whether only the micro batch grew, or less is recomputed."""
-    # Without accumulation gradients need no second, wider sum: that can be less memory than a smaller micro batch.
+    """Whether ``after`` needs at least as much memory as ``before``: a larger micro batch or less recompute, and
+    otherwise equal."""
+    # Without accumulation there is no fp32 gradient sum, so a larger micro batch may need less memory.
     accumulates = (before.gradient_accumulation_steps > 1, after.gradient_accumulation_steps > 1)
     return (
         after.micro_batch_size >= before.micro_batch_size

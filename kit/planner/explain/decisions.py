@@ -1,4 +1,4 @@
-"""Why a plan is as it is: each choice, its reason, and what the alternatives would have cost."""
+"""Explains a plan: each choice, its reason, and the cost of its alternatives."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CHOICES = {
     "deepspeed": ("zero_stage", "zero_hpz", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }
-"""What is decided for each engine, in the order of the report."""
+"""Engine → names of its choices, in the order of the report."""
 
 _MOST_RIVALS = 4
-"""Values of one choice that a decision compares with the chosen one."""
+"""Most rejected values of one choice that a decision names."""
 
 _MOST_ALTERNATIVES = 4
 _WORTH_NAMING = 0.003
@@ -55,7 +55,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
 
 
 def _cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
-    """What an alternative would cost: its step, or by how much it does not fit."""
+    """The cost of an alternative: its step time, or how many GiB do not fit."""
     if candidate.step_time_s is None:
         over = candidate.peak_gib - usable_gib(cluster.gpu)
         return f"needs {candidate.peak_gib:.1f} GiB, {over:.1f} too many"
@@ -83,7 +83,7 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
 
 
 def _fast_path(request: Request, other: Candidate) -> str:
-    """What a layout of the torch engine would take on the fast path, where the search tries that on request alone."""
+    """Step time or memory of a torch layout on the fast path, if the search tries the fast path only on request."""
     layout = other.layout
     if layout.engine != "torch" or layout.tp > 1 or other.step_time_s is None or layout.compile_layers:
         return ""
@@ -98,13 +98,14 @@ def _fast_path(request: Request, other: Candidate) -> str:
 
 
 def _choice(name: str, request: Request, result: SearchResult, best: Candidate) -> Decision | None:
-    """One field of the layout against its other values, on the same engine; nothing where there was no choice."""
+    """Compares the chosen value of one layout field with its other values on the same engine; None if there were no
+    others."""
     chosen = getattr(best.layout, name)
     text = _text(chosen)
     if getattr(request.pins, name) is not None:
         return Decision(rule=name, chosen=text, why="pinned")
     if name in _ONLY_WITH and getattr(best.layout, _ONLY_WITH[name]) == 1:
-        return None  # stages of one pipeline stage, or a sequence split over one rank, are no choice
+        return None  # without a pipeline or without context parallelism this field has no effect
     same_engine = [candidate for candidate in result.considered if candidate.layout.engine == best.layout.engine]
     values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
     impossible = _impossible(name, values | {chosen}, request, result)
@@ -125,11 +126,11 @@ def _choice(name: str, request: Request, result: SearchResult, best: Candidate) 
 _ONLY_WITH = {"vp": "pp", "sp": "tp"}
 
 _WITHIN = ("zero_hpz", "offload_param", "vp", "sp", "recompute", "micro_batch_size")
-"""Choices that are made within a way to split the work: their other values are those of the same split, if any fits."""
+"""Choices within one split of the work: an alternative value is taken from the same split, if any such layout fits."""
 
 
 def _rival(candidates: list[Candidate], name: str, best: Candidate) -> Candidate:
-    """The layout that stands for a rejected value: the cheapest that has it."""
+    """The layout that represents a rejected value: the best layout with this value."""
     if name in _WITHIN:
         own = _split_of(best.layout)
         same_split = [c for c in candidates if c.step_time_s is not None and _split_of(c.layout) == own]
@@ -138,7 +139,7 @@ def _rival(candidates: list[Candidate], name: str, best: Candidate) -> Candidate
 
 
 def _besides(name: str, best: Layout, rival: Layout) -> str:
-    """What else has to change for it, so that nobody takes the cost for that of the one value."""
+    """Other fields in which the rival differs from the best layout, since they contribute to its cost."""
     sizes = [size for size in ("tp", "cp", "pp", "vp", "ep", "etp", "zero_stage", "zero_hpz") if size != name]
     parts = [f"{size}={getattr(rival, size)}" for size in sizes if getattr(rival, size) != getattr(best, size)]
     if rival.implementation != best.implementation:
@@ -154,7 +155,7 @@ def _besides(name: str, best: Layout, rival: Layout) -> str:
 
 
 def _impossible(name: str, tried: set[object], request: Request, result: SearchResult) -> list[str]:
-    """Places for offloaded state that were tried and break a rule, such as too little host memory, with the rule."""
+    """Places for offloaded state that no compared layout uses, each with the message of the rule that refuses it."""
     if not name.startswith("offload_") or not result.further:
         return []
     reasons = []
@@ -177,7 +178,7 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
 
 
 def _meaning(name: str, layout: Layout) -> str:
-    """What the chosen value does."""
+    """Explains the chosen value."""
     if name == "zero_stage":
         return _SHARDED[layout.zero_stage]
     off, on = _MEANINGS[name]
@@ -224,7 +225,7 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
-    """What fits by its step time, then what does not by its peak."""
+    """Sort key: fitting layouts by step time, then the others by peak memory."""
     if candidate.step_time_s is None:
         return (True, candidate.peak_gib)
     return (False, candidate.step_time_s)
@@ -238,7 +239,7 @@ def _text(value: object) -> str:
 
 
 def _alternatives(request: Request, result: SearchResult, best: Candidate) -> Iterator[Decision]:
-    """Fitting layouts that split the work otherwise, the fastest first."""
+    """Fitting layouts with another split of the work, the fastest first."""
     timer = StepTimer()
 
     def components_s(candidate: Candidate) -> dict[str, float]:
@@ -261,7 +262,7 @@ def _alternatives(request: Request, result: SearchResult, best: Candidate) -> It
 
 
 def _split_of(layout: Layout) -> tuple[object, ...]:
-    """What two layouts must share to be one way to split the work."""
+    """Key of the split: layouts with the same key split the work in the same way."""
     return (layout.engine, layout.tp, layout.pp, layout.cp, layout.ep, layout.zero_stage, layout.offload_optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Where half the GPUs take a shorter step than all of them, or can divide a batch that all of them cannot."""
+"""Notes when fewer GPUs would be faster, and when the batch divides over fewer GPUs but not over all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kit.specs.base import changed
 from kit.units import human_seconds
 
 _SHARE_OF_COMPUTE = 0.6
-"""Share of compute in a step above which fewer GPUs are not searched: a search takes as long as the plan did. Half the
-GPUs compute twice as long, so they are slower where the share is over a half. The tenth above a half is for GEMMs that
-grow more efficient."""
+"""If compute takes a larger share of the step, fewer GPUs are not searched, because a search takes as long as the plan.
+Half the GPUs compute twice as long, so with a share above 0.5 they are slower; 0.1 more allows for GEMMs that become
+more efficient."""
 
 
 def faster_with_fewer(request: Request, best: Candidate) -> Iterator[Decision]:
-    """One note where fewer GPUs would do a step faster than the plan's ``best``."""
+    """One note if fewer GPUs have a shorter step than ``best``."""
     components = StepTimer().components_s(request.workload(best.layout))
     if components["compute"] > _SHARE_OF_COMPUTE * sum(components.values()):
         return
@@ -39,8 +39,8 @@ def faster_with_fewer(request: Request, best: Candidate) -> Iterator[Decision]:
 
 
 def batch_divides(request: Request) -> Iterator[str]:
-    """For a batch that does not divide over the GPUs: the nearest batches that do, and the most GPUs, each with what
-    its step takes."""
+    """For a batch that does not divide over the GPUs: the nearest batches that divide, and the largest number of GPUs
+    over which the batch divides, each with its step time."""
     gpus, batch = request.cluster.num_gpus, request.job.global_batch_size
     for nearest in filter(None, (batch // gpus * gpus, (batch // gpus + 1) * gpus)):
         found = search(replace(request, job=replace(request.job, global_batch_size=nearest))).best
@@ -52,7 +52,8 @@ def batch_divides(request: Request) -> Iterator[str]:
 
 
 def _fewer(request: Request) -> Iterator[tuple[Request, Candidate]]:
-    """Half the nodes, a quarter, …, then half the GPUs of one node, where something fits."""
+    """(request, best candidate) for half the nodes, a quarter, …, then half the GPUs of one node, where a layout
+    fits."""
     cluster = request.cluster
     while cluster.num_gpus > 1:
         if cluster.num_nodes > 1:

@@ -26,17 +26,17 @@ from kit.specs.job import LoraSpec
 from kit.specs.layout import ENGINES, EngineName, Layout
 
 _MOST_NODES = 1024
-"""Largest number of nodes that is tried."""
+"""Largest number of nodes to try."""
 _SHORTEST = 512
-"""Tokens: shorter sequences are not proposed."""
+"""Shortest sequence length that kit proposes, in tokens."""
 MOST_CHANGES = 3
-"""How many ways out are named."""
+"""Most changes that kit proposes."""
 
 
 def nothing_legal(request: Request) -> str:
     """Lists every broken rule of the layout nearest to the pins, for each engine allowed; one a line."""
     reasons = _able(illegal(request))
-    # A rule that all engines share is said once.
+    # A message that several engines share is printed once.
     lines: dict[str, list[str]] = {}
     for engine, broken in reasons.items():
         for violation in broken:
@@ -53,7 +53,7 @@ def nothing_legal(request: Request) -> str:
 
 
 def _refused_too(request: Request, told: str) -> Iterator[str]:
-    """Engines that the rules name as a way out, and that refuse the same choices for another reason."""
+    """Engines that a message in ``told`` suggests, but that refuse the same choices for another reason."""
     if request.pins.engine is None:
         return
     for engine in ENGINES:
@@ -63,7 +63,7 @@ def _refused_too(request: Request, told: str) -> Iterator[str]:
 
 
 def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:
-    """Leaves out engines that can never do what is pinned (split a model), as long as another one can."""
+    """Leaves out engines that can never support the pins (such as a split of the model), if another engine can."""
     able = {
         engine: broken
         for engine, broken in reasons.items()
@@ -90,24 +90,25 @@ def nothing_fits(request: Request, result: SearchResult) -> str:
 
 
 class _Change(NamedTuple):
-    """Something else to ask for."""
+    """A changed request that may have a layout that fits."""
 
     kind: str
-    """Kind of change. Of each kind kit names only the smallest change that helps."""
+    """Kind of change. kit names only the smallest change of each kind that helps."""
     factor: float
-    """How small it is: by how many times a number that was asked for grows or shrinks; 1 where none does."""
+    """Size of the change: the factor by which a number of the request grows or shrinks; 1 if no number changes."""
     text: str
     request: Request
     among: Sequence[Layout] | None = None
-    """The layouts that the change can make fit; null: any."""
+    """The layouts that the change can make fit; None: any."""
 
 
 def changes_that_fit(request: Request, considered: Sequence[Candidate]) -> Iterator[str]:
-    """Changes that help, the smallest first: by how many times the number that is changed grows or shrinks.
+    """Changes after which a layout fits, the smallest first. The size of a change is the factor by which a number grows
+    or shrinks.
 
-    To leave a choice to the planner, or to say what a node has, changes nothing that was asked for. Where two are
-    equally small, the job changes before the hardware. Adapters in place of all weights are another kind of training,
-    and come last. ``considered``: the legal layouts of the request, of which none fits.
+    Removing a pin, or stating a node's host memory, has factor 1. Among equal factors, changes of the job come before
+    changes of the hardware. LoRA comes last, because it is another kind of training. ``considered``: the legal layouts
+    of the request, none of which fits.
     """
     helped: set[str] = set()
     for change in sorted(_changes(request, considered), key=lambda change: change.factor):
@@ -117,7 +118,7 @@ def changes_that_fit(request: Request, considered: Sequence[Candidate]) -> Itera
 
 
 def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Change]:
-    """All that are tried."""
+    """All changes to try."""
     cluster, pins = request.cluster, request.pins
     for field in fields(pins):
         value = getattr(pins, field.name)
@@ -130,13 +131,13 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)
-    # Of GPUs as large, the slowest is the nearest to what was asked for.
+    # Try slower GPUs first: among those with enough memory, the slowest is the most similar to the requested one.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
         if _is_larger(gpu, cluster.gpu):
             text = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
             larger = replace(request, cluster=replace(cluster, gpu=gpu))
-            # Layouts are as legal as here, and need no less of a larger GPU.
+            # Legality does not depend on GPU memory, and a layout does not need less memory on a larger GPU.
             fitting = [candidate.layout for candidate in considered if candidate.peak_gib <= usable_gib(gpu)]
             yield _Change("gpu", factor, text, larger, fitting)
 
@@ -162,7 +163,7 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
 
 
 def _host_memory(request: Request) -> Iterator[_Change]:
-    """For offload: of a machine of one's own, as a provider's has what it has."""
+    """More host memory or disk for offload, on the user's own machines; a provider's nodes are fixed."""
     cluster, short = request.cluster, _short_of_a_node(request)
 
     def change(kind: str, factor: float, text: str, **values: Any) -> _Change:
@@ -183,7 +184,7 @@ def _host_memory(request: Request) -> Iterator[_Change]:
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
-    """The rest of a node of the catalog first, then more nodes."""
+    """More GPUs: first all GPUs of a catalog node, then more nodes."""
     cluster = whole = request.cluster
     if cluster.num_nodes == 1 and cluster.name in node_names():
         whole = parse_cluster(f"{cluster.name}:1")
@@ -209,7 +210,7 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
 
 
 def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
-    """More memory, and no slower: neither its products nor its memory."""
+    """Whether ``gpu`` has more memory than ``own`` and neither less compute nor less bandwidth."""
     return (
         gpu.device == "cuda"
         and gpu.memory_gib > own.memory_gib
@@ -222,14 +223,14 @@ def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
 
 
 def nearest_miss(request: Request, considered: Iterable[Candidate]) -> Layout | None:
-    """Finds the layout that lacks the least memory, on the GPU or on the node. Candidates are the legal layouts and
-    those that break no rule but the node's capacity. None if there is none."""
+    """The layout that exceeds the memory of GPU or node by the least. Considers legal layouts, and layouts that break
+    only the rules of the node's capacity. None if there are none."""
     layouts_short = [*(candidate.layout for candidate in considered), *_short_of_a_node(request)]
     return min(layouts_short, key=lambda layout: _excess(request.workload(layout)), default=None)
 
 
 def _short_of_a_node(request: Request) -> list[Layout]:
-    """Layouts that break no rule but those of host memory and disks; only DeepSpeed keeps state there."""
+    """Layouts that break only the rules of host memory and disks. Only DeepSpeed offloads."""
     if request.pins.engine not in (None, "deepspeed"):
         return []
     return [
@@ -241,8 +242,8 @@ def _short_of_a_node(request: Request) -> list[Layout]:
 
 
 def _excess(w: Workload) -> tuple[int, list[float]]:
-    """How many things there is too little of, and needed over available, the worst first; what a node does not say
-    counts as half of what is needed."""
+    """Sort key: how many capacities (GPU, host memory, disk) are exceeded, and the ratios of needed to available, the
+    largest first. An unknown capacity counts as half of the need."""
     shares = [_peak_gib(w) / usable_gib(w.cluster.gpu)]
     for needed, available in zip(
         _node_gib(w), (HOST_SHARE * (w.cluster.host_ram_gib or 0.0), w.cluster.nvme_gib), strict=True
@@ -253,7 +254,7 @@ def _excess(w: Workload) -> tuple[int, list[float]]:
 
 
 def shortfall(w: Workload) -> str:
-    """What a layout that does not fit needs, what there is of it, and how many GiB are too many."""
+    """Text for a layout that does not fit: GiB needed, GiB available, and the difference."""
     cluster, peak, usable = w.cluster, _peak_gib(w), usable_gib(w.cluster.gpu)
     parts = [f"needs {peak:.1f} GiB a GPU, {usable:.1f} of {cluster.gpu.memory_gib:.1f} are usable"]
     if peak > usable:
@@ -277,5 +278,5 @@ def _peak_gib(w: Workload) -> float:
 
 
 def _node_gib(w: Workload) -> tuple[float, float]:
-    """Host memory and disk that a node needs."""
+    """(host memory, disk) that a node needs, GiB."""
     return host_ram_gib_per_node(w), nvme_gib_per_node(w)

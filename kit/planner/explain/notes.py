@@ -1,4 +1,4 @@
-"""What is legal and still worth knowing: lengths beyond training, slow links, fp8, and what compression would gain."""
+"""Notes on legal layouts: sequences longer than in pretraining, slow links, fp8, and the gain of compression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.specs.layout import Layout
 from kit.units import human_seconds
 
 _WORTH_SAYING = 0.05
-"""Part of a step that compression has to gain."""
+"""Smallest share of a step that compression must save for a note."""
 
 
 def notes(w: Workload) -> Iterator[Decision]:
@@ -49,7 +49,8 @@ def notes(w: Workload) -> Iterator[Decision]:
 
 
 def _compression(w: Workload) -> Iterator[Decision]:
-    """Compressed collectives are lossy, so the search never chooses them: one note, with every kind that would gain."""
+    """One note with every kind of compressed collective that would save time. The search never chooses these, because
+    they are lossy."""
     now = _step_s(w)
     gains = []
     for name, layout in _compressed(w.layout):

@@ -1,7 +1,7 @@
-"""What a workload must satisfy to run: one small function a refusal, each true to the engine it speaks for.
+"""Rules that a workload must satisfy to run on its engine: one small function for each refusal.
 
-Memory of a GPU is not a rule (``search`` compares it), nor is taste: tensor parallelism across nodes is slow, but it
-runs. Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring names the place that refuses.
+GPU memory is not a rule (``search`` compares it), and neither is speed: tensor parallelism across nodes is slow but
+legal. The rules were read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; docstrings name the source.
 """
 
 from __future__ import annotations

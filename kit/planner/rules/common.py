@@ -1,4 +1,4 @@
-"""Rules of every engine: sizes, precision, and what each engine has of jobs and layers."""
+"""Rules of several engines: sizes, precision, and which jobs and layers each engine supports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def batch(w: Workload) -> str | None:
     )
 )
 def positions(w: Workload) -> bool:
-    """A learned position table ends. RoPE does not: longer sequences run, which the plan then notes."""
+    """A learned position table has a fixed length. RoPE has none: longer sequences run, with a note in the plan."""
     return w.model.learned_positions and w.job.seq_length > w.model.max_position_embeddings
 
 
@@ -68,7 +68,7 @@ def positions(w: Workload) -> bool:
 
 @rule()
 def flag_of_engine(w: Workload) -> str | None:
-    """Flags of ``Layout`` name the engines that take them: others would ignore them silently."""
+    """``Layout`` names the engines that read each flag. Other engines would ignore it silently, so kit refuses it."""
     engine = w.layout.engine
     given = [name for name in _FOREIGN[engine] if getattr(w.layout, name) != DEFAULTS[name]]
     if not given:
@@ -123,7 +123,7 @@ def objective_of_stacks(w: Workload) -> bool:
 
 @rule(says="recompute=selective is not supported; use none or full")
 def recompute(w: Workload) -> bool:
-    """megatron-core's layer alone recomputes attention by itself (transformer/attention.py, core_attn)."""
+    """Only megatron-core's layer can recompute attention alone (transformer/attention.py, core_attn)."""
     return w.layout.recompute == "selective" and w.layout.engine != "megatron"
 
 
@@ -134,7 +134,7 @@ def recompute(w: Workload) -> bool:
     )
 )
 def cp_comm_type(w: Workload) -> bool:
-    """How each engine's context parallelism communicates; with cp=1 the value is not read."""
+    """Each engine supports only some values of ``cp_comm_type``; with cp=1 it is not read."""
     way = w.layout.cp_comm_type
     return way not in _CP_COMM_TYPES[w.layout.engine] and (w.layout.cp > 1 or way != "all_gather")
 
@@ -180,13 +180,13 @@ def _precisions(layout: Layout) -> tuple[str, ...]:
 
 @rule(says=lambda w: f"precision={w.job.precision} is not supported; use {one_of(_precisions(w.layout))}")
 def precision(w: Workload) -> bool:
-    """DeepSpeed scales the loss for fp16 with Hugging Face models; the other engines have fp8 and no fp16."""
+    """Only DeepSpeed with Hugging Face models supports fp16 (it scales the loss). The other engines support fp8."""
     return w.job.precision not in _precisions(w.layout)
 
 
 @rule()
 def optimizer(w: Workload) -> str | None:
-    """bitsandbytes' 8-bit AdamW steps on engine=torch; the others have optimizers of their own."""
+    """All engines support adamw; only engine=torch supports adamw-8bit (bitsandbytes)."""
     name, has = w.job.optimizer.name, ["adamw"] + ["adamw-8bit"] * (w.layout.engine == "torch")
     if name == "adamw-8bit" and name not in has:
         return (
@@ -199,27 +199,27 @@ def optimizer(w: Workload) -> str | None:
 
 
 def _whole_samples(layout: Layout) -> bool:
-    """Every rank computes its own samples with a Hugging Face model."""
+    """Whether ranks compute whole samples with a Hugging Face model, without splitting sequences or layers."""
     return layout.implementation == "huggingface" and layout.tp == layout.cp == 1
 
 
 def _objectives(layout: Layout) -> tuple[str, ...]:
     if _whole_samples(layout):
         return ("pretrain", "sft", "seq2seq")
-    # Only our attention (kit/engines/megatron/model/attention.py) reads to which document a position belongs.
+    # Only kit's own attention (kit/engines/megatron/model/attention.py) knows the document of each position.
     own_attention = layout.engine == "megatron" and layout.implementation == "local"
     return ("pretrain", "sft") if own_attention else ("pretrain",)
 
 
 @rule(says=lambda w: f"objective={w.job.objective} is not supported; use {one_of(_objectives(w.layout))}")
 def objective(w: Workload) -> bool:
-    """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
+    """Samples of SFT and of pairs have different lengths, and pairs a source; not every split supports this."""
     return w.job.objective not in _objectives(w.layout)
 
 
 @rule(says="lora={…} is not supported; leave it out")
 def lora(w: Workload) -> bool:
-    """Adapters are for whole Hugging Face layers; swapping to NVMe was not tried with frozen weights."""
+    """LoRA needs unsplit Hugging Face layers. NVMe offload was not tested with frozen weights."""
     return w.job.lora is not None and not (_whole_samples(w.layout) and not w.layout.uses_nvme)
 
 
@@ -228,7 +228,7 @@ def lora(w: Workload) -> bool:
 
 @rule()
 def balancing(w: Workload) -> str | None:
-    """What balances experts needs experts whose router is trained, on rows without padding, which it would count."""
+    """Expert balancing needs a trained router, and rows without padding, because padding would count as tokens."""
     chosen, model = w.job.balancing, w.model
     if chosen is None:
         return None
@@ -275,22 +275,22 @@ NOT_IN_MEGATRON: Mapping[str, str] = {
     ),
 )
 def megatron_family(w: Workload) -> bool:
-    """Layers and weight maps that the Megatron engine has."""
+    """The Megatron engine has layers and weight maps for some model families only."""
     return runs_megatron_layers(w.layout) and not w.model.traits.megatron
 
 
 @rule("deepspeed", "megatron")
 def megatron_rope(w: Workload) -> str | None:
-    """kit/engines/megatron/model/rope.py: kinds that frequencies alone express."""
+    """kit/engines/megatron/model/rope.py supports kinds of RoPE scaling that change only the frequencies."""
     model = w.model
     if not runs_megatron_layers(w.layout) or not model.rope_scaling:
         return None
     scaling = model.rope_scaling
     kind = scaling.get("rope_type", "default")
     if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
-        return None  # the factor of queries and keys is then 1, and that of scores is the layer's
+        return None  # queries and keys then have the factor 1, and the layer applies the factor of the scores
     if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
-        return None  # the factor of queries and keys is one of the scores
+        return None  # the factor of queries and keys can be applied to the scores
     if kind not in ("default", "linear", "llama3"):
         return (
             f"rope_type={kind} of {model.name} with implementation={w.layout.implementation}, which computes default, "
@@ -376,6 +376,6 @@ def sequence_parallel_needs_tp(w: Workload) -> bool:
     ),
 )
 def sequence_parallel_divides(w: Workload) -> bool:
-    """Each of the tensor-parallel ranks has an equal part of the sequence that context parallelism leaves."""
+    """Sequence parallelism splits the rest of the sequence (after context parallelism) evenly over tp."""
     split = w.layout.sp and w.layout.tp > 1 and runs_megatron_layers(w.layout)
     return split and w.job.seq_length % (w.layout.tp * w.layout.cp) != 0

@@ -1,4 +1,4 @@
-"""Rules of compressed collectives: DDP's communication hooks, DeepSpeed's data type, and ZeRO++ of its stage 3."""
+"""Rules of compressed collectives: DDP's communication hooks, DeepSpeed's communication_data_type, and ZeRO++."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
     ),
 )
 def zeropp_needs_zero_3(w: Workload) -> bool:
-    """ZeRO++ compresses what stage 3 sends: other stages read none of its keys, and say nothing (engine.py,
+    """ZeRO++ compresses stage 3's collectives. Other stages ignore its keys silently (engine.py,
     _configure_zero_optimizer)."""
     return w.layout.zero_stage != 3 and _zeropp(w.layout) != ""
 
@@ -110,8 +110,8 @@ def zeropp_groups(w: Workload) -> bool:
     ),
 )
 def hpz_divides_ranks(w: Workload) -> bool:
-    """utils/groups.py, _create_zero_param_parallel_group: neighbouring ranks, and an assertion that they divide. A
-    second copy pays where its ranks share a node."""
+    """utils/groups.py, _create_zero_param_parallel_group, asserts that hpZ's groups of adjacent ranks divide the world.
+    hpZ gains time only if the ranks of a group share a node."""
     hpz = w.layout.zero_hpz
     return w.layout.zero_stage == 3 and (w.cluster.gpus_per_node % hpz != 0 or w.layout.dp % hpz != 0)
 
@@ -130,6 +130,6 @@ def hpz_without_offload(w: Workload) -> bool:
 
 @rule("deepspeed", says="zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out")
 def quantized_gradients_need_nodes(w: Workload) -> bool:
-    """stage3.py, __avg_scatter_grads: with one node they are reduced as ever, without a word; utils/groups.py makes the
-    groups of whole nodes."""
+    """stage3.py, __avg_scatter_grads: on one node DeepSpeed silently reduces gradients without compression.
+    utils/groups.py makes groups of whole nodes."""
     return w.layout.zero_quantized_gradients and w.cluster.num_nodes == 1

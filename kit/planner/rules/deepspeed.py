@@ -1,8 +1,8 @@
-"""Rules of DeepSpeed 0.19.8: precision, ways to split a model beside ZeRO, and offload.
+"""Rules of DeepSpeed 0.19.8: precision, model parallelism combined with ZeRO, and offload.
 
-Three ways to split a model beside ZeRO: its own automatic tensor parallelism of Hugging Face layers (AutoTP: tp with
-implementation=huggingface), ZeRO over megatron-core's tensor parallelism (tp with implementation=local), and sequence
-parallelism that trades sequence for heads by all-to-all (Ulysses: cp with cp_comm_type=a2a).
+ZeRO combines with three kinds of model parallelism: DeepSpeed's automatic tensor parallelism of Hugging Face layers
+(AutoTP: tp with implementation=huggingface), megatron-core's tensor parallelism (tp with implementation=local), and
+sequence parallelism by all-to-alls over heads (Ulysses: cp with cp_comm_type=a2a).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kit.specs.layout import ZERO_KEYS
     says=lambda w: f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32",
 )
 def fp16_needs_cuda(w: Workload) -> bool:
-    """engine.py, _do_sanity_check: fp16 is refused where the accelerator lacks it, and CPU processes do."""
+    """engine.py, _do_sanity_check, refuses fp16 if the accelerator does not support it, as on CPU."""
     return w.job.precision == "fp16" and w.cluster.gpu.device == "cpu"
 
 
@@ -39,8 +39,8 @@ def fp16_needs_cuda(w: Workload) -> bool:
     ),
 )
 def fp16_needs_zero(w: Workload) -> bool:
-    """engine.py, backward, scales the loss for ZeRO's optimizers only; fp16/unfused_optimizer.py and its fused sibling
-    divide by the scale all the same. Adam hides it, clipping and small gradients do not."""
+    """engine.py, backward, scales the loss only for ZeRO's optimizers, but at stage 0 fp16/unfused_optimizer.py and
+    fused_optimizer.py still divide gradients by the scale. Adam hides this; clipping and small gradients do not."""
     return w.job.precision == "fp16" and w.layout.zero_stage == 0
 
 
@@ -49,7 +49,7 @@ def fp16_needs_zero(w: Workload) -> bool:
     says=lambda w: f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16",
 )
 def autocast_precision(w: Workload) -> bool:
-    """Autocast computes in bf16 here."""
+    """kit supports DeepSpeed's autocast in bf16 only."""
     return w.layout.autocast and w.job.precision != "bf16"
 
 
@@ -58,7 +58,7 @@ def autocast_precision(w: Workload) -> bool:
     says="autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them",
 )
 def autocast_quantized_weights(w: Workload) -> bool:
-    """torch_autocast.py, _validate_auto_cast_settings: its bf16 gradients cannot be summed in a quantised gather."""
+    """torch_autocast.py, _validate_auto_cast_settings, refuses autocast with quantised weights."""
     return w.layout.autocast and w.layout.zero_quantized_weights
 
 
@@ -70,7 +70,7 @@ def autocast_quantized_weights(w: Workload) -> bool:
     ),
 )
 def autocast_needs_zero(w: Workload) -> bool:
-    """ZeRO's optimizers hold the fp32 weights, and Megatron's layers do not run under autocast."""
+    """Autocast needs a ZeRO optimizer, which has the fp32 weights. Megatron's layers do not run under autocast."""
     return w.layout.autocast and (w.layout.zero_stage == 0 or runs_megatron_layers(w.layout))
 
 
@@ -168,8 +168,8 @@ def autotp_family(w: Workload) -> bool:
     ),
 )
 def autotp_divides_kv_heads(w: Workload) -> bool:
-    """AutoTP gives ranks beyond the key/value heads no attention at all (engine.py, _apply_autotp_partitioning
-    warns)."""
+    """With more ranks than key/value heads, AutoTP leaves some ranks without attention (engine.py,
+    _apply_autotp_partitioning, only warns)."""
     return not runs_megatron_layers(w.layout) and w.model.num_key_value_heads % w.layout.tp != 0
 
 
@@ -266,7 +266,7 @@ def ulysses_family(w: Workload) -> bool:
     ),
 )
 def offload_param_needs_zero_3(w: Workload) -> bool:
-    """stage3.py, _configure_offloading; other stages would ignore the key silently."""
+    """Only stage3.py, _configure_offloading, reads the key; other stages ignore it silently."""
     return w.layout.offload_param != "none" and w.layout.zero_stage != 3
 
 
@@ -287,13 +287,13 @@ def offload_optimizer_needs_zero(w: Workload) -> bool:
     ),
 )
 def nvme_needs_zero_3(w: Workload) -> bool:
-    """Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload)."""
+    """Stages 1 and 2 treat nvme as cpu (engine.py, zero_cpu_offload)."""
     return w.layout.offload_optimizer == "nvme" and w.layout.zero_stage != 3
 
 
 @rule("deepspeed")
 def host_ram(w: Workload) -> str | None:
-    """What is offloaded must go somewhere known."""
+    """Offload needs a known host memory size that is large enough."""
     cluster = w.cluster
     needed = host_ram_gib_per_node(w)
     if needed and cluster.host_ram_gib is None:
@@ -312,7 +312,7 @@ def host_ram(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def nvme(w: Workload) -> str | None:
-    """Disks must be known and large enough; where they are mounted is the run's to say (run.nvme_path)."""
+    """NVMe offload needs known disks that are large enough. The run states where they are mounted (run.nvme_path)."""
     cluster = w.cluster
     needed = nvme_gib_per_node(w)
     if needed and cluster.nvme_gib is None:
@@ -336,8 +336,8 @@ _NO_SIZES = (None,) * len(ZERO_KEYS)
 
 @rule("deepspeed")
 def size_is_read(w: Workload) -> str | None:
-    """runtime/zero/config.py takes every size at every stage; which stage reads it: stage_1_and_2.py, stage3.py,
-    swap_tensor."""
+    """runtime/zero/config.py accepts every size at every stage, but stage_1_and_2.py, stage3.py and swap_tensor each
+    read only some."""
     if _sizes(w.layout) == _NO_SIZES:
         return None
     read = set(buffer_sizes(w.model, w.cluster, w.layout.with_sizes(dict.fromkeys(ZERO_KEYS))))
@@ -361,7 +361,8 @@ def size_is_read(w: Workload) -> str | None:
     ),
 )
 def optimizer_buffers_suffice(w: Workload) -> bool:
-    """partitioned_optimizer_swapper.py, swap_in_optimizer_state: one for each of Adam's states, one for gradients."""
+    """partitioned_optimizer_swapper.py, swap_in_optimizer_state: one buffer per state tensor of Adam, one for
+    gradients."""
     return w.layout.optimizer_buffer_count is not None and w.layout.optimizer_buffer_count < 4
 
 
@@ -374,10 +375,10 @@ def optimizer_buffers_suffice(w: Workload) -> bool:
     ),
 )
 def param_buffer_holds_a_weight(w: Workload) -> bool:
-    """partitioned_param_swapper.py, get_buffer, asserts it."""
+    """partitioned_param_swapper.py, get_buffer, asserts that a shard of every weight fits in a buffer."""
     size = w.layout.param_buffer_size
     return size is not None and size < least_param_buffer(w.model, w.layout)
 
 
 NODE_CAPACITY = frozenset({"host_ram", "nvme"})
-"""Rules about what a node has, and not about what a layout may be."""
+"""Rules that depend on the capacity of a node."""

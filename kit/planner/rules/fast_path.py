@@ -1,4 +1,4 @@
-"""What chunked losses, compiled blocks, kernels and bf16 gradients go with: other combinations were not tried."""
+"""Rules of chunked losses, compiled blocks, attention kernels and bf16 gradients; they refuse untested combinations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kit.planner.rules.rule import rule
     ),
 )
 def fast_path_family(w: Workload) -> bool:
-    """Some model types scale or cap their logits, and some blocks do not compile: only described families were read."""
+    """Some model types scale or cap their logits, and some blocks do not compile. kit checked only its described
+    families."""
     return (w.layout.chunked_loss or w.layout.compile_layers) and w.model.approximate is not None
 
 
@@ -30,7 +31,7 @@ def fast_path_family(w: Workload) -> bool:
     ),
 )
 def chunked_loss_head(w: Workload) -> bool:
-    """kit/engines/kernels/chunked_loss.py takes the place of the head of a decoder by transformers."""
+    """kit/engines/kernels/chunked_loss.py replaces the head of a transformers decoder."""
     return w.layout.chunked_loss and w.layout.implementation != "huggingface"
 
 
@@ -72,7 +73,7 @@ def chunked_loss_fp16(w: Workload) -> bool:
     says="loss_kernel=liger with chunked_loss=false: it computes a chunk; use chunked_loss=true, or leave it out",
 )
 def loss_kernel_needs_chunks(w: Workload) -> bool:
-    """kit/engines/kernels/chunked_loss.py hands Liger's kernel the whole head."""
+    """kit/engines/kernels/chunked_loss.py calls Liger's kernel with the unsharded head."""
     return w.layout.loss_kernel == "liger" and not w.layout.chunked_loss
 
 
@@ -106,7 +107,7 @@ def loss_kernel_softcap(w: Workload) -> bool:
     ),
 )
 def compile_huggingface(w: Workload) -> bool:
-    """Collectives and autograd functions of one's own end a graph."""
+    """Collectives and custom autograd functions inside a layer cause graph breaks."""
     return w.layout.compile_layers and w.layout.implementation != "huggingface"
 
 
@@ -118,7 +119,7 @@ def compile_huggingface(w: Workload) -> bool:
     ),
 )
 def compile_below_zero_3(w: Workload) -> bool:
-    """Stage 3 has hooks on every module inside a block, and each would end a graph."""
+    """Stage 3 has hooks on every module inside a block; each would cause a graph break."""
     return w.layout.compile_layers and w.layout.zero_stage == 3
 
 
@@ -128,7 +129,7 @@ def compile_below_zero_3(w: Workload) -> bool:
     says="compile_layers=true with tp>1, cp>1 or four_bit: graphs break at every layer there; leave it out",
 )
 def compile_whole_layers(w: Workload) -> bool:
-    """Collectives inside a layer, and bitsandbytes' 4-bit layers, end a graph."""
+    """Collectives inside a layer and bitsandbytes' 4-bit layers cause graph breaks."""
     if not w.layout.compile_layers or w.layout.implementation != "huggingface":
         return False
     return w.layout.tp > 1 or w.layout.cp > 1 or (w.job.lora is not None and w.job.lora.four_bit)
@@ -169,7 +170,7 @@ def attention_kernel_bits(w: Workload) -> bool:
     ),
 )
 def gradient_dtype_needs_fsdp2(w: Workload) -> bool:
-    """FSDP2's hook rounds them."""
+    """Only FSDP2's hook can round gradients to bf16."""
     return w.layout.gradient_dtype != "fp32" and (w.layout.zero_stage < 2 or w.layout.tp > 1)
 
 
@@ -182,7 +183,7 @@ def gradient_dtype_needs_fsdp2(w: Workload) -> bool:
     ),
 )
 def gradient_dtype_needs_8bit_adamw(w: Workload) -> bool:
-    """8-bit AdamW steps one parameter after the other."""
+    """8-bit AdamW steps one parameter at a time, so only one fp32 copy of a gradient exists."""
     if w.layout.gradient_dtype == "fp32" or w.layout.zero_stage < 2 or w.layout.tp > 1:
         return False
     return w.job.optimizer.name != "adamw-8bit" or w.job.precision != "bf16" or w.job.lora is not None

@@ -22,8 +22,8 @@ from kit.specs.model import ModelSpec
     ),
 )
 def megatron_zero(w: Workload) -> bool:
-    """The distributed optimizer shards optimizer state: stage 1. Stages 2 and 3 shard what its gradient buffers and
-    pipeline stages need whole."""
+    """Megatron's distributed optimizer shards only optimizer state (stage 1). Its gradient buffers and pipeline stages
+    need unsharded gradients and weights."""
     return w.layout.zero_stage > 1
 
 
@@ -62,20 +62,20 @@ def fp8_needs_transformer_engine(w: Workload) -> bool:
 
 @rule("megatron")
 def pipeline_divides_layers(w: Workload) -> str | None:
-    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given, which kit gives
-    for first and last stages with fewer or more layers."""
+    """transformer_block.py, get_num_layers_to_build: all stages are equal, unless kit sets a custom layout for the
+    first and last stage."""
     layout, layers = w.layout, w.model.num_layers
     chunks = layout.pp * layout.vp
     if _uneven(w) or layers % chunks == 0:
         return None
     given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
-    # Stages are of the GPUs too; chunks of a stage are not.
+    # pp must divide the number of GPUs too; vp need not.
     near = [d for d in divisors(gcd(layers, w.cluster.num_gpus) if layout.vp == 1 else layers) if d <= 4 * chunks]
     return f"{given} does not divide num_layers={layers} of {w.model.name}; use {one_of(near)}"
 
 
 def _uneven(w: Workload) -> str:
-    """Layers of an uneven first and last stage, as text; empty where all stages are equal."""
+    """Layers of an uneven first and last stage, as text; empty if all stages are equal."""
     keys = ("first_stage_layers", "last_stage_layers")
     return ", ".join(f"{key}={value}" for key in keys if (value := getattr(w.layout, key)))
 
@@ -152,12 +152,13 @@ def virtual_stages_group_batches(w: Workload) -> bool:
     ),
 )
 def context_parallel(w: Workload) -> bool:
-    """The zig-zag order gives each rank two of 2·cp chunks, so that all compute the same share of the causal mask."""
+    """The zig-zag order gives each rank two of 2·cp chunks, so all ranks compute the same share of the causal mask."""
     return w.layout.cp > 1 and w.job.seq_length % (2 * w.layout.cp) != 0
 
 
 def _ring(w: Workload) -> bool:
-    """kit/engines/megatron/model/cp_ring.py: whole causal attention by torch's flash kernels."""
+    """Whether kit's ring attention runs (kit/engines/megatron/model/cp_ring.py). It supports full causal attention with
+    torch's flash kernels."""
     return w.layout.cp > 1 and w.layout.cp_comm_type == "p2p"
 
 
@@ -180,7 +181,7 @@ def ring_without_mla(w: Workload) -> bool:
     ),
 )
 def ring_needs_fused_attention(w: Workload) -> bool:
-    """Softcaps and sinks change scores, which a flash kernel does not hand out."""
+    """Softcaps and sinks change the scores, which a flash kernel does not return."""
     return _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None)
 
 
@@ -206,8 +207,8 @@ def ring_needs_16_bits(w: Workload) -> bool:
 
 @rule("megatron")
 def width_norm_splits_key_heads(w: Workload) -> str | None:
-    """kit/engines/megatron/model/norms.py, WidthRMSNorm: sums of squares would count the heads that two ranks share
-    twice."""
+    """kit/engines/megatron/model/norms.py, WidthRMSNorm, sums squares over ranks. A key head on two ranks would be
+    counted twice."""
     groups = w.model.num_key_value_heads
     if w.model.traits.qk_norm == "width" and w.layout.tp > 1 and groups % w.layout.tp:
         return (
@@ -219,7 +220,7 @@ def width_norm_splits_key_heads(w: Workload) -> str | None:
 
 @rule("megatron")
 def queries_are_not_scaled_by_position(w: Workload) -> str | None:
-    """modeling_ministral3.py, get_llama_4_attn_scale: 1 up to the length before positions were stretched."""
+    """modeling_ministral3.py, get_llama_4_attn_scale, is 1 only up to the original context length."""
     scaling = w.model.rope_scaling or {}
     original = scaling.get("original_max_position_embeddings")
     if scaling.get("llama_4_scaling_beta") and isinstance(original, int) and w.job.seq_length > original:
@@ -274,7 +275,7 @@ def ep_divides_experts(w: Workload) -> bool:
     ),
 )
 def etp_divides_experts(w: Workload) -> bool:
-    """tensor_parallel/layers.py, of an expert's matrices."""
+    """tensor_parallel/layers.py: etp divides the width of an expert's matrices."""
     return w.model.num_experts > 0 and w.model.moe_ffn_hidden_size % w.layout.etp != 0
 
 
@@ -290,7 +291,7 @@ def _stage_ranks(w: Workload) -> int:
     ),
 )
 def ep_divides_ranks(w: Workload) -> bool:
-    """parallel_state.py: the ranks of the experts are those of a pipeline stage."""
+    """parallel_state.py: expert parallelism divides the ranks of a pipeline stage."""
     return w.model.num_experts > 0 and _stage_ranks(w) % (w.layout.ep * w.layout.etp) != 0
 
 
@@ -320,7 +321,7 @@ def router_weights_add_up(w: Workload) -> bool:
     ),
 )
 def router_groups_of_two(w: Workload) -> bool:
-    """moe_utils.py: groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
+    """moe_utils.py scores a group by its best topk/group_topk experts; DeepSeek always uses two."""
     model = w.model
     return _sigmoid_router(model) and model.router_groups > 1 and model.experts_per_token != 2 * model.router_top_groups
 
@@ -333,8 +334,8 @@ def router_groups_of_two(w: Workload) -> bool:
     ),
 )
 def etp_follows_tp(w: Workload) -> bool:
-    """Without expert parallelism megatron-core reduces gradients of experts with all others
-    (tensor_parallel/layers.py, ``allreduce``), so both must be split alike: otherwise ranks drift apart silently."""
+    """Without expert parallelism megatron-core reduces expert gradients together with dense gradients
+    (tensor_parallel/layers.py, ``allreduce``), so etp must equal tp. Otherwise the ranks' weights diverge silently."""
     return w.model.num_experts > 0 and w.layout.ep == 1 and w.layout.etp != w.layout.tp
 
 

@@ -1,6 +1,6 @@
-"""What a rule is: a function that refuses one thing of a workload, registered for the engines it speaks for.
+"""A rule is a function that refuses one property of a workload, registered for one or more engines.
 
-Most are a predicate with a sentence; where the sentence depends on what was found, the function itself returns it.
+Most rules are a predicate and a message. If the message depends on the violation, the function returns the message.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from kit.cost.workload import Workload
 from kit.specs.layout import ENGINES, EngineName
 
 Check = Callable[[Workload], bool | str | None]
-"""Returns whether the workload breaks the rule, or the message itself; false or None where all is well."""
+"""Returns whether the workload breaks the rule, or the message; False or None if it does not."""
 Says = str | Callable[[Workload], str]
-"""The message of a broken rule; empty where the check returns it."""
+"""The message of a broken rule; empty if the check returns the message."""
 C = TypeVar("C", bound=Check)
 
 
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
     """The message."""
 
     def message(self, w: Workload) -> str | None:
-        """What is wrong with a workload; None where nothing is."""
+        """The message if a workload breaks the rule; else None."""
         if not (broken := self.check(w)):
             return None
         return self.says(w) if callable(self.says) else self.says or str(broken)

@@ -27,13 +27,13 @@ def torch_zero(w: Workload) -> bool:
     ),
 )
 def torch_tp_family(w: Workload) -> bool:
-    """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows."""
+    """kit/engines/torch/tensor_parallel.py uses transformers' tensor-parallel plans, which not every family has."""
     return w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel
 
 
 @rule("torch", says=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")
 def torch_tp_needs_fsdp2(w: Workload) -> bool:
-    """DTensor's tensor parallelism composes with FSDP2 across it, and not with DDP."""
+    """DTensor's tensor parallelism composes with FSDP2 over the other ranks, but not with DDP."""
     return w.layout.tp > 1 and w.layout.zero_stage == 0
 
 
