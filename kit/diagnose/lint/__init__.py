@@ -1,8 +1,8 @@
-"""Lint: what is wrong with a configuration that somebody brings along, before a GPU is paid for.
+"""Lint: finds errors in configurations before they run on GPUs.
 
-``lint(path)`` tells what a file is from its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
-directory, or a shell script with launch lines. Needs neither torch nor the engines: what they read is in tables taken
-from them.
+``lint(path)`` recognises a file by its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
+directory, or a shell script with launch lines. It needs neither torch nor the engines: generated tables have the keys
+that these read.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def lint(
     seq_length: int | None = None,
     gradient_checkpointing: bool = False,
 ) -> tuple[Finding, ...]:
-    """Every finding of a file or a run directory, in the order of the file.
+    """All findings of a file or a run directory, in the order of the file.
 
-    ``reader`` says who will read a DeepSpeed configuration, ``model`` and ``cluster`` let memory and batch sizes be
-    judged. Raises ``SpecError`` for a file that cannot be read at all.
+    ``reader``: the program that will read a DeepSpeed configuration. ``model`` and ``cluster``: needed to check memory
+    and batch sizes. Raises ``SpecError`` for a file that cannot be read.
     """
     given = Given(reader, model, cluster, seq_length, gradient_checkpointing)
     try:
@@ -79,7 +79,7 @@ _MOST_OF_A_RULE = 50
 
 
 def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The first findings of a rule that has very many in a file, and how many more there are."""
+    """Shortens the findings of a rule that has very many in a file: the first ones, and the number of the others."""
     counts: Counter[tuple[str, str]] = Counter()
     last: dict[tuple[str, str], Finding] = {}
     for finding in findings:
@@ -120,11 +120,11 @@ _TELLING = {
     "recipe": {"cluster", "extends"},
     "deepspeed": {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"},
 }
-"""Keys that say by themselves whose file it is."""
+"""Keys that alone identify the kind of a file."""
 
 
 def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
-    """Whose file this is by its keys, misspelt ones too; null where most of them are nobody's."""
+    """The kind of a file, by its keys (misspelt keys count too); None if most keys are unknown."""
     known = {
         "accelerate": set(accelerate_keys().tree),
         "recipe": {"model", "cluster", "job", "run", "layout", "extends"},
@@ -149,7 +149,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 
 _MOST_BYTES = 1 << 21
-"""The most bytes of a configuration or a script; people's are a hundredth of it."""
+"""Largest configuration or script that is read, in bytes; usual files have a hundredth of it."""
 
 
 def _read_json(path: Path) -> JsonText:
@@ -211,7 +211,7 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
 
 
 def _script(path: Path, given: Given) -> tuple[Finding, ...]:
-    """Every launch line, and the configurations that it names."""
+    """Findings of every launch line in a script, and of the configurations that it names."""
     findings: list[Finding] = []
     for command in commands(_text(path), path.name):
         findings += [finding for each in CHECKS["launch"] for finding in each(command)]
@@ -220,13 +220,13 @@ def _script(path: Path, given: Given) -> tuple[Finding, ...]:
 
 
 def _find(path: Path, named: str) -> Path | None:
-    """A file that another one names: launchers are started here, beside it, or from the root of its project."""
+    """Finds a file named in another file: relative to the working directory, to that file, or to a parent directory."""
     places = [folder / named for folder in (path.parent, Path(), *path.absolute().parents[1:5])]
     return next((place for place in places if place.is_file()), None)
 
 
 def _named(path: Path, command: Command, given: Given) -> list[Finding]:
-    """What a launch line's configuration files raise, by themselves and against the line."""
+    """Findings of the configuration files that a launch line names, and contradictions between file and line."""
     found: list[Finding] = []
     found += wrapped_classes(command, given.model)
     readers: tuple[tuple[str | None, Reader | None], ...] = (
@@ -252,8 +252,8 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
 
 
 def _model_parallel(megatron: Path) -> int:
-    """Ranks that share a model where ZeRO lies over Megatron's layers: DeepSpeed learns of them from an object in the
-    program (mpu), not from its configuration, and kit writes them beside it."""
+    """Model-parallel ranks (tp · pp) under ZeRO with Megatron's layers. DeepSpeed gets this number from the program's
+    mpu object, not from its configuration; kit writes it to Megatron's file in the same directory."""
     if not megatron.is_file():
         return 1
     sizes = strict_yaml.read(megatron).data.get("parallel_state", {})
@@ -262,7 +262,7 @@ def _model_parallel(megatron: Path) -> int:
 
 @check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
 def _recipe(path: Path) -> tuple[Finding, ...]:
-    """A recipe's own errors and those of its plan; one finding a line."""
+    """Errors of a recipe and of its plan; one finding per line of the message."""
     from kit.planner.make_plan import make_plan
     from kit.specs.recipe import load_recipe
 
@@ -283,7 +283,7 @@ def _recipe(path: Path) -> tuple[Finding, ...]:
     Rule("edited", "run", "edits that are honoured", "reported again at start"),
 )
 def _run_directory(path: Path) -> tuple[Finding, ...]:
-    """The plan against its projections, and the DeepSpeed and accelerate files in it."""
+    """Compares the plan of a run directory with its derived files, and lints its DeepSpeed and accelerate files."""
     from kit.emit.run_directory import RunDirectory
 
     try:
@@ -310,7 +310,7 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
         findings += _accelerate(launched, strict_yaml.read(launched), Given(model=rundir.plan.model))
     elif config.is_file():
         findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
-    # The plan judged memory.
+    # The planner has already checked memory.
     return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
 
 

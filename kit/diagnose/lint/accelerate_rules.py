@@ -1,4 +1,5 @@
-"""accelerate's YAML: keys, what contradicts the DeepSpeed file it names, and what starts something else silently."""
+"""Rules of accelerate's YAML: keys, contradictions with its DeepSpeed file, and settings that silently start something
+else."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ DECIDED_BY_FILE = (
 
 @check("accelerate")
 def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
-    """At the top level accelerate refuses it; inside a section nothing looks at it."""
+    """accelerate refuses an unknown key at the top level and ignores it inside a section."""
     prefixes = {"fsdp_config": "fsdp_"}
     for finding in unknown_keys(config, accelerate_keys(), "unknown-key"):
         section, _, key = finding.key.rpartition(".")
@@ -51,7 +52,7 @@ def _rank(config: Config) -> float:
 
 
 def _one_process(config: Config) -> bool:
-    """The types that run one process without a word."""
+    """Whether the distributed type silently runs one process."""
     alone = config.get("distributed_type") in ("MULTI_CPU", "NO") and not config.section("mpirun_config")
     return alone and _processes(config) > 1
 
@@ -61,14 +62,15 @@ def _visible(config: Config) -> int:
 
 
 def _too_few_visible(config: Config) -> bool:
-    """utils/launch.py hands gpu_ids on as CUDA_VISIBLE_DEVICES; a rank takes the device of its local number."""
+    """Whether there are fewer visible devices than processes. utils/launch.py sets CUDA_VISIBLE_DEVICES to gpu_ids, and
+    each process uses the device of its local rank."""
     if config.get("gpu_ids") in (None, "all") or config.number("num_processes") is None or config.on("use_cpu"):
         return False
     return _visible(config) < _processes(config) // _machines(config)
 
 
 def _decided_by_file(key: str) -> Case[Config]:
-    """accelerate refuses to start when both speak."""
+    """accelerate refuses to start if its YAML and the DeepSpeed file both set ``key``."""
     return Case(
         "error",
         key,
@@ -179,7 +181,7 @@ def wrap_class(config: Config) -> Iterator[Finding]:
 
 
 def missing_classes(named: object, model: ModelSpec | None) -> Iterator[tuple[str, str]]:
-    """(why, fix) of every class among these, separated by commas, that the model's family does not define."""
+    """(why, fix) for every class name in ``named`` (comma-separated) that the model's family does not define."""
     known = layer_classes().get(model.family, frozenset()) if model is not None else frozenset()
     for name in str(named).split(",") if known and named else ():
         if name.strip() not in known | TORCH_CLASSES:
@@ -193,10 +195,10 @@ TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
 
 @check("accelerate")
 def priced(config: Config) -> Iterator[Finding]:
-    """Judges memory as for a DeepSpeed file, from what accelerate makes of its section."""
+    """Checks memory as for a DeepSpeed file, with the configuration that accelerate derives from its section."""
     kind = config.get("distributed_type")
     if kind == "DEEPSPEED" and config.get("deepspeed_config.deepspeed_config_file"):
-        return  # that file is judged by itself
+        return  # the DeepSpeed file is checked separately
     made = as_deepspeed(config) if kind == "DEEPSPEED" else config
     for rule in (consequence_rules.memory, consequence_rules.speed):
         for finding in rule(made):
@@ -210,11 +212,12 @@ FROM_YAML = {
     "zero_optimization.offload_param.device": "deepspeed_config.offload_param_device",
     "gradient_accumulation_steps": "deepspeed_config.gradient_accumulation_steps",
 }
-"""Keys of a DeepSpeed file ← accelerate's (utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
+"""Mapping between accelerate's keys and those of a DeepSpeed file (utils/dataclasses.py,
+DeepSpeedPlugin.__post_init__)."""
 
 
 def as_deepspeed(config: Config) -> Config:
-    """The DeepSpeed configuration that accelerate makes of its YAML; its stage is 2 unless said."""
+    """The DeepSpeed configuration that accelerate derives from its YAML. The default stage is 2."""
     data: dict[str, Any] = {"zero_optimization": {"stage": 2}}
     for dotted, key in FROM_YAML.items():
         if config.get(key) not in (None, "none"):
@@ -229,7 +232,7 @@ def as_deepspeed(config: Config) -> Config:
 
 
 def _inline_stage(config: Config) -> float | None:
-    """Stage of DeepSpeed settings that stand in accelerate's YAML, not in a file of their own."""
+    """ZeRO stage of DeepSpeed settings inside accelerate's YAML."""
     inline = config.get("distributed_type") == "DEEPSPEED"
     return config.number("deepspeed_config.zero_stage") if inline else None
 

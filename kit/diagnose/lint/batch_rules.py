@@ -1,4 +1,4 @@
-"""Batch sizes: what DeepSpeed asserts only when every GPU is there already."""
+"""Rules of batch sizes. DeepSpeed checks these only after all GPUs have started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 def data_parallel_size(config: Config) -> int | None:
-    """Ranks over those that share a batch; None where their number is not known."""
+    """Number of data-parallel ranks; None if the number of ranks is unknown."""
     ranks = config.processes or (config.cluster and config.cluster.num_gpus)
     if not ranks:
         return None
@@ -70,7 +70,7 @@ def batch_arithmetic(config: Config) -> Iterator[Finding]:
     steps = given if given is not None else 1
     ranks = data_parallel_size(config)
     if given is None and ranks is not None and total % (micro * ranks) == 0:
-        return  # DeepSpeed works the accumulation out
+        return  # DeepSpeed computes gradient_accumulation_steps
     unit = micro * max(1, steps) * (ranks or 1)
     if total % unit == 0 and (ranks is None or total == unit):
         return

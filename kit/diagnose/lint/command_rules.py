@@ -1,5 +1,5 @@
-"""Launch lines: options that no launcher knows, machines that cannot meet, fewer processes than meant, and numbers that
-contradict the configuration they name."""
+"""Rules of launch lines: unknown options, nodes without a common address, too few processes, and numbers that
+contradict the configuration file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO = ("no", "false", "f", "n", "0")
     Rule("unknown-option", "script", "options that the launcher does not know, with the nearest one", "it stops"),
 )
 def unknown_option(command: Command) -> Iterator[Finding]:
-    """argparse stops at it; before the script it is the launcher's, after it the script's."""
+    """argparse refuses an unknown option. Options before the script are the launcher's, later ones the script's."""
     known = known_options().get(command.launcher)
     for option, _ in command.options if known is not None else ():
         if known is None or option in known or option.startswith("$"):
@@ -45,31 +45,32 @@ def unknown_option(command: Command) -> Iterator[Finding]:
 
 
 def wrapped_classes(command: Command, model: ModelSpec | None) -> Iterator[Finding]:
-    """The class that FSDP wraps, against the classes that the model has."""
+    """Checks that the model has the class that FSDP wraps."""
     option = "fsdp_transformer_layer_cls_to_wrap"
     for why, fix in missing_classes(command.argument(option) or command.value(option), model):
         yield command.finding("wrap-class", "error", f"--{option}", why, fix)
 
 
 def _both_split(command: Command) -> bool:
-    """The Trainer's --fsdp beside --deepspeed; accelerate/commands/launch.py takes one of its --use_… options."""
+    """Whether FSDP and DeepSpeed are both on: the Trainer's --fsdp and --deepspeed, or two of accelerate's --use_…
+    options (accelerate/commands/launch.py takes only one)."""
     given = {option.replace("-", "_") for option, _ in command.options}
     both = command.argument("fsdp") and command.argument("deepspeed")
     return bool(both) or {"__use_fsdp", "__use_deepspeed"} <= given
 
 
 def _nodes(command: Command) -> int:
-    """Machines, where their number is written out; else one."""
+    """Number of nodes if it is a literal number; else 1."""
     return number(command.value("nnodes", "num_nodes", "num_machines")) or 1
 
 
 def _rank(command: Command) -> int:
-    """Rank of this machine, where it is written out; else the first."""
+    """Rank of this node if it is a literal number; else 0."""
     return number(command.value("node_rank", "machine_rank")) or 0
 
 
 def processes(command: Command) -> int | None:
-    """Ranks of all nodes, where the numbers are written out."""
+    """Number of processes on all nodes; None if the line has variables in place of numbers."""
     launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
     if launcher is None:
         return 1  # plain python
@@ -82,13 +83,13 @@ def _on_a_machine(command: Command) -> int:
 
 
 def _visible(command: Command) -> str:
-    """Devices as they are numbered on the line or above it."""
+    """The visible devices, as set on the line or above it."""
     devices = command.value("gpu_ids") or command.visible
     return devices if re.fullmatch(r"[\d,]+", devices) else ""
 
 
 def _without(launcher: str, *options: str) -> Callable[[Command], bool]:
-    """Whether a launcher starts several machines without any of these options."""
+    """Whether ``launcher`` starts several nodes without any of ``options``."""
     return lambda c: c.launcher == launcher and _nodes(c) > 1 and not c.opaque and not c.value(*options)
 
 
@@ -97,7 +98,7 @@ def _script_without_launcher(command: Command) -> str | None:
 
 
 def _chosen_twice(option: str) -> Case[Command]:
-    """launcher/runner.py, main: a selection of hosts and GPUs beside a number of them is refused."""
+    """launcher/runner.py, main, refuses a selection of hosts and GPUs together with their number."""
     return Case(
         "error",
         f"--{option}",
@@ -230,7 +231,7 @@ def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
         try:
             equal = float(given) == float(there)
         except (TypeError, ValueError):
-            continue  # a variable, or a matter of another rule
+            continue  # a variable, or another rule reports it
         if not equal:
             why = f"--{name} {given}, and {dotted} is {there}: the Trainer stops at the difference"
             yield command.finding("trainer-mismatch", "error", f"--{name}", why, f'write "auto" for {dotted}')

@@ -19,13 +19,13 @@ class Launcher:
 
     name: str
     forms: tuple[tuple[str, ...], ...]
-    """The words that begin a launch; the first may be a path."""
+    """Command prefixes of a launch; the first word may be a path."""
     processes: str
-    """The option that says how many processes to start,"""
+    """The option that sets the number of processes."""
     per_node: bool
-    """on each node; else on all nodes together."""
+    """Whether ``processes`` is per node; else it is for all nodes."""
     abbreviates: bool
-    """Whether the beginning of an option is taken for it where only one begins so (argparse, allow_abbrev)."""
+    """Whether unique prefixes of options are accepted (argparse, allow_abbrev)."""
 
 
 LAUNCHERS = (
@@ -52,9 +52,9 @@ LAUNCHERS = (
     ),
 )
 _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
-"""Words after which a launcher's name starts nothing."""
+"""After these words a launcher's name is only an argument."""
 _ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
-"""A sum of the shell's: one word, with spaces in it."""
+"""Shell arithmetic: one word that may contain spaces."""
 _TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
 _TASKS = re.compile(r"(?m)^#SBATCH\s+(?:--ntasks(?:-per-node)?[= ]|--tasks-per-node[= ]|-n ?)(\d{1,6})")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
@@ -66,24 +66,24 @@ class Command:
     """One launch."""
 
     launcher: str
-    """Name of a launcher; ``python`` where none starts the program."""
+    """Name of the launcher; ``python`` if the program starts without one."""
     file: str
     """The script's name."""
     line: int
     former: bool
     """Started by ``torch.distributed.launch``."""
     options: tuple[tuple[str, str | None], ...]
-    """(option, its value) of the launcher, in order, as written or in full; None for a switch."""
+    """(option, value) pairs of the launcher, in order, abbreviated or not; the value of a switch is None."""
     program: str
-    """The script or module; empty where there is none."""
+    """The script or module; empty if there is none."""
     arguments: tuple[tuple[str, str | None], ...]
     """The program's own options."""
     in_tasks: bool
     """Started by srun, mpirun and the like, or in a batch job with several tasks a node: one process in each."""
     visible: str
-    """What CUDA_VISIBLE_DEVICES says before it on its line, or in an export above; empty where it is not said."""
+    """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
     opaque: bool
-    """A shell variable stands among the words, and may hold more of them: what is missing may be there."""
+    """Whether the line has a shell variable, which may contain options that seem to be missing."""
 
     def value(self, *names: str) -> str | None:
         """Value of the launcher's option by any of its names, ``-`` and ``_`` alike."""
@@ -107,12 +107,11 @@ def known_options() -> Mapping[str, Mapping[str, int]]:
 
 
 _LONGEST_LINE = 1 << 16
-"""Characters of a launch; shlex takes many seconds for a line of a megabyte."""
+"""Longest launch line that is parsed, in characters; shlex takes many seconds for a line of a megabyte."""
 
 
 def commands(text: str, file: str) -> Iterator[Command]:
-    """Every launch in the text of a script, in order. Variables stay as they are written; a line that no shell could
-    split is passed over."""
+    """Every launch in a script, in order. Variables are not expanded; lines with invalid quoting are skipped."""
     batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
     exported = ""
     for number, line in _joined(text):
@@ -130,12 +129,12 @@ def commands(text: str, file: str) -> Iterator[Command]:
 
 
 def number(value: str | None) -> int | None:
-    """A whole number that is written out; None for a variable or a range such as ``1:4``."""
+    """The value of a literal whole number; None for a variable or a range such as ``1:4``."""
     return int(value) if value is not None and value.isdecimal() else None
 
 
 def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations: (number of the first, all of it)."""
+    """(number of the first line, text) of every line, joined with its continuation lines."""
     held, first = "", 0
     for index, raw in enumerate(text.splitlines(), start=1):
         first = first or index
@@ -175,7 +174,8 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
 
 
 def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
-    """Whether an interpreter stands before a word, with switches of its own (-u) or none; ``variables``: or one."""
+    """Whether the word at ``position`` follows a Python interpreter and its switches (-u). ``variables``: a shell
+    variable counts as an interpreter."""
     while position and words[position - 1].startswith("-"):
         position -= 1
     word = words[position - 1].lstrip("\"'") if position else ""
@@ -185,8 +185,8 @@ def _python_before(words: Sequence[str], position: int, variables: bool = True) 
 def _split(
     words: Sequence[str], known: Mapping[str, int], abbreviates: bool
 ) -> tuple[tuple[tuple[str, str | None], ...], str, Sequence[str]]:
-    """The launcher's options, the program, and what follows it. An unknown option takes the next word where that is
-    neither an option nor a program."""
+    """Splits a launch into the launcher's options, the program, and the program's arguments. The next word is the value
+    of an unknown option, unless it is an option or a program."""
     found: list[tuple[str, str | None]] = []
     position = 0
     while position < len(words):

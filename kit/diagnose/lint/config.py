@@ -1,4 +1,4 @@
-"""A configuration under lint: its values, where they stand, and what is known of its use."""
+"""A configuration to lint: its values with their lines, and the context of its use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Given:
-    """What the person who asks says of the run; null where it is not said."""
+    """The user's statements about the run; None if not stated."""
 
     reader: Reader | None = None
     model: ModelSpec | None = None
@@ -37,10 +37,10 @@ class Config(Given):
     document: Document
     irregularities: tuple[Irregularity, ...] = ()
     processes: int | None = None
-    """Ranks, where a launcher's file says so; else the GPUs of the cluster."""
+    """Number of ranks if a launcher's file states it; else the GPUs of the cluster."""
 
     def get(self, dotted: str, default: Any = None) -> Any:
-        """A value by its dotted key; ``default`` where it or a section above is missing."""
+        """The value of a dotted key; ``default`` if the key or one of its sections is missing."""
         node: Any = self.document.data
         for step in dotted.split("."):
             if not isinstance(node, dict) or step not in node:
@@ -49,7 +49,7 @@ class Config(Given):
         return node
 
     def has(self, dotted: str) -> bool:
-        """Whether the key stands there, even with null."""
+        """Whether the key exists, even with the value null."""
         missing = object()
         return self.get(dotted, missing) is not missing
 
@@ -58,7 +58,7 @@ class Config(Given):
         return truth(self.get(dotted)) is True
 
     def number(self, dotted: str) -> float | None:
-        """A finite number, in quotes or not; None where it is missing, ``auto`` or no number."""
+        """A finite number, quoted or not; None if it is missing, ``auto`` or not a number."""
         value = self.get(dotted)
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             return None
@@ -67,13 +67,13 @@ class Config(Given):
         return None
 
     def section(self, dotted: str) -> dict[str, Any]:
-        """A section, empty where it is missing or not one."""
+        """A section; empty if the key is missing or not a section."""
         value = self.get(dotted)
         return value if isinstance(value, dict) else {}
 
     @property
     def stage(self) -> int | None:
-        """ZeRO stage; 0 without the section, None where it is not a number."""
+        """ZeRO stage; 0 without the section, None if it is not a number."""
         section = self.get("zero_optimization")
         if section is None:
             return 0
@@ -87,11 +87,11 @@ class Config(Given):
         return Finding(rule, severity, self.document.name, self.line(key), key, why, fix, changes)
 
     def moved(self, dotted: str, target: str) -> Changes:
-        """The change that moves a value to another key, or drops it where that key is there already."""
+        """The change that moves a value to key ``target``, or removes the value if ``target`` exists."""
         return (*removal(dotted), *(() if self.has(target) else setting(target, self.get(dotted))))
 
     def line(self, dotted: str) -> int | None:
-        """Line of the key, or of the nearest section that has one."""
+        """Line of the key, or of the innermost enclosing section with a known line."""
         location: tuple[str, ...] = tuple(dotted.split(".")) if dotted else ()
         while location and location not in self.document.lines:
             location = location[:-1]
@@ -103,7 +103,7 @@ class Config(Given):
 
 
 def truth(value: Any) -> bool | None:
-    """A switch as pydantic reads it; None for ``auto`` and what is no switch."""
+    """A boolean as pydantic reads it; None for ``auto`` and values that are not booleans."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):

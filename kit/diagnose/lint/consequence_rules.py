@@ -1,5 +1,5 @@
-"""What a DeepSpeed configuration costs in memory and time, by the cost model; they speak where a model is given, and of
-whole layouts where a cluster is too."""
+"""Rules of the memory and time of a DeepSpeed configuration, predicted by the cost model. Most need a model and a
+cluster."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kit.specs.layout import Layout
 from kit.units import GIB
 
 WORTH_SAYING = 1.1
-"""Times the step of a layout beside it: less is within the error of a prediction."""
+"""Smallest ratio of step times that is reported; less is within the error of a prediction."""
 DEFAULT_BUCKET = 5e8
-"""Elements (runtime/zero/config.py)."""
+"""DeepSpeed's default bucket size in elements (runtime/zero/config.py)."""
 
 
 @check(
@@ -37,7 +37,7 @@ DEFAULT_BUCKET = 5e8
     ),
 )
 def bucket_memory(config: Config) -> Iterator[Finding]:
-    """stage_1_and_2.py allocates a reduce bucket whole, a second one with overlap_comm."""
+    """stage_1_and_2.py allocates the full reduce bucket, and a second one with overlap_comm."""
     if config.stage not in (1, 2):
         return
     key = "zero_optimization.reduce_bucket_size"
@@ -78,7 +78,7 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
     Rule("memory-not-judged", "ds, accelerate, script", "why nothing is said of memory", "silence is no judgement"),
 )
 def memory(config: Config) -> Iterator[Finding]:
-    """Whether the model fits, and whether the host can hold what is offloaded."""
+    """Whether the model fits the GPU, and offloaded state the host."""
     work = described(config)
     if isinstance(work, str):
         if config.model is not None or config.cluster is not None:
@@ -133,7 +133,7 @@ def memory(config: Config) -> Iterator[Finding]:
     ),
 )
 def speed(config: Config) -> Iterator[Finding]:
-    """What the configuration pays in time for memory that it does not need, and the step that is predicted."""
+    """The predicted step time, and settings that cost time to save memory that is not needed."""
     work = described(config)
     if isinstance(work, str):
         return
@@ -159,7 +159,7 @@ def speed(config: Config) -> Iterator[Finding]:
                 f"now it takes {now.step_time_s:.2g}, {ratio:.1f} times as long",
                 f"train {words}",
             )
-            break  # the next would be measured against the same step
+            break  # the next setting would be compared with the same step
     largest, longest_s = max(now.step_time_components_s.items(), key=lambda item: item[1])
     peak = peak_gib(work)
     yield config.finding(
@@ -188,7 +188,7 @@ def speed(config: Config) -> Iterator[Finding]:
     ),
 )
 def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
-    """(rule, key, words, layout) of neighbours that keep more on the GPU and send less."""
+    """(rule, key, words, layout) of similar layouts that keep more state on the GPU and communicate less."""
     if layout.engine != "deepspeed":
         return
     bare = dataclasses.replace(layout, offload_optimizer="none", offload_param="none")
@@ -209,7 +209,7 @@ def _batch(work: Workload) -> str:
     Rule("buffer-size", "ds, with a model and GPUs", "an NVMe buffer below the largest weight", "stops the run"),
 )
 def buffer_size(config: Config) -> Iterator[Finding]:
-    """swap_tensor/partitioned_param_swapper.py, get_buffer asserts that a rank's part of a weight fits in one."""
+    """swap_tensor/partitioned_param_swapper.py, get_buffer, asserts that a shard of a weight fits in a buffer."""
     work = described(config)
     if isinstance(work, str) or work.layout.offload_param != "nvme":
         return

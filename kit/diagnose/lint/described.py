@@ -1,4 +1,4 @@
-"""What a configuration describes to the cost model: a workload with the sizes that stand in the file."""
+"""Converts a configuration to a workload of the cost model, with the sizes in the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDS_BOTH = "memory needs both a model and GPUs"
 
 
 def described(config: Config) -> Workload | str:
-    """What is known of the run; where memory cannot be judged, why."""
+    """The workload of a configuration, or the reason why memory cannot be checked."""
     if config.model is None or config.cluster is None:
         return NEEDS_BOTH
     try:
@@ -33,7 +33,7 @@ def described(config: Config) -> Workload | str:
 
 
 def precision(config: Config) -> Precision:
-    """What weights and activations are computed in."""
+    """Precision of weights and activations."""
     mixed = config.get("mixed_precision")
     if mixed in ("fp16", "bf16"):
         return "fp16" if mixed == "fp16" else "bf16"
@@ -78,13 +78,13 @@ _DEFAULT_SIZES = {
     "param_buffer_count": 5,
     "param_buffer_size": 1e8,
 }
-"""DeepSpeed's own (runtime/zero/config.py, offload_config.py), by the layout's names."""
+"""``Layout`` field → DeepSpeed's default size (runtime/zero/config.py, offload_config.py)."""
 _LARGEST_SIZE = 10**15
 
 
 def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
-    """Every size of DeepSpeed that this stage and offload read: what stands in the file; what the Trainer and
-    accelerate write for "auto" (hidden size squared, nine tenths of it, ten hidden sizes); DeepSpeed's default."""
+    """Every DeepSpeed size that the stage and the offload read: the value in the file; for "auto" the value of Trainer
+    and accelerate (hidden size squared, nine tenths of it, ten hidden sizes); else DeepSpeed's default."""
     assert config.model is not None
     hidden = config.model.hidden_size
     filled = {
@@ -105,7 +105,7 @@ def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
 
 
 _STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
-"""FSDP1's sharding strategies, by name or number, as stages."""
+"""FSDP1's sharding strategy, by name or number → ZeRO stage."""
 
 
 def _fsdp_layout(config: Config) -> Layout | str:

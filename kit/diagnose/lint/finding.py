@@ -1,4 +1,4 @@
-"""What lint says of a file."""
+"""A finding of lint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FindingJson(TypedDict):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; ``changes`` is what ``--write-fixed`` does about it, nothing where a person has to decide."""
+    """One finding. ``changes``: what ``--write-fixed`` changes; empty if a person has to decide."""
 
     rule: str
     severity: Severity

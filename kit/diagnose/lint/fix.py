@@ -1,4 +1,4 @@
-"""Apply the changes of findings to a copy of a file. What a person has to decide is left as it is."""
+"""Applies the changes of findings to a copy of a file. Findings without changes leave the file as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.specs import strict_yaml
 
 
 def fixed(data: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
-    """The values after every change of the findings."""
+    """A copy of the values with the changes of all findings."""
     result = copy.deepcopy(dict(data))
     for finding in findings:
         for path, value in finding.changes:

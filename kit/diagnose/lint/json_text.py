@@ -1,7 +1,8 @@
-"""JSON with the line of every key, read as forgivingly as DeepSpeed reads it, every forgiven thing noted.
+"""Reads JSON with the line of every key, accepts what DeepSpeed's parser accepts, and notes every irregularity.
 
-``deepspeed.initialize`` reads a file by hjson, which takes comments and trailing commas; accelerate and the Hugging
-Face Trainer read the same file by ``json`` and stop at them (accelerate/utils/deepspeed.py, HfDeepSpeedConfig).
+``deepspeed.initialize`` reads its file with hjson, which accepts comments and trailing commas. accelerate and the
+Hugging Face Trainer read the same file with ``json``, which refuses them (accelerate/utils/deepspeed.py,
+HfDeepSpeedConfig).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MARK = re.compile(rf"({_STRING})(\s*:)?|[{{}}\[\]]")
 
 @dataclass(frozen=True)
 class Irregularity:
-    """Something that ``json`` refuses, or takes without a word."""
+    """Something that ``json`` refuses, or accepts silently."""
 
     kind: str
     """comment, trailing comma or duplicate key."""
@@ -34,7 +35,7 @@ class Irregularity:
 
 @dataclass(frozen=True)
 class JsonText:
-    """A parsed file and what was forgiven."""
+    """A parsed file and its irregularities."""
 
     document: Document
     irregularities: tuple[Irregularity, ...]
@@ -49,7 +50,7 @@ def parse_json(text: str, name: str) -> JsonText:
         return bisect_left(ends, position) + 1
 
     def blank(kind: str) -> Callable[[re.Match[str]], str]:
-        """Puts spaces where something is forgiven, so that all else keeps its place."""
+        """Replaces an irregularity by spaces, so that positions stay the same."""
 
         def blanked(match: re.Match[str]) -> str:
             if match[1] is None:
@@ -75,7 +76,7 @@ def parse_json(text: str, name: str) -> JsonText:
 
 
 def _lines(text: str, line_at: Callable[[int], int]) -> tuple[dict[Location, int], list[Irregularity]]:
-    """The line of every key that no list holds, and the keys that are twice in one object."""
+    """The line of every key outside lists, and the duplicate keys."""
     lines: dict[Location, int] = {}
     twice: list[Irregularity] = []
     path: list[str] = []

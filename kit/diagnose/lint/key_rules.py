@@ -1,4 +1,4 @@
-"""Keys that no one reads, that are gone, or that are on their way out; and values written as text."""
+"""Rules of unknown, removed and deprecated keys, and of values written as text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ REPLACEMENTS = {
     "curriculum_learning": "use data_efficiency.data_sampling.curriculum_learning",
     "zero_optimization.mics_shard_size": "use zero_hpz_partition_size at stage 3",
 }
-"""What stands in for a removed key, where anything does."""
+"""Removed key → its replacement, if there is one."""
 KNOWN_SLIPS = {
     "aio.thread_count": "intra_op_parallelism",
     "train_micro_batch_size": "train_micro_batch_size_per_gpu",
     "max_grad_norm": "gradient_clipping",
     "gradient_clip": "gradient_clipping",
 }
-"""Common wrong names → the right ones; beyond what spelling would find."""
+"""Common wrong name → right name, where a spelling check would not find it."""
 BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguous_gradients", "reduce_bucket_size"
-"""Keys of zero_optimization that people write at the top level, where nothing reads them."""
+"""Keys of zero_optimization that people write at the top level, where DeepSpeed ignores them."""
 
 
 _MOST_UNKNOWN = 20
@@ -41,7 +41,7 @@ _MOST_UNKNOWN = 20
     Rule("json-syntax", "ds", "comments, trailing commas", "DeepSpeed forgives them, accelerate and the Trainer stop"),
 )
 def json_syntax(config: Config) -> Iterator[Finding]:
-    """hjson, which DeepSpeed uses, forgives; json, which accelerate and the Trainer use, does not."""
+    """DeepSpeed's hjson accepts comments and trailing commas; the json of accelerate and the Trainer does not."""
     seen: set[str] = set()
     for item in config.irregularities:
         if item.kind == "duplicate key":
@@ -65,7 +65,7 @@ def json_syntax(config: Config) -> Iterator[Finding]:
                 "",
                 f"a {item.kind} is no JSON: deepspeed.initialize forgives it, accelerate and the Trainer stop at it",
                 "remove it",
-                ((("",), REMOVE),),  # writing the file again is the whole change
+                ((("",), REMOVE),),  # writing the file as regular JSON is the fix
             )
 
 
@@ -79,12 +79,12 @@ def json_syntax(config: Config) -> Iterator[Finding]:
     ),
 )
 def unknown_key(config: Config) -> Iterator[Finding]:
-    """At the top level DeepSpeed ignores it; inside its pydantic sections it raises."""
+    """DeepSpeed ignores an unknown key at the top level and raises inside its pydantic sections."""
     yield from unknown_keys(config, deepspeed_keys(), "unknown-key")
 
 
 def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
-    """Keys that a reader's table does not hold; of many the first ones, and how many there are."""
+    """Findings for keys that are not in the reader's table; if there are many, the first ones and their number."""
     found = list(_unknown(config.document.data, known.tree, ()))
     if len(found) > _MOST_UNKNOWN:
         why = f"{len(found)} keys are not {known.reader}'s; the first {_MOST_UNKNOWN} are listed"
@@ -92,7 +92,7 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
     for path in found[:_MOST_UNKNOWN]:
         dotted = ".".join(path)
         if dotted in known.removed or path[-1].startswith("_"):
-            continue  # removed keys have a rule of their own; a leading underscore is a comment in disguise
+            continue  # another rule covers removed keys; people use keys with a leading underscore as comments
         right = KNOWN_SLIPS.get(dotted)
         if right is None and len(path) == 1 and path[0] in BELONGS_INSIDE:
             yield config.finding(
@@ -207,7 +207,7 @@ table(
     ),
 )
 def text_value(config: Config) -> Iterator[Finding]:
-    """Numbers and switches in quotes: pydantic sections convert some, comparisons and other readers do not."""
+    """Numbers and booleans in quotes: pydantic sections convert some; other code and other readers do not."""
     for dotted, value in config.values():
         if not isinstance(value, str) or value == AUTO:
             continue
@@ -230,7 +230,8 @@ _FP16_LIMITS = {
     "fp16.loss_scale_window": "> 0",
     "fp16.min_loss_scale": "> 0",
 }
-"""runtime/precision_config.py checks them in code; a scale of 2¹²⁸ is no number of 32 bits, so that no step passes."""
+"""Limits that runtime/precision_config.py checks in code. A loss scale of 2¹²⁸ overflows fp32, so every step would be
+skipped."""
 
 
 @check("deepspeed", Rule("value-range", "ds", "sizes and loss-scale powers out of range", "refused, or no step passes"))

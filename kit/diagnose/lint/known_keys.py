@@ -1,5 +1,4 @@
-"""Keys that the readers know, in tables that scripts/deepspeed_keys.py and accelerate_keys.py take from the
-packages."""
+"""Known keys of DeepSpeed and accelerate, from tables by scripts/deepspeed_keys.py and scripts/accelerate_keys.py."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ class KnownKeys:
     """The package that reads them."""
     version: str
     effect: str
-    """What it does about a key that it does not know."""
+    """What the package does with an unknown key."""
     tree: Mapping[str, Any]
-    """key → null (a value), ``any`` (whatever stands inside), or the keys inside."""
+    """key → null (a value), ``any`` (any content), or the mapping of keys inside."""
     removed: frozenset[str] = frozenset()
-    """Dotted; refused with an exception."""
+    """Dotted keys that raise an exception."""
     deprecated: Mapping[str, str] | None = None
-    """Dotted → the key that replaces it."""
+    """Dotted key → the key that replaces it."""
 
     refuses: frozenset[str] = frozenset()
-    """Sections, or the empty text for the top level, in which a key that is not known stops the run."""
+    """Sections in which an unknown key stops the run; the empty string is the top level."""
     limits: Mapping[str, str] = field(default_factory=dict)
-    """Dotted → what its number must be, such as ``> 0`` or ``<= 1 and >= 0``."""
+    """Dotted key → condition on its number, such as ``> 0`` or ``<= 1 and >= 0``."""
 
     def inside(self, path: tuple[str, ...]) -> Mapping[str, Any] | None:
-        """The keys known inside a section, or None where nothing is known of it."""
+        """The known keys of a section; None if the table does not describe the section."""
         node: Any = self.tree
         for step in path:
             node = node.get(step) if isinstance(node, Mapping) else None

@@ -1,4 +1,4 @@
-"""Precision and optimizer: contradictions, and what the hardware does not have."""
+"""Rules of precision, optimizer and scheduler: contradictions, and features that the hardware lacks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from kit.diagnose.lint.config import Config, setting
 from kit.diagnose.lint.rule import Case, Rule, table
 
 GPU_ONLY_OPTIMIZERS = ("lamb",)
-"""Optimizers of DeepSpeed that have no CPU form (runtime/engine.py, _configure_basic_optimizer)."""
+"""DeepSpeed's optimizers without a CPU implementation (runtime/engine.py, _configure_basic_optimizer)."""
 ZERO_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "muon")
-"""Names whose classes ZeRO takes without zero_allow_untested_optimizer (runtime/zero/utils.py)."""
+"""Optimizers that ZeRO accepts without zero_allow_untested_optimizer (runtime/zero/utils.py)."""
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "1bitadam", "1bitlamb", "01adam")
-"""Compressed optimizers, gone with the communication backends that they needed."""
+"""Compressed optimizers, which DeepSpeed removed together with their communication backends."""
 SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 """runtime/lr_schedules.py, VALID_LR_SCHEDULES; other names must be those of torch.optim.lr_scheduler."""
 
 
 def _optimizer(config: Config) -> str:
-    """The optimizer's name; empty where there is none."""
+    """The optimizer's name; empty if there is none."""
     name = config.get("optimizer.type")
     return name if isinstance(name, str) else ""
 
@@ -32,7 +32,7 @@ def _untested(config: Config) -> bool:
 
 
 def _offloaded(config: Config) -> str:
-    """Where optimizer state is offloaded to; empty where it stays on the GPU."""
+    """Device of offloaded optimizer state; empty without offload."""
     device = config.get("zero_optimization.offload_optimizer.device")
     return device if device in ("cpu", "nvme") else ""
 
@@ -42,7 +42,7 @@ def _has_bf16(config: Config) -> bool:
 
 
 def _scheduler(config: Config) -> str | None:
-    """The name that a misspelt one means."""
+    """The correct name of a misspelt scheduler."""
     name = config.get("scheduler.type")
     if not isinstance(name, str) or name in SCHEDULERS:
         return None

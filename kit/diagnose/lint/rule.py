@@ -22,24 +22,24 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from kit.diagnose.lint.finding import Changes, Finding, Severity
 
 Reads = Literal["deepspeed", "accelerate", "launch"]
-"""What a check is given: the ``Config`` of a DeepSpeed or accelerate file, or a ``Command`` of a script."""
+"""Input of a check: the ``Config`` of a DeepSpeed or accelerate file, or a ``Command`` of a script."""
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What the findings of one name are about."""
+    """Describes one rule for docs/lint.md."""
 
     name: str
     files: str
-    """What it reads: a DeepSpeed configuration (ds), accelerate's YAML, a script, a recipe, a run directory."""
+    """Files that the rule reads: DeepSpeed configuration (ds), accelerate's YAML, script, recipe, run directory."""
     finds: str
     matters: str
-    """What happens where nobody finds it."""
+    """What happens if nobody fixes it."""
 
 
 class _Subject(Protocol):
-    """What can be looked at: a ``Config`` or a ``Command``."""
+    """A ``Config`` or a ``Command``."""
 
     def finding(
         self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()
@@ -51,7 +51,7 @@ G = TypeVar("G", bound=_Subject)
 
 @dataclass(frozen=True)
 class Case(Generic[G]):
-    """When a rule speaks, and in which words. What depends on values is a function of what is looked at."""
+    """One condition of a rule, with its message. A text that depends on values is a function of the input."""
 
     severity: Severity
     key: str | Callable[[G], str]
@@ -87,7 +87,7 @@ def check(reads: Reads | None, *rules: Rule) -> Callable[[C], C]:
 
 
 def table(reads: Reads, rows: Mapping[Rule | str, tuple[Case[G], ...]]) -> None:
-    """Register a check a row. A name stands for a rule that is described elsewhere."""
+    """Registers one check per row. A row may name a rule that is described elsewhere."""
     for rule, cases in rows.items():
         name, described = (rule, ()) if isinstance(rule, str) else (rule.name, (rule,))
         check(reads, *described)(partial(_findings, name, cases))
@@ -98,7 +98,7 @@ def _findings(rule: str, cases: tuple[Case[G], ...], given: G) -> Iterator[Findi
 
 
 def markdown() -> str:
-    """A table of all rules, a line each."""
+    """A Markdown table of all rules."""
     lines = ["| rule | reads | finds | why it matters |", "|---|---|---|---|"]
     for rule in sorted(RULES.values(), key=lambda rule: (_ORDER.index(rule.files.split(",")[0]), rule.name)):
         lines.append(f"| `{rule.name}` | {rule.files} | {rule.finds} | {rule.matters} |")

@@ -1,4 +1,4 @@
-"""ZeRO: keys that a stage does not read, offload, and what fails at the end of a run."""
+"""Rules of ZeRO: keys that a stage does not read, offload, and settings that fail at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.diagnose.lint.rule import Case, Rule, check, table
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 """Stage-3 keys that do not begin with stage3_."""
 BELOW_STAGE_3_ONLY = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients")
-"""Read by stage_1_and_2.py alone."""
+"""Keys that only stage_1_and_2.py reads."""
 HARMLESS_DEFAULTS = {"zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False}
 
 
@@ -39,7 +39,7 @@ table(
 
 @check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"))
 def keys_of_another_stage(config: Config) -> Iterator[Finding]:
-    """Accepted, and never looked at."""
+    """DeepSpeed accepts keys of another stage and ignores them."""
     stage = config.stage
     if stage is None:
         return
@@ -49,7 +49,7 @@ def keys_of_another_stage(config: Config) -> Iterator[Finding]:
         if key in HARMLESS_DEFAULTS and value == HARMLESS_DEFAULTS[key]:
             continue
         if key == "sub_group_size" and stage in (1, 2):
-            continue  # stage_1_and_2.py is given it and does nothing: too common a leftover to call out
+            continue  # stage_1_and_2.py gets this key and ignores it; it is too common to report
         if wrong:
             reads = "stages 1 and 2 only" if stage == 3 else "stage 3 only"
             yield config.finding(
@@ -63,7 +63,7 @@ def keys_of_another_stage(config: Config) -> Iterator[Finding]:
 
 
 def _offloaded(config: Config, name: str) -> str:
-    """Where a part of the state is offloaded to; empty where it stays on the GPU."""
+    """Device to which a part of the state is offloaded; empty without offload."""
     device = config.get(f"zero_optimization.offload_{name}.device")
     return device if device in ("cpu", "nvme") else ""
 
@@ -114,7 +114,7 @@ _GATHER_TOO = (
     "zero_optimization.stage3_gather_fp16_weights_on_model_save",
     "zero_optimization.gather_16bit_weights_on_model_save",
 )
-"""Other names that DeepSpeed takes for it."""
+"""Other names that DeepSpeed accepts for this key."""
 
 table(
     "deepspeed",
@@ -212,7 +212,8 @@ FILLED_BY_ACCELERATE = (
     "zero_optimization.offload_param.nvme_path",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 )
-"""accelerate/utils/dataclasses.py, DeepSpeedPlugin: from its own YAML or environment, in a Trainer's run too."""
+"""Keys that accelerate fills from its YAML or environment, also in a Trainer's run (accelerate/utils/dataclasses.py,
+DeepSpeedPlugin)."""
 FILLED_BY_TRAINER = (
     *FILLED_BY_ACCELERATE,
     "train_batch_size",
@@ -233,11 +234,12 @@ FILLED_BY_TRAINER = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
-"""transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize."""
+"""Keys that the Trainer fills (transformers/integrations/deepspeed.py, trainer_config_process and
+trainer_config_finalize)."""
 
 
 DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
-"""runtime/config_utils.py, DeepSpeedConfigModel: these sections drop what is "auto", and their defaults stand."""
+"""Sections in which "auto" means DeepSpeed's own default (runtime/config_utils.py, DeepSpeedConfigModel)."""
 
 
 @check(
@@ -251,7 +253,7 @@ DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
     Rule("auto-outside-trainer", "ds", '`"auto"` outside of the Hugging Face Trainer', "only the Trainer fills it in"),
 )
 def auto_unfilled(config: Config) -> Iterator[Finding]:
-    """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it in a few sections, as its own default."""
+    """The Hugging Face integrations fill "auto". DeepSpeed itself accepts it in a few sections, as its own default."""
     autos = [dotted for dotted, value in config.values() if value == AUTO]
     filled = [dotted for dotted in autos if dotted in FILLED_BY_TRAINER]
     for dotted in autos:

@@ -1,4 +1,4 @@
-"""What the doctor says of a log."""
+"""The doctor's findings about a log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that went wrong, the likeliest first."""
+    """One cause of a failure."""
 
     cause: str
     meaning: str
     fix: str
     ranks: tuple[int, ...]
-    """Ranks on which it showed; empty where the logs do not tell."""
+    """Ranks whose logs show the cause; empty if unknown."""
     place: str
     """``file:line`` of its first line."""
     evidence: str
@@ -22,13 +22,13 @@ class Cause:
     weight: int
     phase: str | None = None
     step: int | None = None
-    """Step in the line itself, otherwise the last one logged before it."""
+    """Step in the line itself, or else the last step logged before the line."""
     frames: str | None = None
-    """Where the exception comes from: the innermost frame of the user's own code, then the one that raised."""
+    """Origin of the exception: the innermost frame of the user's code, then the frame that raised."""
 
     @property
     def when(self) -> str:
-        """``at step 4``, ``after step 2``; empty where no step was logged."""
+        """``at step 4``, ``after step 2``; empty if no step was logged."""
         if self.step is None:
             return ""
         named = re.search(rf"(?i)\bstep\W{{0,3}}{self.step}\b", self.evidence)

@@ -1,5 +1,5 @@
-"""What no single line shows: a rank that is slower than the others, a loss that goes up. Memory does not grow with the
-number of steps."""
+"""Finds causes that no single log line shows: a slow rank, a diverging loss. Needs constant memory for any number of
+steps."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ SLOW = 1.5
 """A rank whose median step takes this many times the others' is called slow."""
 FEWEST_STEPS = 3
 MOST_TIMES = 4096
-"""Step times kept of a rank; every other one is dropped beyond."""
+"""Most step times kept per rank; beyond this, every other one is dropped."""
 _STEP = rb"[sS]tep[ =:]+(\d{1,18})(?:/\d+)?\b[^\n\r]{0,400}?\b"
 _NUMBER = rb"[ =:]+(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 LOSS = re.compile(_STEP + rb"[lL]oss" + _NUMBER)
 TIME = re.compile(_STEP + rb"(?:work|compute)[_ ]time(?:_s)?" + _NUMBER)
-"""A line that tells how long a rank itself worked at a step; the step's whole time is the same on all that wait."""
+"""Matches a rank's own working time of a step. The step time itself is the same on all ranks, since they wait for the
+slowest."""
 DIVERGED = 1.5
-"""Times the lowest level that the loss had come to; a spike that goes back is none."""
+"""A loss has diverged if it ends above this many times its lowest level; a temporary spike does not count."""
 LEVEL = 5
-"""Logged losses whose median is a level, and of which all have to lie above at the end."""
+"""Number of logged losses whose median is a level. At the end, this many losses must all be above."""
 
 
 @dataclass
 class Losses:
-    """The losses of one rank as they come."""
+    """The logged losses of one rank."""
 
     last: deque[float] = field(default_factory=lambda: deque(maxlen=2 * LEVEL))
     lowest: float = float("inf")
-    """Level, of losses that are not among the last."""
+    """Lowest level so far, without the last ``LEVEL`` losses."""
     above: list[tuple[float, int, Place]] = field(default_factory=list)
-    """Losses below which none has come since, lowest first, each with the step and place that followed it."""
+    """Losses that no later loss went below, lowest first, each with the next step and its place."""
     before: float | None = None
 
     def add(self, loss: float, step: int, place: Place) -> None:
-        """The next one."""
+        """Adds the next loss."""
         if self.before is not None:
             while self.above and self.above[-1][0] >= self.before:
                 self.above.pop()
@@ -53,7 +54,7 @@ class Losses:
             self.lowest = min(self.lowest, sorted(list(self.last)[:LEVEL])[LEVEL // 2])
 
     def left_its_level(self) -> tuple[int, float, float, Place] | None:
-        """(first step above, lowest level, last level, place of that step); None where all is well."""
+        """(first step above, lowest level, last level, place of that step); None if the loss has not diverged."""
         end = list(self.last)[-LEVEL:]
         if not 0 < self.lowest < float("inf") or min(end) <= DIVERGED * self.lowest:
             return None
@@ -70,11 +71,11 @@ class Curves:
     losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
 
     def add_loss(self, match: re.Match[bytes], place: Place) -> None:
-        """One match of ``LOSS``."""
+        """Adds one match of ``LOSS``."""
         self.losses[place.rank].add(float(match[2]), int(match[1]), place)
 
     def add_time(self, match: re.Match[bytes], place: Place) -> None:
-        """One match of ``TIME``."""
+        """Adds one match of ``TIME``."""
         if place.rank is not None:
             times = self.times[place.rank]
             times.append(float(match[2]))
@@ -83,12 +84,12 @@ class Curves:
                 del times[::2]
 
     def causes(self) -> list[Cause]:
-        """What they show."""
+        """Causes that the curves show."""
         return [*_slow_ranks(self.times, self.where), *_divergence(self.losses)]
 
 
 def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) -> list[Cause]:
-    """A rank whose own steps take longer; where ranks wait for each other only its own clock shows it."""
+    """Ranks whose own working time per step is longer than that of the others."""
     medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
     found = []
     for rank, median in medians.items():
@@ -109,7 +110,7 @@ def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) ->
 
 
 def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
-    """A loss that left the level it had come to and did not come back; of every rank the one that is told first."""
+    """A loss that rose above its lowest level and did not return; the first such rank only."""
     left = {rank: found for rank, logged in losses.items() if (found := logged.left_its_level()) is not None}
     if not left:
         return []

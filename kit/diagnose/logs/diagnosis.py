@@ -1,4 +1,4 @@
-"""Lines of all ranks → the cause, who had it first, and what to do."""
+"""Diagnosis of the logs of all ranks: the root cause, the rank that failed first, and the fix."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
 from kit.planner.plan import Plan
 
 MUCH_UNALLOCATED_GIB = 2.0
-"""Memory that the allocator holds and cannot give away, from which on it is worth joining."""
+"""Reserved but unallocated GiB above which fragmentation is reported."""
 VICTIMS = (
     *("DistBackendError", "DistNetworkError", "DistStoreError", "KeyboardInterrupt"),
     *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
 )
-"""Exceptions of a rank that waited for another, or was stopped."""
+"""Exceptions of ranks that waited for a failed rank, or that the launcher stopped."""
 
 
 def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ...]:
-    """Read logs and flight records (files, or directories of them) of one job; the root cause comes first.
+    """Reads the logs and flight records (files or directories) of one job; the root cause comes first.
 
-    With its plan, memory that ran out is told beside what was predicted. Raises ``SpecError``.
+    ``plan``: adds the predicted memory to out-of-memory causes. Raises ``SpecError``.
     """
     paths = list(paths)
     recorded = flight_recorder.records(paths)
@@ -55,7 +55,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
 
 
 def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cause]:
-    """What the flight records of all ranks show: the collective at which they parted."""
+    """The collective at which the ranks diverged, from the flight records of all ranks."""
     parted = flight_recorder.missing_rank(recorded)
     if parted is None:
         return []
@@ -82,7 +82,7 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
 
 
 def _exceptions(scan: Scan) -> list[Cause]:
-    """Exceptions that no pattern names, the first first: that of the rank that a launcher says failed first."""
+    """Exceptions that match no pattern; the rank that failed first, by the launcher's report, comes first."""
     first = scan.first_failed
     named = {(cause.place, cause.ranks) for cause in scan.causes}
     groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
@@ -113,18 +113,18 @@ def _exceptions(scan: Scan) -> list[Cause]:
 
 
 def _with_frames(scan: Scan) -> list[Cause]:
-    """Causes whose line is the end of a traceback, with where it comes from."""
+    """Causes, with the frames of the traceback that ends at a cause's line."""
     frames = {_spot(line): raised.frames for raised, line in scan.exceptions}
     return [replace(cause, frames=frames.get((cause.place, cause.ranks))) for cause in scan.causes]
 
 
 def _spot(line: Line) -> tuple[str, tuple[int, ...]]:
-    """Place and rank, as a cause has them: torchrun's files of all ranks have the same name."""
+    """Key of a line: its place and its rank, since torchrun's log files of all ranks have the same name."""
     return line.place, () if line.rank is None else (line.rank,)
 
 
 def _failed(scan: Scan, causes: Sequence[Cause]) -> list[Cause]:
-    """What a launcher says of a process that failed, where nothing else is known."""
+    """The launcher's report of a failed process, if no other cause is known."""
     if any(cause.weight > 1 for cause in causes) or not (scan.failed or scan.exceptions):
         return []
     if not scan.failed:
@@ -165,7 +165,8 @@ def _merged(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def _refined(causes: list[Cause], scan: Scan) -> tuple[Cause, ...]:
-    """What only all ranks together show: who was missing, who downloaded, whether one rank alone ran out."""
+    """Adds facts that need the logs of all ranks: which rank was missing, which downloaded, whether only one rank ran
+    out of memory."""
     crashed = next((cause.ranks for cause in causes if cause.cause == "crashed"), ())
     refined = []
     for cause in causes:
@@ -187,7 +188,7 @@ def _refined(causes: list[Cause], scan: Scan) -> tuple[Cause, ...]:
         if held and _gib(held[2]) >= min(_gib(held[1]), MUCH_UNALLOCATED_GIB):
             meaning = f"{meaning}; {held[2]} were reserved but unallocated, in pieces too small for the {held[1]} asked"
             fix = f"set {ALLOCATOR}, which joins such pieces; else {fix}"
-        # A library that aborts prints no rank; the launcher tells whose process it was.
+        # A library that aborts prints no rank; the launcher reports the rank of the process.
         ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())
         refined.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
     return tuple(refined)

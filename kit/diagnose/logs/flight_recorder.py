@@ -24,7 +24,7 @@ LARGEST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class MissingRank:
-    """A collective that not all ranks of its group came to, or that they came to with something else in hand."""
+    """A collective that some ranks of its group never called, or called with other arguments."""
 
     group: str
     number: int
@@ -33,9 +33,9 @@ class MissingRank:
     sizes: str
     came: tuple[int, ...]
     missing: tuple[int, ...]
-    """Ranks whose last collective of the group is an earlier one; the first of them to fall behind."""
+    """Ranks whose last collective of the group is the earliest."""
     differ: tuple[tuple[int, str], ...]
-    """Rank → what it called instead."""
+    """(rank, the collective that it called instead)."""
     file: str
 
     @property
@@ -45,7 +45,7 @@ class MissingRank:
 
 
 class _Plain(pickle.Unpickler):
-    """Refuses every class: a record holds dicts, lists, numbers and text."""
+    """Refuses every class: a record has only dicts, lists, numbers and text."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"a flight record holds no {module}.{name}")
@@ -61,7 +61,7 @@ def is_record(path: Path) -> bool:
 
 
 def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
-    """Rank → (file, record) of every record among these files and below these directories; others are passed over."""
+    """Rank → (file, record) of every flight record in these files and directories; other files are skipped."""
     found: dict[int, tuple[str, Mapping[str, Any]]] = {}
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -79,9 +79,9 @@ def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
 
 
 def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingRank | None:
-    """The earliest collective at which the ranks parted; None where they agree as far as the records go.
+    """The earliest collective at which the ranks diverged; None if the records agree.
 
-    A rank is looked for in the groups that it is known to belong to: in the record's own list, else where it called.
+    The members of a group are those in the record's own list, or else the ranks that called a collective of the group.
     """
     calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     members: dict[str, set[int]] = defaultdict(set)
@@ -141,7 +141,8 @@ def _missing_rank(
 
 
 def _signature(entry: Mapping[str, Any]) -> str:
-    """What must be the same on all ranks; a gather's outputs and a scatter's inputs may be listed on one rank alone."""
+    """The parts of a call that must be equal on all ranks. Without a gather's outputs and a scatter's inputs, which may
+    exist on one rank only."""
     call = str(entry["profiling_name"]).split(":")[-1]
     return f"{call} of {entry['input_sizes']} {','.join(entry.get('input_dtypes', []))}".strip()
 

@@ -1,5 +1,5 @@
-"""What ``metrics.jsonl`` shows: two runs that wrote into one run directory at once, for each step is there once and in
-order, after resumes and rewinds too; and experts that get no tokens, or far too many."""
+"""Causes that ``metrics.jsonl`` shows: experts that get no tokens or far too many, and two runs that wrote to one run
+directory at the same time. A single run logs each step once and in order, also after resumes and rewinds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kit.diagnose.logs.reading import LINE_BYTES
 _NAME = "metrics.jsonl"
 _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')
 _LAST = 20
-"""Steps at the end that have to agree; fewer are no finding, for a router is uneven when it starts."""
+"""An uneven load must last for this many final steps, because routers are uneven at the start of training."""
 HOT = 3.0
-"""Times the mean load; balanced runs stay below 2 (docs/training.md)."""
+"""An expert above this many times the mean load is overloaded; balanced runs stay below 2 (docs/training.md)."""
 _FIX = (
     "set job.balancing of the recipe, which pretraining plans have from the model's family; where it is set, raise "
     "moe_aux_loss_coeff, or moe_router_bias_update_rate of routers with sigmoid scores, or lower the learning rate"
@@ -27,14 +27,14 @@ _FIX = (
 
 
 def of_metrics(paths: Iterable[Path]) -> list[Cause]:
-    """Causes of each ``metrics.jsonl`` among the logs, in the directories named or beside the logs."""
+    """Causes from every ``metrics.jsonl`` among ``paths``, in these directories, or next to these logs."""
     files = {path if path.name == _NAME else (path if path.is_dir() else path.parent) / _NAME for path in paths}
     found = [path for path in sorted(files) if path.is_file()]
     return [cause for path in found for cause in (*_two_runs(path), *_unbalanced_experts(path))]
 
 
 def _two_runs(path: Path) -> Iterator[Cause]:
-    """Steps that go back."""
+    """A cause for each step number that goes back."""
     last, number, again, first = 0, 0, 0, (0, 0, "")
     with open(path, "rb") as file:
         for line in iter(lambda: file.readline(LINE_BYTES), b""):

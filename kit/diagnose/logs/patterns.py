@@ -1,6 +1,6 @@
-"""What failures look like in logs: a pattern of one line, the cause it shows, its meaning and its fix.
+"""Patterns of failures in logs: each matches one line and names a cause, its meaning and its fix.
 
-Patterns were taken from failures provoked here (``benchmarks/system_tests/failures``) and from the messages in the
+Patterns are from provoked failures (``benchmarks/system_tests/failures``) and from the messages in the
 sources of torch 2.13 (c10d, elastic, CUDACachingAllocator, DataLoader, amp), gloo, NCCL, aws-ofi-nccl,
 megatron-core 0.16.1 (dist_checkpointing), huggingface_hub and DeepSpeed 0.19.8.
 """
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pattern:
-    """A cause of failure as one line shows it."""
+    """A cause of failure that one line of a log shows."""
 
     cause: str
     signs: tuple[str, ...]
-    """A line that the expression matches has one of these words: a log is searched for them first, which is quick."""
+    """Every matching line has one of these words. The log is searched for these first, because that is faster."""
     regex: re.Pattern[str]
     weight: int
-    """How near to the root: 3 is a cause by itself, 2 usually one, 1 a consequence of something on another rank."""
+    """3: a root cause; 2: usually a root cause; 1: a consequence of a failure on another rank."""
     meaning: str
     fix: str
 
     def shows(self, text: str) -> bool:
-        """Whether a line shows it."""
+        """Whether a line matches the pattern."""
         return any(sign in text for sign in self.signs) and self.regex.search(text) is not None
 
 
@@ -314,14 +314,14 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
 )
 ENDED_BY_LAUNCHER = re.compile(r"Unable to shutdown process (\d+) via \S+, forcefully exiting")
-"""torch/distributed/elastic/multiprocessing/api.py: what it then kills did nothing wrong but wait."""
+"""torch/distributed/elastic/multiprocessing/api.py: torchrun then kills processes that only waited for another."""
 WORKER_FAILED = re.compile(
     r"(?:--local[_-]rank[= ](?P<local>\d+).*)?exits with return code = (?P<code>[1-9]\d*)|"
     r"(?P<host>\S+): task (?P<task>\d+): Exited with exit code (?P<status>\d+)"
 )
-"""DeepSpeed's launcher and srun, of a process that ended with an error."""
+"""A message of DeepSpeed's launcher or srun about a process that ended with an error."""
 RESERVED = re.compile(r"Tried to allocate ([\d.]+ [KMG]iB).*?([\d.]+ [KMG]iB) is reserved by PyTorch but unallocated")
-"""CUDACachingAllocator.cpp; memory in pieces that are too small for what was asked for."""
+"""CUDACachingAllocator.cpp: an out-of-memory with reserved but fragmented memory."""
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.9 and later also read PYTORCH_ALLOC_CONF)"
 DOWNLOADING = re.compile(r"(?i)\bdownloading\b|fetching \d+ files|Downloading shards")
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -334,4 +334,4 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("checkpoint", re.compile(r"save_checkpoint|in save\b|torch\.save|checkpoint/")),
     ("forward", re.compile(r"in forward\b|\.forward\(|_call_impl")),
 )
-"""Where a traceback stands; the first that matches, innermost frames first."""
+"""(phase, pattern of a frame): the first match decides the phase, innermost frames first."""

@@ -1,4 +1,4 @@
-"""What the plan had predicted of the memory that ran out."""
+"""Compares an out-of-memory with the plan's predicted memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kit.planner.plan import Plan
 from kit.preflight.requirements import host_gib
 
 _HELD = re.compile(r"this process has ([\d.]+) GiB memory in use|([\d.]+) GiB (?:is )?(?:already )?allocated")
-"""CUDACachingAllocator's message, of torch 2.1 and later, and before."""
+"""CUDACachingAllocator's message: in torch 2.1 and later, or in earlier versions."""
 
 
 def beside_plan(cause: str, evidence: str, plan: Plan) -> str:
-    """Words to add to an out-of-memory: the predicted peak, its largest parts, and how far off it was."""
+    """Text to add to an out-of-memory cause: the predicted peak, its largest parts, and the prediction's error."""
     if cause == "gpu-out-of-memory":
         stage = max(plan.predicted.memory, key=lambda stage: stage.peak_gib)
         largest = sorted(stage.components_gib.items(), key=lambda item: -item[1])[:3]

@@ -1,4 +1,4 @@
-"""Logs as they come: one file of all ranks, or one a rank → pieces of bounded size, and lines that know their rank."""
+"""Reads logs, one file for all ranks or one per rank, in pieces of bounded size, and finds the rank of each line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NamedTuple
 from kit.errors import SpecError
 
 _MARKED = re.compile(r"\s*(?:\[(?:default|rank)?(\d{1,7})\]|(?:rank|Rank) ?(\d{1,7})\b)[:\s]")
-"""``[rank1]:`` of torch, ``[default1]:`` of torchrun's tee, ``rank 1: ``."""
+"""Prefixes with a rank: torch's ``[rank1]:``, torchrun's ``[default1]:`` (--tee), ``rank 1: ``."""
 _MARKED_BYTES = re.compile(_MARKED.pattern.encode())
 _IN_NAME = re.compile(r"rank[-_]?(\d{1,7})|(?:^|[/_.-])(\d{1,7})/std(?:out|err)\.log$")
-"""``rank3.log``, ``logs/rank_3.txt``, and torchrun's ``attempt_0/3/stderr.log``."""
+"""File names with a rank: ``rank3.log``, ``logs/rank_3.txt``, and torchrun's ``attempt_0/3/stderr.log``."""
 PIECE_BYTES = 1 << 20
 AROUND_BYTES = 1 << 17
-"""Text that a piece carries from before it, and may read ahead after it: a long traceback."""
+"""Bytes of context before and after a piece, enough for a long traceback."""
 LINE_BYTES = 1 << 12
-"""What is read of a line on either side of the place of interest; some programs write one endless line."""
+"""Bytes read of a line before and after a match, because some programs write one endless line."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Line:
     """One line of a log."""
 
     text: str
-    """The line without the prefix of its rank."""
+    """The line without its rank prefix."""
     rank: int | None
     file: str
     number: int
@@ -39,7 +39,7 @@ class Line:
 
 
 class Place(NamedTuple):
-    """Where something stands, of which there may be millions."""
+    """Position in a log; a compact type, because there may be millions."""
 
     rank: int | None
     file: str
@@ -53,18 +53,18 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands there, in short."""
+        """The text at this position, shortened."""
         return self.raw.decode(errors="replace").strip()[:200]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a log with what stands around it."""
+    """A part of a log, with context before and after it."""
 
     text: bytes
     begin: int
     end: int
-    """The part itself is ``text[begin:end]``."""
+    """The part without context is ``text[begin:end]``."""
     line: int
     """Number of the line at ``begin``."""
     file: str
@@ -72,7 +72,7 @@ class Piece:
     """Rank that wrote the whole file, if the file's name says so."""
 
     def span(self, position: int) -> tuple[int, int]:
-        """Where the line around a position begins and ends; a part of a line that is very long."""
+        """(begin, end) of the line around a position, cut if the line is very long."""
         first, last = max(0, position - LINE_BYTES), position + LINE_BYTES
         start = max(self.text.rfind(b"\n", first, position), self.text.rfind(b"\r", first, position), first - 1)
         stops = [at for at in (self.text.find(sign, position, last) for sign in (b"\n", b"\r")) if at >= 0]
@@ -86,26 +86,26 @@ class Piece:
         return Line(text[mark.end() :] if mark else text, rank, self.file, number)
 
     def place_at(self, match: re.Match[bytes], number: int) -> Place:
-        """Where a match stands that begins in the middle of a line."""
+        """Place of a match that begins inside a line."""
         start = self.text.rfind(b"\n", max(0, match.start() - LINE_BYTES), match.start()) + 1
         mark = _MARKED_BYTES.match(self.text, start)
         rank = int(mark[1] or mark[2]) if mark else self.rank
         return Place(rank, self.file, number, self.text[max(start, match.start() - 100) : match.end()])
 
     def before(self, position: int, lines: int) -> list[Line]:
-        """Up to so many lines before the one of a position, the nearest first; their numbers are not counted."""
+        """Up to ``lines`` lines before the line of a position, the nearest first; without line numbers."""
         start = self.text.rfind(b"\n", 0, position) + 1
         raw = self.text[max(0, start - min(AROUND_BYTES, lines * LINE_BYTES)) : start].splitlines()[-lines:]
         return [self.named(each[-LINE_BYTES:], 0) for each in reversed(raw)]
 
     def after(self, position: int) -> list[str]:
-        """The lines from a position on, as far as the piece reads ahead, with the marks of their ranks."""
+        """The lines from a position to the end of the piece's context, with their rank prefixes."""
         raw = self.text[position : position + AROUND_BYTES].decode(errors="replace").splitlines()
         return [line[:LINE_BYTES] for line in raw]
 
 
 def log_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """The files named, and those below directories named."""
+    """The files among ``paths``, and all files below its directories."""
     for path in paths:
         if path.is_dir():
             yield from sorted(
@@ -118,7 +118,7 @@ def log_files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def pieces(path: Path) -> Iterator[Piece]:
-    """A log in parts that end with a line, or within one that is endless; memory does not grow with the file."""
+    """Splits a log into pieces at ends of lines, or inside an endless line. Memory does not grow with the file."""
     by_name = _IN_NAME.search(path.as_posix())
     rank = int(by_name.group(1) or by_name.group(2)) if by_name else None
     text, begin, line = b"", 0, 1

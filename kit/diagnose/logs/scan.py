@@ -1,5 +1,5 @@
-"""One log, piece by piece → what its lines show. Only lines that hold a sign of something are looked at one by one, so
-that time grows with the size of the log and memory does not."""
+"""Scans a log piece by piece. Only lines with a word of a pattern are examined one by one, so the time is linear in the
+size of the log and memory is constant."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kit.diagnose.logs.reading import Line, Piece, pieces
 from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
 
 TRACEBACK_LINES = 60
-"""How far back from an error its traceback is read for the phase."""
+"""Most lines before an error in which the phase is searched."""
 CURVE_BYTES = 1 << 22
-"""Bytes, evenly spread, in which losses and step times of a larger log are read: a curve needs no more."""
+"""Bytes of a larger log, evenly spread, in which losses and step times are read."""
 MOST_MATCHES = 200
-"""Lines of one cause and one rank that are looked at in a file; the first tells the cause."""
+"""Most lines of one cause and one rank that are examined in a file."""
 _RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
 _SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
 _SIGNS |= {TRACEBACK, TABLE, b"Unable to shutdown", b"Downloading", b"downloading", b"Fetching ", b"Exited with exit"}
-# Capitals are rare in a log: one expression finds all words that begin with one, in groups of the same first letter,
-# about as quickly as one word alone.
+# Capital letters are rare in logs. One expression, grouped by first letter, finds all words with a capital about as
+# fast as one word.
 _CAPITALS = re.compile(
     b"|".join(
         first + b"(?:" + b"|".join(re.escape(sign[1:]) for sign in sorted(same)) + b")"
@@ -40,21 +40,21 @@ _LONGEST = max(map(len, _SIGNS))
 
 @dataclass
 class Scan:
-    """What logs show."""
+    """Results of the scan of one or more logs."""
 
     causes: list[Cause] = field(default_factory=list)
     exceptions: list[tuple[Traceback, Line]] = field(default_factory=list)
-    """With the line of the exception itself."""
+    """(traceback, the line of its exception)."""
     failed: list[tuple[Failed, Line]] = field(default_factory=list)
-    """Who failed first by a launcher's word."""
+    """Failed processes in the launchers' reports."""
     curves: Curves = field(default_factory=Curves)
     ranks: set[int] = field(default_factory=set)
     downloading: dict[int | None, Line] = field(default_factory=dict)
-    """The last line of each rank that tells of a download."""
+    """Rank → its last line about a download."""
 
     @property
     def first_failed(self) -> int | None:
-        """The rank that a launcher says failed first."""
+        """The rank that failed first, by a launcher's report."""
         return next((failed.rank for failed, _ in self.failed if failed.rank is not None), None)
 
     def read(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class Scan:
         self.causes += [c for c in found if c.cause != "killed" or not by_launcher & set(pids.findall(c.evidence))]
 
     def _failure(self, piece: Piece, position: int, line: Line, seen: Counter[tuple[str, int | None]]) -> None:
-        """A traceback, or a launcher's word of a process that failed."""
+        """Reads a traceback, or a launcher's report of a failed process."""
         if seen["exception", line.rank] >= MOST_MATCHES:
             return
         if piece.text.startswith(TABLE, position) and (failed := read_table(piece, position)):
@@ -111,14 +111,14 @@ class Scan:
 
 
 def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
-    """(position of a sign, its line): every line of the piece that holds one, once; of a traceback or a table the
-    position of its heading."""
+    """(position, line) of every line of the piece that has a word of a pattern, each line once. For a traceback or a
+    table: the position of its heading."""
     reach = min(len(piece.text), piece.end + _LONGEST)
     found = [match.start() for match in _CAPITALS.finditer(piece.text, piece.begin, reach)]
     for sign in _OTHERS:
         at = piece.text.find(sign, piece.begin, reach)
         while at >= 0:
-            if len(sign) > 3 or not piece.text[at + 3 : at + 4].isalnum():  # "info" is no "inf"
+            if len(sign) > 3 or not piece.text[at + 3 : at + 4].isalnum():  # "info" is not "inf"
                 found.append(at)
             at = piece.text.find(sign, at + 1, reach)
     headings = (TRACEBACK, TABLE)
@@ -150,7 +150,7 @@ def _cause(pattern: Pattern, piece: Piece, position: int, line: Line, step: int 
 
 
 def _step_before(piece: Piece, position: int, line: Line, steps: dict[int | None, int]) -> int | None:
-    """In the line itself, else the last that this rank logged before it."""
+    """The step in the line itself, or else the last step that this rank logged before it."""
     for each in (line, *piece.before(position, 4 * TRACEBACK_LINES)):
         if each.rank == line.rank and (match := _STEP.search(each.text)):
             return int(match.group(1))
@@ -158,7 +158,7 @@ def _step_before(piece: Piece, position: int, line: Line, steps: dict[int | None
 
 
 def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
-    """torchrun prints ``rank : 1 (local_rank: 1)`` beside an exit code, before it in its summary."""
+    """The rank of an exit code: torchrun's summary has ``rank : 1 (local_rank: 1)`` above the exit code."""
     here = re.search(r"\blocal_rank: (\d+)", line.text)
     for before in piece.before(position, 3):
         if match := re.search(r"^\s*rank\s*: (\d+)", before.text):
@@ -167,7 +167,7 @@ def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
 
 
 def _phase(piece: Piece, position: int, line: Line) -> str | None:
-    """What the traceback above an error was doing: frames of the same rank, innermost first."""
+    """The phase of the run, from the traceback above an error: frames of the same rank, innermost first."""
     for before in piece.before(position, TRACEBACK_LINES):
         if before.rank != line.rank:
             continue

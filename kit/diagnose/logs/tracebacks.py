@@ -10,7 +10,7 @@ from kit.diagnose.logs.reading import Piece
 
 TRACEBACK, TABLE = b"Traceback (most recent call last)", b"Root Cause (first observed failure)"
 LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError", "SignalException")
-"""Exceptions of a launcher: what happened is in the log of a rank."""
+"""Exceptions of a launcher; the root cause is in the log of a rank."""
 _FRAME = re.compile(r'\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)')
 _RICH = re.compile(r"\s*[│|]\s+(?P<file>\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
@@ -18,8 +18,8 @@ _OTHER_RANK = re.compile(r"\s*\[(?:default|rank)?\d+\]")
 _PREFIX = re.compile(
     r"(?P<rank>(?:\[(?:default|rank)\d+\]:? ?|\d+: |[\w.-]+: )*)(?P<margin>(?: *[|+] )?)(?:Exception Group )?$"
 )
-"""What stands before ``Traceback`` on its line: whose line it is, and the margin of an exception group (PEP 654), which
-its first heading opens with a plus sign."""
+"""Text before ``Traceback`` on its line: the rank's prefix, and the margin of an exception group (PEP 654), whose first
+heading begins with a plus sign."""
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(?:64)?/python3[\d.]*/|^<|^(?:torch|deepspeed|accelerate)/")
 _CHAINED = re.compile(r"During handling of the above exception|was the direct cause of the following exception")
 _FIRST_OF_GROUP = re.compile(r"\+-\+-+ 1 -+$")
@@ -33,27 +33,28 @@ class Traceback:
     type: str
     message: str
     own: str
-    """``file:line in function``: the innermost frame of the user's own code; empty where all are a library's."""
+    """The innermost frame of the user's code, ``file:line in function``; empty if all frames are in libraries."""
     raised: str
-    """The innermost frame of all."""
+    """The innermost frame."""
     line: int
-    """Lines after the heading until the exception itself."""
+    """Number of lines from the heading to the exception."""
     chained: bool
-    """Raised while the one before it was handled, or because of it; or the first of the group before it."""
+    """Whether the exception was raised while the previous one was handled, or because of it; or is the first exception
+    of the group before it."""
 
     @property
     def name(self) -> str:
-        """Without its module."""
+        """The exception's name without its module."""
         return self.type.rsplit(".", 1)[-1]
 
     @property
     def frames(self) -> str:
-        """Where it comes from, for people."""
+        """The exception's origin as text."""
         return f"{self.own}, raised in {self.raised}" if self.own not in ("", self.raised) else self.raised
 
 
 def read_traceback(piece: Piece, position: int, rank: int | None) -> Traceback | None:
-    """The traceback whose heading is at a position; None where its end is not there, or Python went on after it."""
+    """The traceback whose heading is at a position; None if its end is missing, or if Python continued after it."""
     start = piece.text.rfind(b"\n", 0, position) + 1
     match = _PREFIX.search(piece.text[start:position].decode(errors="replace"))
     margin = match["margin"].replace("+", "|") if match else ""
@@ -89,7 +90,7 @@ def _place(frames: Sequence[re.Match[str]]) -> str:
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank in the table of torchrun's ``ChildFailedError`` that ended first, or a process of another launcher."""
+    """The first failed rank in torchrun's ``ChildFailedError`` table, or a failed process of another launcher."""
 
     rank: int | None
     how: str
@@ -97,7 +98,7 @@ class Failed:
 
 
 def read_table(piece: Piece, position: int) -> Failed | None:
-    """torch/distributed/elastic/multiprocessing/errors: the table's root cause."""
+    """The root cause in torchrun's table of failed ranks (torch/distributed/elastic/multiprocessing/errors)."""
     rows = dict(re.findall(r"(?m)(\w+) +: (.+)$", "\n".join(piece.after(position)[:8])))
     rank = re.match(r"\d+", rows.get("rank", ""))
     how = f"exit code {rows.get('exitcode', 'unknown').strip()} on {rows.get('host', 'an unknown host').strip()}"

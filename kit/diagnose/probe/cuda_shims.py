@@ -1,6 +1,6 @@
-"""What stands in for CUDA and for a network while fake tensors run: one table, each row with its reason.
+"""Replacements for CUDA and the network while fake tensors run: one table, each row with its reason.
 
-Memory must be that of a GPU. Where torch takes another operator on a CPU, that of CUDA is put in its place.
+The probe measures the memory of a GPU. Where torch uses another operator on a CPU, a shim emulates CUDA's operator.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """torch's RMSNorm on CUDA keeps its input and the reciprocal root (aten/native/layer_norm.cpp, _fused_rms_norm);
-    on a CPU it is a chain of operators that keep more."""
+    """Saves what torch's RMSNorm saves on CUDA: its input and the reciprocal root (aten/native/layer_norm.cpp,
+    _fused_rms_norm). On a CPU it is a chain of operators that save more."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,8 @@ def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
 
 
 class FusedAttention(torch.autograd.Function):
-    """What CUDA's memory-efficient kernel keeps where values are narrower than keys (latent attention) or a mask is
-    learned (T5's positions); on a CPU torch would materialise the scores."""
+    """Saves what CUDA's memory-efficient kernel saves, if values are narrower than keys (latent attention) or the mask
+    is learned (T5's positions). On a CPU torch would materialise the scores."""
 
     @staticmethod
     def forward(
@@ -58,7 +58,7 @@ class FusedAttention(torch.autograd.Function):
         query, key, value, _, _, bias = ctx.saved_tensors
         of_bias = None
         if bias is not None and ctx.needs_input_grad[3]:
-            # Of every sequence, then summed (aten/native/transformers/cuda/attention_backward.cu, grad_bias).
+            # One gradient per sequence, then the sum (aten/native/transformers/cuda/attention_backward.cu, grad_bias).
             batch, heads, length, _ = query.shape
             of_bias = bias.new_empty(batch, heads, length, key.shape[2]).sum_to_size(bias.shape)
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), of_bias
@@ -91,13 +91,14 @@ def _fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _coalesced(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
-    """Collectives one by one instead of together, as the fake group knows no others; nothing is under way to wait
+    """Runs coalesced collectives one by one, since the fake group does not support coalescing. There is no work to wait
     for."""
     yield SimpleNamespace(wait=lambda: None)
 
 
 def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """CUDA's keeps a mask of a byte an element; a CPU's keeps the mask in the value's own precision, and the value."""
+    """Dropout as on CUDA, which saves a mask of one byte per element. A CPU saves the mask in the input's dtype, and
+    the input."""
     return torch.native_dropout(value, p, training)[0] if training and p else value
 
 
@@ -110,8 +111,8 @@ def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[Any, Any]:
-    """``MoEAlltoAllTokenDispatcher.preprocess`` where every expert gets as many tokens as every other. Counts are
-    numpy's: they are read, and a fake tensor has no values."""
+    """``MoEAlltoAllTokenDispatcher.preprocess`` with equal numbers of tokens for all experts. Counts are numpy arrays,
+    because the dispatcher reads them and a fake tensor has no values."""
     ep, tp, local = dispatcher.ep_size, dispatcher.tp_size, dispatcher.num_local_experts
     dispatcher.num_out_tokens = routing_map.size(0) * dispatcher.config.moe_router_topk
     each = dispatcher.num_out_tokens // dispatcher.num_experts
@@ -125,7 +126,7 @@ def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[A
 
 
 def in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
-    """The original swaps tensors, which torch refuses for fake ones that something refers to."""
+    """Casts a module to bf16. torch's own method swaps tensors, which fails for fake tensors with other references."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if parameter.dtype == torch.float32:
@@ -137,7 +138,7 @@ def in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def installed(megatron: bool) -> Iterator[None]:
-    """The table, for as long as a probe runs."""
+    """Installs the table of shims while a probe runs."""
     table: list[tuple[Any, str, Any]] = [
         (torch.nn.RMSNorm, "forward", _rms_norm),
         (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
@@ -150,11 +151,11 @@ def installed(megatron: bool) -> Iterator[None]:
     if not megatron:
         from transformers import masking_utils
 
-        # A fake mask is not read, as a traced one is not; a real one would be, and no sequence is packed or padded.
+        # The probe has no packed or padded sequences, so masks are not read; a fake mask has no values.
         table += [
             (masking_utils, "is_tracing", lambda *_: False),
             (masking_utils, "find_packed_sequence_indices", lambda *_: None),
-            # peft moves what it makes to where it is already, which swaps tensors, as below.
+            # peft moves new modules to the device where they already are, and that would swap tensors.
             (torch.nn.Module, "to", lambda module, *_, **__: module),
         ]
     if megatron:
@@ -168,7 +169,7 @@ def installed(megatron: bool) -> Iterator[None]:
             (buffers, "_coalescing_manager", _coalesced),
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
             (torch.nn.Module, "bfloat16", in_bfloat16),
-            # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.
+            # A bias of a special class cannot be a fake tensor; the position of the diagonal changes no size.
             (attention, "causal_lower_right", lambda *_: None),
             (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),
         ]
@@ -184,7 +185,7 @@ def installed(megatron: bool) -> Iterator[None]:
 
 @contextmanager
 def fake_world(rank: int, size: int) -> Iterator[None]:
-    """A process group of any size in which this process is one rank and nothing is sent."""
+    """A fake process group of ``size`` ranks, in which this process is one rank and nothing is sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)

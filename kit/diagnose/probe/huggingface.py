@@ -1,5 +1,5 @@
-"""A rank of a plan that runs a Hugging Face model: forward, loss, backward and AdamW of the torch engine; for DeepSpeed
-the layers alone, whose states are measured on real processes instead (docs/deepspeed-bytes.md)."""
+"""Traces one rank of a plan with a Hugging Face model: forward, loss, backward and AdamW of the torch engine. For
+DeepSpeed only the layers: its states are measured on real processes (docs/deepspeed-bytes.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace(plan: Plan, stage: int) -> MemorySnapshot:
     assert stage == 0
     with cuda_shims.installed(megatron=False), cuda_shims.fake_world(0, plan.layout.world_size):
         live = LiveBytes()
-        # The mesh reads its ranks, so they are real.
+        # The mesh reads the values of its ranks, so they must be real tensors.
         mesh = fsdp.build_mesh(torch.device("cpu"), plan.layout.tp)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             return _step(plan, live, mesh)
@@ -42,7 +42,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     if job.lora is not None:
         adapters.adapt(model, job.lora)
         if layout.engine == "deepspeed" and dtype == torch.bfloat16:
-            cuda_shims.in_bfloat16(model)  # as DeepSpeed does with all that it is given
+            cuda_shims.in_bfloat16(model)  # DeepSpeed casts the whole model
     if job.precision == "fp8" and layout.engine == "torch":
         fp8.convert(model, emulated=False)
     if layout.recompute == "full":
@@ -57,7 +57,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     live.leave_out(local)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
-        # Gradients are counted by what they are, and so leave what comes and goes as soon as they are accumulated.
+        # Gradients are counted as gradients, so after accumulation they no longer count as activations.
         parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, layout.engine))
     moments: list[torch.Tensor] = []
     if layout.engine == "torch":
@@ -95,7 +95,7 @@ def _labels(chunked: ChunkedLoss | None, ids: torch.Tensor) -> AbstractContextMa
 def _gradient(parameter: torch.Tensor, live: LiveBytes, engine: str) -> None:
     assert parameter.grad is not None
     if engine == "deepspeed":
-        parameter.grad = None  # into a bucket, and away
+        parameter.grad = None  # DeepSpeed copies the gradient to a bucket and frees it
         return
     live.leave_out([_local(parameter.grad)])
 

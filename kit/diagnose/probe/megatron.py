@@ -24,7 +24,7 @@ from kit.planner.plan import Plan
 
 
 def trace(plan: Plan, stage: int) -> MemorySnapshot:
-    """Measure one step of the first rank of a pipeline stage. Changes torch for good: for a process of its own."""
+    """Measures one step of the first rank of a pipeline stage. Patches torch permanently, so use a separate process."""
     cpu.install()
     layout = plan.layout
     rank = stage * (layout.world_size // layout.pp)
@@ -39,7 +39,7 @@ def trace(plan: Plan, stage: int) -> MemorySnapshot:
 
 
 def _selected(experts_per_token: int, mask: torch.Tensor) -> int:
-    """A routing map is (experts, tokens)."""
+    """Elements that a mask selects; a routing map has the shape (experts, tokens)."""
     return mask.shape[-1] * experts_per_token
 
 
@@ -61,7 +61,7 @@ def _step(plan: Plan, live: LiveBytes) -> MemorySnapshot:
     weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
     gradients = [buffer.grad_data for buffer in buffers]
     live.leave_out([*weights, *gradients])
-    # The distributed optimizer keeps weights in one buffer, of which the parameters are views.
+    # With the distributed optimizer all parameters are views of one buffer.
     held = MemorySnapshot(
         weights=storage_bytes(weights), gradients=storage_bytes(gradients), optimizer=float(masters), activations=0.0
     )

@@ -1,4 +1,4 @@
-"""What a probe measured, and what the cost model says of the same: states, and all that comes and goes."""
+"""Measured memory of a probe, and the cost model's prediction of it: states and activations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class MemorySnapshot:
 
     weights: float
     gradients: float
-    """Gradients when backward has ended."""
+    """Gradients at the end of backward."""
     optimizer: float
-    """Master weights where they are a copy, and moments."""
+    """Master weights, if they are a copy, and moments."""
     activations: float
-    """Peak of everything else in forward and backward: what layers save, logits and loss, gathered weights."""
+    """Peak of all other tensors in forward and backward: saved activations, logits and loss, gathered weights."""
 
     kept: float = 0.0
-    """Most of that at the end of a forward pass: its slope is what a layer keeps."""
+    """Largest such amount at the end of a forward pass; its slope over layers is what one layer saves."""
 
     @property
     def states(self) -> float:
@@ -38,19 +38,19 @@ class ProbeResult:
     measured: MemorySnapshot
     predicted: MemorySnapshot
     with_states: bool
-    """False where the engine's states cannot be built from fake tensors: then they are not measured."""
+    """Whether states were measured; False if the engine's states cannot be built from fake tensors."""
     layers_traced: tuple[int, ...]
-    """Layers of each chunk in the models that were traced; the rest is their slope."""
+    """Layers per chunk of the traced models, from which the stage's depth is extrapolated."""
     seconds: float
 
     @property
     def states_error(self) -> float | None:
-        """Predicted over measured, less one; null where states were not measured."""
+        """Predicted / measured states − 1; None if states were not measured."""
         return self.predicted.states / self.measured.states - 1 if self.with_states else None
 
     @property
     def activations_error(self) -> float:
-        """Predicted over measured activations, less one."""
+        """Predicted / measured activations − 1."""
         return self.predicted.activations / self.measured.activations - 1
 
     def as_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class ProbeResult:
 
 
 def predicted(plan: Plan, stage: int) -> MemorySnapshot:
-    """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, none of DeepSpeed's
+    """Predicted bytes of the tensors that a probe can see: without library workspaces, communicators and DeepSpeed's
     buckets."""
     parts = parts_of(plan.workload, stage)
     states = parts.states

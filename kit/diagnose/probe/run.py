@@ -1,9 +1,9 @@
-"""Probe a stage of a plan: trace two small depths of the real model and extrapolate the exact slope of a layer.
+"""Probes a stage of a plan: traces the real model at two small depths and extrapolates linearly to the full depth.
 
-States are linear in a stage's layers. So is every moment of activations; the fullest one is linear as soon as it is one
-at which all layers are kept (the loss, or the first layer's backward), which for wide models on short sequences is not
-so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until
-the slope is that of what forward keeps.
+States are linear in the number of layers. Peak activations are linear once the peak is at a moment when the activations
+of all layers exist (the loss, or the first layer's backward). One layer may be too few for that: with wide models and
+short sequences the gradient of one weight may be larger, and FSDP2 gathers two layers at a time. So the probe doubles
+the depth until the peak grows by the bytes that forward saves per layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.units import to_gib
 DEEPEST = 16
 """Layers of a chunk at which doubling ends in any case."""
 SAME_SLOPE = 0.02
-"""How far the fullest moment may grow by more or less than what forward keeps of a layer."""
+"""Largest relative difference between the growth of the peak and the bytes that forward saves per layer."""
 
 
 class ProbeError(KitError):
@@ -30,9 +30,9 @@ class ProbeError(KitError):
 
 
 def probe(plan: Plan, stage: int = 0) -> ProbeResult:
-    """Measure one stage of a plan. Patches torch for good where the plan is Megatron's: a process of its own.
+    """Measures one stage of a plan. For a Megatron plan it patches torch permanently, so use a separate process.
 
-    Raises ProbeError for a stage that is not there and for implementations that need their own kernels.
+    Raises ProbeError for a stage that does not exist, and for implementations with their own kernels.
     """
     layout = plan.layout
     if not 0 <= stage < layout.pp:
@@ -44,7 +44,8 @@ def probe(plan: Plan, stage: int = 0) -> ProbeResult:
         )
     began = time.perf_counter()
     layers = len(stage_layers(plan.model, layout, stage)) / layout.vp
-    # There gradients outlive their layer, so backward overtakes the loss at a depth that small ones do not show.
+    # In such models input gradients outlive their layer. Backward then exceeds the loss only at larger depths, so the
+    # full depth is traced.
     overtakes = layout.recompute == "full" and plan.model.num_experts > 0
     depth = int(layers) if overtakes else 1
     traced = {depth: _trace(_shallow(plan, depth), stage)}
@@ -97,7 +98,7 @@ def _trace(plan: Plan, stage: int) -> MemorySnapshot:
 
 
 def render(plan: Plan, found: Sequence[ProbeResult]) -> str:
-    """A table of measured and predicted GiB, a line a stage and quantity."""
+    """A table of measured and predicted GiB, one line per stage and quantity."""
     layout = plan.layout
     lines = [
         f"{plan.model.name}, {describe(layout)}: {layout.implementation} on fake tensors",

@@ -1,7 +1,7 @@
-"""Every byte of tensor storage that lives while code runs under it, counted at dispatch.
+"""Counts the bytes of live tensor storages at dispatch.
 
-The idea is that of torch's own MemTracker (torch/distributed/_tools/mem_tracker.py): each result of an operator has a
-storage; it counts from then until nothing refers to it. A CUDA allocator would hold the same, but for its rounding.
+As in torch's MemTracker (torch/distributed/_tools/mem_tracker.py), a storage counts from the operator that creates it
+until no tensor refers to it. A CUDA allocator would allocate the same bytes, apart from rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes alive now, and at most since ``restart``; storages given to ``leave_out`` do not count."""
+    """Live bytes now, and their peak since ``restart``; without storages given to ``leave_out``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
         tracker = self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            # FSDP2 frees what it gathered by resizing to nothing: no operator, so no dispatch.
+            # FSDP2 frees gathered weights by resizing their storage to 0, which is not an operator.
             result = tracker._resize(storage, size)
             tracker._change(storage)
             return result
@@ -52,10 +52,10 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            # A number that code asks of a fake tensor (a loss, a norm, a flag): any will do for memory.
+            # Code reads a number from a fake tensor (a loss, a norm, a flag): any value gives the same memory.
             return 1.0 if args[0].dtype.is_floating_point else args[0].dtype != torch.bool
         if any(issubclass(kind, DTensor) for kind in types):
-            # It says a storage as large as the whole tensor, and has none: count the local tensors it works on instead.
+            # A DTensor reports the storage size of the whole tensor but has none: count its local tensors instead.
             return NotImplemented
         if func is aten.equal.default:
             return True
@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak = self.now
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Stop counting these storages: states, which are counted by what they are."""
+        """Stops counting these storages: weights, gradients and optimizer state, which are counted separately."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._see(storage)
