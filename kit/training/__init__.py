@@ -1,1 +1,1 @@
-"""The training loop and what it writes, once for every engine."""
+"""The training loop of all engines, and its files: metrics, checkpoints, summary."""

@@ -1,7 +1,7 @@
-"""The worker: what a launcher starts once per rank, ``python -m kit.training RUN_DIR``.
+"""The worker, ``python -m kit.training RUN_DIR``. A launcher starts one per rank.
 
-It checks the run directory against what was really started, joins the process group, builds the engine and
-runs the loop. Environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them.
+It compares the number of started processes with the plan, joins the process group, builds the engine and runs the
+loop. Environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
 from kit.units import to_gib
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Longer than any checkpoint write that ranks wait for, and at least ten minutes more than the watchdog's limit: stacks
-of all ranks say more than a timeout in one of them."""
+"""Timeout of collectives. Longer than any checkpoint write that ranks wait for, and at least ten minutes longer than
+the watchdog's limit, so that the watchdog writes the stacks of all ranks first."""
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""How often torchrun has restarted its workers."""
+"""Environment variable: how often torchrun has restarted its workers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed, 74 not all was saved, 75
-    stopped on request (``kit.training.stopping``)."""
+    """Run one rank. Returns the exit code: 0 done, 2 a printed error that the user can correct, 74 some data was not
+    saved, 75 stopped on request (``kit.training.stopping``)."""
     started = time.monotonic()
     arguments = _arguments(argv)
     try:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> int:
-    """Build the engine and train; the process group is up. Returns the exit code."""
+    """Build the engine and train, in an initialised process group. Returns the exit code."""
     from kit.engines import build_engine
     from kit.training.loop import train
 
@@ -75,21 +75,23 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
 
 
 def _where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
-    """What was asked for, the first time; after a restart by torchrun this run's own newest checkpoint."""
+    """The value of --resume. After a restart by torchrun ``auto``, this run's own newest checkpoint; but ``asked``
+    again if this run has no checkpoint yet."""
     restarted = int(os.environ.get(_RESTARTS, "0")) > 0
     has_own = any((rundir.path / "checkpoints").glob("step-*"))
     return "auto" if restarted and (has_own or asked is None) else asked
 
 
 def report_error(error: KitError) -> None:
-    """Print an error once per job where all ranks see the same one, and name the rank where they may not."""
+    """Print an error. Ranks other than 0 name themselves."""
     rank = os.environ.get("RANK", "0")
     prefix = "error" if rank == "0" else f"error on rank {rank}"
     print(f"{prefix}: {error}", file=sys.stderr, flush=True)
 
 
 def _check_world_size(rundir: RunDirectory) -> None:
-    """Some launchers start fewer processes than they were asked for, and exit with 0: compare before any work."""
+    """Raises EngineError if the number of processes differs from the plan: some launchers start fewer processes than
+    requested, and exit with 0."""
     planned, started = rundir.plan.layout.world_size, int(os.environ.get("WORLD_SIZE", "1"))
     if planned != started:
         raise EngineError(
@@ -99,7 +101,7 @@ def _check_world_size(rundir: RunDirectory) -> None:
 
 
 def _announce_edits(rundir: RunDirectory) -> None:
-    """Say on one rank, and keep in the run directory, which hand-made changes are honoured."""
+    """Print the user's edits of the run directory on rank 0, and record them in the run directory."""
     if rundir.edits and os.environ.get("RANK", "0") == "0":
         for edit in rundir.edits:
             print(f"honoured edit: {edit}", flush=True)
@@ -108,11 +110,11 @@ def _announce_edits(rundir: RunDirectory) -> None:
 
 @contextmanager
 def process_group(rundir: RunDirectory) -> Iterator[None]:
-    """torch.distributed for the plan's device, gone again at the end (gloo aborts at exit otherwise)."""
+    """Initialise torch.distributed for the plan's device; destroy it at the end, because gloo would abort at exit."""
     require(check_versions())
     on_cpu = rundir.plan.cluster.gpu.device == "cpu"
     if on_cpu:
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
+        os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it on its first import
     import torch
     import torch.distributed as dist
 
@@ -148,8 +150,8 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """End the process without finalising Python.
 
-    Threads of gloo outlive ``destroy_process_group`` where something still holds the group (torch.distributed.nn has
-    it as a default argument); one that frees a tensor while Python finalises aborts a run that had succeeded.
+    Threads of gloo outlive ``destroy_process_group`` if an object still refers to the group, such as a default argument
+    of torch.distributed.nn. If such a thread frees a tensor while Python finalises, a successful run aborts.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -163,13 +165,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
     parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
     parser.add_argument("--take-over", action="store_true", help="whoever holds run.lock: it is surely gone")
-    # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.
+    # DeepSpeed's launcher adds this option to every command. The environment has the same value in LOCAL_RANK.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def steps_range(text: str) -> tuple[int, int]:
-    """First and last step. Raises argparse.ArgumentTypeError."""
+    """Parse ``5-8`` or ``5`` to (first step, last step). Raises argparse.ArgumentTypeError."""
     first, _, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() or not last)) or not 1 <= int(first) <= int(last or first):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps; use 5-8, or 5")

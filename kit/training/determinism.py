@@ -1,4 +1,4 @@
-"""Bits that repeat: ``run.deterministic``."""
+"""Runs that repeat bit for bit: ``run.deterministic``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def prepare(wanted: bool) -> None:
-    """Call before CUDA is used: cuBLAS reads its workspace setting at its first call (CUDA's notes on reproducibility;
-    torch refuses GEMMs without it)."""
+    """Set cuBLAS's workspace. Call this before the first use of CUDA: cuBLAS reads the setting in its first call
+    (CUDA's notes on reproducibility), and torch refuses deterministic GEMMs without it."""
     if wanted:
         os.environ.setdefault(_WORKSPACE, ":4096:8")
 
 
 @contextmanager
 def chosen(wanted: bool) -> Iterator[None]:
-    """While entered, torch takes deterministic kernels only, and raises RuntimeError where there is none.
+    """While entered with ``wanted``, torch uses deterministic kernels only, and raises RuntimeError if there is none.
 
-    Without it a run on CPU processes repeats all the same; on GPUs the order of atomic additions differs.
+    Runs on CPUs repeat without it. On GPUs the order of atomic additions varies.
     """
     if not wanted:
         yield
@@ -32,8 +32,8 @@ def chosen(wanted: bool) -> Iterator[None]:
     memory: Any = torch.utils.deterministic  # a module with a property
     fill = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False  # it chooses kernels by time
-    memory.fill_uninitialized_memory = False  # a debugging aid that writes every new tensor
+    torch.backends.cudnn.benchmark = False  # would choose kernels by time
+    memory.fill_uninitialized_memory = False  # a debugging aid that fills every new tensor
     try:
         yield
     finally:

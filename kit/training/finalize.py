@@ -1,4 +1,4 @@
-"""The end of a run: exchange checkpoint, ``summary.json`` with what was measured beside what was predicted."""
+"""The end of a run: exchange checkpoint, and ``summary.json`` with measured and predicted values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Measured:
-    """What the steps of this process measured."""
+    """Measurements of the steps of this process."""
 
     loss: float | None = None
     """Loss of the last step, nats per token."""
@@ -41,11 +41,11 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """``measured_*`` are null where no step was made."""
+    """Content of ``summary.json``. ``measured_*`` are null if the process made no step."""
 
     engine: str
     device: str
-    """GPU or processor that the main rank ran on."""
+    """Name of the main rank's GPU or CPU."""
     world_size: int
     step: int
     samples_seen: int
@@ -53,33 +53,34 @@ class Summary:
     loss: float | None
     """Loss of the last step, nats per token."""
     validation_loss: float | None
-    """Validation loss at the end; null without held-out data."""
+    """Validation loss at the end, nats per token; null without validation data."""
     predicted_peak_gib: float
     measured_memory_gib: float | None
-    """Memory of the fullest rank."""
+    """Memory of the rank with the most."""
     measured_memory_is: str
-    """``peak allocated``, or on a CPU ``weights, gradients and optimizer``, which leaves out activations."""
+    """``peak allocated`` on a GPU. On a CPU ``weights, gradients and optimizer``, without activations."""
     predicted_step_time_s: float
     measured_step_time_s: float | None
-    """Median, without the first step where there are more."""
+    """Median over the steps, without the first if there are others."""
     exchange_checkpoint: str | None
-    """Directory, relative to the run directory."""
+    """Directory of the exchange checkpoint, relative to the run directory."""
     predicted_checkpoint_gib: float | None = None
     measured_checkpoint_gib: float | None = None
-    """All files of the last native checkpoint."""
+    """Size of all files of the last native checkpoint."""
     predicted_checkpoint_s: float | None = None
     measured_checkpoint_s: float | None = None
-    """Median time that training stood still for one; with asynchronous ones less than writing took."""
+    """Median time that training waited for a native checkpoint. Shorter than the write if checkpoints are
+    asynchronous."""
     predicted_storage_gib: float | None = None
     measured_storage_gib: float | None = None
-    """All checkpoints in the run directory: as many as the settings keep, and the exchange checkpoint."""
+    """Size of all checkpoints in the run directory, native and exchange."""
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
-    """Cost of keeping them in object storage, at list price."""
+    """Cost of these checkpoints in object storage, at list price."""
     stopped: str | None = None
-    """Why the run ended before it was done."""
+    """Why the run ended before its last step; null if it did not."""
     unsaved: str | None = None
-    """What of this run is not on disk."""
+    """Data of this run that is not on disk, in words; null if all is."""
 
     def beside_prediction(self) -> str:
         """One line for the terminal; ``kit plan --calibrate summary.json`` learns from it."""
@@ -109,12 +110,13 @@ def finalize(
     stopped: Reason,
     export: bool,
 ) -> Summary:
-    """Collective. Exchange checkpoint with ``export``, summary, and the mark of a run that was stopped.
+    """Collective. Write the summary, with ``export`` an exchange checkpoint, and for a stopped run the file
+    ``stopped``.
 
-    Raises CheckpointError on every rank where one of them cannot be written."""
+    Raises CheckpointError on every rank if one of them cannot be written."""
     plan, times_s = rundir.plan, measured.step_times_s
     exchange = rundir.path / "checkpoints" / f"exchange-step-{counters.step:08d}"
-    # A finished run may be finished once more.
+    # A finished run may be resumed: its exchange checkpoint exists already.
     if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
         export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
     memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
@@ -141,7 +143,7 @@ def finalize(
         measured_memory_gib=memory[0] if memory else None,
         measured_memory_is=memory[1] if memory else "nothing",
         predicted_step_time_s=plan.predicted.step_time_s,
-        # The first step, which warms up, counts only where there is no other.
+        # The first step is slow (warm-up), so it counts only if there is no other.
         measured_step_time_s=statistics.median(times_s[1:] or times_s) if times_s else None,
         predicted_checkpoint_gib=None if operation is None else to_gib(1e9 * operation.checkpoint_gb),
         measured_checkpoint_gib=None if size is None else to_gib(size),
@@ -165,12 +167,12 @@ def finalize(
 
 
 def peak_gib(plan: Plan) -> float:
-    """Peak memory of this rank's GPU so far; 0 without one. Asks the allocator on the host, and waits for nothing."""
+    """Peak allocated memory of this rank's GPU so far, GiB; 0 without a GPU. Does not wait for the device."""
     return to_gib(torch.cuda.max_memory_allocated()) if plan.cluster.gpu.device == "cuda" else 0.0
 
 
 def memory_held_gib(engine: Engine, plan: Plan) -> tuple[float, str]:
-    """Collective. Memory of the fullest rank and what was counted."""
+    """Collective. (GiB of the rank with the most memory, ``Summary.measured_memory_is``)."""
     on_gpu = plan.cluster.gpu.device == "cuda"
     local = peak_gib(plan) if on_gpu else to_gib(sum(engine.held_bytes().values()))
     return max(gather(local)), "peak allocated" if on_gpu else "weights, gradients and optimizer"

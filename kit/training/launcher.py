@@ -1,10 +1,11 @@
-"""Ends a rank whose launcher is gone: nobody would stop it, and a resumed run would write beside it.
+"""Ends a rank whose launcher is gone: nothing else would stop it, and a resumed run would write to the same files.
 
-A killed torchrun (which ``accelerate launch`` runs in its own process) or DeepSpeed launcher leaves its ranks behind.
-Every rank therefore looks at its line of launchers: its parent, the parent's parent, as long as these are launchers
-(DeepSpeed has two, the runner and ``launch.py``). Whoever started the launcher, a shell that is logged out or a job
-script, may go. A thread compares parents, not ``prctl(PR_SET_PDEATHSIG)``: that signal comes when the *thread* that
-started the rank ends, knows only the direct parent, and exists on Linux alone.
+A killed torchrun (which ``accelerate launch`` runs in its own process) or DeepSpeed launcher leaves its ranks running.
+So every rank watches its launchers: its parent, the parent's parent, and so on, as long as these are launchers.
+DeepSpeed has two, the runner and ``launch.py``. A shell or job script that started the launcher may end.
+
+A thread compares parents. ``prctl(PR_SET_PDEATHSIG)`` would not do: it signals when the *thread* that started the rank
+ends, it covers the direct parent only, and it exists on Linux only.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _NAMES = re.compile(
     r"(.*/)?(torchrun|accelerate|deepspeed|mpirun|mpiexec|orted|prted|prterun|launch(_elastic|_hosts)?\.sh)"
     r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.(runner|launch)"
 )
-"""One of the first arguments of a launcher's command."""
+"""Matches one of the first ``_FIRST_ARGUMENTS`` arguments of a launcher's command."""
 _FIRST_ARGUMENTS = 5
 _LOOK_S = 0.5
 _GRACE_S = 300.0
-"""A rank that is still there so long after its launcher waits for peers that are gone; it ends as it is."""
+"""A rank that runs this long after its launcher ended probably waits for dead ranks, so it ends without saving."""
 
 
 @contextmanager
 def ends_with_launcher() -> Iterator[None]:
-    """While it is entered, a rank that loses its launcher gets SIGTERM: inside the loop it finishes the step and saves,
-    before the loop it ends at once. A rank without a launcher is left alone. Raises EngineError where the launcher is
-    gone already."""
+    """While entered, this process gets SIGTERM when its launcher ends. Inside the loop the rank then finishes the step
+    and saves; before the loop it ends at once. Does nothing without a launcher. Raises EngineError if the launcher has
+    ended already."""
     launchers = _launchers()
 
     def look() -> bool:
@@ -57,7 +58,8 @@ def ends_with_launcher() -> Iterator[None]:
 
 
 def _launchers() -> list[psutil.Process]:
-    """The nearest first. torchrun says by its environment that there is one, whatever its name (a notebook)."""
+    """This process's launchers, its parent first. If torchrun's environment variables are set, the parent counts as a
+    launcher whatever its name, for example a notebook."""
     parents: list[psutil.Process] = psutil.Process().parents()
     found = list(takewhile(_is_launcher, parents))
     if found or "TORCHELASTIC_RUN_ID" not in os.environ or not parents:
@@ -81,13 +83,14 @@ def _program(process: psutil.Process) -> str:
     for name in (process.exe, lambda: process.cmdline()[0], process.name):
         try:
             return str(name())
-        except (psutil.Error, IndexError):  # of another user
+        except (psutil.Error, IndexError):  # a process of another user
             continue
     return "unknown"
 
 
 def _lost(launchers: list[psutil.Process]) -> int | None:
-    """The first that is gone: a process whose parent has ended gets another one, so process ids are not mixed up."""
+    """Process id of the first launcher that has ended, or None. Compares parents' ids: a process whose parent ends gets
+    another parent, so a reused process id does not matter."""
     parent = os.getppid()
     for launcher in launchers:
         if launcher.pid != parent:
@@ -100,6 +103,6 @@ def _lost(launchers: list[psutil.Process]) -> int | None:
 
 
 def _say(text: str) -> None:
-    """To standard error, which may have been a pipe to the launcher."""
+    """Print to standard error, which may be a closed pipe to the launcher."""
     with suppress(OSError):
         print(f"error: {text}", file=sys.stderr, flush=True)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0
 """Checkpoints and validation count as hung after this many times ``hang_seconds``."""
 _FIRST_PATIENCE = 5.0
-"""The first step counts as hung after this many times ``hang_seconds``: it compiles kernels and makes communicators."""
+"""The first step counts as hung after this many times ``hang_seconds``. It compiles kernels and creates
+communicators."""
 
 
 def train(
@@ -61,7 +62,8 @@ def train(
     A signal or the time limit ends the run after the current step, with a native checkpoint; ``Summary.stopped`` names
     the reason.
 
-    Raises DataError, CheckpointError, SpecError, and EngineError naming the step where loss or gradient is not finite.
+    Raises DataError, CheckpointError, SpecError, and EngineError, which names the step if loss or gradient is not
+    finite.
     """
     with ExitStack() as stack:
         limits = rundir.run.limits
@@ -91,7 +93,7 @@ def train(
 
 
 class _Run:
-    """What the steps of a run share."""
+    """The objects that all steps of a run use."""
 
     def __init__(
         self,
@@ -121,8 +123,8 @@ class _Run:
             self.logger.log_event("resumed", counters.step, position=counters.position)
 
     def step(self, counters: Counters, last_step: int) -> Counters:
-        """One optimizer step, then logging, validation and checkpoint where they are due. Returns the counters from
-        which the next step continues."""
+        """Take one optimizer step; log, validate and save a checkpoint if due. Returns the counters for the next
+        step."""
         step = counters.step + 1
         self.clock.turn()
         self.watchdog.beat(f"step {step}", 1.0 if self.measured.step_times_s else _FIRST_PATIENCE)
@@ -140,7 +142,7 @@ class _Run:
     def train_step(self, before: Counters, another: bool) -> _StepResult:
         """Read the batch, compute gradients, and take the optimizer step unless loss or gradients are anomalous.
 
-        ``another``: a step follows, so its batch may be read ahead."""
+        ``another``: a step follows, so read its batch ahead."""
         plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
         ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
         size = batch_size(before.samples_seen, ramp, full)
@@ -154,7 +156,7 @@ class _Run:
         with clock.part("optimizer"), self.profiler.span("optimizer"):
             decision = self.anomalies.judge(loss.mean)
         if self.measured.memory is None and plan.cluster.gpu.device == "cpu":
-            self.measured.memory = memory_held_gib(engine, plan)  # while the gradients exist; CUDA remembers its peak
+            self.measured.memory = memory_held_gib(engine, plan)  # gradients exist now; CUDA records its peak itself
         if before.step + 1 in run.logging.gradients_at_steps:
             path = self.rundir.path / "gradients" / f"step-{before.step + 1:06d}.safetensors"
             export_tensors(engine, StateKind.GRADIENT, path)
@@ -183,13 +185,13 @@ class _Run:
         return _StepResult(after, size, batch, loss, rate, decision, norms, grad_norm)
 
     def log_step(self, result: _StepResult, last_step: int) -> None:
-        """Collective. Record the step; validate, log and save where it is due."""
+        """Collective. Log the step; validate and save a checkpoint if due."""
         run, step = self.rundir.run, result.counters.step
         if result.grad_norm is not None:
             self.anomalies.detector.record(result.loss.mean, result.grad_norm)
         self.measured.loss = result.loss.mean
         self.measured.step_times_s.append(self.clock.step_s)
-        is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
+        is_end = step == self.total_steps  # not ``last_step``: an early stop must not change the metrics
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
         agreed = self._agree(result.counters)
         routing = self.engine.routing_metrics()
@@ -201,7 +203,7 @@ class _Run:
             self._save(result.counters, wait=is_last)
 
     def validate(self, step: int) -> float | None:
-        """Collective. Loss on the validation data; None without any."""
+        """Collective. Loss on the validation data, nats per token; None without validation data."""
         self.validated_step = step
         self.watchdog.beat(f"validation after step {step}", _PATIENCE)
         with self.clock.part("validation"):
@@ -211,7 +213,7 @@ class _Run:
         return self.measured.validation_loss
 
     def _save(self, counters: Counters, wait: bool) -> None:
-        """Collective. A native checkpoint; one that cannot be written is reported, and the run goes on."""
+        """Collective. Write a native checkpoint. Reports a failure and continues."""
         self.watchdog.beat(f"checkpoint of step {counters.step}", _PATIENCE)
         with self.clock.part("checkpoint"):
             failure = self.checkpoints.save(self.engine, counters, wait)
@@ -221,7 +223,7 @@ class _Run:
             self.logger.log_event("checkpoint failed", counters.step, why=failure)
 
     def _agree(self, counters: Counters) -> list[float]:
-        """[reason to stop, slowest wait for data, fullest GPU] over all ranks, who stop for the same reason."""
+        """[reason to stop, longest wait for data in s, peak GPU memory in GiB], each the maximum over all ranks."""
         agreed = self.status.max()
         self.stopped = Reason(int(agreed[0]))
         if self.stopped:
@@ -249,8 +251,8 @@ class _Run:
             validation_loss=validated,
             step_time_s=step_s,
             tokens_per_s=tokens_per_s,
-            # Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs. The
-            # catalog's peak of a CPU process is a round figure, not a data sheet's.
+            # MFU is proportional to tokens/s, so scale the plan's MFU. Not on CPUs: their peak in the catalog is a
+            # round figure, not from a data sheet.
             mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
             batch_size=result.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
@@ -267,7 +269,7 @@ class _Run:
 
 
 class _StepResult(NamedTuple):
-    """A step, whether or not the optimizer took it."""
+    """Result of a step, also if the optimizer did not take it."""
 
     counters: Counters
     """Counters after the step."""

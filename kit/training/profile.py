@@ -1,7 +1,8 @@
-"""``--profile FIRST-LAST``: a trace of these steps by torch's profiler, and what it says in a few lines.
+"""``--profile FIRST-LAST``: traces these steps with torch's profiler, and prints a short report.
 
-Every rank writes ``profile/rank-NNNNN.json``, which Perfetto (ui.perfetto.dev) opens. Under Nsight Systems, which has
-to be alone with CUPTI, nothing is traced here: the steps become its capture range, with their parts as ranges.
+Every rank writes ``profile/rank-NNNNN.json``, which Perfetto (ui.perfetto.dev) opens. Nsight Systems does not share
+CUPTI with another profiler. Under it kit writes no trace: the steps become its capture range, and their parts NVTX
+ranges.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from kit.engines.collective import rank
 
 _FOLDER = "profile"
 _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
-"""Set by ``nsys profile`` in what it starts."""
+"""Environment variable that ``nsys profile`` sets."""
 PREFIX = "kit:"
-"""Prefix of the loop's own parts in a trace."""
+"""Prefix of the names of the loop's parts in a trace."""
 
 
 class Profiler:
-    """Two comparisons a step where no trace is wanted."""
+    """Traces a range of steps. Costs two comparisons per step without ``--profile``."""
 
     def __init__(self, steps: tuple[int, int] | None, rundir: Path) -> None:
-        """``steps``: first and last, both included; a resumed run that begins between them traces from there."""
+        """``steps``: (first, last), both included. A run that resumes between them traces from its first step."""
         self._steps, self._directory = steps, rundir / _FOLDER
         self._trace: Any = None
         self._for_nsight = False
@@ -52,7 +53,8 @@ class Profiler:
         self._trace.start()
 
     def end(self, step: int, log: Callable[[str], None]) -> None:
-        """Call after a step. After the last one the main rank writes and summarises its own trace."""
+        """Call after a step. After the last step, every rank writes its trace and passes the lines of its report to
+        ``log``."""
         if self._steps is None or step < self._steps[1]:
             return
         if self._for_nsight:
@@ -72,7 +74,7 @@ class Profiler:
             log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """A part of the step, to be found in the trace."""
+        """Context that marks a part of the step in the trace."""
         if self._trace is not None:
             return record_function(PREFIX + name)
         return torch.cuda.nvtx.range(name) if self._for_nsight else nullcontext()
@@ -81,16 +83,16 @@ class Profiler:
 _Interval = tuple[float, float]
 
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what a GPU does (libkineto's names)."""
+"""Categories of GPU activities in a trace (libkineto's names)."""
 _COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
-"""Beginnings of names, after punctuation: NCCL's kernels, gloo's operations as torch records them."""
+"""How names of communication begin, after punctuation: NCCL's kernels, gloo's operations."""
 _NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
-"""Operators that start or wrap others."""
+"""How names of operators begin that only start or wrap other operators."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One thing that ran."""
+    """One kernel or operator that ran."""
 
     name: str
     begin_us: float
@@ -100,33 +102,33 @@ class Work:
 
 @dataclass(frozen=True)
 class Trace:
-    """What is used of a trace."""
+    """The values that the report needs from a trace."""
 
     work: tuple[Work, ...]
     parts: Mapping[str, float]
-    """Microseconds in the loop's own parts, by the names that it gave them."""
+    """Name of a part of the loop → microseconds."""
     on_gpu: bool
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the traced time."""
+    """Fractions of the traced time."""
 
     compute: float
     communication: float
     exposed: float
-    """Communication while nothing computes."""
+    """Communication without simultaneous compute."""
     idle: float
     """Neither compute nor communication."""
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace as ``export_chrome_trace`` writes it."""
+    """Read a trace that ``export_chrome_trace`` wrote."""
     return parse(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
 
 
 def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Complete events ("X") only."""
+    """Build a ``Trace`` from the complete events ("X") of a Chrome trace."""
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_gpu = any(event.get("cat") in _ON_GPU for event in complete)
     parts: dict[str, float] = defaultdict(float)
@@ -144,7 +146,7 @@ def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
 
 
 def shares(work: Sequence[Work], whole_us: float) -> Shares:
-    """Intervals that overlap count once."""
+    """Fractions of ``whole_us``. Overlapping intervals count once."""
     computing = union([(each.begin_us, each.end_us) for each in work if not each.communicates])
     talking = union([(each.begin_us, each.end_us) for each in work if each.communicates])
     both = union([*computing, *talking])
@@ -157,8 +159,8 @@ def shares(work: Sequence[Work], whole_us: float) -> Shares:
 
 
 def own_times(work: Sequence[Work]) -> dict[str, tuple[float, int]]:
-    """Name → (microseconds without what ran inside it, how often). Work that is nested in other work is taken out of
-    it: operators on a CPU call each other, kernels on one stream do not."""
+    """Name → (microseconds without nested work, number of calls). Operators on a CPU call each other; kernels on one
+    stream do not."""
     own: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     stack: list[Work] = []
@@ -175,7 +177,7 @@ def own_times(work: Sequence[Work]) -> dict[str, tuple[float, int]]:
 
 
 def trace_report(trace: Trace, seconds: float, prefix: str, top: int = 8) -> list[str]:
-    """Lines for people."""
+    """Lines of text: shares of the time, and the ``top`` longest kernels or operators."""
     whole_us = 1e6 * seconds
     found = shares(trace.work, whole_us)
     parts = {

@@ -14,13 +14,15 @@ from kit.training.checkpoint.transfer import import_exchange
 
 
 def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> Counters:
-    """Collective. Load what ``resume`` says into the engine; returns how far it was.
+    """Collective. Load the checkpoint that ``resume`` names into the engine; returns its counters.
 
-    None: from the beginning, refused where the run directory has a past (its metrics would be overwritten).
-    ``"auto"``: the newest good native checkpoint, or the beginning where there is none; where the native ones are of
-    another plan, the newest exchange checkpoint. A path: an exchange checkpoint (of any layout, engine and world size),
-    a native one of this plan, or the directory of another run, whose newest exchange checkpoint is taken; refused where
-    this run has newer checkpoints. Raises CheckpointError.
+    - None: start from the beginning. Refused if the run directory has metrics or checkpoints of an earlier start.
+    - ``"auto"``: the newest good native checkpoint, or the beginning if there is none. If the native checkpoints are of
+      another plan, the newest exchange checkpoint.
+    - A path: an exchange checkpoint (of any layout, engine and world size), a native checkpoint of this plan, or the
+      directory of another run, for its newest exchange checkpoint. Refused if this run has newer checkpoints.
+
+    Raises CheckpointError.
     """
     run_collectively(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
     if resume is None:
@@ -51,7 +53,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
 
 
 def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
-    """Native, or through the exchange checkpoint where the plan has changed since."""
+    """Load the newest native checkpoint, or the newest exchange checkpoint if the plan has changed since."""
     try:
         return checkpoints.load_newest(engine) or START
     except ForeignError as error:

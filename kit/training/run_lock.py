@@ -1,12 +1,12 @@
-"""A run directory belongs to one run: ``run.lock`` names the process of its main rank, and its mtime is a heartbeat.
+"""Lets one run use a run directory. ``run.lock`` names the process of the run's main rank; its mtime is a heartbeat.
 
-The file is made with O_EXCL, which holds on shared file systems too. A start that finds one
+Creates the file with O_EXCL, which works on shared file systems too. A start that finds a lock
 
-- on the same machine (host, boot and pid namespace) takes over if that process has ended, and is refused otherwise;
-- of another machine waits: it is refused at the next heartbeat, and takes over when there was none for ``STALE_S``;
-- of the same rendezvous takes over at once: torchrun has started its workers again.
+- of the same machine (host, boot and pid namespace) takes over if that process has ended, and is refused otherwise;
+- of another machine waits: it is refused at the next heartbeat, and takes over after ``STALE_S`` without a heartbeat;
+- of the same rendezvous takes over at once, because torchrun has restarted its workers.
 
-A run that finds another one's lock in the place of its own ends at once, without saving.
+A run that finds another run's lock instead of its own ends at once, without saving.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from kit.training.stopping import repeatedly
 NAME = "run.lock"
 HEARTBEAT_S = 5.0
 STALE_S = 120.0
-"""More than a shared file system keeps attributes of a file (NFS: 60 s) and a heartbeat."""
+"""Longer than a shared file system caches a file's attributes (NFS: 60 s) plus a heartbeat."""
 _WATCH_S = 3 * HEARTBEAT_S
-"""A lock that looks stale is watched so long: clocks of two machines may differ."""
+"""Time to watch a lock with an old mtime before it counts as stale: the clocks of two machines may differ."""
 
 
 @dataclass(frozen=True)
 class _Holder:
-    """What the file says."""
+    """Content of ``run.lock``."""
 
     host: str
     machine: str
-    """Boot and pid namespace: where process ids and start times can be compared."""
+    """Boot and pid namespace. Process ids and start times can be compared only if they are equal."""
     pid: int
     process_started: str
-    """In the clock of the machine; tells a process from a later one with its id."""
+    """Start time by the machine's clock. Distinguishes processes that had the same id."""
     since: str
     rendezvous: str
-    """What torchrun's restarts of one run share; empty where it is not unique."""
+    """Name that all restarts of a run by torchrun share; empty if it may not be unique."""
     token: str
 
     @classmethod
@@ -67,20 +67,21 @@ class _Holder:
         )
 
     def ended(self, other: _Holder) -> bool | None:
-        """Whether the process of ``other`` has ended; None where it cannot be known from here."""
+        """Whether the process of ``other`` has ended; None if this machine cannot know."""
         if (self.host, self.machine) != (other.host, other.machine):
             return None
         if not psutil.pid_exists(other.pid):
             return True
-        started = _started(other.pid)  # there is a process, but perhaps a later one
+        started = _started(other.pid)  # a later process may have the same id
         return None if started is None else started != other.process_started
 
 
 @contextmanager
 def run_lock(directory: Path, take_over: bool = False) -> Iterator[None]:
-    """Collective. Hold the run directory; the main rank does it for all. ``take_over``: whoever holds it.
+    """Collective. Hold the run directory's lock, on the main rank, while entered. ``take_over``: also if another run
+    holds it.
 
-    Raises CheckpointError on every rank where another run holds it, or the lock cannot be written."""
+    Raises CheckpointError on every rank if another run holds the lock, or if it cannot be written."""
     lock = _Lock(directory / NAME)
     is_main = rank() == 0
     run_collectively(is_main, lambda: lock.acquire(take_over), f"locking {directory}")
@@ -98,7 +99,7 @@ class _Lock:
         self._text = json.dumps(asdict(self._mine)) + "\n"
 
     def acquire(self, take_over: bool) -> None:
-        """Raises RunDirectoryError where another run holds it, OSError."""
+        """Take the lock. Raises RunDirectoryError if another run holds it, and OSError."""
         first_seen: int | None = None
         began = time.monotonic()
         while not self._create():
@@ -111,7 +112,7 @@ class _Lock:
                         if self._replace(file.fileno(), beaten):
                             break
                         continue
-            except FileNotFoundError:  # released just now
+            except FileNotFoundError:  # the other run has released the lock
                 continue
             if holder is not None and (self._mine.ended(holder) is False or beaten != first_seen):
                 raise RunDirectoryError(
@@ -123,11 +124,12 @@ class _Lock:
                 who = f"process {holder.pid} on {holder.host}" if holder else "a process that is just starting"
                 print(f"{self._path} is of {who}: waiting up to {STALE_S:g} s for a sign of life", flush=True)
             time.sleep(1)
-        if take_over:  # a run that lives after all sees it at its next heartbeat, and ends
+        if take_over:  # if the other run still lives, it ends at its next heartbeat
             time.sleep(2 * HEARTBEAT_S)
 
     def _may_replace(self, holder: _Holder | None, quiet_s: float, age_s: float) -> bool:
-        """``quiet_s``: how long it was watched without a heartbeat. ``age_s`` of the last one, if clocks agree."""
+        """Whether this run may replace the holder's lock. ``quiet_s``: time that this process has watched the lock.
+        ``age_s``: age of the last heartbeat, if the machines' clocks agree."""
         if holder is not None:
             if holder.rendezvous and holder.rendezvous == self._mine.rendezvous:
                 return True
@@ -144,8 +146,10 @@ class _Lock:
             return False
 
     def _replace(self, found: int, beaten: int) -> bool:
-        """Put our lock in the place of the one open as ``found``. Of several that try, the one that locks it first
-        wins; without such locks (some shared file systems) the last one, and the heartbeat ends the others."""
+        """Replace the lock file that is open as ``found`` by this run's. Returns False if another run was faster.
+
+        If several runs try, the first flock wins. On shared file systems without flock the last run wins, and the
+        heartbeat ends the others."""
         try:
             fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -164,7 +168,8 @@ class _Lock:
         return True
 
     def beat(self) -> bool:
-        """A sign of life. True: there is no need of another one."""
+        """Update the heartbeat. Ends the process if another run has taken over. Returns True if no further heartbeat is
+        needed."""
         try:
             text = self._path.read_text(encoding="utf-8")
             if text == self._text:
@@ -189,20 +194,20 @@ class _Lock:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return True
             with suppress(OSError):
-                self._create()  # somebody has removed the lock alone
+                self._create()  # only the lock was removed
         except OSError:
-            pass  # a shared file system may come back
+            pass  # a shared file system may recover
         return False
 
     def release(self) -> None:
-        """Give the directory free, if it is still ours."""
+        """Remove the lock if it is this run's."""
         with suppress(OSError):
             if self._path.read_text(encoding="utf-8") == self._text:
                 self._path.unlink()
 
 
 def _parse(text: str) -> _Holder | None:
-    """None for a file that is not written yet, or damaged."""
+    """Parse the lock; None if the file is not written yet, or is damaged."""
     try:
         return _Holder(**json.loads(text))
     except (ValueError, TypeError):
@@ -211,7 +216,7 @@ def _parse(text: str) -> _Holder | None:
 
 def _rendezvous() -> str:
     run, endpoint = (os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "RDZV_ENDPOINT"))
-    with suppress(ValueError):  # torchrun --standalone makes a UUID
+    with suppress(ValueError):  # torchrun --standalone uses a UUID
         return str(uuid.UUID(run))
     return f"{run} {endpoint}" if run and endpoint else ""
 
@@ -225,8 +230,8 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began; "ended" for a zombie, None where it cannot be seen. Linux counts from the boot: psutil's
-    time of day moves with the clock."""
+    """Start time of a process; "ended" for a zombie; None if the process is not visible. On Linux the time counts from
+    boot, because psutil's time of day changes with the clock."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return "ended" if state in "ZX" else rest[18]

@@ -1,6 +1,6 @@
 """Times the parts of a step on the host's clock.
 
-An engine returns from ``forward_backward`` with the loss on the host, so that part ends when the device is done.
+``forward_backward`` returns the loss on the host, so this part ends when the device is done.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 
 class StepClock:
-    """Adds up the parts of one turn of the loop; what is left is the loop's own."""
+    """Adds up the times of the parts of one iteration of the loop."""
 
     def __init__(self, kept_turns: int = 50) -> None:
         self.parts_s: dict[str, float] = {}
         self.gap_s: float | None = None
-        """Time between the step before and this one, outside of all parts; None for the first step."""
+        """Time of the last iteration outside of all parts; None in the first iteration."""
         self._turns_s: deque[float] = deque(maxlen=kept_turns)
         self._began: float | None = None
 
     def turn(self) -> None:
-        """A turn ends and the next begins."""
+        """End an iteration and begin the next."""
         now = time.perf_counter()
         if self._began is not None:
             whole = now - self._began
@@ -32,7 +32,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time inside as this part's."""
+        """Add the time while entered to part ``name``."""
         began = time.perf_counter()
         try:
             yield
@@ -41,10 +41,10 @@ class StepClock:
 
     @property
     def step_s(self) -> float:
-        """Data, forward, backward and optimizer of this turn."""
+        """Time of data, forward, backward and optimizer in this iteration."""
         return sum(self.parts_s.get(name, 0.0) for name in ("data", "forward_backward", "optimizer"))
 
     @property
     def pace_s(self) -> float | None:
-        """A turn of the last ones, all included; None in the first."""
+        """Mean time of the recent iterations, with all parts; None in the first iteration."""
         return sum(self._turns_s) / len(self._turns_s) if self._turns_s else None

@@ -1,15 +1,15 @@
-"""When a run ends before it is done, and by which code a scheduler knows it.
+"""Ends a run early (signals, time limit, hang), and defines its exit codes for a scheduler.
 
     code  meaning                                                        what to do
     0     the run is done                                                nothing
-    2     an error that the user can mend; it was printed                mend it
+    2     an error that the user can correct; it was printed             correct it
     70    a step hung; stacks of every rank are in ``stacks/``           start again with --resume auto
     74    the run ended, and some of it was not saved; it was printed    look at what is missing
     75    stopped on request, a checkpoint was written                   start again with --resume auto
 
-70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL of sysexits.h. torchrun restarts on any of them but 0
-(``--max-restarts``); its own exit code is 1 then, so a run that was stopped on request also leaves a file ``stopped``
-in its directory.
+70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL of sysexits.h. torchrun restarts its workers on any code but 0
+(``--max-restarts``). Its own exit code is then 1, so a run that stops on request also writes a file ``stopped`` into
+its directory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STOPPED_CODE = 75
 UNSAVED_CODE = 74
 HUNG_CODE = 70
 _MARK = "stopped"
-"""File in the run directory, with the reason in it, while a run waits to be started again."""
+"""File in the run directory that contains the reason, while a stopped run waits for its next start."""
 
 
 class Reason(IntEnum):
-    """Why a run stops; of several ranks' reasons the largest is told."""
+    """Why a run stops. If ranks have several reasons, the largest is reported."""
 
     NONE = 0
     TIME_LIMIT = 1
@@ -44,21 +44,21 @@ class Reason(IntEnum):
 
     @property
     def words(self) -> str:
-        """Text for people."""
+        """The reason in words."""
         return {0: "nothing", 1: "run.limits.max_minutes is over", 2: "SIGUSR1", 3: "SIGTERM"}[self]
 
 
 class Stopping:
-    """Listens for signals while it is entered. A signal only sets a flag: the step that runs is finished first."""
+    """Handles SIGTERM and SIGUSR1 while entered. A signal only sets a flag, so the current step is finished first."""
 
     def __init__(self, max_minutes: float | None, started: float | None = None) -> None:
-        """``started``: ``time.monotonic()`` when the process began; now, where it is not known."""
+        """``started``: ``time.monotonic()`` when the process began; None: now."""
         self._deadline = None if max_minutes is None else (started or time.monotonic()) + 60 * max_minutes
         self._signalled = Reason.NONE
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stopping:
-        if threading.current_thread() is threading.main_thread():  # the only one that may
+        if threading.current_thread() is threading.main_thread():  # others may not
             self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGUSR1)}
         return self
 
@@ -67,7 +67,7 @@ class Stopping:
             signal.signal(number, handler)
 
     def mine(self) -> Reason:
-        """This rank's reason to stop, before ranks agree."""
+        """This rank's own reason to stop. Ranks agree on one reason later."""
         if self._signalled is not Reason.NONE:
             return self._signalled
         return Reason.TIME_LIMIT if self._deadline is not None and time.monotonic() >= self._deadline else Reason.NONE
@@ -77,7 +77,7 @@ class Stopping:
 
 
 def mark(rundir: Path, reason: Reason | None) -> None:
-    """Leave the file that says that this run waits to be started again; None: take it away. Raises OSError."""
+    """Write the file ``stopped`` with the reason; None: remove the file. Raises OSError."""
     path = rundir / _MARK
     if reason is None:
         path.unlink(missing_ok=True)
@@ -87,8 +87,8 @@ def mark(rundir: Path, reason: Reason | None) -> None:
 
 @contextmanager
 def repeatedly(seconds: float, work: Callable[[], bool] | None, over: threading.Event) -> Iterator[None]:
-    """While it is entered, a thread calls ``work`` every so many seconds, until it returns True. ``over`` is set at the
-    end. None: nothing is called."""
+    """While entered, a thread calls ``work`` every ``seconds`` seconds until it returns True; None: no thread. Sets
+    ``over`` at the end."""
 
     def call() -> None:
         while work is not None and not over.wait(seconds) and not work():
@@ -106,18 +106,18 @@ def repeatedly(seconds: float, work: Callable[[], bool] | None, over: threading.
 
 
 _GRACE_S = 5.0
-"""Seconds between writing stacks and ending the process: ranks notice a hang at slightly different times."""
+"""Seconds between writing stacks and ending the process: other ranks may notice a hang a little later."""
 
 
 class Watchdog:
-    """Knows what the run does and since when; ``watchdog`` makes one and looks at it."""
+    """Records the current activity of the run and its start time. ``watchdog`` creates and checks it."""
 
     def __init__(self, limit_s: float | None, directory: Path, rank: int) -> None:
         self._limit_s, self._directory, self._rank = limit_s, directory, rank
         self.beat("starting")
 
     def beat(self, doing: str, patience: float = 1.0) -> None:
-        """The run is alive and begins something, which may take ``patience`` times the limit."""
+        """Record that the run begins an activity, which may take ``patience`` times the limit."""
         self._doing, self._patience, self._since = doing, patience, time.monotonic()
 
     @property
@@ -126,7 +126,7 @@ class Watchdog:
         return self._directory / f"rank-{self._rank:05d}.txt"
 
     def barks(self) -> bool:
-        """Whether the run hangs; says so then, and writes the stacks of all threads."""
+        """Whether the run hangs. If so, prints an error and writes the stacks of all threads."""
         waited = time.monotonic() - self._since
         if self._limit_s is None or waited < self._limit_s * self._patience:
             return False
@@ -153,7 +153,7 @@ def watchdog(
     leave: Callable[[int], object] = os._exit,
     grace_s: float = _GRACE_S,
 ) -> Iterator[Watchdog]:
-    """Ends a process that hangs while it is entered; without a limit nothing is watched."""
+    """While entered, ends the process if it hangs; None for ``limit_s``: never. ``leave`` gets the exit code."""
     dog, over = Watchdog(limit_s, directory, rank), threading.Event()
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""What follows when a step is not like the others: a message, a batch left out, a way back, or the end."""
+"""Reacts to an anomalous step: warns, discards the batch, rewinds to a checkpoint, or stops the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.training.logging.run_logger import RunLogger
 
 
 class AnomalyHandler:
-    """Decides about every step's loss and gradient norm, and carries the decision out; the same on every rank."""
+    """Judges every step's loss and gradient norm, and carries out the decision. Decisions are equal on all ranks."""
 
     def __init__(
         self,
@@ -33,22 +33,23 @@ class AnomalyHandler:
         beat: Callable[[str, float], None],
         step: int,
     ) -> None:
-        """Collective. ``beat``: called before what may take long (``Watchdog.beat``). ``step``: the last that was made;
-        its loss and norm, and those of the steps before it, are read from the log."""
+        """Collective. ``beat``: called before long work (``Watchdog.beat``). ``step``: the last finished step. Reads
+        loss and norm of this step and the steps before it from the log."""
         self._engine, self._spec, self._checkpoints = engine, spec, checkpoints
         self._logger, self._beat = logger, beat
         self.detector = SpikeDetector(spec)
-        """Is told of every step that changed the weights: later ones are compared with it."""
+        """``record`` every step that changed the weights; later steps are compared with them."""
         self.detector.reset(logger.history(step, spec.window_steps))
         self._rewinds: dict[int, int] = {}
 
     def judge(self, loss: float) -> StepDecision:
-        """Collective. Before the optimizer step, on the loss and, unless that ends the step, on the gradient norm."""
+        """Collective. Call before the optimizer step. Judges the loss, and then the gradient norm unless the loss
+        already prevents the step."""
         of_loss = self.detector.check_loss(loss)
         if of_loss.action not in APPLIES_STEP:
             return of_loss
         norm = self._engine.gradient_norm()
-        if norm is None:  # fp16's overflows are for its loss scale to mend
+        if norm is None:  # an fp16 overflow: the engine lowers the loss scale
             return of_loss
         of_norm = self.detector.check_norm(norm)
         return of_loss if of_loss and of_norm.action in APPLIES_STEP else of_norm
@@ -56,10 +57,12 @@ class AnomalyHandler:
     def handle(
         self, decision: StepDecision, before: Counters, after: Counters, batch: Sequence[MicroBatch]
     ) -> Counters | None:
-        """Collective. Counters to go on from after a rewind, or None: go on from ``after``.
+        """Collective. Carry out a decision before the optimizer step. Returns the counters to continue from after a
+        rewind; None: continue from ``after``.
 
-        ``before`` and ``after`` the step, whose gradients still wait unless the decision lets it be made. Raises
-        EngineError where the run must end: something is not finite, or there is no way back.
+        ``before``, ``after``: counters before and after the step. Discards the step's gradients unless the decision
+        allows the step. Raises EngineError if the run must end: for values that are not finite, or if no rewind is
+        possible.
         """
         last = after.position - 1
         self._logger.log_event(
@@ -81,7 +84,7 @@ class AnomalyHandler:
         return self._rewind(decision, after) if decision.action == "rewind" else None
 
     def _rewind(self, decision: StepDecision, after: Counters) -> Counters:
-        """Load the last checkpoint and go on with the data after the bad step."""
+        """Load the last checkpoint, and continue with the data after the anomalous step. Returns the counters."""
         self._beat(f"rewinding from step {after.step}", 10)
         self._checkpoints.wait()
         counters = self._checkpoints.native.load_newest(self._engine)
@@ -115,17 +118,18 @@ _CONSEQUENCES = {
 
 
 def first_module(engine: Engine, micro_batches: Sequence[MicroBatch]) -> str:
-    """Collective. Replays a step, whose gradients are discarded, and says where something first was not finite.
+    """Collective. Repeat a step and discard its gradients; returns, in words, the first module with values that are not
+    finite.
 
-    Looks in the order of computing: inputs and weights of the modules as they run, their outputs, then the gradients
-    with respect to their outputs. Every rank looks at its own modules; the first of the ranks that found any speaks.
+    Checks each module in the order of execution: output, with inputs and weights as possible causes; then, in backward,
+    the gradient of the output. Every rank checks its own modules; the lowest rank with a result wins.
     """
     found: list[str] = []
     engine.discard()
     with ExitStack() as hooks:
         hooks.callback(engine.discard)
         for name, module in engine.modules().items():
-            if next(module.children(), None) is None:  # a container's output is that of a leaf
+            if next(module.children(), None) is None:  # leaves only: a container returns a leaf's output
                 hooks.enter_context(module.register_forward_hook(partial(_look_at_output, name, found)))
         engine.forward_backward(micro_batches)
     told = [(rank, words[0]) for rank, words in enumerate(gather(found)) if words]
@@ -152,7 +156,7 @@ def _because(module: torch.nn.Module, inputs: Any) -> str:
     if not all(map(_is_finite, _tensors(inputs))):
         return "and neither is its input"
     if any(parameter.numel() == 0 for parameter in module.parameters(recurse=False)):
-        return "though its inputs are"  # ZeRO-3 has given its weights back by now
+        return "though its inputs are"  # ZeRO-3 has freed the weights
     return "though its inputs and weights are"
 
 

@@ -1,9 +1,9 @@
-"""What a step looks like beside the ones before it, and what is done about one that does not fit in.
+"""Compares a step with the steps before it, and decides about a spike.
 
-A spike lies more than ``sigmas`` standard deviations above the median of the last ``window_steps`` steps. The deviation
-is 1.4826 times the median distance from that median (Rousseeuw & Croux 1993, "Alternatives to the median absolute
-deviation", equation 1.1): a spike in the window moves neither. OLMo's trainer skips steps in the same way with mean
-and deviation (olmo_core/optim/skip_step_optimizer.py, six sigmas over 128 steps).
+A spike is more than ``sigmas`` standard deviations above the median of the last ``window_steps`` steps. The deviation
+is 1.4826 times the median absolute deviation (Rousseeuw & Croux 1993, "Alternatives to the median absolute deviation",
+equation 1.1). A spike in the window changes neither much. OLMo's trainer skips steps in the same way, but with mean and
+standard deviation (olmo_core/optim/skip_step_optimizer.py, six sigmas over 128 steps).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kit.specs.run import SpikeAction, StabilitySpec
 
 _Action = Literal["none", "warn", "discard", "rewind", "stop"]
 APPLIES_STEP = ("none", "warn")
-"""Actions that let the optimizer step be made."""
+"""Actions that allow the optimizer step."""
 _LEAST_DEVIATION = 0.01
-"""Least deviation, as a share of the median. In a window without spread (a loss that has converged) every change of a
-digit would be a spike."""
+"""Smallest deviation, as a fraction of the median. Otherwise, if all values in the window are nearly equal (a loss that
+has converged), any change would be a spike."""
 
 
 @dataclass(frozen=True)
 class StepDecision:
-    """What is done about one value of one step; true unless that is nothing."""
+    """Decision about one value of one step. False as a bool only if the action is ``none``."""
 
     action: _Action
     kind: Literal["", "loss spike", "gradient spike", "not finite"] = ""
@@ -41,20 +41,20 @@ OK = StepDecision("none")
 
 
 class SpikeDetector:
-    """Compares every step's loss and gradient norm with the steps before; both are the same on every rank."""
+    """Compares every step's loss and gradient norm with the steps before. Both values are equal on all ranks."""
 
     def __init__(self, spec: StabilitySpec) -> None:
         self._spec = spec
         self.reset(())
 
     def record(self, loss: float, grad_norm: float | None) -> None:
-        """Adds the values of a step that was applied."""
+        """Add the values of a step that changed the weights."""
         self._losses.append(loss)
         if grad_norm is not None:
             self._norms.append(grad_norm)
 
     def reset(self, kept: Iterable[tuple[float, float | None]]) -> None:
-        """Start again after these steps: a resume or a rewind."""
+        """Replace the window by (loss, gradient norm) of the steps in ``kept``, after a resume or a rewind."""
         self._losses: deque[float] = deque(maxlen=self._spec.window_steps)
         self._norms: deque[float] = deque(maxlen=self._spec.window_steps)
         for loss, norm in kept:

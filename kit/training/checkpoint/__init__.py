@@ -1,1 +1,1 @@
-"""Checkpoints: the exchange format between engines, and native ones on the way."""
+"""Exchange checkpoints, which every engine reads, and the engines' native checkpoints."""

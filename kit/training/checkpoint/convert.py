@@ -1,4 +1,6 @@
-"""Hugging Face model ↔ exchange checkpoint ↔ Megatron checkpoint, offline: no GPU, one parameter in memory."""
+"""Converts Hugging Face models, exchange checkpoints and Megatron checkpoints to each other, without a GPU.
+
+One parameter is in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ _TRACKER = "latest_checkpointed_iteration.txt"
 
 @dataclass(frozen=True)
 class _Opened:
-    """What is to be converted."""
+    """A checkpoint to convert."""
 
     format: str
     model: ModelSpec
     counters: Counters
     sources: Mapping[StateKind, TensorSource]
-    """Weights, and either both moments or none."""
+    """The weights; and both moments, or no moments."""
     lora: LoraSpec | None = None
-    """Set where the weights are adapters."""
+    """Set if the weights are adapters."""
 
 
 def convert(
@@ -49,13 +51,13 @@ def convert(
     extras_from: Path | None = None,
     merge_into: Path | None = None,
 ) -> str:
-    """Write ``source`` in another format to the new directory ``out``; returns what that is, in words.
+    """Write ``source`` in another format to the new directory ``out``; returns a description of ``out``.
 
-    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; all else is fp32.
-    ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
-    is not in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
+    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; all other tensors are fp32. ``model``: the model
+    of a Megatron checkpoint that is not in a run directory of kit (a Hugging Face directory, a run directory, or a
+    catalog name). Raises KitError if a file is missing, damaged, or of another model.
     """
-    to = "exchange" if to == "hub" else to  # the name that earlier versions gave it
+    to = "exchange" if to == "hub" else to  # the name in earlier versions
     if to not in _FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(_FORMATS)}")
     if dtype not in DTYPES:
@@ -85,7 +87,7 @@ def convert(
 
 
 def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
-    """Find out what a directory is. Raises KitError where it is none of the formats, or is damaged."""
+    """Detect the format of a directory and open it. Raises KitError if the format is unknown or the data damaged."""
     if is_exchange(path):
         exchange = ExchangeCheckpoint(path)
         exchange.verify()
@@ -123,7 +125,7 @@ def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD
 
 
 def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:
-    """Write a directory that Megatron-LM loads: ``release`` for weights alone, ``iter_…`` with the optimizer's state.
+    """Write a directory that Megatron-LM loads: ``release`` for weights only, ``iter_…`` with optimizer state.
 
     Raises CheckpointError.
     """
@@ -145,8 +147,8 @@ def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:
 
 
 def _torch_dist_directory(path: Path) -> Path | None:
-    """Finds the directory of the files: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's
-    newest."""
+    """The directory with the torch_dist files: ``path``, ``path/state`` of a native checkpoint, or Megatron-LM's newest
+    checkpoint in ``path``; None if there is none."""
     tracker = path / _TRACKER
     candidates = [path, path / STATE]
     if tracker.is_file():
@@ -185,7 +187,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
 
 
 def _model_of(path: Path, model: str | None) -> ModelSpec:
-    """What was named, or the model of the run directory in which the checkpoint lies."""
+    """The model named by ``model``, otherwise the model of the run directory that contains the checkpoint."""
     from kit.planner.plan import Plan
     from kit.specs.catalog import load_model
 

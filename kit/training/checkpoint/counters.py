@@ -1,4 +1,4 @@
-"""How far a run is: the counters, what they must be among themselves, and in the run that goes on from them."""
+"""The counters of a run's progress, and checks of a checkpoint's counters against the run's schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.specs.run import RunSpec
 from kit.training.logging.metrics import logged_rows
 
 LARGEST = 2**63 - 1
-"""What a signed 64-bit number holds: as metrics, arrays and other programs read them."""
+"""Largest signed 64-bit number, the limit of metrics, arrays and other programs."""
 
 
 _Count = Annotated[int, Within(ge=0, le=LARGEST)]
@@ -24,20 +24,21 @@ _Count = Annotated[int, Within(ge=0, le=LARGEST)]
 
 @dataclass(frozen=True)
 class Counters:
-    """How far a run is; the learning rate and the data order follow from these alone. Raises ValueError where they
-    disagree."""
+    """Progress of a run. Learning rate and data order depend on these numbers alone. Raises ValueError if they
+    contradict each other."""
 
     __pydantic_config__ = SPEC
     step: _Count
-    """Steps of the loop done."""
+    """Number of finished steps of the loop."""
     samples_seen: _Count
-    """Sequences in them, over all ranks; 0 where another program's checkpoint does not say it, and so are tokens."""
+    """Sequences of these steps, over all ranks. 0, like ``tokens_seen``, if another program's checkpoint does not say
+    it."""
     tokens_seen: _Count
-    """Tokens in those sequences."""
+    """Tokens of these sequences."""
     optimizer_steps: _Count
     """Adam's step count (bias correction)."""
     samples_skipped: _Count
-    """Sequences that rewinds left out: the next sample is number ``samples_seen + samples_skipped``."""
+    """Sequences that rewinds skipped. The next sample has number ``samples_seen + samples_skipped``."""
 
     def __post_init__(self) -> None:
         step, samples, tokens = self.step, self.samples_seen, self.tokens_seen
@@ -63,15 +64,15 @@ START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0, sampl
 
 @dataclass(frozen=True)
 class RunLength:
-    """What the counters of a run may be, by its schedule."""
+    """The counters that a run's schedule allows."""
 
     total_steps: int
     samples_after: Callable[[int], int]
-    """Steps from the beginning → sequences in them."""
+    """Number of steps from the beginning → number of their sequences."""
 
     def check(self, counters: Counters, checkpoint: Path, same_plan: bool) -> None:
-        """Raises CheckpointError where the counters of a checkpoint are beyond the run's end, or say something else
-        than the metrics of the run that wrote it; without these, and under the same plan, than the schedule."""
+        """Raises CheckpointError if a checkpoint's counters are beyond the run's end, or contradict ``metrics.jsonl``
+        of the run that wrote it. Without these metrics, and with the same plan, compares with the schedule instead."""
         if counters.step > self.total_steps:
             raise CheckpointError(
                 f"{checkpoint} is of step {counters.step} and this run ends after step {self.total_steps}; resume from "
@@ -92,7 +93,7 @@ class RunLength:
 
 
 def run_length(plan: Plan, run: RunSpec) -> RunLength:
-    """What the counters of a run may be. Raises SpecError, see ``kit.planner.schedule.length``."""
+    """The ``RunLength`` of a run. Raises SpecError as ``kit.planner.schedule.length`` does."""
     full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
 
     def samples_after(steps: int) -> int:
@@ -103,7 +104,7 @@ def run_length(plan: Plan, run: RunSpec) -> RunLength:
 
 
 def _logged_samples(metrics: Path, step: int) -> int | None:
-    """What the last row of a step says; None where there is none that can be read."""
+    """``samples_seen`` in the last row of a step; None if there is no readable row."""
     try:
         said = [row.get("samples_seen") for _, row in logged_rows(metrics) if row is not None and row["step"] == step]
     except (OSError, ValueError):

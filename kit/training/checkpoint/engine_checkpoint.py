@@ -1,12 +1,12 @@
-"""Checkpoints on the way: an engine's own format, in directories that are complete or absent.
+"""Native checkpoints, in an engine's own format. A directory is complete or absent.
 
     checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + hash of every file
     checkpoints/step-00000020/state/           what ``Engine.save`` wrote
     checkpoints/step-00000020/random/          every rank's random generators (``random_state``)
-    checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
+    checkpoints/latest                         name of the newest, for people and scripts; loading ignores it
 
-Only files that the manifest lists may be there, whole and with their hashes; what an engine pickles is read by
-``kit.engines.closed_list`` all the same, for whoever can write a pickle can write a manifest.
+All files must be in the manifest, with their sizes and hashes. ``kit.engines.closed_list`` still restricts the classes
+that a pickle may load, because an attacker who can write a pickle can also write a manifest.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ MANIFEST = "manifest.json"
 STATE = "state"
 _RANDOM = "random"
 _SPACE_MARGIN = 1.05
-"""Free space that a checkpoint needs, over the size of the one before: manifests and file systems take a little too."""
+"""Free space that a checkpoint needs, over the size of the previous one. The rest is for manifests and the file
+system."""
 _FORMAT = "kit-native"
 _VERSION = 3
-"""2 had no hash of itself."""
+"""Version of the manifest. Version 2 had no hash of itself."""
 _LARGEST_WORLD = 1 << 24
 _NAME = re.compile(r"step-(\d{8})")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says. Raises ValueError where it lists not all that kit writes."""
+    """Content of ``manifest.json``. Raises ValueError if it does not list all files that kit writes."""
 
     __pydantic_config__ = SPEC
     plan_hash: Annotated[str, Field(min_length=1)]
     world_size: Annotated[int, Within(ge=1, le=_LARGEST_WORLD)]
     model: str
-    """Engine and digest of the model; an engine that reads every layout asks for nothing more."""
+    """Engine and digest of the model. An engine with ``fits_every_layout`` compares this only, not the plan's hash."""
     counters: Counters
     files: Files
 
@@ -86,18 +87,18 @@ class NativeCheckpoints:
     world_size: int
     keep_last: int
     model: str = ""
-    """``model`` of the manifest. Empty: only checkpoints of the same plan are loaded."""
+    """``model`` of the manifest. Empty: load only checkpoints of the same plan."""
     keep_every_steps: int | None = None
-    """Checkpoints of multiples of this are never removed."""
+    """Never remove checkpoints of steps that are multiples of this number."""
     expected_bytes: int = 0
-    """Expected size of the first checkpoint. Later ones are expected to be as large as the one before."""
+    """Expected size of the first checkpoint. Each later checkpoint is expected to be as large as the previous one."""
     length: RunLength | None = None
-    """What counters of this run may be; None: not known here."""
+    """Allowed counters of this run; None: do not check counters."""
     log: Callable[[str], None] = print
-    """Called on the main rank with what a person should know."""
+    """Called on the main rank with messages for the user."""
 
     def steps(self) -> list[int]:
-        """Steps that have a directory, newest first; whether they are good shows on loading."""
+        """Steps that have a checkpoint directory, newest first. Does not check the checkpoints."""
         if not self.root.is_dir():
             return []
         matches = [_NAME.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir()]
@@ -108,14 +109,14 @@ class NativeCheckpoints:
         return self.root / f"step-{step:08d}"
 
     def save(self, engine: Engine, counters: Counters) -> None:
-        """Write a checkpoint, then remove those that need not be kept.
+        """Write a checkpoint, then remove the checkpoints that need not be kept.
 
-        Raises CheckpointError on every rank (a full disk, say) and leaves what was there before.
+        Raises CheckpointError on every rank, for example on a full disk; older checkpoints then remain.
         """
         self.write(engine.save, counters, engine.is_main, random=random_state.capture())
 
     def bytes_of(self, step: int) -> int | None:
-        """What the files of a checkpoint take; None where its manifest cannot be read."""
+        """Size of a checkpoint's files in bytes; None if its manifest cannot be read."""
         try:
             return sum(record.bytes for record in read_manifest(self.directory(step)).files.values())
         except CheckpointError:
@@ -129,16 +130,16 @@ class NativeCheckpoints:
         group: dist.ProcessGroup | None = None,
         random: random_state.RandomState | None = None,
     ) -> None:
-        """Write a checkpoint as ``save`` does. The function ``save`` writes the engine's files, collectively over
-        ``group``.
+        """Write a checkpoint, and remove those that need not be kept. The argument ``save`` writes the engine's files,
+        collectively over ``group``.
 
-        ``random``: of this rank, at the moment that the state is of."""
+        ``random``: this rank's random state at the time of the engine's state."""
         directory = self.directory(counters.step)
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"
         try:
             run_collectively(is_main, lambda: self._start(partial), doing, group=group)
-            # An engine may raise anything where a disk is full (torch.save: RuntimeError).
+            # On a full disk an engine may raise any exception (torch.save: RuntimeError).
             run_collectively(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
             records = run_collectively(True, lambda: _my_records(partial), doing, group=group)
             files = {name: record for share in records for name, record in sorted(share.items())}
@@ -150,10 +151,10 @@ class NativeCheckpoints:
             raise
 
     def load_newest(self, engine: Engine) -> Counters | None:
-        """Load the newest good checkpoint; None where there is none at all.
+        """Load the newest good checkpoint and return its counters; None if there is no checkpoint.
 
-        A damaged one is renamed to ``….damaged`` and the one before it is tried. Raises CheckpointError where none
-        is good, or where the newest is of another plan or world size.
+        Renames a damaged checkpoint to ``….damaged``, and tries the previous one. Raises CheckpointError if all are
+        damaged, or if the newest is of another plan or world size.
         """
         steps = run_collectively(engine.is_main, self.steps, f"reading {self.root}")[0]
         damage: list[str] = []
@@ -178,8 +179,8 @@ class NativeCheckpoints:
         return None
 
     def load(self, engine: Engine, directory: Path) -> Counters:
-        """Load one checkpoint, of this run or another. Raises CheckpointError where it is damaged, or of another plan
-        or world size and the engine cannot read other layouts."""
+        """Load one checkpoint, of this run or another. Raises CheckpointError if it is damaged; also if it is of
+        another plan or world size, unless the engine reads every layout of the model."""
         try:
             manifest = self._verified(engine, directory)
         except _DamagedError as error:
@@ -188,15 +189,16 @@ class NativeCheckpoints:
         return manifest.counters
 
     def _start(self, partial: Path) -> None:
-        """Room first: a disk that is found full half-way has cost the time of half a checkpoint."""
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        """Check the free space first, before time is spent on writing, and create the empty directories."""
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         before = next((size for size in map(self.bytes_of, self.steps()) if size is not None), None)
         require_disk_space(self.root, int((before or self.expected_bytes) * _SPACE_MARGIN))
         (partial / STATE).mkdir(parents=True)
         (partial / _RANDOM).mkdir()
 
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
-        """Each rank hashes its share of the files; all of them come to the same verdict."""
+        """Check manifest and files; returns the manifest. Each rank hashes its share of the files, and all ranks raise
+        or return together."""
         reading = f"reading {directory}"
         try:
             manifest = run_collectively(engine.is_main, lambda: read_manifest(directory), reading)[0]
@@ -225,7 +227,7 @@ class NativeCheckpoints:
     def _publish(self, partial: Path, directory: Path, manifest: Manifest) -> None:
         contents = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(manifest)}
         write_json(partial / MANIFEST, sealed(contents))
-        # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
+        # The run has repeated this step after it resumed from an older checkpoint: replace the old directory.
         _remove(directory)
         publish(partial, directory)
         latest = self.root / ".latest.partial"
@@ -238,7 +240,7 @@ class NativeCheckpoints:
 
 
 class ForeignError(CheckpointError):
-    """A checkpoint is good and of another plan, world size or version of kit."""
+    """A checkpoint is not damaged, but is of another plan, world size or version of kit."""
 
     def __init__(self, words: str, step: int = 0) -> None:
         super().__init__(words)
@@ -246,7 +248,7 @@ class ForeignError(CheckpointError):
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not what its manifest says, or has none: an older one may do."""
+    """A checkpoint has no manifest, or its files differ from the manifest. An older checkpoint may be good."""
 
 
 def _fill(partial: Path, save: Callable[[Path], None], random: random_state.RandomState | None) -> None:
@@ -256,7 +258,7 @@ def _fill(partial: Path, save: Callable[[Path], None], random: random_state.Rand
 
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
-    """Loads the engine's state, and the random generators where the layout is the same."""
+    """Load the engine's state; and the random generators if the checkpoint has them and the world size is equal."""
     run_collectively(True, lambda: engine.load(directory / STATE), f"reading {directory}")
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
         name.startswith(f"{_RANDOM}/") for name in manifest.files
@@ -270,8 +272,8 @@ def _my_records(partial: Path) -> dict[str, FileRecord]:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises CheckpointError where it is missing, damaged or not complete, or says anything that kit does not write;
-    ForeignError where another version of kit wrote it."""
+    """Read a checkpoint's manifest. Raises CheckpointError if it is missing, damaged or incomplete, or has fields that
+    kit does not write; ForeignError if another version of kit wrote it."""
     path = directory / MANIFEST
     try:
         return read_sealed(path, Manifest, _FORMAT, _VERSION)[0]
@@ -287,13 +289,13 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _renamed(directory: Path, name: str) -> Path:
-    """The directory under another name in the same place, where it replaces an older one."""
+    """Rename a directory within its parent; replaces an existing directory of that name. Returns the new path."""
     target = directory.with_name(name)
     shutil.rmtree(target, ignore_errors=True)
     return directory.rename(target)
 
 
 def _remove(directory: Path) -> None:
-    """Rename it first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    """Remove a directory. Renames it first, so that a kill cannot leave a partial checkpoint under its name."""
     if directory.exists():
         shutil.rmtree(_renamed(directory, f".{directory.name}.removed"))

@@ -1,4 +1,4 @@
-"""The exchange format on disk: safetensors under Hugging Face names, and a JSON that says what they are.
+"""The exchange format on disk: safetensors under Hugging Face names, and a JSON file that describes them.
 
 exchange.json               format, version, counters, model, and size + hash of every other file
 master-00001.safetensors    fp32 weights, in shards
@@ -29,15 +29,15 @@ EXCHANGE_JSON = "exchange.json"
 _FORMAT = "kit-exchange"
 _VERSION = 3
 _EARLIER_JSON, _EARLIER_FORMAT, _UNSEALED = "hub.json", "kit-hub", 2
-"""The names until version 3, which are still read. Version 2 has no hash of itself; all else is alike."""
+"""Names before version 3, which kit still reads. Version 2 has no hash of itself; everything else is equal."""
 _STEP = re.compile(r"(?:exchange|hub)-step-(\d{8})")
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-"""What an exchange checkpoint holds of every parameter; one made of a model alone has no moments."""
+"""The kinds of state in an exchange checkpoint. A checkpoint that was converted from a model has MASTER only."""
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """What ``exchange.json`` says."""
+    """Content of ``exchange.json``."""
 
     __pydantic_config__ = SPEC
     counters: Counters
@@ -46,13 +46,13 @@ class _Contents:
     weight_map: dict[StateKind, dict[str, str]]
     """Kind → name of a tensor → file."""
     lora: LoraSpec | None = None
-    """What is held are adapters then, not the model."""
+    """Set if the tensors are adapters, not the whole model."""
 
 
 class ExchangeCheckpoint:
-    """An exchange checkpoint on disk. Opening reads its JSON only.
+    """An exchange checkpoint on disk. The constructor reads its JSON file only.
 
-    Raises CheckpointError where that is missing, damaged, of another format, or names files that are not there.
+    Raises CheckpointError if that file is missing, damaged or of another format, or if a listed file is missing.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -60,7 +60,7 @@ class ExchangeCheckpoint:
         index = self.path / (EXCHANGE_JSON if (self.path / EXCHANGE_JSON).exists() else _EARLIER_JSON)
         contents, version = _read(index)
         self.note: str | None = None
-        """What a person should know of how it was read."""
+        """A message for the user about how the checkpoint was read; None: nothing special."""
         if version == _UNSEALED:
             self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
         self.counters, self.model, self.lora = contents.counters, contents.model, contents.lora
@@ -70,17 +70,17 @@ class ExchangeCheckpoint:
 
     @property
     def kinds(self) -> tuple[StateKind, ...]:
-        """What it holds: all of ``KINDS``, or weights alone."""
+        """The kinds of state in this checkpoint: all of ``KINDS``, or MASTER only."""
         return tuple(kind for kind in KINDS if kind in self._weight_map)
 
     def verify(self, share: bool = False) -> None:
-        """Raises CheckpointError that names the first missing, truncated or corrupted file. ``share``: this rank looks
-        at its share; together the ranks verify all."""
+        """Raises CheckpointError, which names the first missing, truncated or corrupted file. ``share``: this rank
+        checks its share of the files only, so that the ranks together check all."""
         names = sorted(self._records)
         verify(self.path, {name: self._records[name] for name in (split_over_ranks(names) if share else names)})
 
     def source(self, kind: StateKind) -> SafetensorsSource:
-        """The tensors of one kind."""
+        """The tensors of one kind of state. Raises CheckpointError if the checkpoint lacks this kind."""
         if kind not in self._weight_map:
             raise CheckpointError(f"{self.path} has no {kind.value}; export the run again with its optimizer state")
         return SafetensorsSource({name: self.path / file for name, file in self._weight_map[kind].items()})
@@ -93,7 +93,7 @@ def exchange_json(
     records: Mapping[str, FileRecord],
     lora: LoraSpec | None = None,
 ) -> dict[str, Any]:
-    """The contents of ``exchange.json``."""
+    """Content of ``exchange.json``, with its own hash."""
     contents = _Contents(
         counters, model, dict(records), {kind: dict(files) for kind, files in weight_map.items()}, lora
     )
@@ -101,12 +101,13 @@ def exchange_json(
 
 
 def is_exchange(directory: Path) -> bool:
-    """Whether a directory holds an exchange checkpoint, under the names of today or the earlier ones."""
+    """Whether a directory contains an exchange checkpoint, of the current or an earlier version."""
     return any((directory / name).is_file() for name in (EXCHANGE_JSON, _EARLIER_JSON))
 
 
 def newest_exchange(root: Path) -> Path | None:
-    """The exchange checkpoint of the highest step in ``root``. Raises OSError where ``root`` cannot be listed."""
+    """The exchange checkpoint of the highest step in ``root``; None if there is none. Raises OSError if ``root`` cannot
+    be listed."""
     listed = root.iterdir() if root.is_dir() else ()
     paths = (path for path in listed if _STEP.fullmatch(path.name) and is_exchange(path))
     return max(paths, key=lambda path: path.name.rpartition("-")[2], default=None)

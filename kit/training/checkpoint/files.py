@@ -1,8 +1,8 @@
-"""Directories that are complete or absent, and manifests with hashes that prove what is in them.
+"""Directories that are complete or absent, and manifests with sizes and hashes of their files.
 
-A manifest has a hash of itself too, over its canonical JSON without that hash, so that a changed number in it is
-noticed. The hash finds accidents: whoever can write the directory can write a new one, so nothing that a manifest
-vouches for is trusted to run (``kit.engines.closed_list``).
+A manifest also has a hash of itself, over its canonical JSON without that hash. Hashes detect accidents only: an
+attacker who can write the directory can also write a new manifest. So kit does not run code from a file that a manifest
+lists (``kit.engines.closed_list``).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kit.specs.text_files import parse_json, read_text
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest knows of a file."""
+    """A manifest's record of one file."""
 
     __pydantic_config__ = SPEC
     bytes: Annotated[int, Within(ge=0)]
     xxh3_128: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    """XXH3, 128 bits: a tenth of the time of SHA-256 for the same accidents (cut, overwritten, mixed up). Neither keeps
-    out who can write the directory, for the manifest is in it."""
+    """XXH3, 128 bits. It detects the same accidents as SHA-256 (truncated, overwritten or swapped files) in a tenth of
+    the time. Neither stops an attacker, who can also write the manifest."""
 
 
 def _inside(name: str) -> str:
@@ -45,18 +45,18 @@ def _inside(name: str) -> str:
 
 
 Files = Annotated[dict[Annotated[str, Checked(_inside)], FileRecord], Field(min_length=1)]
-"""The files that a manifest lists, by their names below its directory."""
+"""File path relative to the manifest's directory → record."""
 
 
 def record_of(path: Path) -> FileRecord:
-    """Size and hash of a file as it is on disk. Raises OSError."""
+    """Size and hash of a file on disk. Raises OSError."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, xxhash.xxh3_128)
         return FileRecord(bytes=os.fstat(file.fileno()).st_size, xxh3_128=digest.hexdigest())
 
 
 def verify(directory: Path, records: Mapping[str, FileRecord]) -> None:
-    """Raises CheckpointError that names the first file which is missing or differs from its record."""
+    """Raises CheckpointError, which names the first file that is missing or differs from its record."""
     for name, record in records.items():
         path = directory / name
         if not path.is_file():
@@ -71,7 +71,7 @@ def verify(directory: Path, records: Mapping[str, FileRecord]) -> None:
 
 
 def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
-    """Raises CheckpointError that names the first thing below that is no directory and not listed."""
+    """Raises CheckpointError, which names the first file or link in ``directory`` that is not in ``listed``."""
     for path in sorted(directory.rglob("*")):
         if (path.is_symlink() or not path.is_dir()) and str(path.relative_to(directory)) not in listed:
             raise CheckpointError(
@@ -81,7 +81,7 @@ def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, durable."""
+    """Flush a file's bytes, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -90,7 +90,7 @@ def fsync(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write, fsync, and only then give the file its name. Raises OSError."""
+    """Write JSON to a temporary file, fsync it, then rename it to ``path``. Raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=2)
@@ -111,25 +111,26 @@ def publish(partial: Path, directory: Path) -> None:
     for path in [*partial.rglob("*"), partial]:
         fsync(path)
     if directory.is_dir():
-        directory.rmdir()  # only ever an empty one: rename onto it is not portable
+        directory.rmdir()  # empty, or rmdir raises; rename onto a directory is not portable
     partial.rename(directory)
     fsync(directory.parent)
 
 
 def start_partial(directory: Path) -> None:
-    """Make an empty ``partial_name(directory)``. Raises CheckpointError where ``directory`` is there and not empty."""
+    """Create an empty ``partial_name(directory)``. Raises CheckpointError if ``directory`` exists and is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
     partial = partial_name(directory)
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
     partial.mkdir(parents=True)
 
 
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """Build a directory under another name and publish it at the end; nothing is left of a failed attempt.
+    """While entered, the caller writes into a temporary directory, which gets its name at the end. A failure leaves no
+    files.
 
-    Raises CheckpointError where ``directory`` exists already and is not empty, or cannot be written.
+    Raises CheckpointError if ``directory`` exists and is not empty, or if it cannot be written.
     """
     partial = partial_name(directory)
     try:
@@ -147,11 +148,11 @@ def new_directory(directory: Path) -> Iterator[Path]:
 _Contents = TypeVar("_Contents")
 _HASH = "sha256"
 _MOST_BYTES = 1 << 24
-"""A manifest of a hundred thousand files is smaller."""
+"""Largest size of a manifest that kit reads. A manifest of a hundred thousand files is smaller."""
 
 
 def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents and their hash; an older hash among them is replaced."""
+    """``contents`` with their hash, which replaces an older hash."""
     bare = {key: value for key, value in contents.items() if key != _HASH}
     canonical = json.dumps(bare, sort_keys=True, separators=(",", ":"))
     return {**bare, _HASH: hashlib.sha256(canonical.encode()).hexdigest()}
@@ -160,10 +161,10 @@ def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
 def read_sealed(
     path: Path, into: type[_Contents], kind: str, version: int, unsealed: int | None = None
 ) -> tuple[_Contents, int]:
-    """The contents of a manifest of format ``kind``, and its version. ``unsealed``: an older version, without a hash,
-    that is read too.
+    """(contents, version) of a manifest of format ``kind``. ``unsealed``: an older version without a hash, which is
+    also accepted.
 
-    Raises OSError, ValueError where it is damaged or not what its hash says, and OtherVersionError.
+    Raises OSError; ValueError if the manifest is damaged or differs from its hash; OtherVersionError.
     """
     data = parse_json(read_text(path, _MOST_BYTES))
     if not isinstance(data, dict) or data.get("format") != kind:
@@ -181,4 +182,4 @@ def read_sealed(
 
 
 class OtherVersionError(CheckpointError):
-    """A manifest of kit's, of a version that this kit does not read."""
+    """The manifest has a version that this version of kit does not read."""

@@ -1,7 +1,7 @@
-"""The native checkpoints of a run: where they are written, by whom, and how long training stands still for them.
+"""Writes the native checkpoints of a run, at once or in a thread, and measures how long training waits for them.
 
-With ``run.checkpoint.asynchronous`` the state is copied while training stands still, and a thread writes it. The thread
-has a process group of its own (gloo), so that its collectives never meet those of training.
+With ``run.checkpoint.asynchronous`` training waits only until the state is copied; a thread writes the copy. The thread
+has its own process group (gloo), so that its collectives do not mix with those of training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointManager:
-    """Saves at once, or by a thread: one checkpoint at a time. Every method is collective."""
+    """Saves one checkpoint at a time, at once or in a thread. Every method is collective."""
 
     def __init__(self, native: NativeCheckpoints, asynchronous: bool) -> None:
         self.native, self._asynchronous = native, asynchronous
@@ -32,7 +32,8 @@ class CheckpointManager:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self.stalls_s: list[float] = []
-        """How long training stood still for each checkpoint: writing, or waiting for the one before it and copying."""
+        """Seconds that training waited for each checkpoint: for the write; or, if asynchronous, for the previous
+        checkpoint and the copy."""
 
     @classmethod
     def open(cls, rundir: RunDirectory, length: RunLength) -> CheckpointManager:
@@ -52,7 +53,8 @@ class CheckpointManager:
         return cls(native, spec.asynchronous)
 
     def save(self, engine: Engine, counters: Counters, wait: bool) -> str | None:
-        """Returns why there is no checkpoint, or None; asynchronously of the one before, unless ``wait``."""
+        """Save a checkpoint. Returns None, or the reason why it could not be written. If asynchronous and without
+        ``wait``, the reason is about the previous checkpoint."""
         began = time.perf_counter()
         try:
             if not self._asynchronous:
@@ -67,14 +69,14 @@ class CheckpointManager:
             self.stalls_s.append(time.perf_counter() - began)
 
     def wait(self) -> str | None:
-        """Wait for what the thread is writing; returns why it could not be written, or None."""
+        """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""
         if self._thread is not None:
             self._thread.join()
         failure, self._thread, self._failure = self._failure, None, None
         return failure
 
     def _start(self, engine: Engine, counters: Counters) -> None:
-        """Copy the state, and write it while the caller goes on."""
+        """Copy the state, and start a thread that writes the copy."""
         arguments = (engine.snapshot(), counters, engine.is_main, random_state.capture())
         self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
         self._thread.start()
@@ -87,5 +89,5 @@ class CheckpointManager:
             self.native.write(save, counters, is_main, self._group, random)
         except CheckpointError as error:
             self._failure = str(error)
-        except Exception as error:  # a thread's exception would be printed and forgotten
+        except Exception as error:  # otherwise Python would only print it
             self._failure = f"writing the checkpoint of step {counters.step} failed: {error!r}"

@@ -1,7 +1,7 @@
-"""Every random generator of a process, as JSON: what an engine's own checkpoint leaves out.
+"""Saves and restores all random generators of a process as JSON, so that a resumed run draws the same numbers.
 
-Engines save their weights; some save torch's generator, none saves Python's, numpy's or megatron-core's tracked ones. A
-run that draws from any of them goes on with the same draws after a resume. No pickle: numbers and base64.
+Some engines' checkpoints contain torch's generator; none contains Python's, numpy's or megatron-core's tracked
+generators. The file is not a pickle: it has numbers and base64 only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def capture() -> RandomState:
 
 
 def _restore(state: RandomState) -> None:
-    """Set all generators. Raises KeyError, TypeError or ValueError for what ``capture`` did not make."""
+    """Set all generators. Raises KeyError, TypeError or ValueError for a state that ``capture`` did not return."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
@@ -51,12 +51,12 @@ def _restore(state: RandomState) -> None:
 
 
 def write(state: RandomState, directory: Path, rank: int) -> None:
-    """Write it into an existing directory. Raises OSError."""
+    """Write ``state`` into an existing directory. Raises OSError."""
     (directory / file_name(rank)).write_text(json.dumps(state), encoding="utf-8")
 
 
 def read(directory: Path, rank: int) -> None:
-    """Restore what ``write`` wrote. Raises CheckpointError."""
+    """Restore the generators from the file of ``write``. Raises CheckpointError if it is missing or damaged."""
     path = directory / file_name(rank)
     try:
         _restore(json.loads(path.read_text(encoding="utf-8")))
@@ -65,12 +65,12 @@ def read(directory: Path, rank: int) -> None:
 
 
 def file_name(rank: int) -> str:
-    """File of one rank's generators."""
+    """File name of one rank's generators."""
     return f"rank-{rank:05d}.json"
 
 
 def _megatron_tracker() -> Any:
-    """megatron-core's tracked states, where the run uses it and has made some (tensor_parallel/random.py)."""
+    """megatron-core's RNG tracker (tensor_parallel/random.py); None if the run does not use it."""
     module = sys.modules.get("megatron.core.tensor_parallel.random")
     if module is None:
         return None

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which are kept, whether one more fits, what all of them take and what a month of that costs."""
+"""Disk space of checkpoints: which to keep, whether one more fits, their total size and its monthly cost."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kit.units import GB, to_gib
 
 
 def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
-    """Steps whose checkpoints stay: the ``last`` newest, and for good every multiple of ``every``. ``steps``: newest
+    """Steps whose checkpoints to keep: the ``last`` newest steps, and all multiples of ``every``. ``steps``: newest
     first."""
     return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
 
 
 def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
-    """Steps whose native checkpoints are there when a run has ended after ``last_step``, oldest first."""
+    """Steps whose native checkpoints exist after a run that ended with ``last_step``, oldest first."""
     every = spec.every_steps
     saved = {last_step, *(range(every, last_step + 1, every) if every else ())}
     return sorted(kept(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
 
 
 def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: bool) -> float | None:
-    """Bytes of all checkpoints that a run leaves, by its plan. None where the plan does not predict them."""
+    """Predicted bytes of all checkpoints after a run. None if the plan has no such prediction."""
     operation = plan.predicted.operation
     if operation is None:
         return None
@@ -37,17 +37,18 @@ def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: 
 
 
 def found_bytes(root: Path) -> int:
-    """Bytes of all files below a directory, whoever wrote them. Raises OSError."""
+    """Bytes of all files below a directory. Raises OSError."""
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
 
 def usd_per_month(num_bytes: float) -> float:
-    """Cost of keeping so many bytes in object storage, at list price."""
+    """Monthly cost of ``num_bytes`` in object storage, at list price."""
     return num_bytes / GB * STORAGE_USD_PER_GB_MONTH
 
 
 def require_disk_space(directory: Path, needed_bytes: int) -> None:
-    """Raises CheckpointError where the file system of ``directory`` (or of its nearest parent) has less left."""
+    """Raises CheckpointError if the file system of ``directory`` (or of its nearest existing parent) has less free
+    space than ``needed_bytes``."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < needed_bytes:

@@ -1,4 +1,4 @@
-"""An exchange checkpoint → a Hugging Face model directory or peft adapters, offline, one tensor in memory."""
+"""Converts an exchange checkpoint to a Hugging Face model directory or peft adapters, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What is copied from ``extras_from``, as far as it is there."""
+"""Files to copy from ``extras_from``, if they exist."""
 
 _SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
@@ -55,11 +55,10 @@ def exchange_to_hf(
 ) -> None:
     """Write the master weights of an exchange checkpoint as a model that transformers' Auto classes load.
 
-    ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
-    and special token ids are taken over. Of adapters a peft directory is written, or, with ``merge_into`` (the
-    directory of the frozen model), the model with its adapters merged in. Nothing is downloaded; one tensor is in
-    memory at a time. Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty,
-    a full disk.
+    ``extras_from``: the Hugging Face directory that the run started from; copies its tokenizer files, generation config
+    and special token ids. If the checkpoint has adapters, writes a peft directory; with ``merge_into`` (the directory
+    of the frozen model) it writes the model with merged adapters. Downloads nothing; one tensor is in memory at a time.
+    Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, or a full disk.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
@@ -84,7 +83,8 @@ def write_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
 ) -> None:
-    """Write any source of weights as such a model; see ``exchange_to_hf``."""
+    """Write the weights of ``source`` as a model that transformers' Auto classes load. Arguments and errors are those
+    of ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:
@@ -109,8 +109,8 @@ def write_hf(
 def _write_weights(
     source: TensorSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
 ) -> None:
-    """Shards ``model-0000k-of-0000n.safetensors`` with their index; ``model.safetensors`` where one is enough."""
-    # In the order of the source, which may read what lies together once.
+    """Write shards ``model-0000k-of-0000n.safetensors`` and their index, or ``model.safetensors`` if one is enough."""
+    # In the order of the source, which may read adjacent tensors only once.
     files = plan_files([name for name in source.names() if name in shapes], shapes, dtype.itemsize, shard_bytes)
     weight_map: dict[str, str] = {}
     total = 0
@@ -144,10 +144,10 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
 
 
 def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
-    """``adapter_config.json`` and ``adapter_model.safetensors``, as ``PeftModel.from_pretrained`` takes them.
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, which ``PeftModel.from_pretrained`` loads.
 
-    ``base``: the model that the adapters belong to, to be named in the configuration. Raises CheckpointError for a
-    directory that is not empty and for a full disk.
+    ``base``: directory of the adapters' model, for the configuration. Raises CheckpointError for a directory that is
+    not empty and for a full disk.
     """
     assert exchange.lora is not None
     skeleton = build_skeleton(exchange.model)
@@ -165,10 +165,10 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
 
 
 class _Merged(TensorSource):
-    """A ``TensorSource`` of W + (alpha/rank)·B·A over a frozen model's weights, as peft merges them."""
+    """A ``TensorSource`` of merged weights, W + (alpha/rank)·B·A, as in peft."""
 
     def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
-        """Raises CheckpointError where ``base`` is not the model that was frozen."""
+        """``base``: directory of the frozen model. Raises CheckpointError if its tensor names are not the model's."""
         assert exchange.lora is not None
         self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
         check_names(tensor_shapes(exchange.model), self._base)
@@ -177,7 +177,7 @@ class _Merged(TensorSource):
         self._transposed = exchange.model.traits.conv1d
 
     def names(self) -> list[str]:
-        """All weights of the model."""
+        """Names of all weights of the model."""
         return list(self._base.names())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ class _Merged(TensorSource):
         return self._base.shape(name)
 
     def read(self, name: str) -> torch.Tensor:
-        """The merged weight, fp32 where there is an adapter."""
+        """The merged weight in fp32; without an adapter, the frozen weight in the dtype on disk."""
         weight = self._base.read(name)
         stem, _, last = name.rpartition(".")
         a = f"{adapters.PREFIX}{stem}.lora_A.weight"

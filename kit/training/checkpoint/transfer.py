@@ -1,4 +1,4 @@
-"""Every change of layout, world size or engine is: export to an exchange checkpoint, import from it."""
+"""Exports an engine's state to an exchange checkpoint and imports it, on any layout, world size and engine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def export_exchange(
     lora: LoraSpec | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
-    """Collective. Write weights, moments and counters to the new ``directory``; all ranks see the same outcome.
+    """Collective. Write weights, moments and counters to the new ``directory``.
 
-    Every rank writes its blocks of the tensors as they come: one at a time is held. With ``lora`` they are the
-    adapters'. The directory appears complete or not at all. Raises CheckpointError, on every rank, where it exists
-    already or cannot be written.
+    Every rank writes its own blocks of the tensors, one at a time. With ``lora`` the tensors are the adapters. The
+    directory is complete or absent. Raises CheckpointError on every rank if ``directory`` exists already or cannot be
+    written.
     """
     doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
@@ -62,9 +62,9 @@ def export_exchange(
 def import_exchange(engine: Engine, directory: Path, length: RunLength | None = None) -> Counters:
     """Collective. Load weights, moments and Adam's step count from an exchange checkpoint; returns its counters.
 
-    Everything is checked before anything is loaded: sizes and hashes (each rank hashes some of the files), names and
-    shapes, and the counters against ``length``, the run that goes on from them. Raises CheckpointError, on every rank,
-    that names what is missing, truncated, corrupted or foreign.
+    Before it loads a tensor, it checks sizes and hashes (each rank hashes some of the files), names and shapes, and the
+    counters against ``length`` of the run that continues. Raises CheckpointError on every rank, which names the
+    missing, truncated, corrupted or foreign file or tensor.
     """
     doing = f"reading the exchange checkpoint {directory}"
     exchange = ExchangeCheckpoint(directory)
@@ -80,9 +80,9 @@ def import_exchange(engine: Engine, directory: Path, length: RunLength | None = 
 
 
 def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
-    """Collective. Write one kind of state to a single safetensors file, replacing an older one.
+    """Collective. Write one kind of state to a single safetensors file; replaces an existing file.
 
-    For comparisons of small models: the main rank holds all of it. Raises CheckpointError on every rank.
+    For comparisons of small models, because the main rank gathers all tensors. Raises CheckpointError on every rank.
     """
     tensors = full_tensors(engine, kind)
 
@@ -101,7 +101,8 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
 def _files(
     kind: StateKind, owners: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], shard_bytes: int
 ) -> dict[str, list[str]]:
-    """File → names. Tensors of different owners are in different files, each written by one rank."""
+    """File → names of its tensors. Tensors of different owners are in different files, so that one rank writes a
+    file."""
     by_owner: dict[int, list[str]] = {}
     for name in shapes:
         by_owner.setdefault(owners.get(name, 0), []).append(name)
@@ -121,7 +122,7 @@ def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
 def _check(exchange: ExchangeCheckpoint) -> None:
     exchange.verify(share=True)
     shapes = checkpoint_shapes(exchange.model, exchange.lora)
-    # Weights alone are where a run begins: before the first step there are no moments to take over.
+    # A checkpoint before the first step may have weights only.
     for kind in KINDS if exchange.counters.optimizer_steps else {StateKind.MASTER, *exchange.kinds}:
         source = exchange.source(kind)
         check_names(shapes, source)
@@ -138,9 +139,9 @@ def write_blocks(
 ) -> dict[str, FileRecord]:
     """Collective. Write all files of ``plan`` into ``directory``. Raises CheckpointError on every rank.
 
-    Files are hashed as they can be read afterwards, split over the ranks; a sum over what was written tells whether
-    that is what was meant: ranks of other hosts write to the same files, which not every network file system gets
-    right.
+    After writing, the ranks read and hash the files, each rank its share. A sum of the written words, compared with the
+    sum of the read words, detects lost writes: ranks of several hosts write to the same file, and some network file
+    systems fail at this.
     """
     files = {
         kind: [
@@ -168,7 +169,7 @@ def _write(engine: Engine, files: Mapping[StateKind, Sequence[ParallelFile]]) ->
         writer.abandon()
         raise
     finally:
-        deque(blocks, maxlen=0)  # after a failure too: the other ranks wait in the export's collectives
+        deque(blocks, maxlen=0)  # also after a failure, because other ranks wait in the export's collectives
     return writer.sums
 
 

@@ -1,4 +1,4 @@
-"""Rows for fine-tuning: documents of a pair whose sequences take turns, what is read and what is to be written."""
+"""Rows for fine-tuning: documents in which contexts, which the model reads, and targets, which it learns, alternate."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Row:
 
     inputs: np.ndarray
     labels: np.ndarray
-    """Already shifted; ``IGNORE_INDEX`` where the next token is only read."""
+    """Already shifted. ``IGNORE_INDEX`` if the next token is context."""
     source: np.ndarray | None = None
-    """What the encoder reads (pairs)."""
+    """The encoder's input (seq2seq)."""
 
     def __len__(self) -> int:
         return len(self.inputs)
 
 
 class Rows:
-    """The rows of a pair of files.
+    """The rows of a ``.bin``/``.idx`` pair.
 
-    sft: a token counts when it belongs to a target and another came before it. seq2seq: the context is the source, the
-    target is written whole, after the decoder's start token. Raises DataError where the pair was not written for this
-    objective, a row is longer than ``seq_length``, or a token id has no row in the model's embedding.
+    sft: labels are the tokens of targets, except the first token of a row. seq2seq: the encoder reads the context; the
+    decoder gets its start token, and its labels are the whole target. Raises DataError if the pair was written for
+    another objective, a row is longer than ``seq_length``, or a token id is not in the model's vocabulary.
     """
 
     def __init__(self, tokens: IndexedTokens, objective: Objective, seq_length: int, vocab_size: int) -> None:
@@ -51,7 +51,7 @@ class Rows:
         whole = before[self._bounds[1:]] - before[self._bounds[:-1]]
         if objective == "sft":
             self.lengths = whole - 1
-            """Inputs of every row; of pairs those of the decoder."""
+            """Number of input tokens of every row; for seq2seq, of the decoder."""
             self.source_lengths = np.zeros_like(self.lengths)
         else:
             self.source_lengths = tokens.sequence_lengths[::2].astype(np.int64)
@@ -64,11 +64,11 @@ class Rows:
             )
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        """One row, from disk."""
+        """Read one row from disk."""
         first, last = int(self._bounds[index]), int(self._bounds[index + 1])
         lengths = self._tokens.sequence_lengths[first:last]
         start = int(self._ends[first]) - int(lengths[0])

@@ -1,12 +1,12 @@
-"""Tokenised documents on disk: the ``.bin``/``.idx`` pair of Megatron-LM, and a small sidecar of our own.
+"""Tokenised documents on disk: the ``.bin``/``.idx`` pair of Megatron-LM, and kit's sidecar.
 
 PREFIX.bin    the tokens of all documents, one after the other
 PREFIX.idx    magic, version, dtype code, counts; then per sequence its length and byte offset, and the
               sequence index at which each document ends (megatron/core/datasets/indexed_dataset.py)
-PREFIX.json   tokenizer, its vocabulary, largest token id, counts, hashes: what the index does not say
+PREFIX.json   what the index lacks: tokenizer, its vocabulary, largest token id, counts, hashes
 
-A document of text is one sequence. A row for fine-tuning is a document of several: what is read and what is to be
-written take turns, context first (``rows``). No file of masks is needed, and Megatron's reader takes both.
+A document of text is one sequence. A row for fine-tuning is a document of several sequences: context, target, context,
+target, … (``fine_tuning_rows``). So no file of masks is needed, and Megatron's reader accepts both.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, dtype code, number of sequences, number of document boundaries."""
 _DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-"""Codes of the index for integers; 6 and 7 are floats, which are not tokens."""
+"""Dtype code in the index → integer dtype. Codes 6 and 7 are floats, which cannot be tokens."""
 _UINT16_VOCABULARY = 65500
-"""Below this Megatron stores two bytes a token (indexed_dataset.py, DType.optimal_dtype)."""
+"""Below this vocabulary size Megatron stores two bytes per token (indexed_dataset.py, DType.optimal_dtype)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """``PREFIX.json``."""
+    """Content of ``PREFIX.json``."""
 
     tokenizer: str
     vocab_size: int
     """Largest id of the tokenizer plus one."""
     max_token_id: int
-    """Largest id that occurs."""
+    """Largest token id in the data."""
     num_tokens: int
     num_documents: int
     bin_sha256: str
     objective: Objective = "pretrain"
-    """What the documents are: text, rows for sft, or pairs for seq2seq."""
+    """Kind of documents: text (pretrain), rows for sft, or (source, target) for seq2seq."""
     longest: int = 0
-    """Tokens of the longest row; of pairs, of the longest source or target. 0 for text."""
+    """Tokens of the longest row; for seq2seq, of the longest source or target; 0 for text."""
     decoder_start_token_id: int | None = None
-    """Pairs: what the decoder is given first."""
+    """First input of the decoder, for seq2seq."""
 
 
 class IndexedTokens:
-    """The tokens of a pair as one long stream, memory-mapped: opening costs the same for any size.
+    """The tokens of a ``.bin``/``.idx`` pair as one memory-mapped stream, which opens equally fast at any size.
 
-    Raises DataError for a missing or foreign file and for sizes that disagree with the index (truncation).
+    Raises DataError if a file is missing or not of this format, or if sizes disagree with the index (truncation).
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -69,7 +69,7 @@ class IndexedTokens:
         lengths_at, pointers_at = HEADER.size, HEADER.size + 4 * num_sequences
         documents_at = pointers_at + 8 * num_sequences
         expected_bytes = documents_at + 8 * num_boundaries
-        # A multimodal index has one more byte a sequence; its tokens are read just the same.
+        # A multimodal index has one more byte per sequence; its tokens are stored in the same way.
         if (size := idx_path.stat().st_size) not in (expected_bytes, expected_bytes + num_sequences):
             raise DataError(f"{idx_path} has {size} bytes where its header asks for {expected_bytes}; tokenise again")
         if num_sequences == 0:
@@ -85,7 +85,7 @@ class IndexedTokens:
             )
         if end == 0:
             raise DataError(f"{bin_path} has no tokens; tokenise some text")
-        # A plain array: slices of a memmap are memmaps, and each costs as much as reading thousands of tokens.
+        # A plain array, because slices of a memmap are memmaps, and each costs as much as reading thousands of tokens.
         self._tokens = np.memmap(bin_path, mode="r", dtype=dtype).view(np.ndarray)
         if self.sidecar is not None and self.sidecar.num_tokens != len(self._tokens):
             raise DataError(
@@ -94,11 +94,11 @@ class IndexedTokens:
             )
 
     def __len__(self) -> int:
-        """Tokens in all."""
+        """Total number of tokens."""
         return len(self._tokens)
 
     def check_token_id(self, token_id: int, vocab_size: int) -> None:
-        """Raises DataError for an id that has no row in the model's embedding."""
+        """Raises DataError if the id is not in the model's vocabulary."""
         if token_id >= vocab_size:
             raise DataError(
                 f"token id {token_id} in {self.prefix} is outside the model's vocabulary of {vocab_size}; "
@@ -106,14 +106,14 @@ class IndexedTokens:
             )
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens ``start`` to ``start + count`` of the stream, as int64, in memory."""
+        """Copy tokens ``start`` to ``start + count`` of the stream, as int64."""
         return self._tokens[start : start + count].astype(np.int64)
 
 
 class IndexedWriter:
-    """Writes a new pair, a document at a time; as a context manager it leaves a complete pair or none.
+    """Context manager that writes a new ``.bin``/``.idx`` pair one document at a time. Leaves a complete pair or none.
 
-    Raises DataError where a file of that prefix exists already or cannot be written.
+    Raises DataError if a file with this prefix exists already or cannot be written.
     """
 
     def __init__(
@@ -148,13 +148,14 @@ class IndexedWriter:
         return self
 
     def add_document(self, tokens: Sequence[int]) -> None:
-        """Append one document, its end-of-document token included. Empty documents are dropped."""
+        """Append one document. ``tokens`` includes the end-of-document token. Drops empty documents."""
         if len(tokens):
             self._append(tokens)
             self._boundaries.append(len(self._lengths))
 
     def add_row(self, parts: Sequence[Sequence[int]]) -> None:
-        """Append one row: context, target, context, target, … (see ``rows``); a part may be empty, the row not."""
+        """Append one row: context, target, context, target, … (``fine_tuning_rows``). A part may be empty, but not the
+        whole row."""
         for part in parts:
             self._append(part)
         self._boundaries.append(len(self._lengths))
@@ -179,7 +180,7 @@ class IndexedWriter:
         self._max_token_id = max(self._max_token_id, high)
 
     def sidecar(self) -> Sidecar:
-        """What has been written so far."""
+        """The sidecar of the documents written so far."""
         return Sidecar(
             tokenizer=self._tokenizer,
             vocab_size=self._vocab_size,

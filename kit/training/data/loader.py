@@ -1,4 +1,4 @@
-"""The data of a run, opened and checked once, dealt out a step at a time."""
+"""Opens and checks the data of a run, and returns each data-parallel rank's micro batches step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Sam
 
 @dataclass(frozen=True)
 class DataParallelShard:
-    """A data-parallel rank's part of every step."""
+    """The part of every step that one data-parallel rank gets."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int
@@ -29,11 +29,12 @@ class DataParallelShard:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a step, over all ranks."""
+        """Number of samples per step, over all ranks."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp_size
 
     def positions(self, micro_batch: int) -> list[int]:
-        """Samples of the step that one micro batch holds: k = (a·dp + dp_rank)·mbs + b."""
+        """Positions k of a micro batch's samples in the step: k = (a·dp + dp_rank)·mbs + b, for micro batch a and
+        sample b."""
         first = (micro_batch * self.dp_size + self.dp_rank) * self.micro_batch_size
         return list(range(first, first + self.micro_batch_size))
 
@@ -43,9 +44,9 @@ def training_batches(
 ) -> list[MicroBatch]:
     """This rank's micro batches of the step that follows ``samples_seen`` samples.
 
-    Over all ranks they are samples ``order(seed, samples_seen)`` to ``order(seed, samples_seen + global batch)``,
-    whatever the layout. ``bucketed``: dealt out longest first, so that samples of one micro batch, and micro batches
-    that ranks compute at the same time, are about equally long. The step's gradient does not depend on it.
+    The step has the samples at positions ``samples_seen`` to ``samples_seen + global batch`` of ``order``, on every
+    layout. ``bucketed``: distribute the samples longest first, so that samples of one micro batch, and micro batches
+    that ranks compute at the same time, are about equally long. The step's gradient does not change.
     """
     if bucketed:
         drawn = [order(seed, len(samples), samples_seen + k) for k in range(shard.global_batch_size)]
@@ -62,7 +63,7 @@ def training_batches(
 def validation_batches(samples: Samples, num_sequences: int, shard: DataParallelShard) -> list[MicroBatch]:
     """This rank's part of the first ``num_sequences`` samples, in file order.
 
-    Every rank gets the same number of micro batches, as engines require; rows beyond the end are wholly masked.
+    Every rank gets an equal number of micro batches, as engines require. The labels of rows beyond the end are masked.
     """
     total = min(num_sequences, len(samples))
     per_round = shard.micro_batch_size * shard.dp_size
@@ -74,7 +75,7 @@ def validation_batches(samples: Samples, num_sequences: int, shard: DataParallel
 
 @dataclass(frozen=True)
 class DataLoader:
-    """Micro batches of one data-parallel rank."""
+    """Returns the micro batches of one data-parallel rank."""
 
     training: Samples
     validation: Samples | None
@@ -85,14 +86,15 @@ class DataLoader:
 
     @classmethod
     def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> DataLoader:
-        """Raises DataError for files that are missing, damaged, too short or not of this model's vocabulary."""
+        """Open the data of a run. Raises DataError if a file is missing, damaged or too short, or if a token id is not
+        in the model's vocabulary."""
 
         def samples(prefix: str) -> Samples:
             job, vocabulary = plan.job, plan.model.vocab_size
             if job.objective == "pretrain":
                 return GptSamples(IndexedTokens(prefix), job.seq_length, vocabulary)
             rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
-            # Megatron's pipeline and its sequence and context parallelism divide a length that is known beforehand.
+            # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance.
             kind = PackedSamples if run.data.packing else RowSamples
             return kind(rows, job.seq_length, fixed=plan.layout.engine == "megatron")
 
@@ -117,7 +119,8 @@ class DataLoader:
         )
 
     def step(self, position: int, batch_size: int | None = None) -> list[MicroBatch]:
-        """The step that begins at a position in the order; ``batch_size``: its samples over all ranks, in a ramp."""
+        """Micro batches of the step that begins at ``position`` in the order. ``batch_size``: samples over all ranks,
+        during a batch size ramp."""
         shard = self.shard
         if batch_size is not None and batch_size != shard.global_batch_size:
             per_round = shard.micro_batch_size * shard.dp_size
@@ -125,20 +128,20 @@ class DataLoader:
         return training_batches(self.training, self.seed, position, shard, self.bucketed)
 
     def validation_batches(self) -> list[MicroBatch] | None:
-        """One evaluation; None where the run has no held-out data."""
+        """Micro batches of one evaluation; None if the run has no validation data."""
         if self.validation is None:
             return None
         return validation_batches(self.validation, self.validation_sequences, self.shard)
 
 
 def should_prefetch(device: str) -> bool:
-    """A CPU process computes on the cores that would read: nothing is gained there."""
+    """Whether to read ahead: only on GPUs. A CPU process needs its cores for the computation."""
     return device == "cuda"
 
 
 class Prefetcher:
-    """Reads the next step of a DataLoader ahead of time, once ``expect`` has named it. Without ``wanted`` it reads a
-    step when ``step`` asks for it."""
+    """Reads a step of a DataLoader ahead of time, after ``expect`` has named it. Without ``wanted`` it reads in
+    ``step``."""
 
     def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
         self._feed, self._pinned = feed, pinned
@@ -147,8 +150,8 @@ class Prefetcher:
         self._coming: Future[list[MicroBatch]] | None = None
 
     def step(self, position: int, batch_size: int) -> list[MicroBatch]:
-        """Micro batches of a step, as ``DataLoader.step``. Raises DataError, also for an error met while reading
-        ahead."""
+        """Micro batches of a step, as ``DataLoader.step``. Raises DataError, also for an error that occurred while
+        reading ahead."""
         coming, expected = self._coming, self._expected
         self._coming = self._expected = None
         if coming is not None and expected == (position, batch_size):
@@ -158,17 +161,17 @@ class Prefetcher:
         return self._read(position, batch_size)
 
     def expect(self, position: int, batch_size: int) -> None:
-        """Begin to read what ``step`` will probably be asked for next."""
+        """Start to read the step that the next call of ``step`` will probably ask for."""
         if self._reader is not None:
             self._expected = position, batch_size
             self._coming = self._reader.submit(self._read, position, batch_size)
 
     def validation_batches(self) -> list[MicroBatch] | None:
-        """Micro batches of the held-out data (``DataLoader``)."""
+        """Micro batches of the validation data (``DataLoader.validation_batches``)."""
         return self._feed.validation_batches()
 
     def close(self) -> None:
-        """Read no more; what is being read is waited for."""
+        """Stop reading ahead. Waits for a read in progress."""
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
 
@@ -178,8 +181,8 @@ class Prefetcher:
 
 
 def pin(batch: MicroBatch) -> MicroBatch:
-    """Copies a batch into page-locked memory, which torch keeps until copies from it are done (CachingHostAllocator).
-    ``sequence_ids`` are read on the host alone."""
+    """Copy a batch into page-locked memory. torch keeps the memory until copies from it are done
+    (CachingHostAllocator). Not ``sequence_ids``, which only the host reads."""
     fields = {
         field.name: getattr(batch, field.name).pin_memory()
         for field in dataclasses.fields(batch)

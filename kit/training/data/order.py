@@ -14,7 +14,8 @@ import hashlib
 from functools import lru_cache
 
 _ROUNDS = 6
-"""Four make a pseudo-random permutation in theory (Luby & Rackoff 1988); two more, as our round function is weaker."""
+"""Four rounds make a pseudo-random permutation in theory (Luby & Rackoff 1988). Two more, because the round function
+here is weaker."""
 _MASK64 = 2**64 - 1
 
 
@@ -26,7 +27,7 @@ def order(seed: int, num_samples: int, position: int) -> int:
 
 
 def _permute(index: int, num_samples: int, half_bits: int, mask: int, keys: tuple[int, ...]) -> int:
-    """The network and its walk, in one function: every sample passes here, and calls would be half of its time."""
+    """The Feistel network with cycle walking. One function, because calls would take half of the time."""
     while True:
         left, right = index >> half_bits, index & mask
         for key in keys:

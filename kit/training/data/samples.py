@@ -1,4 +1,4 @@
-"""What an epoch consists of: windows of text, rows, or packs of rows."""
+"""The samples of an epoch: windows of text, rows, or packs of rows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ class Samples(Protocol):
     """Numbered samples, and micro batches of them."""
 
     def __len__(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
 
     def length(self, index: int) -> int:
-        """Tokens that a sample computes; reads nothing."""
+        """Number of tokens of a sample. Does not read the sample."""
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Batch of these samples. None stands for a sample without labels that count."""
+        """Micro batch of these samples. None stands for a sample with masked labels only."""
 
 
 class GptSamples:
-    """Sample i reads tokens i·s to i·s + s + 1: inputs are the first s of them, labels the last s.
+    """Sample i reads tokens i·s to i·s + s + 1, with s the sequence length: the first s are inputs, the last s labels.
 
-    Documents follow each other with their end-of-document tokens; attention is not reset between them, as in
-    Megatron-LM's default. Raises DataError where there is less than one sample, where the pair holds rows, or where the
-    data's largest token id, as far as it is known, has no row in the model's embedding.
+    Attention is not reset between documents, as by default in Megatron-LM. Raises DataError if there is less than one
+    sample, if the pair has rows for fine-tuning, or if the sidecar's largest token id is not in the model's vocabulary.
     """
 
     def __init__(self, tokens: IndexedTokens, seq_length: int, vocab_size: int) -> None:
@@ -53,7 +52,7 @@ class GptSamples:
             tokens.check_token_id(tokens.sidecar.max_token_id, vocab_size)
 
     def __len__(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return self._length
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,15 +62,15 @@ class GptSamples:
         return window[:-1], window[1:]
 
     def length(self, index: int) -> int:
-        """Equal for all samples."""
+        """The sequence length, for all samples."""
         return self._seq_length
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Batch of windows of the token stream."""
+        """Micro batch of windows of the token stream."""
         windows = np.stack(
             [self._tokens.read((index or 0) * self._seq_length, self._seq_length + 1) for index in indices]
         )
-        # Without a sidecar nobody has looked at the ids; an unknown one would only show as a device-side assert.
+        # Without a sidecar the ids are not checked yet. An id outside the vocabulary would end in a device-side assert.
         self._tokens.check_token_id(int(windows.max()), self._vocab_size)
         labels = windows[:, 1:].copy()
         labels[[index is None for index in indices]] = IGNORE_INDEX
@@ -79,43 +78,43 @@ class GptSamples:
 
 
 class RowSamples:
-    """A sample is a row, padded to the longest of its micro batch."""
+    """A sample is one row, padded to the longest row of its micro batch."""
 
     def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
-        """``fixed``: every micro batch has ``seq_length``, for engines that cannot take another."""
+        """``fixed``: pad every micro batch to ``seq_length``, for layouts that need one length."""
         self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self._rows)
 
     def length(self, index: int) -> int:
-        """Tokens of the longer of source and target."""
+        """Number of tokens of the row; for seq2seq, of the longer of source and target."""
         return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Batch of source and target rows."""
+        """Micro batch of padded rows."""
         rows = [_masked(self._rows[0]) if index is None else self._rows[index] for index in indices]
         return padded(rows, self._seq_length, self._fixed)
 
 
 class PackedSamples:
-    """A sample is as many rows as fit into ``seq_length``, each for itself (``packed``)."""
+    """A sample is several rows that together fit into ``seq_length``. Rows do not attend to each other (``packed``)."""
 
     def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
         self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
         self._packs = packs(rows.lengths.tolist(), seq_length)
 
     def __len__(self) -> int:
-        """Packs."""
+        """Number of packs."""
         return len(self._packs)
 
     def length(self, index: int) -> int:
-        """Tokens of all rows of the pack."""
+        """Number of tokens of all rows of the pack."""
         return int(self._rows.lengths[self._packs[index]].sum())
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Batch of packed rows."""
+        """Micro batch of packed rows."""
         filler = [_masked(self._rows[0])]
         chosen = [filler if i is None else [self._rows[row] for row in self._packs[i]] for i in indices]
         return packed(chosen, self._seq_length, self._fixed)
@@ -126,15 +125,16 @@ def _masked(row: Row) -> Row:
 
 
 _MULTIPLE = 8
-"""Lengths are rounded up to it: GEMMs on tensor cores are fastest at multiples of 8 in 16 bits."""
+"""Lengths are rounded up to a multiple of this: in 16 bits tensor cores are fastest at multiples of 8."""
 _PADDING_ID = 0
-"""Stands in padded places. Any id does: no token that counts attends to them, and their labels do not count."""
+"""Token id of padding. Any id would do: no other token attends to padding, and its labels are masked."""
 _PADDING = -1
-"""Document number of padding."""
+"""Document number of padding in ``sequence_ids``."""
 
 
 def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch:
-    """A row each. ``longest``: the job's seq_length, never exceeded; ``fixed``: every micro batch has that length."""
+    """Micro batch with one row per sequence. ``longest``: the job's seq_length, the largest length; ``fixed``: pad to
+    this length."""
     text = packed([[row] for row in rows], longest, fixed)
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
@@ -149,7 +149,8 @@ def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch
 
 
 def packed(packs: Sequence[Sequence[Row]], longest: int, fixed: bool = False) -> MicroBatch:
-    """Several rows in each sequence; positions start again and attention ends with each of them."""
+    """Micro batch with several rows per sequence. Positions restart in each row, and rows do not attend to each
+    other."""
     length = _length([sum(map(len, rows)) for rows in packs], longest, fixed)
     inputs, labels = _blank(len(packs), length, _PADDING_ID), _blank(len(packs), length, IGNORE_INDEX)
     positions, documents = _blank(len(packs), length, 0), _blank(len(packs), length, _PADDING)
@@ -178,11 +179,12 @@ def _blank(rows: int, length: int, value: int) -> np.ndarray:
 
 
 def packs(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Rows of each pack, at most ``capacity`` tokens together. Depends on the arguments alone: all ranks agree.
+    """Row numbers of each pack. A pack has at most ``capacity`` tokens. Depends on the arguments alone, so all ranks
+    compute equal packs.
 
-    Best fit, longest first: at most 11/9 of the least possible number of packs, and a few more (Johnson, Demers,
-    Ullman, Garey & Graham, SIAM J. Comput. 3(4), 1974). Packs are in the order of their first, longest row; rows of one
-    length keep the order of the file. Raises ValueError for a row longer than the capacity.
+    Best fit, longest row first: at most 11/9 of the optimal number of packs, plus a small constant (Johnson, Demers,
+    Ullman, Garey & Graham, SIAM J. Comput. 3(4), 1974). Packs are ordered by their first, longest row; rows of equal
+    length keep the order of the file. Raises ValueError if a row is longer than the capacity.
     """
     longest_first = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     if longest_first and lengths[longest_first[0]] > capacity:

@@ -1,4 +1,4 @@
-"""Text → the ``.bin``/``.idx`` pair that every engine reads, with a local Hugging Face tokenizer."""
+"""Tokenises text with a local Hugging Face tokenizer into the ``.bin``/``.idx`` pair that every engine reads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TEXT_SUFFIXES = (".txt", ".text", ".md")
 
 @dataclass(frozen=True)
 class Tokenised:
-    """What was written, and of rows for fine-tuning what was not."""
+    """Counts of written documents, and of truncated and dropped rows for fine-tuning."""
 
     prefix: str
     sidecar: Sidecar
     cut: int = 0
-    """Rows that lost their end."""
+    """Number of truncated rows."""
     dropped: int = 0
-    """Rows of which nothing was left to learn."""
+    """Number of dropped rows, in which no token was left to learn."""
 
     def __str__(self) -> str:
         written = self.sidecar
@@ -50,13 +50,13 @@ def tokenise(
 ) -> Tokenised:
     """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
 
-    A source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (a document per row, in field
-    ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Every document is followed
-    by the tokenizer's end-of-sequence token; no other special tokens are added; empty ones are left out.
-    ``vocab_size`` is the model's; if not given, it is read from the config.json beside the tokenizer, if there is one.
+    A source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (one document per row, in field
+    ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Appends the tokenizer's
+    end-of-sequence token to every document, and adds no other special tokens. Skips empty documents. ``vocab_size`` is
+    the model's; None: read it from the config.json beside the tokenizer, if there is one.
 
-    Raises DataError for a source or tokenizer that cannot be read, a tokenizer without an end-of-sequence token or
-    with ids that the model has no embedding for, and a full disk.
+    Raises DataError for a source or tokenizer that cannot be read, for a tokenizer without an end-of-sequence token or
+    with ids outside the model's vocabulary, and for a full disk.
     """
     loaded, tokenizer_vocab = load_tokenizer(Path(tokenizer), vocab_size)
     eod = loaded.eos_token_id
@@ -72,7 +72,8 @@ def tokenise(
 
 
 def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any, int]:
-    """A tokenizer and the number of its ids, no more than ``vocab_size`` or the model's beside it. Raises DataError."""
+    """(tokenizer, number of its ids). Raises DataError if it cannot be read, or if it has more ids than ``vocab_size``
+    (None: the vocabulary of the config.json beside it)."""
     from transformers import AutoTokenizer
 
     if not directory.is_dir():
@@ -94,7 +95,7 @@ def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any,
 
 
 def model_config(directory: Path) -> dict[str, Any]:
-    """Contents of the config.json beside a tokenizer; empty where there is none that can be read."""
+    """Content of the config.json beside a tokenizer; empty if the file is missing or unreadable."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -137,7 +138,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _opened(path: Path) -> AbstractContextManager[TextIO]:
-    """On a terminal with a bar of what is read, and the time left."""
+    """Open a text file. On a terminal, show a progress bar with the remaining time."""
     if not sys.stderr.isatty():
         return open(path, encoding="utf-8")
     from rich.console import Console
@@ -192,5 +193,5 @@ def _text_of(row: Any, text_key: str, where: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, on one line of 300 characters at most."""
+    """The message of an error on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

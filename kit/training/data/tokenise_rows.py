@@ -1,4 +1,4 @@
-"""Rows for fine-tuning (chats, prompts, pairs), as JSON Lines → the ``.bin``/``.idx`` pair that the engines read."""
+"""Tokenises rows for fine-tuning (chats, prompts, pairs) from JSON Lines into the engines' ``.bin``/``.idx`` pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.training.data.indexed import IndexedWriter
 from kit.training.data.tokenise import Tokenised, json_rows, load_tokenizer, model_config, one_line
 
 _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
-"""Fields of a row that is not a chat."""
+"""Objective → accepted pairs of fields, for rows that are not chats."""
 
 
 def tokenise_rows(
@@ -27,8 +27,9 @@ def tokenise_rows(
     """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
-    "completion"}``; replies and completions are what is learned. seq2seq rows: ``{"source", "target"}``. Rows longer
-    than ``seq_length`` are truncated, and both kinds of loss are counted. Raises DataError for a row of another form.
+    "completion"}``; the targets are replies and completions. seq2seq rows: ``{"source", "target"}`` or ``{"prompt",
+    "completion"}``. Truncates rows longer than ``seq_length``, and drops rows without a target. Raises DataError for a
+    row of another form.
     """
     loaded, ids = load_tokenizer(Path(tokenizer), vocab_size)
     if objective == "sft" and loaded.eos_token_id is None:
@@ -67,7 +68,8 @@ def _parts(tokenizer: Any, row: Any, objective: str, where: str) -> Parts:
 
 
 def _shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
-    """sft: the row has one token more than it has inputs. seq2seq: source and target each."""
+    """Truncate a row to ``seq_length`` inputs. For sft this is seq_length + 1 tokens; for seq2seq seq_length tokens of
+    the source and of the target."""
     if seq_length is None:
         return parts
     if objective == "seq2seq":
@@ -82,7 +84,7 @@ def _shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
 def _learns(parts: Parts, objective: str) -> bool:
     if objective == "seq2seq":
         return all(parts)
-    # The first token of all has nothing before it, so it is never a label.
+    # The first token of a row is never a label, because no token precedes it.
     return sum(map(len, parts[1::2])) - (not parts[0]) > 0
 
 
@@ -97,7 +99,7 @@ def _decoder_start(directory: Path) -> int:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(where, row) of a ``.jsonl`` file."""
+    """(file and line number, row) of a ``.jsonl`` file."""
     if path.suffix not in (".jsonl", ".ndjson"):
         raise DataError(f"{path}: rows for fine-tuning are read from .jsonl files; save the data set as one")
     return json_rows(path)
@@ -109,19 +111,18 @@ _PLAIN_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' if messages else '' }}### assistant:{{ '\n' }}{% endif %}"
 )
-"""Template for tokenizers without one: no special tokens but the end of a reply."""
+"""Chat template for tokenizers without one. Its only special token is the end of a reply."""
 
 Parts = list[list[int]]
-"""Context, target, context, target, …: the sequences of a row (``rows``)."""
+"""Token ids of a row's sequences: context, target, context, target, … (``fine_tuning_rows``)."""
 
 
 def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str) -> Parts:
-    """A chat through the tokenizer's chat template, or ``_PLAIN_TEMPLATE``. What the assistant says is target, with the
-    template's end of a turn.
+    """Tokenise a chat with the tokenizer's chat template, or ``_PLAIN_TEMPLATE``. The assistant's replies are targets,
+    including the template's end of a turn.
 
-    The whole text is tokenised at once, as it will be when the model is used; a token belongs to the part in which it
-    begins. Raises DataError for messages of another form and for templates that write earlier turns differently once a
-    later one is there.
+    Tokenises the whole text at once, as in inference; a token belongs to the part in which it begins. Raises DataError
+    for messages of another form, and for templates that format earlier turns differently when a later turn follows.
     """
     _check_messages(messages, where)
     template = tokenizer.chat_template or _PLAIN_TEMPLATE
@@ -145,7 +146,7 @@ def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str
 
 
 def prompt_parts(tokenizer: Any, prompt: str, completion: str) -> Parts:
-    """A prompt and what follows it, with the end-of-sequence token: plain text, no template."""
+    """Tokenise a prompt and its completion as plain text, without a template. Appends the end-of-sequence token."""
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]:
         ids = [tokenizer.bos_token_id, *ids]
@@ -153,7 +154,7 @@ def prompt_parts(tokenizer: Any, prompt: str, completion: str) -> Parts:
 
 
 def pair_parts(tokenizer: Any, source: str, target: str) -> Parts:
-    """What an encoder reads and a decoder writes, with the special tokens that the tokenizer puts around each."""
+    """Tokenise the encoder's source and the decoder's target, with the tokenizer's special tokens."""
     return [tokenizer(source)["input_ids"], tokenizer(text_target=target)["input_ids"]]
 
 
@@ -176,12 +177,12 @@ def _render(tokenizer: Any, template: str, messages: Sequence[Any], prompt: bool
                 list(messages), chat_template=template, tokenize=False, add_generation_prompt=prompt
             )
         )
-    except Exception as error:  # a template is a program: it may raise what it likes
+    except Exception as error:  # a template is a program and may raise anything
         raise DataError(f"{where}: the tokenizer's chat template refuses these messages ({one_line(error)})") from error
 
 
 def _split(tokenizer: Any, text: str, bounds: Sequence[int]) -> Parts:
-    """Tokens of each part; ``bounds``: places in the text where parts begin, and its end."""
+    """Tokens of each part of ``text``. ``bounds``: character offsets at which parts begin, and the end of the text."""
     if not tokenizer.is_fast:
         raise DataError("the tokenizer gives no offsets (it is a slow one); give a directory with tokenizer.json")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

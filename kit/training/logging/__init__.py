@@ -1,1 +1,1 @@
-"""Outputs of a run's metrics: terminal, trackers, Prometheus. metrics.jsonl is ``kit.training.logging.metrics``."""
+"""Outputs of a run's metrics: ``metrics.jsonl``, ``events.jsonl``, terminal, trackers, Prometheus."""

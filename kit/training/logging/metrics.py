@@ -1,7 +1,7 @@
-"""The files that a run logs to: ``metrics.jsonl``, one line a step, and ``events.jsonl``, one line an event.
+"""The files that a run logs to: ``metrics.jsonl``, one line per step, and ``events.jsonl``, one line per event.
 
-Events are spikes, discarded batches and rewinds with the positions of their samples, resumes, checkpoints that failed,
-stops. A line of metrics is about its own step, the checkpoint after it included.
+Events are spikes, discarded batches and rewinds with the positions of their samples, resumes, failed checkpoints and
+stops. A line of metrics describes one step, and the checkpoint after it.
 """
 
 from __future__ import annotations
@@ -30,51 +30,52 @@ class StepMetrics:
     """Gradient norm before clipping; null for a step that fp16's loss scaling skipped."""
     learning_rate: float
     tokens: int
-    """Labels that counted in this step."""
+    """Number of labels of this step that are not masked, over all ranks."""
     samples_seen: int
     """Sequences seen since the start of the run, this step included."""
     step_time_s: float
-    """Reading data, forward, backward and optimizer; without validation and checkpoints."""
+    """Time of reading data, forward, backward and optimizer; without validation and checkpoints."""
     tokens_per_s: float
     """Tokens per second over all devices. Every position of every sequence counts."""
     mfu: float | None
-    """Causal model FLOPs over the peak of all devices; null where the plan knows no peak."""
+    """Model FLOPs per second, with causal attention, over the peak of all devices; null on CPU processes."""
     validation_loss: float | None = None
-    """Nats per token on the held-out data, at the steps where it was measured."""
+    """Nats per token on the validation data; null at steps without validation."""
     batch_size: int | None = None
     """Sequences of the step, over all ranks."""
     tokens_per_s_per_gpu: float | None = None
     data_s: float | None = None
-    """Waiting for data, on the slowest rank: part of step_time_s, as are the next two."""
+    """Time of waiting for data on the slowest rank. Part of step_time_s, like the next two fields."""
     forward_backward_s: float | None = None
     optimizer_s: float | None = None
     loop_s: float | None = None
-    """Time between the step before and this one: metrics, trackers, agreement. Not part of step_time_s."""
+    """Time between the previous step and this one: metrics, trackers, status all-reduce. Not part of step_time_s."""
     memory_gib: float | None = None
-    """Peak of the fullest GPU up to this step's backward, as allocated by torch; null on CPU processes."""
+    """Peak memory that torch allocated up to this step's backward, on the GPU with the most; null on CPU processes."""
     loss_scale: float | None = None
-    """fp16 alone."""
+    """The loss scale of fp16; null for other precisions."""
     expert_load_max: float | None = None
-    """Tokens of the fullest expert over the mean of its layer, of the worst layer. This and the next six: of models
-    with experts."""
+    """Tokens of a layer's busiest expert over the layer's mean, in the worst layer. This field and the next six are
+    null without experts."""
     expert_load_entropy: float | None = None
-    """Entropy of an expert's share of the tokens over that of even shares, of the worst layer: 1 is even."""
+    """Entropy of the experts' shares of the tokens, over the entropy of even shares, in the worst layer: 1 is even."""
     dead_experts: int | None = None
-    """Experts, of all layers, that no token of the step went to."""
+    """Number of experts, over all layers, that computed no token in this step."""
     dropped_tokens: float | None = None
-    """Part of the (token, expert) pairs that were over an expert's capacity."""
+    """Fraction of the (token, expert) pairs that exceeded an expert's capacity and were dropped."""
     router_aux_loss: float | None = None
-    """Auxiliary loss without its coefficient, mean over layers: 1 is even; null where nothing is added to the loss."""
+    """Auxiliary loss without its coefficient, mean over layers: 1 is even. Null if the job has no balancing loss."""
     router_z_loss: float | None = None
     """The routers' z-loss without its coefficient, mean over layers."""
     expert_bias_range: float | None = None
-    """Largest less smallest expert bias of a layer, of the worst layer; null without such biases."""
+    """Largest minus smallest expert bias of a layer, in the worst layer; null without such biases."""
     event: str | None = None
-    """``loss spike: discarded`` and the like; what events.jsonl says more of."""
+    """Such as ``loss spike: discarded``; events.jsonl has the details."""
     eta_s: float | None = None
     """Time until the last step, at the recent pace, checkpoints included."""
     checkpoint_s: float | None = None
-    """How long training stood still for a checkpoint after this step; null without one. Last: it is written later."""
+    """Time that training waited for a checkpoint after this step; null without one. The last field, because it is
+    written later."""
 
     def line(self, total_steps: int) -> str:
         """One line for the terminal."""
@@ -94,35 +95,35 @@ class StepMetrics:
 
 
 class RunOutput:
-    """A place that a run logs to; each kind overrides what it shows."""
+    """An output of a run. Subclasses override the methods that they support."""
 
     def log(self, text: str) -> None:
-        """Show a sentence for people."""
+        """Show a message."""
 
     def log_event(self, event: str, step: int, **values: Any) -> None:
-        """Record something that happened at a step, with its values."""
+        """Record an event at a step, with its values."""
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
-        """Record a step. ``due``: one of those for which a plain terminal prints a line."""
+        """Record a step. ``due``: whether a plain terminal prints a line for it."""
 
     def log_checkpoint(self, step: int, stall_s: float) -> None:
-        """Record how long training stood still for a checkpoint after ``step``, the step that was logged last."""
+        """Record that training waited ``stall_s`` seconds for a checkpoint after ``step``, the last logged step."""
 
     def rewind(self, step: int) -> None:
-        """Forget the steps after this one: the run makes them again."""
+        """Drop the steps after ``step``, which the run will repeat."""
 
     def close(self) -> None:
-        """Write what is left, and free what is held."""
+        """Write buffered data and release resources."""
 
 
 _LONGEST_LINE = 1 << 16
 
 
 class MetricsLog(RunOutput):
-    """Appends to ``metrics.jsonl``; every line is on its way to disk before the next step.
+    """Appends to ``metrics.jsonl``, and flushes every line.
 
-    Opening drops the lines after ``resumed_step``, which will be trained again, and a last line that a crash tore:
-    the file has one line a step.
+    The constructor drops the lines after ``resumed_step``, whose steps the run repeats, and an incomplete last line
+    after a crash, so that the file has one line per step.
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:
@@ -151,7 +152,7 @@ class MetricsLog(RunOutput):
             raise RunDirectoryError(f"{path} cannot be written: {reason(error)}; mend or remove it") from None
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
-        """Append one step. On a full disk the line waits in memory for the next one: a run does not die of it."""
+        """Append one step. On a full disk, prints a warning and keeps the line in memory until the next step."""
         try:
             self._file.write(json.dumps(vars(metrics)) + "\n")
             self._file.flush()
@@ -159,7 +160,8 @@ class MetricsLog(RunOutput):
             print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)
 
     def log_checkpoint(self, step: int, stall_s: float) -> None:
-        """Put a number in the place of the null that ends the last line, in one write: a kill leaves either."""
+        """Replace the null at the end of the last line by ``stall_s``, in one write: after a kill the file has either
+        value."""
         null = b"null}\n"
         try:
             self._file.flush()
@@ -172,7 +174,7 @@ class MetricsLog(RunOutput):
             print(f"the time of a checkpoint is not on disk, the run goes on: {error}", flush=True)
 
     def close(self) -> None:
-        """Make the file durable."""
+        """Flush the file to the disk and close it."""
         try:
             with self._file:
                 self._file.flush()
@@ -193,7 +195,7 @@ class EventLog(RunOutput):
         self._path = path
 
     def log_event(self, event: str, step: int, **values: Any) -> None:
-        """Append one line. A disk that is full loses the line, not the run."""
+        """Append one line. On a full disk, prints a warning and drops the line."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, "step": step, **values}
         try:
             with open(self._path, "a", encoding="utf-8") as file:
@@ -203,8 +205,8 @@ class EventLog(RunOutput):
 
 
 def logged_steps(path: Path, step: int, count: int) -> list[tuple[Any, Any]]:
-    """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
-    weight are left out. Empty where there is no log."""
+    """(loss, gradient norm) of the last ``count`` steps up to ``step`` in ``metrics.jsonl``. Omits steps that changed
+    no weight. Empty without a log."""
     try:
         rows = [row for _, row in logged_rows(path) if row is not None and row["step"] <= step] if step else []
     except (OSError, ValueError):
@@ -214,8 +216,8 @@ def logged_steps(path: Path, step: int, count: int) -> list[tuple[Any, Any]]:
 
 
 def missing_steps(path: Path, before: int, last: int) -> str | None:
-    """A sentence about the steps after ``before``, up to ``last``, that ``metrics.jsonl`` lacks; None where it has
-    them all."""
+    """A sentence that names the steps after ``before``, up to ``last``, that ``metrics.jsonl`` lacks; None if it lacks
+    none."""
     missing, why = set(range(before + 1, last + 1)), ""
     try:
         missing -= {row["step"] for _, row in logged_rows(path) if row is not None}
@@ -231,8 +233,8 @@ def missing_steps(path: Path, before: int, last: int) -> str | None:
 
 
 def logged_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Lines of ``metrics.jsonl`` and what they hold: a step, or null for a line that a crash tore or another program
-    wrote, of which the first 64 kB are read. Raises OSError, and ValueError for what is no file."""
+    """(line, parsed step) for each line of ``metrics.jsonl``. The step is None for an incomplete or foreign line, of
+    which at most 64 kB are read. Raises OSError, and ValueError if ``path`` is not a file."""
     with open_regular(path) as file:
         for raw in iter(lambda: file.readline(_LONGEST_LINE), b""):
             if not (line := raw.decode("utf-8", errors="replace").strip()):

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus on a port of the main rank. Off by default; without another address it listens on loopback."""
+"""Metrics for Prometheus on a port of the main rank. Off by default. Listens on loopback unless an address is set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVENTS = "kit_events"
 
 
 class Prometheus(RunOutput):
-    """One endpoint. Raises EngineError where prometheus_client is missing or the port is taken."""
+    """One HTTP endpoint. Raises EngineError if prometheus_client is missing, or if the port is in use."""
 
     def __init__(self, port: int, address: str, plan: Plan, total_steps: int) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
@@ -74,7 +74,7 @@ class Prometheus(RunOutput):
             ) from None
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
-        """Set every gauge that the step has a number for."""
+        """Set the gauges of all fields that are not None."""
         for name, (field, _) in GAUGES.items():
             value: Any = getattr(metrics, field)
             if value is not None:
@@ -83,11 +83,11 @@ class Prometheus(RunOutput):
             self._events.labels(*self._labels, metrics.event.split(":")[0]).inc()
 
     def log_checkpoint(self, step: int, stall_s: float) -> None:
-        """Set the gauge, which keeps its value until the next checkpoint."""
+        """Set the gauge of the checkpoint's time. It keeps its value until the next checkpoint."""
         self._gauges["kit_checkpoint_stall_seconds"].labels(*self._labels).set(stall_s)
 
     def close(self) -> None:
-        """Free the port."""
+        """Stop the server and release the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""All the places that a run logs to, behind one object."""
+"""Combines all outputs of a run in one object."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from kit.training.logging.trackers import Trackers
 
 
 class RunLogger(RunOutput):
-    """metrics.jsonl, events.jsonl, terminal, trackers and Prometheus on the main rank; silent on the others."""
+    """Logs to metrics.jsonl, events.jsonl, terminal, trackers and Prometheus on the main rank; no-op on other ranks."""
 
     def __init__(
         self, rundir: Path, plan: Plan, logging: LoggingSpec, total_steps: int, resumed_step: int, is_main: bool
     ) -> None:
-        """Collective: where the main rank cannot open something, every rank raises CheckpointError with its words."""
+        """Collective. If the main rank cannot open an output, every rank raises CheckpointError with the main rank's
+        message."""
         self._outputs: list[RunOutput] = []
         self._path, self._resumed_step = rundir / "metrics.jsonl", resumed_step
 
@@ -35,11 +36,12 @@ class RunLogger(RunOutput):
         run_collectively(is_main, open_all, "opening trackers")
 
     def history(self, step: int, count: int) -> list[tuple[float, float | None]]:
-        """Collective. ``logged_steps`` as the main rank reads them: a resumed run decides by the same numbers."""
+        """Collective. The main rank's ``logged_steps``, on all ranks, so that all ranks decide by equal numbers."""
         return gather(logged_steps(self._path, step, count))[0]
 
     def unsaved(self, last_step: int) -> str | None:
-        """Collective. The steps since the start that ``metrics.jsonl`` lacks as the main rank reads it, in words."""
+        """Collective. The steps of this process that ``metrics.jsonl`` lacks, in words; None if it lacks none. Only the
+        main rank reads the file."""
         return gather(missing_steps(self._path, self._resumed_step, last_step) if self._outputs else None)[0]
 
     def log(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The run on a terminal: one line that lives, or plain lines where there is no terminal."""
+"""A run's output on a terminal: one line that is updated, or plain lines for files and pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.units import human_count, human_seconds
 
 
 class Terminal(RunOutput):
-    """Plain lines, for files and pipes."""
+    """Prints plain lines, for files and pipes."""
 
     def __init__(self, total_steps: int, predicted: Prediction) -> None:
         self._total_steps, self._predicted = total_steps, predicted
@@ -25,12 +25,12 @@ class Terminal(RunOutput):
 
 
 def terminal(total_steps: int, predicted: Prediction) -> Terminal:
-    """The live line where standard output is a terminal."""
+    """A ``LiveLine`` if standard output is a terminal, otherwise plain lines."""
     return (LiveLine if sys.stdout.isatty() else Terminal)(total_steps, predicted)
 
 
 class LiveLine(Terminal):
-    """One line that is written over; what is said stands above it."""
+    """One line that is updated in place. Messages appear above it."""
 
     def __init__(self, total_steps: int, predicted: Prediction, console: Any = None) -> None:
         from rich.live import Live
@@ -40,22 +40,22 @@ class LiveLine(Terminal):
         self._live.start()
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
-        """Updates the line. A thread of rich's draws it a few times a second."""
+        """Update the line. A thread of rich redraws it four times per second."""
         from rich.text import Text
 
         self._live.update(Text(live_line(metrics, self._total_steps, self._predicted), no_wrap=False))
 
     def log(self, text: str) -> None:
-        """Prints the text above the line."""
+        """Print the text above the line."""
         self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Stops drawing."""
+        """Stop drawing."""
         self._live.stop()
 
 
 def live_line(metrics: StepMetrics, total_steps: int, predicted: Prediction) -> str:
-    """Loss, speed, memory beside the prediction, where the time goes, and how long it will take."""
+    """Text of the line: loss, speed, measured and predicted memory, shares of the time, and the remaining time."""
     step_ms = 1000 * metrics.step_time_s
     shares = " ".join(
         f"{name} {100 * seconds / metrics.step_time_s:.0f}%"

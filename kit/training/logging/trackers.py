@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases, MLflow and Trackio, through accelerate's trackers: each is one class there."""
+"""TensorBoard, Weights & Biases, MLflow and Trackio, through accelerate's tracker classes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ FOLDER = "trackers"
 
 
 class Trackers(RunOutput):
-    """Trackers of one run, on the main rank. If one fails during training, it is reported and dropped; the run goes
-    on."""
+    """Trackers of one run, on the main rank. If a tracker fails during training, kit reports it, drops the tracker and
+    continues."""
 
     def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, warn: Callable[[str], None] = print) -> None:
-        """Raises EngineError where a tracker's package is not installed, or it cannot start."""
+        """Raises EngineError if a tracker's package is not installed, or if a tracker cannot start."""
         self._warn = warn
         self._live = {name: _start(name, rundir, plan) for name in names}
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
-        """All numbers of a step."""
+        """Log all numbers of a step."""
         if self._live:
             self._log_numbers(dataclasses.asdict(metrics), metrics.step)
 
@@ -36,7 +36,7 @@ class Trackers(RunOutput):
         self._log_numbers({"checkpoint_s": stall_s}, step)
 
     def _log_numbers(self, values: Mapping[str, Any], step: int) -> None:
-        """The numbers among the values."""
+        """Log the values that are numbers."""
         numbers = {f"train/{key}": value for key, value in values.items() if _is_number(value)}
         for name, tracker in list(self._live.items()):
             try:
@@ -46,7 +46,7 @@ class Trackers(RunOutput):
                 del self._live[name]
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send buffered data and close the trackers."""
         for name, tracker in self._live.items():
             try:
                 tracker.finish()
@@ -59,7 +59,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", 
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Packages of these trackers that are not installed."""
+    """Names of the packages of these trackers that are not installed."""
     return [PACKAGES[name] for name in names if importlib.util.find_spec(PACKAGES[name]) is None]
 
 
@@ -74,21 +74,22 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
     project = plan.model.name
     classes: dict[str, Callable[[], Any]] = {
         "tensorboard": lambda: tracking.TensorBoardTracker(rundir.name, logging_dir=str(folder / "tensorboard")),
-        # Offline writes to disk, for ``wandb sync`` later; without a login a batch job could not answer its question.
+        # Offline mode writes to disk, for ``wandb sync`` later. Without a login wandb would ask a question, which a
+        # batch job cannot answer.
         "wandb": lambda: tracking.WandBTracker(project, name=rundir.name, dir=str(folder), mode=_wandb_mode()),
         "mlflow": lambda: tracking.MLflowTracker(experiment_name=project, run_name=rundir.name),
         "trackio": lambda: tracking.TrackioTracker(project, name=rundir.name),
     }
     try:
         folder.mkdir(exist_ok=True)
-        # What is kept on disk is kept in the run directory, where its owner has not said otherwise.
+        # Local files go to the run directory, unless these variables are set already.
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
-        # accelerate's trackers write to its log, which asks who is the main rank; the process group is there already.
+        # accelerate's trackers use its logger, which needs PartialState to know the main rank.
         PartialState(cpu=plan.cluster.gpu.device == "cpu")
         tracker = classes[name]()
         tracker.start()
-        if name != "tensorboard":  # whose writer would open a second run for the settings
+        if name != "tensorboard":  # its writer would open a second run for the settings
             tracker.store_init_configuration(_settings(plan))
     except Exception as error:
         raise EngineError(
@@ -99,7 +100,7 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
 
 
 def _wandb_mode() -> str:
-    """WANDB_MODE where it is set; otherwise online with a login and offline without."""
+    """WANDB_MODE if it is set; otherwise ``online`` with a login and ``offline`` without."""
     if mode := os.environ.get("WANDB_MODE"):
         return mode
     if "WANDB_API_KEY" in os.environ:
