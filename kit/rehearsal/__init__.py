@@ -1,1 +1,1 @@
-"""Rehearsals: a recipe's plan shrunk to CPU processes and really run."""
+"""Rehearsals: real runs of a plan's scaled-down copy on CPU processes."""

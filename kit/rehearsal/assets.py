@@ -1,4 +1,4 @@
-"""What a rehearsal trains on: random weights of the copy's shape, and bytes of the standard library's sources."""
+"""A rehearsal's model and data: random weights, and the bytes of the Python standard library's source files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SEED = 20
 def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None:
     """Write a Hugging Face directory with random weights of this shape.
 
-    ``frozen``: the weights will not be trained; they are rounded to bf16 first. Otherwise 4-bit quantisation of their
-    fp32 and bf16 copies could differ, and the two runs would not train the same model."""
+    ``frozen``: the rehearsal does not train these weights, so round them to bf16. Otherwise 4-bit quantisation of fp32
+    and bf16 copies could differ, and the two runs would not train the same model."""
     from kit.engines.huggingface.models import random_model
 
     made = random_model(model, SEED)
@@ -31,7 +31,7 @@ def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None
 
 
 def write_data(job: JobSpec, prefix: Path) -> None:
-    """Training and held-out pairs at ``prefix/train`` and ``prefix/validation``, for the job's objective."""
+    """Write training and validation data for the job's objective, as ``prefix/train`` and ``prefix/validation``."""
     from kit.training.data.indexed import IndexedWriter
 
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
@@ -46,7 +46,7 @@ def write_data(job: JobSpec, prefix: Path) -> None:
             if job.objective == "pretrain":
                 writer.add_document(list(part))
                 continue
-            # Rows of unequal length, so that a wrong count of tokens or a wrong mask shows.
+            # Rows of unequal length, so that a wrong token count or mask changes the loss.
             for index in range(HELD_OUT if name == "validation" else ROWS):
                 begin = index * 61 % (len(part) - 64)
                 row = list(part[begin : begin + 24 + index * 7 % 33])

@@ -1,4 +1,4 @@
-"""Start a run directory the way a user does, wait for it, or kill all of it at a step."""
+"""Starts a run directory with launch.sh, waits for its end, or kills all its processes at a step."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from kit.errors import EngineError
 from kit.training.logging.metrics import logged_rows
 
 LIMIT_S = 900
-"""Sixteen processes on two cores need minutes to start; a hang must end."""
+"""Time limit of a run, which ends a hang. Sixteen processes on two cores need minutes to start."""
 LAST_LINES = 12
 
 
 def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command in its own process group, its output appended to ``log``."""
+    """Start a command in a new session; append its output to ``log``."""
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     with log.open("ab") as stream:
         return subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
 
 
 def launch(rundir: Path, *words: str) -> subprocess.Popen[bytes]:
-    """``launch.sh`` with these words, its output in ``log.txt``."""
+    """Start ``launch.sh`` with the arguments ``words``; append its output to ``log.txt``."""
     return start([str(rundir / "launch.sh"), *words], rundir / "log.txt")
 
 
 def finish(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Wait for a clean end. Raises ``EngineError`` otherwise; after ``limit_s`` all of it is killed."""
+    """Wait for exit code 0. Raises ``EngineError`` for another code, and after ``limit_s`` seconds, when it kills all
+    processes."""
     try:
         code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -46,8 +47,8 @@ def finish(process: subprocess.Popen[bytes], limit_s: float) -> None:
 
 
 def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: float) -> int:
-    """``kill -9`` of every process once ``step`` is logged. Returns the last step logged. Raises ``EngineError`` where
-    it ends before, or does not come so far in ``limit_s``."""
+    """Send SIGKILL to every process when ``step`` is logged. Returns the last logged step. Raises ``EngineError`` if
+    the run ends before, or does not reach the step within ``limit_s`` seconds."""
     deadline = time.monotonic() + limit_s
     while not (rows := metrics(rundir)) or rows[-1]["step"] < step:
         if process.poll() is not None:
@@ -61,13 +62,13 @@ def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: 
 
 
 def run(rundir: Path, *words: str) -> None:
-    """Runs it to its end. Raises ``EngineError`` with what its log says."""
+    """Run ``launch.sh`` to its end. Raises ``EngineError`` with the errors in its log."""
     _finish(launch(rundir, *words), rundir)
 
 
 @contextlib.contextmanager
 def beside(rundir: Path) -> Iterator[None]:
-    """Runs it while the body of the ``with`` does something else."""
+    """Run ``launch.sh`` in parallel with the body of the ``with``, and wait for its end."""
     process = launch(rundir)
     try:
         yield
@@ -85,8 +86,8 @@ def _finish(process: subprocess.Popen[bytes], rundir: Path) -> None:
 
 
 def run_until_killed(rundir: Path, step: int) -> int:
-    """Runs until ``step``, kills every process and returns the last step that was logged (``kill_at``). Raises
-    ``EngineError`` with what the log says."""
+    """Run until ``step`` is logged, then kill every process. Returns the last logged step. Raises ``EngineError`` with
+    the errors in the log."""
     try:
         return kill_at(launch(rundir), rundir, step, LIMIT_S)
     except EngineError as error:
@@ -94,7 +95,7 @@ def run_until_killed(rundir: Path, step: int) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the launcher and every rank (torchrun gives each its own session)."""
+    """Send SIGKILL to the launcher and every rank. torchrun starts each rank in its own session."""
     ranks = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for rank in ranks:
@@ -105,20 +106,20 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def metrics(rundir: Path) -> list[dict[str, Any]]:
-    """Rows of ``metrics.jsonl``; a last line cut short by a kill does not count."""
+    """Rows of ``metrics.jsonl``, without an incomplete last line after a kill."""
     file = rundir / "metrics.jsonl"
     return [row for _, row in logged_rows(file) if row is not None] if file.exists() else []
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
+    """A TCP port of this machine that is free now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def tail(rundir: Path) -> str:
-    """The last errors in ``log.txt``, or its last lines where there is none."""
+    """The last errors in ``log.txt``, or its last lines if it has no errors."""
     lines = (rundir / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line for line in lines if "rror" in line and "ChildFailed" not in line]
     return " | ".join((told or lines)[-LAST_LINES:])[:1500]

@@ -1,7 +1,7 @@
-"""Run a recipe's scaled-down copy: train, be killed, resume on the same curve, export, load in transformers.
+"""Rehearses a recipe with its scaled-down copy: train, kill, resume, export, load in transformers.
 
-The reference is plain torch in one process on the same model, data and schedule; every step's loss and gradient norm
-are compared with it, before the kill and after the resume.
+The reference is plain torch in one process with the same model, data and schedule. The rehearsal compares every step's
+loss and gradient norm with it, before the kill and after the resume.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
 STEPS = 8
 SAVE_EVERY = 3
 KILL_AT = 4
-"""Step at which the run is killed: after the first checkpoint and before the second, so that the resumed run repeats a
+"""Step at which to kill the run: after the first checkpoint and before the second, so that the resumed run repeats a
 step."""
 LOSS_BOUND = 1e-4
 NORM_BOUND = 1e-3
-"""Relative to plain torch, in fp32. Engines add in other orders: a few parts in 10⁷, which Adam lets grow."""
+"""Largest relative difference from plain torch, in fp32. Engines sum in different orders: this changes a few parts in
+10⁷, and Adam's steps increase the difference."""
 EXPORT_BOUND = 1e-4
 WEIGHT_BOUND = 1e-3
-"""Adam turns rounding of small gradients into steps of other sizes."""
+"""Largest difference of a weight (``Rehearsal.weight_difference``). Adam's step depends on rounding where gradients are
+small."""
 CANNOT_SHOW = (
     "speed and peak memory of a GPU",
     "kernels and collectives of CUDA and NCCL",
@@ -45,7 +47,7 @@ CANNOT_SHOW = (
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to."""
+    """Result of a rehearsal."""
 
     recipe: str
     layout: str
@@ -59,10 +61,11 @@ class Rehearsal:
     norm_difference: float
     killed_at: int
     exported_difference: float
-    """Relative difference of the exported model's held-out loss in transformers from plain torch's export."""
+    """Relative difference of the exported model's validation loss in transformers, from that of plain torch's
+    export."""
     weight_difference: float
-    """Largest difference of an exported weight from plain torch's, relative to its tensor's largest: a small model's
-    loss hardly notices a transposed matrix."""
+    """Largest difference of an exported weight from plain torch's, relative to the tensor's largest weight. A
+    transposed matrix hardly changes a small model's loss, but it changes this."""
     seconds: float
     in_bf16: rounding.InBf16 | None
     """The run in the recipe's own precision; None for a recipe in fp32."""
@@ -79,12 +82,13 @@ class Rehearsal:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """All fields and ``passed``, as JSON values."""
         return {**dataclasses.asdict(self), "passed": self.passed}
 
 
 def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Rehearsal:
-    """Everything is written below ``directory``, which must not exist. Raises ``KitError`` where a run fails."""
+    """Rehearse a plan. Writes all files below ``directory``, which must not exist. Raises ``KitError`` if a run
+    fails."""
     begin = time.monotonic()
     shrunk = scaled_down(plan)
     directory.mkdir(parents=True)
@@ -117,7 +121,8 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
 
 
 def _in_bf16(shrunk: ScaledDown, settings: RunSpec, reference: RunDirectory, directory: Path) -> rounding.InBf16 | None:
-    """The scaled-down copy once more from the start, in one go."""
+    """Run the scaled-down copy in the recipe's own precision, without a kill, and compare with the reference; None for
+    a recipe in fp32."""
     from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
     from kit.engines.huggingface.models import HfDirectory
 
@@ -140,7 +145,7 @@ def _in_bf16(shrunk: ScaledDown, settings: RunSpec, reference: RunDirectory, dir
 
 
 def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
-    """The recipe's schedule and data path over the scaled-down copy's data."""
+    """Settings of a run: the recipe's schedule and data options, with the scaled-down copy's data."""
     data = run.data if run is not None else DataSpec(train="")
     base = run if run is not None else RunSpec(data=data)
     offloads = "nvme" in (shrunk.pins.offload_optimizer, shrunk.pins.offload_param)
@@ -162,14 +167,14 @@ def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
 
 
 def _reference(shrunk: ScaledDown) -> Plan:
-    """Plain torch in one process: the same batch, by accumulation."""
+    """Plan of the reference: plain torch in one process, with the same batch by gradient accumulation."""
     slow: dict[str, Any] = {"recompute": "none", "micro_batch_size": 1, "chunked_loss": False, "compile_layers": False}
     pins = Pins(engine="torch", zero_stage=0, **slow)
     return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
 
 
 def _check_layout(plan: Plan, pins: Pins) -> None:
-    """The planner must have taken every pin: a copy of another layout would prove nothing."""
+    """Raises EngineError if the planner changed a pin: the copy would then rehearse another layout."""
     for field in dataclasses.fields(Pins):
         wanted = getattr(pins, field.name)
         if wanted is not None and getattr(plan.layout, field.name) != wanted:
@@ -179,7 +184,7 @@ def _check_layout(plan: Plan, pins: Pins) -> None:
 
 
 def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
-    """Step → what was logged of it; a step that was repeated after the resume counts as repeated."""
+    """Step → its row of metrics, after a resume that of the repeated step. Raises EngineError if a step is missing."""
     rows = {int(row["step"]): row for row in processes.metrics(rundir.path)}
     if sorted(rows) != list(range(1, STEPS + 1)):
         raise EngineError(f"{rundir.path.name}: steps {sorted(rows)} were logged, not 1 to {STEPS}")
@@ -195,8 +200,8 @@ def _exchange(rundir: RunDirectory) -> Path:
 
 
 def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, directory: Path) -> tuple[float, float]:
-    """Export both, load both in transformers. (relative difference of their loss on held-out text, largest difference
-    of a weight relative to its tensor's largest.)"""
+    """Export both runs and load both models in transformers. Returns (relative difference of their validation losses,
+    largest difference of a weight relative to the tensor's largest weight)."""
     models = []
     for rundir in (reference, own):
         exported = directory / f"exported-{rundir.path.name}"
@@ -205,8 +210,8 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, di
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
     expected, found = ({name: p.detach() for name, p in model.named_parameters()} for model in models)
-    # Relative to the tensor's largest, or to what Adam moves a weight by in a step, the learning rate, where that is
-    # more: the bias of a key has no gradient (softmax does not see it), and starts at zero, so all of it is rounding.
+    # Relative to the tensor's largest weight, but at least to Adam's step, the learning rate. A key's bias has no
+    # gradient, because softmax cancels it, and starts at zero: its whole value is rounding.
     weights = [
         float((found[name] - tensor).abs().max()) / max(float(tensor.abs().max()), shrunk.job.learning_rate)
         for name, tensor in expected.items()
@@ -232,7 +237,7 @@ def _held_out_loss(model: Any, shrunk: ScaledDown, data: Path) -> float:
 
     tokens = IndexedTokens(data).read(0, shrunk.job.seq_length)
     ids = torch.tensor(tokens.astype("int64"))[None]
-    # Not by ``labels``: an encoder-decoder would shift them with special tokens, and bytes have none.
+    # ``labels`` would not work: an encoder-decoder shifts them with special tokens, which bytes do not have.
     decoder = {"decoder_input_ids": ids[:, :-1]} if shrunk.model.is_encoder_decoder else {}
     with torch.no_grad():
         logits = model(input_ids=ids if decoder else ids[:, :-1], **decoder).logits
@@ -246,7 +251,7 @@ def _launcher(rundir: RunDirectory) -> str:
 
 
 def render(result: Rehearsal) -> str:
-    """Text of a rehearsal for the terminal."""
+    """Text of a rehearsal's result, for the terminal."""
     lines = [
         f"{result.recipe}: {'rehearsed' if result.passed else 'FAILED'} in {result.seconds:.0f} s",
         f"  plan      {result.layout}",

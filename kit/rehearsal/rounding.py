@@ -1,4 +1,4 @@
-"""The scaled-down copy in its recipe's own precision: how far rounding takes it from plain torch's run in fp32."""
+"""Compares a run in the recipe's own precision with plain torch in fp32, and bounds the effect of rounding."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ if TYPE_CHECKING:
     from kit.engines.base import TensorSource
 
 UNIT = 2.0**-8
-"""bf16 has 8 significant bits: a rounded number is off by this part of itself at most, by 1/√3 of it in the root mean
-square where errors are spread evenly."""
+"""Largest relative rounding error of bf16, which has 8 significant bits. With evenly distributed errors, the root mean
+square is 1/√3 of it."""
 LAYER_ROUNDINGS = 12
-"""Results that a layer writes in bf16, one from the other: two norms; query, key, value; their rotation; scores; mix;
-output; two sums with the residual; up and gate; their product; down."""
+"""Number of consecutive results that a layer rounds to bf16: two norms; query, key and value; rotation; scores;
+attention output; output projection; two residual adds; up and gate; their product; down."""
 FP8_PRODUCTS = 4
-"""GEMMs in a layer that follow one another: query, key and value; output projection; up and gate; down."""
+"""Number of consecutive GEMMs in a layer: query, key and value; output projection; up and gate; down."""
 E4M3, E5M2 = 2.0**-4, 2.0**-3
-"""Parts of itself by which a number rounded to 4 significant bits, or 3, is off at most: weights and activations are
-the first, gradients the second. Scaled to its tensor's largest, all but the smallest numbers are normal ones."""
+"""Largest relative rounding errors of e4m3 (4 significant bits; weights and activations) and e5m2 (3 bits; gradients).
+With scaling by the tensor's largest value, all but the smallest numbers are normal, not subnormal."""
 OTHER_ROUNDINGS = 3
-"""Embedding, last norm, logits."""
+"""Number of roundings outside of layers: embedding, last norm, logits."""
 ROUNDED_BOUND = 0.01
-"""Largest share of master weights that bf16 may hold exactly. By chance one fp32 number in 2**16 is also a bf16
-number; if master weights were rounded, all of them would be."""
+"""Largest allowed share of master weights that are exact bf16 numbers. By chance one fp32 number in 2**16 is; if master
+weights were rounded, all would be."""
 
 
 @dataclass(frozen=True)
 class InBf16:
-    """Relative distances from the reference. For tensors: the L2 norm of the difference, over all tensors together."""
+    """Relative distances from the reference. For tensors: the L2 norm of the difference over all tensors, divided by
+    the reference's norm."""
 
     loss_difference: float
-    """Largest of a step."""
+    """Largest relative difference of a step's loss."""
     norm_difference: float
-    """Largest of a step's gradient norm."""
+    """Largest relative difference of a step's gradient norm."""
     moment_difference: float
     """Distance of Adam's first moments after the last step, which average the gradients of all steps."""
     update_difference: float
-    """Distance of what training added to the weights."""
+    """Distance of the weights' total change by training."""
     rounded_masters: float
-    """Share of trained master weights that a bf16 number holds exactly, beyond the reference's share."""
+    """Share of trained master weights that are exact bf16 numbers, minus the reference's share."""
     precision: str
-    """bf16, or fp8 where processors emulate it."""
+    """bf16, or fp8 if the CPU emulates it."""
     bound: float
     """Bound of the first three distances (``gradient_bound``)."""
     update_bound: float
 
     @property
     def passed(self) -> bool:
-        """Whether rounding alone explains what differs."""
+        """Whether rounding alone explains the differences."""
         return (
             max(self.loss_difference, self.norm_difference, self.moment_difference) <= self.bound
             and self.update_difference <= self.update_bound
@@ -63,11 +64,11 @@ class InBf16:
 
 
 def gradient_bound(num_layers: int, precision: str = "bf16") -> float:
-    """Relative error of a gradient: a chain of roundings forward and as long a one back, independent of each other, so
-    that their mean squares, ``UNIT``²/3, add up (Higham, Accuracy and Stability of Numerical Algorithms, §2.8).
+    """Expected relative error of a gradient. Forward and backward have equally many roundings. They are independent, so
+    their mean squares, ``UNIT``²/3, add up (Higham, Accuracy and Stability of Numerical Algorithms, §2.8).
 
-    fp8: bf16, and both operands of every product of linear layers, forward and back, and of the weight's own gradient.
-    A sum of products is off by as much as its products are, where signs are mixed."""
+    fp8 adds the roundings of both operands of every GEMM of linear layers in forward and backward, and of one GEMM for
+    the weight's gradient. If signs are mixed, a sum of products has the relative error of one product."""
     squares = UNIT**2 * 2 * (LAYER_ROUNDINGS * num_layers + OTHER_ROUNDINGS)
     if precision == "fp8":
         forward, back = 2 * E4M3**2, E4M3**2 + E5M2**2
@@ -76,10 +77,11 @@ def gradient_bound(num_layers: int, precision: str = "bf16") -> float:
 
 
 def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
-    """Relative error of a sum of Adam's steps g/(|g| + ε), from that of its gradients, spread evenly over them.
+    """Relative error of a sum of Adam's steps g/(|g| + ε), if the gradients have the relative error ``gradient``.
 
-    The slope of a step is ε/(|g| + ε)²: where gradients are far below ε an error stays as it is, and far above only the
-    part ε/rms of them that lies within ε of zero has a slope, 1/ε: errors are rms/ε · √(ε/rms) times as large.
+    A step's derivative by g is ε/(|g| + ε)². If gradients are far below ε, the relative error does not change. If they
+    are far above, only the fraction ε/rms of them, those within ε of zero, has a derivative of about 1/ε. The error is
+    then rms/ε · √(ε/rms) = √(rms/ε) times as large.
     """
     return gradient * math.sqrt(max(1.0, root_mean_square / eps))
 
@@ -90,7 +92,8 @@ def compare(
     shrunk: ScaledDown,
     start: TensorSource,
 ) -> InBf16:
-    """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the first weights."""
+    """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the initial
+    weights."""
     from kit.engines.base import StateKind
     from kit.training.checkpoint.exchange import ExchangeCheckpoint
 
@@ -118,12 +121,12 @@ def compare(
 
 
 def largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, float]], key: str) -> float:
-    """Largest relative difference of a logged figure over the steps."""
+    """Largest relative difference of the metric ``key`` over the steps."""
     return max(abs(found[step][key] / expected[step][key] - 1) for step in expected)
 
 
 def _distance(names: Any, expected: Any, found: Any) -> float:
-    """‖found − expected‖ / ‖expected‖."""
+    """‖found − expected‖ / ‖expected‖, over all tensors together."""
     apart = sum(float((found(name) - expected(name)).double().square().sum()) for name in names)
     return math.sqrt(apart / sum(float(expected(name).double().square().sum()) for name in names))
 
@@ -134,7 +137,7 @@ def _root_mean_square(names: Any, source: TensorSource) -> float:
 
 
 def _rounded_share(names: Any, source: TensorSource) -> float:
-    """Zeros do not count: they are bf16 numbers wherever they come from."""
+    """Share of nonzero values that are exact bf16 numbers. Zeros are always exact, so they do not count."""
     import torch
 
     tensors: list[torch.Tensor] = [tensor[tensor != 0] for tensor in map(source.read, names)]

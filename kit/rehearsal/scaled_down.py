@@ -1,6 +1,7 @@
-"""A plan shrunk to a few CPU processes: the same engine and kinds of parallelism, a tiny model of the same family.
+"""Scales a plan down to a few CPU processes: the same engine and kinds of parallelism, a tiny model of the same family.
 
-Every size above one becomes two, interleaved pipelines four stages of two; what a CPU cannot do is replaced, by name.
+Every parallel size above one becomes two; but an interleaved pipeline has four stages of two chunks, and hpZ four
+data-parallel ranks. Settings that a CPU does not support are replaced, and listed in ``ScaledDown.replaced``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
 VOCAB_SIZE = 256
-"""Bytes: any text is data, without a tokenizer."""
+"""One token per byte, so that any text is data without a tokenizer."""
 HEAD_DIM = 8
 HEADS = 4
 SEQ_LENGTH = 64
 EPS = 1e-4
-"""Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
+"""Adam's epsilon. With 1e-8 the first steps would be the gradient's sign, which rounding decides for small
+gradients."""
 MOST_PROCESSES = 16
 _LOSSY, _KERNELS = "its kernels run on CUDA only, or it changes numbers", "it makes or chooses kernels for CUDA"
 _REPLACED: dict[str, tuple[Any, str]] = {
@@ -36,31 +38,31 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "attention_kernel": ("default", _KERNELS),
     "loss_kernel": ("torch", _KERNELS),
 }
-"""Field of the layout → its value in the copy, and why."""
+"""Field of the layout → (its value in the copy, the reason)."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}
 _EMULATED = "GEMMs in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
 
 @dataclass(frozen=True)
 class ScaledDown:
-    """What is run in place of a plan, and how far it stands for it."""
+    """The scaled-down copy of a plan, and its differences from the plan."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
     pins: Pins
     replaced: tuple[str, ...]
-    """Settings that a CPU cannot run or that would blur the comparison: ``what -> by what``."""
+    """Replaced settings, ``setting -> replacement``: a CPU cannot run them, or they would blur the comparison."""
     covers: str
     """The scaled-down copy's layout in one line."""
     job_in_bf16: JobSpec | None
-    """The job in the recipe's own precision, or the nearest that a CPU has. None for a recipe in fp32."""
+    """The job in the recipe's own precision, or in the nearest that a CPU supports. None for a recipe in fp32."""
     pins_in_bf16: Pins
 
 
 def scaled_down(plan: Plan) -> ScaledDown:
-    """The scaled-down copy of a plan. Pure. Raises SpecError for a model that no family describes: how its sizes hang
-    together is not known."""
+    """The scaled-down copy of a plan. Raises SpecError for a model without a family, because the constraints on its
+    sizes are not known."""
     if plan.model.approximate is not None:
         raise SpecError(
             f"model={plan.model.name} is of type {plan.model.model_type}, which is planned approximately: no smaller "
@@ -91,7 +93,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     changes |= {name: min(2, getattr(layout, name)) for name in ("tp", "cp", "ep", "etp", "vp")}
     changes["pp"] = layout.pp if layout.pp == 1 else 4 if layout.vp > 1 else 2
     if layout.first_stage_layers or layout.last_stage_layers:
-        # One end shorter than the other shows a shift of layers that even ends would hide.
+        # With unequal first and last stages, a shift of layers changes the result. Equal stages would hide it.
         changes |= {"first_stage_layers": 1, "last_stage_layers": 2 if changes["pp"] == 2 else 1, "vp": 1}
     inner = changes["tp"] * changes["cp"] * changes["pp"]
     wanted = 4 if layout.zero_hpz > 1 else min(2, layout.dp)
@@ -106,7 +108,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
         if value != plain:
             replaced.append(f"{name}={value} -> {plain}: {why}")
             changes[name] = plain
-    changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
+    changes["autocast"] = False  # fp32 has no autocast; the run in bf16 keeps it
     if layout.implementation == "transformer_engine":
         replaced.append("implementation=transformer_engine -> local: its kernels run on CUDA only")
         changes["implementation"] = "local"
@@ -114,8 +116,8 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
-    """Keeps the family and its traits (grouped queries, ties, experts, windows). Makes every width as small as the
-    layout can split."""
+    """A model of the same family and traits (grouped queries, ties, experts, windows), with the smallest widths that
+    the layout can split."""
     layers = max(2, layout.pp * layout.vp)
     if layout.first_stage_layers and layout.last_stage_layers:
         layers = layout.first_stage_layers + layout.last_stage_layers + 2 * (layout.pp - 2)
@@ -197,5 +199,5 @@ def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
 
 
 def _emulates(job: JobSpec, layout: Layout) -> bool:
-    """Whether processors compute the plan's fp8 (kit/engines/kernels/fp8.py)."""
+    """Whether CPUs can emulate the plan's fp8 (kit/engines/kernels/fp8.py)."""
     return job.precision == "fp8" and layout.engine == "torch"
