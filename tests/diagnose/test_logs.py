@@ -68,6 +68,34 @@ def test_experts_without_tokens_or_with_too_many(
     assert all(cause.step == steps for cause in causes)
 
 
+STEP = b'{"step": 1, "loss": 3.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "said"),
+    [
+        (b"garbage", 1, "line 1 is no JSON object: "),
+        (STEP + b"\x00\xff\x1b[2J\n[1]\n\n5\n", 2, "line 2 is no JSON object, the first of 3 such lines: "),
+        (STEP + b'{"step": 2, "lo\n', 2, "line 2 is no JSON object: "),  # a half line with others after it
+        (b"[" * 200_000 + b"\n" + STEP, 1, "line 1 is no JSON object: "),
+        (b'{"a":' * 10_000 + b"\n", 1, "line 1 is no JSON object: "),
+        (STEP + b'{"step": 2, "lo', None, ""),  # a run that was killed
+        (STEP + b'{"other": NaN}\n\n{"long": "' + b"x" * 200_000 + b'"}\n', None, ""),
+        (b"", None, ""),
+    ],
+    ids=["garbage", "bytes", "half", "long", "deep", "killed", "another's", "empty"],
+)
+def test_a_line_of_the_metrics_that_is_no_json_is_told(
+    tmp_path: Path, written: bytes, line: int | None, said: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(written)
+    for given in (path, tmp_path):
+        causes = [cause for cause in diagnose([given]) if cause.cause == "no-json"]
+        assert [cause.place for cause in causes] == ([] if line is None else [f"{path}:{line}"])
+        assert all(said in cause.meaning and cause.evidence.isprintable() for cause in causes)
+
+
 def test_a_failure_provoked_now(tmp_path: Path) -> None:
     killed = next(failure for failure in FAILURES if failure.name == "killed")
     causes = provoke(killed, tmp_path / "killed")
@@ -299,3 +327,11 @@ def test_the_command_line() -> None:
     assert json.loads(run.stdout)[0]["cause"] == "disk-full"
     with pytest.raises(SpecError, match="no such log"):
         diagnose([LOGS / "none.log"])
+
+
+@pytest.mark.parametrize("other", [None, "model.safetensors"])
+def test_a_directory_without_logs_is_an_error_and_no_word_of_health(tmp_path: Path, other: str | None) -> None:
+    if other:
+        (tmp_path / other).write_bytes(b"{}")
+    with pytest.raises(SpecError, match=r"no log \(\.log, .* no metrics\.jsonl and no flight record there; name the"):
+        diagnose([tmp_path])

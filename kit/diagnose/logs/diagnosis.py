@@ -10,12 +10,13 @@ from typing import Any
 
 from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
-from kit.diagnose.logs.metrics import of_metrics
+from kit.diagnose.logs.metrics import metrics_files, of_metrics
 from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
 from kit.diagnose.logs.scan import Scan
 from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
+from kit.errors import SpecError
 from kit.planner.plan import Plan
 
 MUCH_UNALLOCATED_GIB = 2.0
@@ -34,11 +35,18 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     """
     paths = list(paths)
     recorded = flight_recorder.records(paths)
+    logs, metrics = list(log_files(p for p in paths if not flight_recorder.is_record(p))), metrics_files(paths)
+    if not (logs or metrics or recorded):
+        raise SpecError(
+            f"{', '.join(map(str, paths))}: no log (.log, .txt, .out or .err), no metrics.jsonl and no flight record "
+            f"there; name the files that the launcher wrote"
+        )
     scan = Scan()
-    for path in log_files(path for path in paths if not flight_recorder.is_record(path)):
+    for path in logs:
         scan.read(path)
     exceptions = _exceptions(scan)
-    causes = _merged([*of_metrics(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
+    seen = [cause for path in metrics for cause in of_metrics(path)]
+    causes = _merged([*seen, *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
     first = scan.first_failed
     causes = sorted(
         [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)

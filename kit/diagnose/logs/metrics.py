@@ -1,5 +1,6 @@
-"""Causes that ``metrics.jsonl`` shows: experts that get no tokens or far too many, and two runs that wrote to one run
-directory at the same time. A single run logs each step once and in order, also after resumes and rewinds."""
+"""Causes that ``metrics.jsonl`` shows: lines that are no JSON, experts that get no tokens or far too many, and two runs
+that wrote to one run directory at the same time. A single run logs each step once and in order, also after resumes and
+rewinds."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from kit.diagnose.logs.reading import LINE_BYTES
 
 _NAME = "metrics.jsonl"
 _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')
+_LONGEST = 1 << 16
+"""Bytes of a line that are parsed; kit's own have 2,000."""
 _LAST = 20
 """An uneven load must last for this many final steps, because routers are uneven at the start of training."""
 HOT = 3.0
@@ -26,11 +29,50 @@ _FIX = (
 )
 
 
-def of_metrics(paths: Iterable[Path]) -> list[Cause]:
-    """Causes from every ``metrics.jsonl`` among ``paths``, in these directories, or next to these logs."""
+def metrics_files(paths: Iterable[Path]) -> list[Path]:
+    """Every ``metrics.jsonl`` among ``paths``, in these directories, or next to these logs."""
     files = {path if path.name == _NAME else (path if path.is_dir() else path.parent) / _NAME for path in paths}
-    found = [path for path in sorted(files) if path.is_file()]
-    return [cause for path in found for cause in (*_two_runs(path), *_unbalanced_experts(path))]
+    return [path for path in sorted(files) if path.is_file()]
+
+
+def of_metrics(path: Path) -> Iterator[Cause]:
+    """Causes that a ``metrics.jsonl`` shows."""
+    yield from _no_json(path)
+    yield from _two_runs(path)
+    yield from _unbalanced_experts(path)
+
+
+def _no_json(path: Path) -> Iterator[Cause]:
+    """Lines that are no JSON object. A half line at the end is no cause: a run that was killed leaves one. The first
+    character decides for lines longer than ``_LONGEST`` bytes."""
+    bad, first, number, begins = 0, (0, b""), 1, True
+    with open(path, "rb") as file:
+        for part in iter(lambda: file.readline(_LONGEST), b""):
+            whole = part.endswith(b"\n")
+            if begins and (line := part.strip()) and not (_is_object(line) if whole else line.startswith(b"{")):
+                first = first if bad else (number, line)
+                bad += 1
+            begins, number = whole, number + whole
+    if bad:
+        number, line = first
+        more = f", the first of {bad} such lines" if bad > 1 else ""
+        yield Cause(
+            cause="no-json",
+            meaning=f"{path.name}: line {number} is no JSON object{more}: another program wrote there, or the disk is "
+            "damaged",
+            fix="metrics of those lines are lost; find out what else writes there; a resumed run leaves them out",
+            ranks=(),
+            place=f"{path}:{number}",
+            evidence=repr(line[:100].decode(errors="replace")),
+            weight=1,
+        )
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _two_runs(path: Path) -> Iterator[Cause]:
