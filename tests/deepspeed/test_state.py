@@ -50,6 +50,16 @@ def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, 
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_elements_that_ranks_do_not_divide_come_in_bit_for_bit(stage, tmp_path):
+    """Norms of 31 elements and matrices of 31 times 63: the last of two ranks has padding behind its part."""
+    spec = tiny.model(hidden_size=31, ffn_hidden_size=63, num_attention_heads=1, num_key_value_heads=1)
+    chosen = cases.plan(stage, spec=spec)
+    run(cases.leave, chosen, cases.hf_directory(tmp_path, spec=spec), tmp_path, 1)
+    _, different = run(cases.go_on, chosen, tmp_path / "exchange", tmp_path, 0)[0]
+    assert different == []
+
+
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 2)])
 def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accumulation, start, tmp_path):
     """Exactly: a master that was rounded to bf16 on the way would be off by 0.4 %."""

@@ -103,6 +103,32 @@ def longrope(spec: ModelSpec, length: int) -> bool:
     return bool(torch.equal(rotation.inv_freq, rotation._long))
 
 
+def ring_and_whole_attention() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Result and gradients of query, key and value of this rank's part: of ring attention, and of attention to the
+    whole sequence; 4 query heads and 2 key/value heads."""
+    import torch.distributed as dist
+
+    from kit.engines.megatron.model.cp_all_gather import local_part
+    from kit.engines.megatron.model.cp_ring import ring_attention
+
+    group, generator = dist.group.WORLD, torch.Generator().manual_seed(0)
+    *inputs, weights = (torch.randn(16, 2, heads, 8, generator=generator) for heads in (4, 2, 2, 4))
+
+    def result_and_gradients(tensors: list[torch.Tensor], weights: torch.Tensor, attend: Any) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        result = attend(*leaves)
+        return [result.detach(), *torch.autograd.grad((result * weights).sum(), leaves)]
+
+    def whole(*tensors: torch.Tensor) -> torch.Tensor:
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in tensors)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return attended.permute(2, 0, 1, 3)
+
+    own = [local_part(tensor, 0, group) for tensor in (*inputs, weights)]
+    found = result_and_gradients(own[:3], own[3], lambda *parts: ring_attention(*parts, group, None))
+    return found, [local_part(tensor, 0, group) for tensor in result_and_gradients(inputs, weights, whole)]
+
+
 def dropped_places(rundir: Any) -> torch.Tensor:
     """Inside a worker: the first layer's attention of what is the same on every rank, with dropout."""
     from kit.engines.megatron.engine import MegatronEngine

@@ -169,6 +169,12 @@ def test_each_rank_drops_places_of_its_own():
     assert not torch.equal(one, other)
 
 
+def test_the_ring_is_attention_to_the_whole_sequence_where_query_heads_share_keys():
+    for found, expected in pool("megatron", 2).run(inside.ring_and_whole_attention):
+        for part, whole in zip(found, expected, strict=True):
+            assert torch.allclose(part, whole, rtol=1e-4, atol=1e-5)
+
+
 def test_longropes_factors_follow_the_whole_document_on_every_rank():
     """Long ones beyond the original length and not at it, also where a rank has the beginning of a document alone."""
     spec = tiny.model("phi3", **TWO_LAYERS | {"rope_scaling": LONGROPE})

@@ -203,10 +203,13 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
         assert relative_error(two["master"][name], weight) < 1e-5, name
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("from_disk", [False, True], ids=["random", "built on meta"])
-def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk):
-    """And its exchange checkpoint goes on without it: names and shapes are those of whole parameters."""
+@pytest.mark.parametrize(
+    ("family", "from_disk", "dp"),
+    [("llama", False, 1), ("llama", True, 1), ("qwen2", False, 1), ("qwen2", True, 1), ("llama", True, 2)],
+)
+def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk, dp):
+    """And its exchange checkpoint goes on without it: names and shapes are those of whole parameters. With dp = 2,
+    rows that tensor parallelism splits are split again by FSDP2."""
     spec = tiny.model(family, tied_embeddings=family == "qwen2")
     job = {"optimizer": dataclasses.replace(tiny.plan().job.optimizer, eps=1e-3)}
     alone = tiny.plan(spec, job=job, micro_batch_size=2, gradient_accumulation_steps=4)
@@ -215,9 +218,11 @@ def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk)
         donor = build_model(tiny.run_directory(tmp_path, alone, seed=3), torch.float32, "cpu")
         donor.save_pretrained(tmp_path / "hf")
         paths = {"model_path": str(tmp_path / "hf")}
-    cut = dataclasses.replace(alone, layout=dataclasses.replace(alone.layout, tp=2, zero_stage=3))
+    split = {"tp": 2, "dp": dp, "gradient_accumulation_steps": 4 // dp}
+    cut = dataclasses.replace(alone, layout=dataclasses.replace(alone.layout, zero_stage=3, **split))
     (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone, **paths))
-    two = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, cut, **paths), tmp_path / "out")[0]
+    rundir = tiny.run_directory(tmp_path, cut, **paths)
+    two = pool("torch", 2 * dp).run(cases.train_and_export, rundir, tmp_path / "out")[0]
     for name, gradient in one["gradients"].items():
         assert relative_error(two["gradients"][name], gradient) < 1e-5, name
     assert torch.tensor(two["curve"] + two["after"]).allclose(torch.tensor(one["curve"] + one["after"]), rtol=1e-5)
