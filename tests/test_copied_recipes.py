@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import kit.cli
 from tests.test_bad_input import answer
@@ -34,7 +36,18 @@ def test_a_recipe_that_is_trained_too_early_says_how_to_go_on(copied, capsys, mo
     run = copied / "mine"
     said = answer(["train", str(copied / "recipe.yaml"), "--out", str(run)], capsys, monkeypatch)
     assert f"{run} is written; once this is mended: kit train {run}" in said
-    assert "mended" not in answer(["train", str(run)], capsys, monkeypatch)
+    monkeypatch.chdir(copied)
+    assert "mended" not in answer(["train", run.name], capsys, monkeypatch)
+
+
+def test_a_plan_of_a_directory_with_weights_starts_from_them(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 2, "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["plan", str(tmp_path), "--gpus", "1xH100"]
+    assert "run.model_path" not in CliRunner().invoke(kit.cli.app, asked).output
+    (tmp_path / "model.safetensors").touch()
+    assert f"run.model_path={tmp_path}" in CliRunner().invoke(kit.cli.app, asked).output
 
 
 def test_a_tokenizer_that_is_not_there(copied, capsys, monkeypatch):

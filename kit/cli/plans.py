@@ -140,7 +140,8 @@ def plan(
         return
     words = shlex.join([*again, *(["--calibration", str(calibration)] if calibration else [])])
     saved = "" if save or is_recipe(model) else f"kit plan {words} --save plan.yaml && "
-    emitted = model if is_recipe(model) else f"{save or 'plan.yaml'} run.data.train=data/train"
+    weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
+    emitted = model if is_recipe(model) else f"{save or 'plan.yaml'}{weights} run.data.train=data/train"
     then = (f"kit explain {words}", f"kit memory {words}", f"{saved}kit emit {emitted} --out runs/a")
     typer.echo(first_screen(result, then, *_terminal()))
 

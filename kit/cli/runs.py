@@ -80,7 +80,7 @@ def train(
     try:
         preflight(rundir, None if resume in (None, "auto") else Path(resume))
     except RunDirectoryError as error:
-        if rundir.path == target:
+        if not is_recipe(str(target)):
             raise
         raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
     args = launch_arguments(resume, stop_at_step)
