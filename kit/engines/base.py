@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, and nothing more.
+"""The interface between the training loop and an engine.
 
 An engine runs forward, backward and the optimizer step. The loop decides the learning rate, which it passes to
 ``apply``, the order of the data, and what is logged. A loss is a sum over unmasked tokens. For the gradient it is
@@ -52,7 +52,7 @@ class MicroBatch:
     source_ids: torch.Tensor | None = None
     """An encoder's input, whose length may differ from s; ``input_ids`` and ``labels`` are then the decoder's."""
     source_mask: torch.Tensor | None = None
-    """1 where ``source_ids`` is a token, 0 where it is padding."""
+    """1 for each token of ``source_ids``, 0 for padding."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class LossSum:
     loss_sum: float
     """Cross entropy in nats, summed over the tokens whose label is not ``IGNORE_INDEX``."""
     tokens: int
-    """The number of these tokens."""
+    """Number of tokens in the sum."""
 
     @property
     def mean(self) -> float:
-        """Nats per token."""
+        """Mean loss, nats per token."""
         return self.loss_sum / self.tokens
 
 

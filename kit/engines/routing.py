@@ -21,7 +21,7 @@ class RoutingRecord:
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def clear(self) -> None:
-        """Begin a step."""
+        """Set all sums to zero. Call this at the start of a step."""
         self._sums.zero_()
 
     def add_tokens(self, layer: int, tokens: torch.Tensor, chosen: int) -> None:

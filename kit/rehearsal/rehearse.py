@@ -72,7 +72,7 @@ class Rehearsal:
 
     @property
     def passed(self) -> bool:
-        """Whether every comparison held."""
+        """Whether every difference is within its bound."""
         return (
             self.loss_difference <= LOSS_BOUND
             and self.norm_difference <= NORM_BOUND

@@ -274,7 +274,7 @@ class _StepResult(NamedTuple):
     counters: Counters
     """Counters after the step."""
     size: int
-    """Sequences over all ranks."""
+    """Number of sequences of the step, over all ranks."""
     batch: Sequence[MicroBatch]
     loss: LossSum
     rate: float

@@ -40,7 +40,7 @@ class Profiler:
         self._began_s, self._first = 0.0, 0
 
     def begin(self, step: int) -> None:
-        """Call before a step."""
+        """Call before a step. Starts the trace at the first step of the range."""
         if self._steps is None or not self._steps[0] <= step <= self._steps[1] or self._trace or self._for_nsight:
             return
         self._began_s, self._first = time.perf_counter(), step
@@ -119,7 +119,7 @@ class Shares:
     exposed: float
     """Communication without simultaneous compute."""
     idle: float
-    """Neither compute nor communication."""
+    """Time with neither compute nor communication."""
 
 
 def read_trace(path: Path) -> Trace:

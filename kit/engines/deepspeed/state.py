@@ -102,7 +102,7 @@ class ParameterState(ABC):
         return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """Set Adam's step count, also where no moments exist yet."""
+        """Set Adam's step count. Creates zero moments if there are none yet."""
         self.create_moments()
         for state in self._adam.state.values():
             self._set_step(state, steps)

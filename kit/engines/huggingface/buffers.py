@@ -33,7 +33,7 @@ class SavedBuffers:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name → shape."""
+        """Hugging Face name → shape of the buffer."""
         return {name: tuple(self._tensor(name).shape) for name in self._modules}
 
     def live(self) -> dict[str, torch.Tensor]:

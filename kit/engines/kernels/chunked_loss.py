@@ -77,7 +77,7 @@ _ChunkGradients = Callable[
     [torch.Tensor, torch.Tensor, float | None, torch.dtype, bool],
     tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
 ]
-"""The signature of ``gradients_of_logits``."""
+"""Type of ``gradients_of_logits``."""
 
 
 def gradients_of_logits(

@@ -29,7 +29,7 @@ class EightBitMoment:
     """One moment of one rank's slice of a matrix: value = table[code] · scale of the block."""
 
     codes: torch.Tensor
-    """uint8, of the slice's shape."""
+    """Index into the table for each value: uint8, of the slice's shape."""
     scales: torch.Tensor
     """fp32: the largest magnitude of each block of the flattened slice."""
     signed: bool

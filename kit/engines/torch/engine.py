@@ -268,7 +268,7 @@ class TorchEngine(Engine):
 
 
 def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
-    """Device on which to build the model: the GPU for DDP. For FSDP2 the whole model must not be on the GPU: meta if
+    """Device on which to build the model: ``device`` for DDP. With FSDP2 the GPU must not have the whole model: meta if
     all weights come from a directory, otherwise host memory, from which FSDP2 moves it layer by layer."""
     if rundir.plan.layout.zero_stage == 0:
         return device

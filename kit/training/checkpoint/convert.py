@@ -174,7 +174,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
     if counters is None:
         iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
         if steps is None:
-            kinds = (StateKind.MASTER,)  # moments of unknown age are none: Adam would correct them as if they were new
+            kinds = (StateKind.MASTER,)  # moments of unknown age: Adam would correct their bias as if they were new
         if type(iteration) is not int or not 0 <= iteration <= LARGEST or not 0 <= (steps or 0) <= LARGEST:
             raise CheckpointError(
                 f"{path} says iteration={str(iteration)[:40]} and {str(steps)[:40]} steps of its optimizer, which must "

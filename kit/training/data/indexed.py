@@ -1,6 +1,6 @@
 """Tokenised documents on disk: the ``.bin``/``.idx`` pair of Megatron-LM, and kit's sidecar.
 
-PREFIX.bin    the tokens of all documents, one after the other
+PREFIX.bin    the tokens of all documents, concatenated
 PREFIX.idx    magic, version, dtype code, counts; then per sequence its length and byte offset, and the
               sequence index at which each document ends (megatron/core/datasets/indexed_dataset.py)
 PREFIX.json   what the index lacks: tokenizer, its vocabulary, largest token id, counts, hashes

@@ -25,7 +25,7 @@ class StepMetrics:
 
     step: int
     loss: float
-    """Nats per token."""
+    """Mean loss of the step, nats per token."""
     grad_norm: float | None
     """Gradient norm before clipping; null for a step that fp16's loss scaling skipped."""
     learning_rate: float

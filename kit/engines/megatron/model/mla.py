@@ -41,7 +41,7 @@ class _ReplicatedLinear(torch.nn.Linear):
 
 
 class MultiLatentAttention(MegatronModule):
-    """Replaces megatron-core's SelfAttention."""
+    """Multi-head latent attention, in place of megatron-core's SelfAttention."""
 
     def __init__(
         self,

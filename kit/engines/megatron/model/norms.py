@@ -31,7 +31,7 @@ class RMSNorm(torch.nn.RMSNorm):
         self._zero_centred = config.layernorm_zero_centered_gamma
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape and dtype."""
+        """(…, hidden size) → the same shape and dtype."""
         if not self._zero_centred:
             return super().forward(x)
         # In fp32, as in transformers (modeling_gemma2.py, Gemma2RMSNorm): 1 + weight would lose bits in bf16.

@@ -56,7 +56,7 @@ class LocalState(ShardState):
 
     @property
     def adam(self) -> Adam:
-        """The inner optimizer."""
+        """The Adam optimizer inside megatron-core's optimizer."""
         return self._optimizer.optimizer
 
     @property

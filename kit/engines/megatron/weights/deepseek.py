@@ -45,14 +45,14 @@ CORRECTION = dataclasses.replace(
 
 
 def deepseek_v3(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of DeepSeek-V3."""
     assert model.latent is not None
     query = _QUERY if model.latent.q_lora_rank is None else _COMPRESSED_QUERY
     return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_mlp(model)))
 
 
 def glm4_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """Biases on query, key and value, and norms per head, where a model has them."""
+    """The weight map of GLM-4.5. Some models have biases on query, key and value, and norms per head."""
     biases = (QKV_BIAS,) if model.qkv_bias else ()
     norms = QK_NORMS if model.traits.qk_norm == "head" else ()
     return llama(model, (*WITHOUT_MLP, *biases, *norms, *_mlp(model)))

@@ -19,7 +19,7 @@ _BLOCK = "transformer.h.{layer}."
 
 
 def gpt2(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of GPT-2."""
     qkv = ConcatenatedRows(QKV(), (model.hidden_size,) * 3)
     embedding, *head = embedding_and_head(model, "transformer.wte.weight", "lm_head.weight")
     return (

@@ -11,7 +11,7 @@ _BLOCK = "gpt_neox.layers.{layer}."
 
 
 def gpt_neox(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of GPT-NeoX."""
     embedding, *head = embedding_and_head(model, "gpt_neox.embed_in.weight", "embed_out.weight")
     attention, mlp = _LAYER + "self_attention.", _LAYER + "mlp."
     return (

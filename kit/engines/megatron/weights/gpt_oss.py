@@ -22,5 +22,5 @@ _LAYER = (
 
 
 def gpt_oss(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map; experts have the names of kit/engines/huggingface/fused_experts.py."""
+    """The weight map of gpt-oss. Experts have the names of kit/engines/huggingface/fused_experts.py."""
     return llama(model, _LAYER)

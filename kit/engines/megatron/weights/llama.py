@@ -58,7 +58,7 @@ def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ..
 
 
 def llama(model: ModelSpec, layer: tuple[ParamMapping, ...] = LAYER) -> tuple[ParamMapping, ...]:
-    """The whole map. Families that differ from Llama only inside a layer pass their own ``layer``."""
+    """The weight map of Llama. Families that differ from Llama only inside a layer pass their own ``layer``."""
     embedding, *head = embedding_and_head(model, "model.embed_tokens.weight", "lm_head.weight")
     norm = ParamMapping("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated())
     return (embedding, *layer, norm, *head)

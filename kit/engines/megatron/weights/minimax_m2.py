@@ -19,5 +19,5 @@ _LAYER = (
 
 
 def minimax_m2(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of MiniMax M2."""
     return llama(model, _LAYER)

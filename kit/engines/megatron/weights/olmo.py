@@ -19,5 +19,5 @@ _LAYER = (
 
 
 def olmo(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of OLMo 2 and 3."""
     return llama(model, _LAYER)

@@ -21,5 +21,5 @@ _LAYER = (
 
 
 def qwen2_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The whole map."""
+    """The weight map of Qwen2-MoE."""
     return llama(model, _LAYER)

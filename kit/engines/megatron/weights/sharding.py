@@ -23,9 +23,9 @@ class Block:
 
     dim: int
     at: int
-    """Start in the shard."""
+    """First row or column in the shard."""
     start: int
-    """Start in the whole tensor."""
+    """First row or column in the whole tensor."""
     length: int
 
     @property
