@@ -104,7 +104,9 @@ def _chunk(
         unpadded_vocab_size=model.vocab_size,
         **settings,
     )
-    chunk.to(torch.cuda.current_device())  # megatron-core builds the weight of shared experts on the CPU
+    for parameter in chunk.parameters():
+        if not parameter.is_cuda:  # megatron-core builds the weight of shared experts on the CPU
+            parameter.data = parameter.data.to(torch.cuda.current_device())
     if not model.learned_positions:
         rotation = HfRotaryEmbedding if model.local_rope_theta is None else DualRotaryEmbedding
         chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
