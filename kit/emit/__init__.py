@@ -1,1 +1,1 @@
-"""Plan → files, one module a target; pure text, written by ``run_directory`` alone."""
+"""Plan → text of files, one module per target. Only ``run_directory`` writes files."""

@@ -1,13 +1,14 @@
 """``accelerate.yaml``: what ``accelerate launch --config_file`` reads. Checked against accelerate 1.15.0.
 
-Seen and avoided, all of them without an error from accelerate:
+kit avoids three traps, for which accelerate reports no error:
 
-* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process: torch on CPU processes goes by torchrun.
-* ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP: ``use_cpu`` in the YAML and the DeepSpeed launcher do not.
-* ``mixed_precision`` beside a ``deepspeed_config_file``: two places for one choice. It is in ds_config.json.
+* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process. kit starts torch on CPUs with torchrun.
+* ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP. ``use_cpu`` in the YAML with the DeepSpeed launcher does not.
+* ``mixed_precision`` and ``deepspeed_config_file`` state the precision twice. kit writes it to ds_config.json only.
 
-Seen and left to scripts: without a GPU ``Accelerator()`` counts one process on every rank while DeepSpeed trains on all
-of them, and its data loaders repeat the same samples. ``PartialState(cpu=True)`` first mends it; the worker needs none.
+Scripts must avoid a fourth one: without a GPU ``Accelerator()`` sees one process on every rank while DeepSpeed trains
+on all ranks, so the data loaders of all ranks read the same samples. Calling ``PartialState(cpu=True)`` first solves
+it. kit's worker is not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 
 DS_CONFIG = "ds_config.json"
-"""Relative: accelerate hands it on as it is and opens it in the working directory; launch.sh goes to its own first."""
+"""A relative path, which accelerate opens in the working directory; launch.sh changes to its own directory first."""
 MAIN_PROCESS_PORT = 29500
 
 PLAN_OWNED_KEYS: dict[str, str] = {
@@ -37,7 +38,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
 
 
 def applies(plan: Plan) -> bool:
-    """Whether accelerate starts such a plan rightly: our worker, or for plain torch on GPUs a script of the user's."""
+    """Whether accelerate starts the plan correctly: kit's worker, or for plain torch on GPUs a user's script."""
     layout = plan.layout
     torch_on_gpus = layout.engine == "torch" and plan.cluster.gpu.device == "cuda" and layout.world_size > 1
     return layout.engine == "deepspeed" or (torch_on_gpus and layout.tp == 1)
@@ -46,8 +47,8 @@ def applies(plan: Plan) -> bool:
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """The launch of a DeepSpeed plan, or of a torch plan on several GPUs.
 
-    On several machines ``--machine_rank`` and ``--main_process_ip`` on the command line complete it; the address in
-    the file is the hostfile's placeholder. Raises EngineError where accelerate does not start what the plan asks.
+    On several nodes the command line must add ``--machine_rank`` and ``--main_process_ip``; the address in the file is
+    the hostfile's placeholder. Raises EngineError if accelerate cannot start the plan.
     """
     layout, cluster = plan.layout, plan.cluster
     on_cpu = cluster.gpu.device == "cpu"
@@ -65,7 +66,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     if cluster.num_nodes > 1:
         config |= {"main_process_ip": "node-0", "main_process_port": MAIN_PROCESS_PORT}
     else:
-        config["main_process_port"] = 0  # any free one: two runs on a machine do not meet
+        config["main_process_port"] = 0  # any free port, so two runs on a machine do not conflict
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
     if layout.engine == "torch" and not on_cpu and layout.world_size > 1:
@@ -81,24 +82,24 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
 def _deepspeed(plan: Plan) -> dict[str, Any]:
     config: dict[str, Any] = {
         "deepspeed_config_file": DS_CONFIG,
-        # For scripts that build their model after Accelerator(): partition it while it is built. Ours does so itself.
+        # For scripts that build their model after Accelerator(): shard it while it is built. kit's worker needs no key.
         "zero3_init_flag": plan.layout.zero_stage == 3,
     }
     if plan.cluster.num_nodes > 1:
-        # torchrun on every machine instead of pdsh from the first: Slurm and launch.sh start it everywhere anyway.
+        # torchrun on every node instead of pdsh from the first: Slurm and launch.sh start every node anyway.
         config["deepspeed_multinode_launcher"] = "standard"
     return config
 
 
 def _fsdp2(plan: Plan) -> dict[str, Any]:
-    """For scripts that are accelerate's; kit's own worker shards by itself. Read in accelerate/utils/dataclasses.py
+    """FSDP2 settings for accelerate scripts; kit's worker does not read them. Read in accelerate/utils/dataclasses.py
     (FullyShardedDataParallelPlugin): transformers names the layers to wrap (``_no_split_modules``)."""
     return {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": plan.layout.zero_stage == 3,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        # One rank reads the weights and sends the others their parts.
+        # One rank reads the weights and sends the other ranks their shards.
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_activation_checkpointing": plan.layout.recompute == "full",
     }

@@ -1,4 +1,4 @@
-"""``kit recipes copy``: a recipe of one's own, with everything that it needs, in a new directory."""
+"""``kit recipes copy``: copies a shipped recipe, with all its files, to a new directory."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def copy_recipe(name: str, target: Path) -> Path:
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be written: {error.strerror}") from None
     finally:
-        shutil.rmtree(staging, ignore_errors=True)  # renamed, where all went well
+        shutil.rmtree(staging, ignore_errors=True)  # does not exist after success, which renames it
     return target
 
 
 def _paths(run: RunSpec, directory: Path) -> list[str]:
-    """What must be there before it starts, as the recipe writes it."""
+    """Paths that must exist before the run starts, as written in the recipe."""
     base = directory.resolve()
     paths = set(run_paths(run).values())
     return sorted(os.path.relpath(path, base) if Path(path).is_relative_to(base) else path for path in paths)
@@ -68,7 +68,8 @@ def _place(recipe: Recipe) -> str:
 
 
 def _by_hand(script: str, recipe: Recipe, plan: Plan) -> str:
-    """What starts somebody else's script under the plan's files: ``ds_config.trainer.json`` takes its arguments."""
+    """The command that starts another trainer's script with the plan's files. ``ds_config.trainer.json`` takes values
+    from the script's arguments."""
     arguments = training_arguments(plan)
     data = "--chats ../data/chats.jsonl"
     if "dpo" in script:
@@ -122,6 +123,6 @@ kit convert model run/checkpoints/exchange-step-N --out trained
 
 
 def convert_data(objective: Objective, source: str, tokenizer: str, out: str) -> str:
-    """What writes tokenised data for an objective; ``source`` is a word of the shell's, maybe a pattern."""
+    """The command that tokenises data for an objective. ``source``: a shell word, which may be a pattern."""
     rows = [] if objective == "pretrain" else ["--objective", objective]
     return f"kit convert data {source} {shlex.join(['--tokenizer', tokenizer, *rows, '--out', out])}"

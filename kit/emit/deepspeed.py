@@ -1,10 +1,10 @@
 """``ds_config.json``: what ``deepspeed.initialize(config=…)`` reads. Checked against DeepSpeed 0.19.8.
 
-Only keys that the chosen stage reads are written; everything else keeps DeepSpeed's default. DeepSpeed ignores
-an unknown top-level key silently, so a test compares the keys written here with those its source reads.
+kit writes only keys that the ZeRO stage reads; all others keep DeepSpeed's default. DeepSpeed ignores an unknown
+top-level key silently, so a test compares kit's keys with those that DeepSpeed's source reads.
 
-Not written, on purpose: ``activation_checkpointing``, which only a call of ``deepspeed.checkpointing.configure`` reads
-(runtime/activation_checkpointing/checkpointing.py) and no Hugging Face model makes: recompute is the model's own.
+kit does not write ``activation_checkpointing``. Only ``deepspeed.checkpointing.configure`` reads it
+(runtime/activation_checkpointing/checkpointing.py), and Hugging Face models have their own recompute instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "expert_parallel.enabled": "layout.ep",
     "sequence_parallel_size": "layout.cp",
 }
-"""Dotted key → recipe key that decides it. The ones never emitted would add parallelism, a precision or a schedule."""
+"""Dotted key → recipe key that decides it. Keys that kit never writes are listed too, if they would add parallelism, a
+precision or a schedule."""
 
 FLOPS_PROFILE = "flops_profile.txt"
 """File of the FLOPS profiler, in the run directory."""
@@ -64,8 +65,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     }
     config |= _precision(plan) | _parallelism(plan)
     if "tensor_parallel" in config:
-        # Read before AutoTP's groups exist, DeepSpeed takes every rank for a data-parallel one and would refuse the
-        # product (__init__.py, initialize): it multiplies the other two itself.
+        # DeepSpeed checks this key before AutoTP's groups exist. It would count every rank as data-parallel and refuse
+        # the product (__init__.py, initialize). Without the key it computes the product itself.
         del config["train_batch_size"]
     dtype = _accumulation_dtype(plan)
     config |= chosen(
@@ -79,17 +80,17 @@ def ds_config(plan: Plan) -> dict[str, Any]:
 
 
 def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
-    """Sections that ``run.logging`` asks for; they are the run's, so the engine adds them when it starts.
+    """Sections for ``run.logging``. They depend on the run, not on the plan, so the engine adds them at start.
 
-    The profiler switches ``wall_clock_breakdown`` on (config.py, _initialize_params): its step and those after it
-    synchronise the device around every phase. Monitors get the learning rate, the loss scale, and those times.
+    The profiler switches ``wall_clock_breakdown`` on (config.py, _initialize_params): from its step on, DeepSpeed
+    synchronises the device around every phase. Monitors get the learning rate, the loss scale, and these times.
     """
     sections: dict[str, Any] = {}
     step = run.logging.flops_profiler_at_step
     if step is not None:
         sections["flops_profiler"] = {
             "enabled": True,
-            # DeepSpeed counts finished steps: while our step 5 runs, its counter is 4 (engine.py, forward).
+            # DeepSpeed counts finished steps: during kit's step 5 its counter is 4 (engine.py, forward).
             "profile_step": step - 1,
             "detailed": True,
             "output_file": str(run_directory / FLOPS_PROFILE),
@@ -104,9 +105,10 @@ def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
 
 
 def _adamw(plan: Plan) -> dict[str, Any]:
-    """Decay of matrices; the engine puts one-dimensional parameters into a group of their own without decay.
+    """The optimizer section, with the weight decay of matrices; the engine puts one-dimensional parameters in a group
+    without decay.
 
-    The rate is a placeholder: the training loop sets it before every step, and no scheduler is configured.
+    The learning rate is a placeholder: the training loop sets it before every step, and no scheduler is configured.
     """
     optimizer = plan.job.optimizer
     params: dict[str, Any] = {
@@ -122,9 +124,9 @@ def _torch_adam(plan: Plan) -> bool:
     """Whether torch's AdamW runs instead of DeepSpeed's FusedAdam, or its CPU Adam under offload (engine.py,
     get_optimizer_configuration).
 
-    On a CPU both would be compiled at first use (about 35 and 50 s), for the same result. Without ZeRO in 16 bits
-    FusedAdam selects an optimizer that flattens all master weights (engine.py, _configure_fp16_optimizer);
-    torch's keeps one per parameter.
+    On a CPU, DeepSpeed would compile both at first use (about 35 and 50 s), for the same result. At stage 0 in 16 bits,
+    FusedAdam selects an optimizer that flattens all master weights (engine.py, _configure_fp16_optimizer); torch's
+    AdamW keeps one master weight per parameter.
     """
     return plan.cluster.gpu.device == "cpu" or (plan.job.precision != "fp32" and plan.layout.zero_stage == 0)
 
@@ -132,12 +134,12 @@ def _torch_adam(plan: Plan) -> bool:
 def _precision(plan: Plan) -> dict[str, Any]:
     """16-bit weights and gradients with fp32 master weights and moments, or autocast over fp32 weights.
 
-    bf16: ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
-    engine reports it. Gradients are sent in 16 bits in any case, as the ZeRO paper counts them.
+    bf16: ``check_grad_overflow`` has its default, true: DeepSpeed skips a step with a non-finite gradient, and the
+    engine reports it. Gradients are reduced in 16 bits in any case, as the ZeRO paper counts them.
     """
     if plan.layout.autocast:
-        # GEMMs alone: norms, softmax and the residual stream stay fp32 (torch_autocast.py). Gradients of
-        # these matrices are sent in bf16, others in fp32.
+        # Only GEMMs run in bf16: norms, softmax and the residual stream stay fp32 (torch_autocast.py). Gradients of
+        # matrices are reduced in bf16, other gradients in fp32.
         return {
             "torch_autocast": {
                 "enabled": True,
@@ -155,8 +157,8 @@ def _precision(plan: Plan) -> dict[str, Any]:
 def _loss_scaling(plan: Plan) -> dict[str, Any]:
     """Dynamic: start at 2^16, double after a window of clean steps, halve on overflow (fp16/loss_scaler.py).
 
-    A run of a few hundred steps never sees DeepSpeed's window of 1,000: a fiftieth of the run, from 50 to 1,000. One
-    overflow is forgiven (hysteresis 2), since single bad batches do not mean that the scale is wrong.
+    The window is a fiftieth of the run, from 50 to 1,000 steps; DeepSpeed's default of 1,000 is too long for a run of a
+    few hundred steps. One overflow does not change the scale (hysteresis 2), because it may come from one bad batch.
     """
     steps = plan.job.total_tokens // (plan.job.global_batch_size * plan.job.seq_length)
     return {
@@ -174,7 +176,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
     layout = plan.layout
     auto_tp = layout.tp > 1 and layout.implementation == "huggingface"
     return chosen(
-        # Whole logits on every rank: the loss is computed from them outside of the model.
+        # Every rank needs all logits, because the loss is computed outside of the model.
         ("tensor_parallel", auto_tp, {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}),
         ("sequence_parallel_size", layout.cp > 1, layout.cp),
         # With sequence parallelism DeepSpeed reduces in fp32 by default (engine.py, _configure_distributed_model).
@@ -183,7 +185,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
 
 
 def _zero_section(plan: Plan) -> dict[str, Any]:
-    """What the stage reads, and nothing else."""
+    """The ``zero_optimization`` section, with only the keys that the stage reads."""
     layout, stage = plan.layout, plan.layout.zero_stage
     if stage == 0:
         return {"stage": 0}
@@ -206,12 +208,13 @@ def _zero_section(plan: Plan) -> dict[str, Any]:
 
 
 def _accumulation_dtype(plan: Plan) -> str | None:
-    """The dtype in which gradients are summed over micro batches, where DeepSpeed's own choice is not it.
+    """dtype of the gradient sum over micro batches; None for DeepSpeed's default, the model's dtype (engine.py,
+    get_data_types).
 
-    Its choice is the model's dtype (engine.py, get_data_types): 16-bit sums lose a micro batch's share once the sum is
-    256 times larger, fp16 ones overflow. With more than one micro batch they are summed in fp32: 4 bytes per parameter
-    instead of 2, spread over ranks in stages 2 and 3; in stage 1 (BF16_Optimizer) whole on each rank, beside the bf16
-    gradients. Stage 0 has no such choice: DeepSpeed refuses it (engine.py, _do_optimizer_sanity_check).
+    A bf16 sum loses a micro batch's gradient once the sum is 256 times larger, and an fp16 sum overflows. So kit sums
+    several micro batches in fp32: 4 bytes per parameter instead of 2. Stages 2 and 3 shard the sum. Stage 1
+    (BF16_Optimizer) keeps it unsharded on each rank, in addition to the bf16 gradients. At stage 0 DeepSpeed refuses
+    this key (engine.py, _do_optimizer_sanity_check).
     """
     layout = plan.layout
     sixteen_bit = plan.job.precision != "fp32" and not layout.autocast
@@ -221,10 +224,10 @@ def _accumulation_dtype(plan: Plan) -> str | None:
 def _stage3(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     layout = plan.layout
     zero: dict[str, Any] = {
-        # The next weights are on their way while these are multiplied.
+        # Prefetch the next weights during the GEMMs of the current ones.
         "stage3_prefetch_bucket_size": sizes["stage3_prefetch_bucket_size"],
         "stage3_param_persistence_threshold": sizes["stage3_param_persistence_threshold"],
-        # What may stay gathered, so that backward finds the last layers of forward still there.
+        # Most weights that stay gathered, so that backward can reuse the last layers of forward.
         "stage3_max_live_parameters": sizes["stage3_max_live_parameters"],
         "stage3_max_reuse_distance": sizes["stage3_max_live_parameters"],
         # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
@@ -234,10 +237,10 @@ def _stage3(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
         ("zero_hpz_partition_size", layout.zero_hpz > 1, layout.zero_hpz),
         ("zero_quantized_weights", layout.zero_quantized_weights, True),
         ("zero_quantized_gradients", layout.zero_quantized_gradients, True),
-        # What is stepped, read and written at a time, and what the pinned buffers hold.
+        # Parameters that are stepped, read and written at a time; also the size of the pinned buffers.
         ("sub_group_size", "sub_group_size" in sizes, sizes.get("sub_group_size")),
-        # A gathered weight keeps its swap buffer until it is released, and all that is used again within this distance
-        # stays: with DeepSpeed's default, 1e9, the first forward pass ends with "Not enough buffers".
+        # A gathered weight keeps its swap buffer until its release, and DeepSpeed does not release weights that are
+        # used again within this distance. With the default, 1e9, the first forward fails with "Not enough buffers".
         ("stage3_max_reuse_distance", layout.offload_param == "nvme", 0),
     )
 
@@ -246,7 +249,7 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Offload sections. The directory on NVMe belongs to the run, not to the plan: the engine adds it
     (run.nvme_path)."""
     layout = plan.layout
-    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
+    # A GPU's copy engines need pinned memory; CPU processes do not.
     pin_memory = plan.cluster.gpu.device == "cuda"
     optimizer: dict[str, Any] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
     optimizer |= chosen(("buffer_count", layout.offload_optimizer == "nvme", sizes.get("optimizer_buffer_count")))
@@ -255,7 +258,7 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     param |= chosen(
         ("buffer_count", to_nvme, sizes.get("param_buffer_count")),
         ("buffer_size", to_nvme, sizes.get("param_buffer_size")),
-        # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
+        # Parameters that may stay in host memory instead of NVMe; DeepSpeed's default, 1e9, keeps most models there.
         ("max_in_cpu", to_nvme, 0),
     )
     return chosen(
@@ -265,11 +268,8 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _aio_section(plan: Plan) -> dict[str, Any]:
-    """How the asynchronous I/O library reads and writes.
-
-    Requests of 1 MiB, handed over in batches and reaped as they complete; as many in flight as the disks need, by as
-    many threads as keep them busy (``kit.cost.memory.deepspeed_sizes``). CPU rehearsals share two cores.
-    """
+    """Settings of DeepSpeed's asynchronous I/O: requests of 1 MiB, submitted in batches, with the queue depth and the
+    threads that keep the disks busy (``kit.cost.memory.deepspeed_sizes``)."""
     return {
         "block_size": deepspeed_sizes.NVME_BLOCK_BYTES,
         "queue_depth": deepspeed_sizes.nvme_queue_depth(plan.cluster),

@@ -96,11 +96,11 @@ RATIONALE: Mapping[str, str] = {
     "aio.single_submit": "submit requests in batches",
     "aio.overlap_events": "finished requests are collected while others are submitted",
 }
-"""Dotted key → why it has its value. A test holds it to the keys that are emitted, in both directions."""
+"""Dotted key → why it has its value. A test checks that it has exactly the keys that kit emits."""
 
 
 def ds_config_page(plan: Plan) -> str:
-    """Markdown with a row for each key, and the arguments that the Hugging Face Trainer needs beside
+    """Markdown with a row for each key, and the arguments that the Hugging Face Trainer needs together with
     ``ds_config.trainer.json``."""
     lines = [
         "# ds_config.json, key by key",

@@ -1,7 +1,8 @@
-"""Environment of the processes, each variable with its reason: bash lines for scripts, ``.deepspeed_env`` for the
+"""Environment variables of the processes, each with its reason: bash lines for scripts, ``.deepspeed_env`` for the
 ``deepspeed`` launcher.
 
-It hands on to other nodes only variables that begin with NCCL, PYTHON, UCX, MV2 or MLFLOW (launcher/runner.py, 0.19.8).
+Without that file the launcher passes on only variables that begin with NCCL, PYTHON, UCX, MV2 or MLFLOW
+(launcher/runner.py, 0.19.8).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kit.planner.plan import Plan
 from kit.specs.catalog.rows import rows
 
 FLIGHT_RECORDS = "flight"
-"""Folder in the run directory where ranks leave what they knew of their collectives when one timed out."""
+"""Folder in the run directory to which ranks dump torch's flight records when a collective times out."""
 PASSED_ON = ("GLOO_SOCKET_IFNAME", "HF_HOME", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "PATH", "TORCH_EXTENSIONS_DIR")
 """A caller's own variables that other nodes need as well, if they are set."""
 
@@ -26,10 +27,10 @@ class Variable:
 
     name: str
     value: str | None
-    """Null: ``launch.sh`` finds it at start."""
+    """None: ``launch.sh`` finds the value at start."""
     why: str
     if_file: bool = False
-    """Set only where the file that it names exists."""
+    """Whether the variable is set only if the file in its value exists."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Fabric:
     title: str
     nodes: tuple[str, ...]
     profile: str | None
-    """A script of the host's own, read where it exists."""
+    """A script on the host, sourced if it exists."""
     variables: tuple[Variable, ...]
     notes: str
     source: str
@@ -52,7 +53,7 @@ def fabrics() -> tuple[Fabric, ...]:
 
 
 def fabric_of(plan: Plan) -> Fabric | None:
-    """Fabric of the plan's node type; None where the catalog does not say: an integrator's or a user's own cluster."""
+    """Fabric of the plan's node type; None if unknown, as for a user's own cluster."""
     name = "cpu-host" if plan.cluster.gpu.device == "cpu" else plan.cluster.name
     return next((fabric for fabric in fabrics() if name in fabric.nodes), None)
 
@@ -64,11 +65,11 @@ def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
 
 
 def _variables(plan: Plan) -> tuple[Variable, ...]:
-    """What every process of the plan reads, in order; the fabric's apart."""
+    """Variables of every process, in order, without the fabric's."""
     layout, on_gpus, several = plan.layout, plan.cluster.gpu.device == "cuda", plan.layout.world_size > 1
     rows = (
-        # torch 2.13: one store serves all attempts (distributed/elastic/rendezvous/dynamic_rendezvous.py), and
-        # distributed/rendezvous.py no longer tells them apart in it.
+        # torch 2.13: all attempts share one store (distributed/elastic/rendezvous/dynamic_rendezvous.py), and
+        # distributed/rendezvous.py no longer separates their keys.
         (
             several,
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -106,7 +107,7 @@ def _variables(plan: Plan) -> tuple[Variable, ...]:
 
 
 def assignments(plan: Plan) -> list[str]:
-    """Bash lines, each variable below its reason; what the caller has set stays."""
+    """Bash lines that set each variable, below its reason. The caller's own values are kept."""
     fabric = _fabric(plan)
     lines = [line for variable in _variables(plan) for line in _assignment(variable)]
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
@@ -132,7 +133,7 @@ def assignments(plan: Plan) -> list[str]:
 
 
 def interface_lines(plan: Plan) -> list[str]:
-    """Bash lines that find the interface to the other nodes; they come where MASTER_ADDR is known."""
+    """Bash lines that find the network interface to the other nodes. MASTER_ADDR must be set before them."""
     fabric = _fabric(plan)
     late = [v for v in fabric.variables if v.value is None] if fabric else []
     lines = [
@@ -154,13 +155,13 @@ def interface_lines(plan: Plan) -> list[str]:
 
 
 def deepspeed_env(plan: Plan) -> str:
-    """``.deepspeed_env``: NAME=value lines, and nothing else: its reader stops at blank lines and exports comments."""
+    """Text of ``.deepspeed_env``: only NAME=value lines, since DeepSpeed fails at blank lines and exports comments."""
     chosen = (v for v in _all_variables(plan) if v.value is not None and not v.if_file)
     return "".join(f"{v.name}={v.value}\n" for v in chosen)
 
 
 def names(plan: Plan) -> list[str]:
-    """Variables that a launcher has to carry to the other nodes."""
+    """Names of the variables that a launcher must pass to the other nodes."""
     own = [v.name for v in _all_variables(plan)]
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
         own.append("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

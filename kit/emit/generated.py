@@ -1,5 +1,5 @@
-"""``ds_configs/`` and ``launch/``: the files of every shipped recipe, committed so that they can be read and copied;
-and plain DeepSpeed configurations for the Hugging Face Trainer, one a way to shard.
+"""``ds_configs/`` and ``launch/``: committed copies of every shipped recipe's files, and one DeepSpeed configuration
+for the Hugging Face Trainer per kind of sharding.
 
 ``kit emit --check`` compares them with the recipes, byte for byte."""
 
@@ -24,12 +24,12 @@ from kit.specs.recipe import load_recipe
 from kit.specs.shipped import recipe_names, recipe_path
 
 NVME_PATH = "/mnt/nvme"
-"""Stands for a folder on every node's own disk."""
+"""Placeholder for a folder on every node's own disk."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A way to shard, and the plan that stands for it."""
+    """A kind of sharding, and a plan that has it."""
 
     name: str
     when: str
@@ -39,9 +39,9 @@ class Template:
     seq_length: int = 4096
 
     def text(self) -> str:
-        """JSON, for the Trainer where it can run it, with numbers otherwise."""
+        """JSON: for the Trainer if it can run the plan, otherwise with the plan's numbers."""
         job = JobSpec(seq_length=self.seq_length, global_batch_size=128, total_tokens=10**9)
-        # The Trainer's model: left to itself the planner may split a faster one, of Megatron's layers.
+        # The Trainer needs Hugging Face layers; without these pins the planner may choose Megatron's layers.
         model: dict[str, Any] = {"implementation": "huggingface", "tp": 1}
         pins = Pins(engine="deepspeed", **model, **self.pins)
         plan = make_plan(load_model(self.model), parse_cluster(self.cluster), job, pins)
@@ -122,7 +122,7 @@ def shipped_files() -> dict[str, str]:
 
 
 def check(root: Path) -> list[str]:
-    """What differs in a checkout, one line each; empty where every file is as its recipe says."""
+    """Differences between a checkout's files and its recipes, one per line; empty if there are none."""
     return [
         f"{name} follows from no recipe"
         if text is None
@@ -134,7 +134,7 @@ def check(root: Path) -> list[str]:
 
 
 def write_shipped(root: Path) -> list[str]:
-    """Write them all, and remove what follows from no recipe. Returns the names that changed."""
+    """Writes all files, and removes files without a recipe. Returns the names of changed files."""
     changes = _changes(root)
     for name, text in changes.items():
         path = root / name
@@ -148,7 +148,7 @@ def write_shipped(root: Path) -> list[str]:
 
 
 def _changes(root: Path) -> dict[str, str | None]:
-    """Name → text that is to be written, or None for a file that follows from no recipe."""
+    """Name → text to write, or None for a file without a recipe."""
     files = (path for folder in ("ds_configs", "launch") for path in (root / folder).rglob("*") if path.is_file())
     present = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
     wanted = shipped_files()
@@ -157,7 +157,7 @@ def _changes(root: Path) -> dict[str, str | None]:
 
 
 def shipped_plan(name: str) -> Plan | None:
-    """Today's plan of a recipe that comes with kit; None where none fits or is legal."""
+    """The plan of a shipped recipe; None if no layout is legal or fits."""
     recipe = load_recipe(recipe_path(name))
     try:
         return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)

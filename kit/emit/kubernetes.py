@@ -1,6 +1,6 @@
 """``k8s.jobset.yaml`` and ``k8s.trainjob.yaml``: the run on Kubernetes, as a JobSet (jobset.x-k8s.io/v1alpha2) and as
-Kubeflow Trainer's TrainJob (trainer.kubeflow.org/v1alpha1). Two values are the user's: the image, and the claim of the
-volume that holds this run directory. Changes of both by hand are honoured.
+Kubeflow Trainer's TrainJob (trainer.kubeflow.org/v1alpha1). The user fills in two values, the image and the claim of
+the volume with this run directory; kit honours both edits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST_NAME = 40
 """Characters of a name. A DNS label has 63, and JobSet appends the job's name and two indices."""
 _PORT = "29500"
 _GPU_RESOURCES = {"cdna2": "amd.com/gpu", "cdna3": "amd.com/gpu", "cdna4": "amd.com/gpu"}
-"""GPU generation → resource of its device plugin, where it is not NVIDIA's."""
+"""GPU generation → resource name of its device plugin, if it is not NVIDIA's."""
 _NODE = "node"
 """Name of the replicated job; Kubeflow's torch runtime has a job and a container of this name too."""
 _HEADER = f"""\
@@ -40,7 +40,7 @@ def dns_name(plan: Plan) -> str:
 
 
 def jobset(plan: Plan) -> str:
-    """One pod a node; the first is found by the name that JobSet's headless service gives it."""
+    """YAML of a JobSet with one pod per node. Pods find the first one by its name in JobSet's headless service."""
     name = dns_name(plan)
     environment = {"MASTER_ADDR": f"{name}-{_NODE}-0-0.{name}", "MASTER_PORT": _PORT}
     container = {
@@ -81,8 +81,8 @@ def jobset(plan: Plan) -> str:
 
 
 def trainjob(plan: Plan) -> str:
-    """The run for Kubeflow's runtime ``torch-distributed``, which tells each node its rank in PET_* variables.
-    torchrun would read them beside its own arguments, so the command unsets them."""
+    """YAML of a TrainJob for Kubeflow's runtime ``torch-distributed``, which gives each node its rank in PET_*
+    variables. The command unsets these, because torchrun would read them in addition to its arguments."""
     ranks = 'NODE_RANK="$PET_NODE_RANK" MASTER_ADDR="$PET_MASTER_ADDR" MASTER_PORT="$PET_MASTER_PORT"; '
     pod = _pod(plan, {"name": _NODE, "volumeMounts": _MOUNTS})
     jobs = [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]
@@ -112,12 +112,12 @@ def trainjob(plan: Plan) -> str:
 
 
 def _command(before: str) -> list[str]:
-    """Launchers must not die of the signal that asks ranks to save: they ignore it, and ranks handle it."""
+    """The command of a container. Launchers ignore the signal that asks ranks to save; ranks handle it."""
     return ["bash", "-c", f"trap '' USR1; {before}exec ./launch.sh --resume auto"]
 
 
 _SAVE = ["bash", "-c", "kill -USR1 -- -1; while kill -0 1; do sleep 1; done"]
-"""Before a pod is stopped every process in it is asked to save, and process 1 is waited for."""
+"""Before a pod stops: asks every process in it to save, and waits for process 1."""
 _MOUNTS = [{"name": "run", "mountPath": MOUNTED_AT}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
 _VOLUMES: list[dict[str, Any]] = [
     {"name": "run", "persistentVolumeClaim": {"claimName": "REPLACE-ME"}},
@@ -127,7 +127,7 @@ _VOLUMES: list[dict[str, Any]] = [
 
 
 def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
-    """What both kinds of jobs say of a pod."""
+    """The pod specification, which both kinds of jobs share."""
     selector = _selector(plan)
     return {
         "terminationGracePeriodSeconds": notice_s(plan),

@@ -1,5 +1,5 @@
-"""Scripts that start a plan's processes: ``launch.sh`` and ``launch_elastic.sh`` those of one node, ``launch_hosts.sh``
-with ``hostfile`` every node from one of them, ``rank.py`` one rank for a launcher that numbers ranks in its own way."""
+"""Scripts that start a plan's processes. ``launch.sh`` and ``launch_elastic.sh`` start one node; ``launch_hosts.sh``
+starts all nodes of ``hostfile``; ``rank.py`` starts one rank under a launcher with its own rank variables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _launch_script(plan: Plan) -> str:
 
 
 def _nsight(plan: Plan) -> list[str]:
-    """How Nsight Systems is put around it; the worker hands it the steps of ``--profile`` as its capture range."""
+    """Lines that wrap the command in Nsight Systems. The worker's ``--profile`` steps are its capture range."""
     if plan.cluster.gpu.device != "cuda":
         return []
     options = "--trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop"
@@ -68,7 +68,7 @@ def _elastic_script(plan: Plan) -> str:
 
 
 def nodes(plan: Plan) -> list[str]:
-    """Lines that ask for what differs between nodes; none on a single one."""
+    """Lines that require the variables that differ between nodes; none for a single node."""
     if plan.cluster.num_nodes == 1:
         return []
     return [
@@ -82,8 +82,8 @@ def nodes(plan: Plan) -> list[str]:
 def _launcher(plan: Plan) -> list[str]:
     """Arguments between the interpreter and the worker's module; only constants and quoted variables.
 
-    Megatron and plain torch go by torchrun: accelerate's Megatron plugin imports modules that megatron-core does not
-    have, and a plain launch needs no config.
+    torchrun starts Megatron and plain torch: accelerate's Megatron plugin imports modules that megatron-core does not
+    have, and plain torch needs no configuration.
     """
     if runs_deepspeed(plan):
         args = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
@@ -103,7 +103,7 @@ def _launcher(plan: Plan) -> list[str]:
 
 
 def torchrun(plan: Plan) -> list[str]:
-    """Arguments between the interpreter and what every process runs; only constants and quoted variables."""
+    """torchrun's arguments, between the interpreter and the worker's module; only constants and quoted variables."""
     nodes = plan.cluster.num_nodes
     args = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(processes_per_node(plan)))]
     if nodes == 1:

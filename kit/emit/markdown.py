@@ -13,5 +13,5 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` itself where Markdown has no meaning for any of it, else a code span."""
+    """``text`` if it has no Markdown syntax; else a code span."""
     return text if re.fullmatch(r"[A-Za-z0-9]+(?:[ ./:-][A-Za-z0-9]+)*", text) else code(text)

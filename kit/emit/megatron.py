@@ -6,7 +6,7 @@
     distributed_data_parallel    DistributedDataParallelConfig
     optimizer                    OptimizerConfig; ``lr`` is the peak, the training loop sets each step's own
 
-Only what we chose is written; the rest stays megatron-core's default. Read in megatron-core 0.16.1:
+kit writes only the values that it decides; others keep megatron-core's default. Read in megatron-core 0.16.1:
 ``parallel_state.py``, ``transformer/transformer_config.py``, ``model_parallel_config.py``,
 ``models/gpt/gpt_model.py``, ``distributed/distributed_data_parallel_config.py``, ``optimizer/optimizer_config.py``.
 """
@@ -95,14 +95,14 @@ PLAN_OWNED_KEYS: dict[str, str] = {
 
 
 def applies(plan: Plan) -> bool:
-    """Whether a plan runs Megatron-core's model: always on engine=megatron, and under DeepSpeed by implementation."""
+    """Whether a plan runs Megatron-core's model: on engine=megatron, or under DeepSpeed with Megatron's layers."""
     return plan.layout.implementation != "huggingface"
 
 
 def megatron_settings(plan: Plan) -> dict[str, Any]:
-    """What ``megatron.yaml`` holds; see the module's docstring. Pure and deterministic.
+    """Content of ``megatron.yaml``; see the module's docstring. Pure and deterministic.
 
-    Under DeepSpeed the last two are its own affair, and left out.
+    Under DeepSpeed the last two sections are left out, because DeepSpeed reduces gradients and steps the optimizer.
     """
     settings = {
         "parallel_state": _parallel_state(plan.model, plan.layout),
@@ -122,8 +122,8 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _fp8(plan: Plan) -> dict[str, Any]:
-    """Recipes of Transformer Engine (transformer_config.py, fp8_recipe): Blackwell's tensor cores scale blocks of 32
-    values themselves; before it one scale a tensor, of the tensor at hand rather than of past steps (delayed)."""
+    """Transformer Engine's fp8 recipe (transformer_config.py, fp8_recipe). Blackwell's tensor cores scale blocks of 32
+    values. Older GPUs use one scale per tensor, computed from the current tensor and not from past steps (delayed)."""
     if plan.job.precision != "fp8":
         return {}
     if generation_of(plan.cluster.gpu) == "blackwell":
@@ -132,18 +132,18 @@ def _fp8(plan: Plan) -> dict[str, Any]:
 
 
 def shards_optimizer(layout: Layout) -> bool:
-    """Whether Megatron's distributed optimizer is used; alone it would have nothing to shard over."""
+    """Whether Megatron's distributed optimizer is used; it needs several data-parallel ranks."""
     return layout.zero_stage == 1 and layout.dp * layout.cp > 1
 
 
 def overlaps_gradients(layout: Layout) -> bool:
-    """Whether gradients are reduced while backward still runs: always when there is anybody to reduce with. Weights are
-    gathered right after the step (no overlap_param_gather): checkpoints and exports read them between steps."""
+    """Whether gradient reduction overlaps backward: always with several data-parallel ranks. Weights are gathered right
+    after the step (no overlap_param_gather), because checkpoints and exports read them between steps."""
     return layout.dp * layout.cp > 1
 
 
 def padded_vocab_size(model: ModelSpec, layout: Layout) -> int:
-    """Rows of the embedding: the next multiple of tp. The engine masks what is added, so no loss depends on it."""
+    """Rows of the embedding: the next multiple of tp. The engine masks the padding, so it does not change the loss."""
     return -(-model.vocab_size // layout.tp) * layout.tp
 
 
@@ -165,16 +165,16 @@ def _expert_parallel(layout: Layout) -> dict[str, Any]:
 
 
 def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict[str, Any]:
-    """Routing as transformers computes it, and what balances its experts."""
+    """Settings of the router, equal to transformers' routing, and of expert balancing."""
     kind = balancing.moe_router_load_balancing_type
-    # moe/router.py takes tokens and probabilities of this loss over all data-parallel ranks, whose gradients are then
-    # averaged once more.
+    # moe/router.py computes this loss over all data-parallel ranks, and the gradients are then averaged over them
+    # again.
     coefficient = balancing.moe_aux_loss_coeff * (layout.dp if kind == "global_aux_loss" else 1)
     settings: dict[str, Any] = {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
-        # The softmax of the chosen logits alone is the normalised softmax of all.
+        # The softmax of the chosen logits equals the renormalised softmax of all logits.
         "moe_router_pre_softmax": not model.norm_topk_prob,
         "moe_router_load_balancing_type": kind,
         "moe_router_dtype": "fp32",
@@ -227,14 +227,14 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "gated_linear_unit": model.gated_mlp,
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
-        # Norms of all heads together are split as heads are, and megatron-core would add up their gradients.
+        # A norm over the whole width is split like the heads, but megatron-core would all-reduce its gradient.
         "qk_layernorm": model.traits.qk_norm == "head",
         # Pretraining reads each token about once: no dropout, in any engine.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        # Transformer Engine adds weight gradients where they are summed; torch alone would need apex's kernel for it.
+        # Transformer Engine adds weight gradients to the gradient buffer; without it apex's kernel would be needed.
         "gradient_accumulation_fusion": layout.implementation == "transformer_engine",
-        # Gradients of the mean over all tokens of the step, whatever the layout (kit/engines/base.py).
+        # Gradients are those of the mean over all tokens of the step, for every layout (kit/engines/base.py).
         "calculate_per_token_loss": True,
         "bf16": job.precision in ("bf16", "fp8"),
         "params_dtype": dtype,
@@ -258,11 +258,11 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         ("softmax_scale", scalar is not None, (scalar or 1.0) ** -0.5),
         ("cp_comm_type", layout.cp > 1, layout.cp_comm_type),
         ("pipeline_dtype", layout.pp > 1, dtype),
-        # Frees what a stage has sent. Not with overlapped sends: gloo still reads the tensor then, and the losses
-        # are wrong without a word.
+        # Frees the outputs that a stage has sent. Not with overlapped sends: gloo still reads the tensor, and the
+        # losses would silently be wrong.
         ("deallocate_pipeline_outputs", layout.pp > 1 and layout.vp == 1, True),
-        # With the batched default, two stages interleaved compute wrong losses without a word: each pair of ranks
-        # exchanges two messages at a time, and they cross.
+        # With batched sends (the default), two interleaved stages silently compute wrong losses: each pair of ranks
+        # exchanges two messages at a time, and the messages are mixed up.
         ("virtual_pipeline_model_parallel_size", layout.vp > 1, layout.vp),
         ("overlap_p2p_comm", layout.vp > 1, True),
         ("batch_p2p_comm", layout.vp > 1, False),
@@ -310,7 +310,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
 
 
 def _dtype(job: JobSpec) -> str:
-    """Data type of parameters and activations. fp8 is a precision of GEMMs alone, so it is bf16 here."""
+    """Data type of parameters and activations: bf16 for fp8, which is a precision of GEMMs only."""
     return {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}[job.precision]
 
 

@@ -1,8 +1,8 @@
 """``ds_config.own_optimizer.json`` and ``accelerate.own_optimizer.yaml``: for scripts that make their own optimizer.
 
-Such a script (Hugging Face's ``run_*_no_trainer.py`` are some) hands ``torch.optim.AdamW`` and its scheduler to
-``Accelerator.prepare``. accelerate refuses an optimizer in the code beside one in the file, so the file has none, and
-``"auto"`` where accelerate fills in what it knows: batch sizes from the data loaders, accumulation from the
+Such a script (for example Hugging Face's ``run_*_no_trainer.py``) passes ``torch.optim.AdamW`` and its scheduler to
+``Accelerator.prepare``. accelerate refuses an optimizer both in the code and in the file, so the file has none. It has
+``"auto"`` where accelerate fills in values: batch sizes from the data loaders, gradient accumulation from the
 ``Accelerator`` (accelerator.py, _prepare_deepspeed).
 """
 
@@ -25,10 +25,10 @@ def own_optimizer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` without an optimizer. accelerate replaces an offloaded AdamW by DeepSpeedCPUAdam."""
     config = ds_config(plan) | dict.fromkeys(_FILLED, AUTO)
     del config["optimizer"]
-    # DeepSpeed refuses an optimizer that is not its own unless told so (engine.py, _do_optimizer_sanity_check).
+    # DeepSpeed refuses other optimizers without this key (engine.py, _do_optimizer_sanity_check).
     config["zero_allow_untested_optimizer"] = True
     if plan.layout.offload_optimizer != "none" and plan.cluster.gpu.device == "cpu":
-        # Torch's AdamW steps on a CPU as well; DeepSpeedCPUAdam would first be compiled for a minute.
+        # torch's AdamW runs on a CPU too; DeepSpeedCPUAdam would take a minute to compile.
         config["zero_force_ds_cpu_optimizer"] = False
     return config
 

@@ -1,8 +1,8 @@
-"""Plan → ``pretrain_gpt.sh``: the same plan as flags of Megatron-LM's own trainer, for people who run that.
+"""Plan → ``pretrain_gpt.sh``: the plan as flags of Megatron-LM's own trainer.
 
-Made from megatron.yaml's settings, key by key, so that the two cannot differ. Read in Megatron-LM at tag
-core_v0.16.1, ``megatron/training/arguments.py``; a test holds every flag against the recorded table of its parser.
-Data, schedule and checkpoints are run.yaml's: they are given as arguments of the script.
+The flags are derived from megatron.yaml's settings, key by key, so the two cannot differ. Read in Megatron-LM at tag
+core_v0.16.1, ``megatron/training/arguments.py``; a test checks every flag against the recorded table of its parser.
+Data, schedule and checkpoints are in run.yaml, so the user gives them as arguments of the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Args = list[str]
 
 
 def why_not(plan: Plan) -> str | None:
-    """Why pretrain_gpt.py of Megatron-LM cannot run a plan of Megatron-core; None where it has flags for all of it."""
+    """Why Megatron-LM's pretrain_gpt.py cannot run the plan; None if it has flags for all settings."""
     model, objective = plan.model, plan.job.objective
     if objective != "pretrain":
         return (
@@ -87,18 +87,19 @@ def pretrain_gpt_script(plan: Plan) -> str:
 
 
 def _job_arguments(plan: Plan) -> list[Args]:
-    """What megatron.yaml leaves to our own loop."""
+    """Flags for settings that are not in megatron.yaml, because kit's training loop reads them from the plan."""
     model, job, layout = plan.model, plan.job, plan.layout
     args = [
         ["--seq-length", str(job.seq_length)],
         ["--micro-batch-size", str(layout.micro_batch_size)],
         ["--global-batch-size", str(job.global_batch_size)],
         ["--lr-decay-style", "cosine"],
-        # The data are tokens already; this tokenizer counts one token more than it is told, for the end of a text.
+        # The data are tokenised already; this tokenizer adds one token to its vocabulary size, for the end of a text.
         ["--tokenizer-type", "NullTokenizer"],
         ["--vocab-size", str(model.vocab_size - 1)],
         ["--make-vocab-size-divisible-by", "1"],
-        # Its torch layers know no sequence or context parallelism; the sizes mean the same.
+        # Megatron-LM's local layers have no sequence or context parallelism; with Transformer Engine the sizes mean
+        # the same.
         ["--transformer-impl", "transformer_engine"],
         ["--ckpt-format", "torch_dist"],
     ]
@@ -117,12 +118,12 @@ def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Args]:
 
 
 def _if(flag: str, when: Any = True) -> Callable[[Any, Mapping[str, Any]], Args]:
-    """The flag alone, where the setting is ``when``."""
+    """The flag without a value, if the setting equals ``when``."""
     return lambda value, _: [flag] if value == when else []
 
 
 def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
-    """No flag: Megatron-LM does this by itself, for these values."""
+    """No flag: these values are Megatron-LM's behaviour without a flag."""
 
     def args(value: Any, _: Mapping[str, Any]) -> Args:
         assert value in expected, (value, expected)
@@ -132,7 +133,7 @@ def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
 
 
 def _covered_by_another_flag(value: Any, settings: Mapping[str, Any]) -> Args:
-    """Another key's flag sets this value as well."""
+    """No flag: the flag of another key also sets this value."""
     return []
 
 
@@ -155,8 +156,8 @@ def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Args:
 
 
 def _per_token_loss(value: Any, settings: Mapping[str, Any]) -> Args:
-    """Left out beside losses of routers, which the flag divides by the ranks that share a sequence (moe/router.py). All
-    tokens of whole documents count, so the mean over micro batches is the same."""
+    """No flag if routers have a loss, because the flag would divide that loss by the ranks that share a sequence
+    (moe/router.py). In pretraining all tokens count, so the mean over micro batches is the same."""
     config = settings["transformer_config"]
     if "moe_aux_loss_coeff" in config or "moe_z_loss_coeff" in config:
         return []
@@ -211,7 +212,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "transformer_config.expert_model_parallel_size": _value("--expert-model-parallel-size"),
     "transformer_config.expert_tensor_parallel_size": _value("--expert-tensor-parallel-size"),
     "transformer_config.window_size": lambda value, _: ["--window-size", ",".join(map(str, value))],
-    # arguments.py sets all three where stages are interleaved, and frees outputs by default.
+    # arguments.py sets all three for interleaved stages, and frees outputs by default.
     "transformer_config.deallocate_pipeline_outputs": _same((True,)),
     "transformer_config.overlap_p2p_comm": _same((True,)),
     "transformer_config.batch_p2p_comm": _same((False,)),

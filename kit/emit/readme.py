@@ -1,4 +1,4 @@
-"""``README.md`` of a run directory: which of its files starts what."""
+"""``README.md`` of a run directory: which file starts which program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACCELERATE = "accelerate launch --config_file"
 
 
 def readme(plan: Plan) -> str:
-    """Markdown: a section for each way to run the plan, and why a way is missing."""
+    """Markdown: a section for each way to run the plan, and the reasons for missing ways."""
     several = " Run it on every node with NODE_RANK and MASTER_ADDR." if plan.cluster.num_nodes > 1 else ""
     sections = [
         f"# {plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}",
@@ -34,7 +34,7 @@ def readme(plan: Plan) -> str:
 
 
 def _own_scripts(plan: Plan) -> list[str]:
-    """Scripts that know nothing of kit, by who makes the optimizer."""
+    """How to run scripts without kit's worker: those that make their own optimizer, and those that do not."""
     layout = plan.layout
     batch = f"--per_device_train_batch_size {layout.micro_batch_size}"
     batch += f" --gradient_accumulation_steps {layout.gradient_accumulation_steps}"

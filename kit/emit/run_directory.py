@@ -109,7 +109,7 @@ class RunDirectory:
                 f"{path.name}/plan.yaml was changed after it was written; every other file follows from it: "
                 "change the recipe and emit again (kit emit RECIPE --out NEW_DIR)"
             )
-        document = strict_yaml.read(path / "run.yaml")  # the user's to edit: it never changes the plan
+        document = strict_yaml.read(path / "run.yaml")  # users may edit it; it never changes the plan
         run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
         length(plan, run)  # raises where the schedule does not fit
         edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, run, hashes))
@@ -171,7 +171,7 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
 
 
 TARGETS = tuple(dict.fromkeys(file.target for file in DERIVED_FILES if file.target))
-"""What ``kit emit --target`` takes."""
+"""Values of ``kit emit --target``."""
 
 
 def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
@@ -182,11 +182,10 @@ def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
 
 
 def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
-    """Write a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files are wanted
-    too.
+    """Writes a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files to add.
 
-    Raises ``RunDirectoryError`` if the path exists, ``SpecError`` for an unknown target, or for a schedule that is
-    longer than the run or that the layout cannot take.
+    Raises ``RunDirectoryError`` if the path exists. Raises ``SpecError`` for an unknown target, a schedule that is
+    longer than the run, or a batch ramp that the layout cannot run.
     """
     if unknown := [target for target in targets if target not in TARGETS]:
         raise SpecError(f"--target {shown(unknown[0], str)}: unknown; use {' or '.join(TARGETS)}")
@@ -256,7 +255,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
 
 
 def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
-    """Differences between a file on disk and the text that plan and run give it."""
+    """Differences between a file on disk and the text that kit derives from plan and run."""
     file, name = path / derived.name, derived.name
     if not derived.applies(plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
         return []
@@ -287,7 +286,7 @@ def _parse(file: Path) -> dict[str, Any]:
 
 
 def _parse_text(text: str, name: str) -> dict[str, Any]:
-    """JSON or YAML text → a mapping; JSON is a subset of YAML, but its own parser says better what is wrong."""
+    """JSON or YAML text → a mapping. JSON is a subset of YAML, but the JSON parser has better error messages."""
     try:
         data = parse_json(text) if name.endswith(".json") else strict_yaml.parse_text(text, name).data
     except json.JSONDecodeError as error:
@@ -310,7 +309,7 @@ def _sha256(file: Path) -> str:
 
 
 def _portable(path: str, run_directory: Path) -> str:
-    """How a path is written into run.yaml: relative where that stays below the user's home, and never with its name."""
+    """A path as run.yaml has it: relative if that stays below the user's home, and never with the home's name."""
     relative = os.path.relpath(path, run_directory)
     home = Path.home().resolve()
     if not Path(path).is_relative_to(home) or run_directory.is_relative_to(home):

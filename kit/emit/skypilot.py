@@ -1,5 +1,5 @@
-"""``sky.yaml``: the run as a SkyPilot task, for ``sky jobs launch sky.yaml`` from inside the run directory. A preempted
-job is started again elsewhere, and resumes from the newest checkpoint in its bucket."""
+"""``sky.yaml``: the run as a SkyPilot task, for ``sky jobs launch sky.yaml`` in the run directory. SkyPilot restarts a
+preempted job elsewhere, and the job resumes from the newest checkpoint in its bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {"A100-40": "A100", "V100-16": "V100"}
 
 
 def accelerator(gpu: str) -> str:
-    """A GPU of the catalog as SkyPilot writes it: ``A100-80`` → ``A100-80GB``."""
+    """SkyPilot's name of a catalog GPU: ``A100-80`` → ``A100-80GB``."""
     return _NAMES.get(gpu, re.sub(r"^([A-Z]+\d+)-(\d+)$", r"\1-\2GB", gpu))
 
 
@@ -38,7 +38,7 @@ def task(plan: Plan) -> str:
                 "job_recovery": {"max_restarts_on_errors": 3},
                 **({"network_tier": "best"} if cluster.num_nodes > 1 else {}),
             },
-            # A cached mount: checkpoints are renamed when they are complete, which plain bucket mounts cannot do.
+            # A cached mount, because kit renames complete checkpoints, which plain bucket mounts do not support.
             "file_mounts": {MOUNTED_AT: {"name": "REPLACE-ME", "source": ".", "mode": "MOUNT_CACHED"}},
             "setup": "pip install kit",
             "run": f"cd {MOUNTED_AT}\n{ranks} exec bash launch.sh --resume auto\n",

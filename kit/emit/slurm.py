@@ -1,4 +1,4 @@
-"""``slurm.sbatch``: one task a node, each running ``launch.sh``; stopped before its time it saves and queues again."""
+"""``slurm.sbatch``: one task per node, which runs ``launch.sh``. Before the time limit the job saves and requeues."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 
 MARGIN = 1.25
-"""Time asked for over the time predicted; a run that the limit cuts resumes from its last checkpoint."""
+"""Requested time over predicted time. A run that reaches the limit resumes from its last checkpoint."""
 LONGEST_HOURS = 24.0
-"""No more than this is asked for at once: most sites allow no longer, and a longer run is resumed anyway."""
+"""Most hours requested per job, because most sites allow no more. A longer run requeues and resumes."""
 LEAST_NOTICE_S = 300
 """Seconds between the signal and the limit: enough to end a step and write a checkpoint to slow storage."""
 STEPS_OF_NOTICE = 3
-"""A step that has begun ends first; long steps need more notice."""
+"""Notice in steps: the current step ends before the save, so long steps need more notice."""
 
 
 def applies(plan: Plan) -> bool:
-    """Machines with GPUs, and several nodes of any kind."""
+    """Whether the plan gets a batch script: it has GPUs or several nodes."""
     return plan.cluster.gpu.device == "cuda" or plan.cluster.num_nodes > 1
 
 

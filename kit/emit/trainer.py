@@ -1,9 +1,9 @@
 """``ds_config.trainer.json``: the same configuration for the Hugging Face Trainer, which fills in ``"auto"``.
 
-The Trainer compares what it knows (batch, rate, Adam's numbers, clipping, precision) with the file and refuses a
-difference (transformers/integrations/deepspeed.py, trainer_config_process). Those keys are left to it, and
-``training_arguments`` makes it fill in the plan's numbers. Sizes stay numbers: for the bucket and the prefetch it would
-take h² and 0.9·h², less than a matrix of the MLP, and it never fills in allgather_bucket_size.
+The Trainer compares its arguments (batch, learning rate, Adam's values, clipping, precision) with the file and refuses
+differences (transformers/integrations/deepspeed.py, trainer_config_process). So these keys are ``"auto"``, and
+``training_arguments`` has the arguments that give the plan's values. Buffer sizes stay numbers: for bucket and prefetch
+the Trainer would use h² and 0.9·h², less than a matrix of the MLP, and it never fills in allgather_bucket_size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AUTO = "auto"
 
 
 def for_trainer(plan: Plan) -> bool:
-    """Whether the Trainer can run the plan: it takes every rank for a data-parallel one, and no Megatron layers."""
+    """Whether the Trainer can run the plan: all ranks must be data-parallel, with Hugging Face layers."""
     layout = plan.layout
     return runs_deepspeed(plan) and layout.tp == layout.cp == 1 and layout.implementation == "huggingface"
 
@@ -45,7 +45,7 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
-    """Arguments of ``TrainingArguments`` that the plan decides, for ``"auto"`` to become its numbers."""
+    """Arguments of ``TrainingArguments`` with which ``"auto"`` becomes the plan's values."""
     layout, job = plan.layout, plan.job
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": layout.micro_batch_size,

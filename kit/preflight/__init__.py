@@ -1,4 +1,4 @@
-"""What can be known before a process starts. No module here imports torch at the top.
+"""Checks before a process starts. No module here imports torch at the top.
 
     run_checks      ``kit train`` asks on the node where it starts: packages, GPUs, model, data, disk, NVMe, host
                     memory, and the checkpoint to resume from. It stops with every problem at once.

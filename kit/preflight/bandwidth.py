@@ -1,7 +1,7 @@
-"""Measured speeds beside what a plan assumed, and what the difference does to **this** plan's step.
+"""Compares measured speeds with the plan's assumptions, by their effect on **this** plan's step time.
 
-The result is the cost model's: the same layout predicted again with the measured link, so that a slow link which the
-layout hardly uses is no failure, and one that it lives on is.
+The cost model predicts the same layout again with the measured link. So a slow link fails only if the layout depends on
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ fails."""
 
 
 def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[CheckResult]:
-    """Disks of every host, then collectives over all of them."""
+    """Measures the disks of every host, then collectives over all hosts."""
     plan = rundir.plan if rundir else None
     places = [Place(host) for host in hosts] or [Place(HERE)]
     found: list[CheckResult] = []
@@ -46,7 +46,7 @@ def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> lis
 
 
 def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[str, float]:
-    """GB/s by name. Raises ``OSError`` with what the first failing rank said."""
+    """GB/s by name. Raises ``OSError`` with the message of the first failing rank."""
     per_node = 2 if plan is None else max(1, plan.layout.world_size // plan.cluster.num_nodes)
     device = "cpu" if plan is None else plan.cluster.gpu.device
     world = per_node * len(places)
@@ -115,7 +115,7 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
 def _judged_link(
     speeds: Mapping[str, float], plan: Plan | None, check: str, where: str, field: str, efficiency: float
 ) -> CheckResult:
-    """Speeds whose names end with ``where``, against ``field`` of the plan's cluster times ``efficiency``."""
+    """Compares speeds whose names end with ``where`` with ``field`` of the plan's cluster times ``efficiency``."""
     measured = {name: value for name, value in speeds.items() if name.endswith(where)}
     if not measured:
         return skipped(check, f"one rank {where} nodes: nothing to measure")
@@ -129,7 +129,7 @@ def _judged_link(
 
 
 def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
-    """NVMe against what the plan's swapping needs; a disk for checkpoints is only told."""
+    """Measures the NVMe disk that the plan's offload uses; the speed of a checkpoint disk is only reported."""
     plan = rundir.plan
     swaps = plan.layout.uses_nvme
     path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
@@ -147,7 +147,7 @@ def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
 
 
 def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
-    """GB/s written and read, against what swapping to NVMe was planned with; without swapping they are only told."""
+    """Compares GB/s written and read with the plan's NVMe speed; without NVMe offload only reports the speeds."""
     said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
     if not plan.layout.uses_nvme:
         return ok("disk-speed", said, host)
@@ -157,7 +157,7 @@ def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResul
 
 
 def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str = HERE) -> CheckResult:
-    """What the measured speed makes of the predicted step."""
+    """Result by the predicted step time with the measured speed (the cluster ``changed``)."""
     before = predict(plan.workload).step_time_s
     after = predict(Workload(plan.model, changed, plan.job, plan.layout)).step_time_s
     ratio = after / before
@@ -169,7 +169,7 @@ def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str
 
 
 def _interface(place: Place, first: str) -> str | None:
-    """The interface of a host that leads to the others: gloo would take what its own name stands for."""
+    """The host's network interface to the other hosts. By default gloo uses the interface of the host's own name."""
     script = (
         "import socket, subprocess, sys\n"
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"

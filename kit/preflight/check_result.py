@@ -1,4 +1,4 @@
-"""What a check found, and how it is printed. Checks of a run directory, of a machine and of several all give this."""
+"""``CheckResult``, the result of every check of run directories and hosts, and how it is printed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CheckResult:
     state: State
     hosts: tuple[str, ...]
     said: str
-    """What was found, with its values."""
+    """The finding, with its values."""
     fix: str = ""
-    """What to do; empty where nothing is wrong."""
+    """What to do; empty if nothing is wrong."""
 
 
 def ok(check: str, said: str, host: str = HERE) -> CheckResult:
@@ -43,19 +43,19 @@ def failure(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
 
 
 def skipped(check: str, said: str, host: str = HERE) -> CheckResult:
-    """There is nothing to look at; ``said`` says what is missing."""
+    """The check could not run; ``said`` says what is missing."""
     return CheckResult(check, "skipped", (host,), said)
 
 
 def judge(check: str, good: str, *rules: tuple[bool, Callable[[str, str, str], CheckResult], str, str]) -> CheckResult:
-    """The result of the first broken rule; ok with ``good`` where none is broken.
+    """The result of the first broken rule; ok with ``good`` if none is broken.
 
-    ``rules``: (whether it is broken, ``failure`` or ``warning``, what was found, the fix)."""
+    ``rules``: (whether it is broken, ``failure`` or ``warning``, the finding, the fix)."""
     return next((make(check, said, fix) for broken, make, said, fix in rules if broken), ok(check, good))
 
 
 def require(*results: CheckResult | None) -> None:
-    """Raises ``RunDirectoryError`` with every failure and its fix, one a line."""
+    """Raises ``RunDirectoryError`` with every failure and its fix, one per line."""
     failed = ["; ".join(filter(None, (each.said, each.fix))) for each in results if each and each.state == "failure"]
     if failed:
         raise RunDirectoryError("\n".join(failed))
@@ -71,7 +71,7 @@ def merged(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def table(results: Sequence[CheckResult], seconds: float) -> str:
-    """Table for people: what is wrong comes first, with what to do."""
+    """A text table: failures and warnings first, with their fixes."""
     lines = []
     for result in results:
         hosts = ", ".join(result.hosts) if len(result.hosts) <= 4 else f"{len(result.hosts)} hosts"

@@ -1,6 +1,7 @@
 """Facts of one machine, gathered on it: ``python -m kit.preflight.facts REQUEST`` prints them as JSON.
 
-Reads; judges nothing. Imports no torch: versions come from package metadata, torch's CUDA version from its version.py.
+It only reads facts; ``host_checks`` and ``hosts`` check them. Imports no torch: versions come from package metadata,
+torch's CUDA version from its version.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _GPUS_LIMIT_S = 10
 
 
 def _number(text: str) -> float | None:
-    """Number in a field; None where the driver lacks the field: "[N/A]", "[Not Supported]"."""
+    """The number in a field; None if the driver does not report it: "[N/A]", "[Not Supported]"."""
     try:
         return float(text)
     except ValueError:
@@ -54,17 +55,17 @@ _GPU_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "temperature_c": ("temperature.gpu", _number),
     "retired_pages_pending": ("retired_pages.pending", _is("Yes")),
     "persistence": ("persistence_mode", _is("Enabled")),
-    # The clock that somebody has set (nvidia-smi -ac), and the one that the GPU was made with.
+    # The application clock (nvidia-smi -ac), and its default.
     "set_mhz": ("clocks.applications.graphics", _number),
     "default_mhz": ("clocks.default_applications.graphics", _number),
     "power_limit_w": ("power.limit", _number),
     "default_power_limit_w": ("power.default_limit", _number),
 }
-"""Our name → the field of ``nvidia-smi --help-query-gpu``, and how its text is read."""
+"""kit's name → (field of ``nvidia-smi --help-query-gpu``, parser of its text)."""
 
 
 def _query_gpus() -> str | None:
-    """Output of nvidia-smi; None where there is none. Raises OSError, or TimeoutExpired where a sick driver hangs."""
+    """Output of nvidia-smi; None if it is not installed. Raises OSError, or TimeoutExpired if the driver hangs."""
     fields = ",".join(field for field, _ in _GPU_FIELDS.values())
     return nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", limit_s=_GPUS_LIMIT_S)
 
@@ -92,12 +93,12 @@ Facts = dict[str, Any]
 
 
 def gather(request: dict[str, Any]) -> Facts:
-    """Everything about this machine. ``request``: ``paths`` to compare, ``writable`` directories, ``names`` to resolve,
-    ``ports`` to bind. A fact that cannot be had is ``{"error": why}`` in its place."""
+    """All facts of this machine. ``request``: ``paths`` to compare, ``writable`` directories, ``names`` to resolve,
+    ``ports`` to bind. A fact that cannot be read is ``{"error": why}``."""
     facts: dict[str, Callable[[], Any]] = {
         "hostname": socket.gethostname,
         "addresses_of_own_name": lambda: _resolve(socket.gethostname()),
-        # Those of this machine's interfaces, without loopback.
+        # Addresses of this machine's interfaces, without loopback.
         "addresses": lambda: _output("hostname", "-I").split(),
         "names": lambda: {name: _resolve(name) for name in request.get("names", [])},
         "python": platform.python_version,
@@ -125,7 +126,8 @@ def gather(request: dict[str, Any]) -> Facts:
 
 
 def digest(path: Path) -> str | None:
-    """Size and hash of a file (its ends, where it is large), or of all files of a directory; None where nothing is."""
+    """Size and hash of a file (of a large file: of its two ends), or of all files of a directory; None if the path does
+    not exist."""
     if path.is_dir():
         parts = [f"{file.name}:{digest(file)}" for file in sorted(path.iterdir()) if file.is_file()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -149,7 +151,7 @@ def _or_error(read: Callable[[], Any]) -> Any:
 
 
 def installed_version(name: str) -> str | None:
-    """Version of a distribution; None where it is not installed."""
+    """Version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -174,8 +176,7 @@ def _torch_cuda() -> str | None:
 
 
 def _tool(name: str) -> str | None:
-    """Version of a program, its path where only that is asked, or None if it is not installed. Looks in the venv
-    too."""
+    """Version of a program (its path if no version is wanted); None if it is not installed. Searches the venv too."""
     path = shutil.which(
         name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/cuda/bin"
     )
@@ -197,7 +198,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _writable(path: Path) -> dict[str, Any]:
-    """Whether files can be made there, and how much room there is."""
+    """Whether files can be written to a directory, and its free space."""
     try:
         return {"free_bytes": free_bytes(path)}
     except OSError as error:
@@ -205,10 +206,10 @@ def _writable(path: Path) -> dict[str, Any]:
 
 
 def free_bytes(directory: Path, direct: bool = False) -> int:
-    """Bytes free on the disk of a directory in which a file could be made just now.
+    """Free bytes on the disk of a directory, after a test that writes a file there.
 
-    Raises OSError where none can be made; with ``direct``, ValueError where the file system refuses direct I/O, which
-    libaio needs (O_DIRECT: tmpfs and overlays refuse it, and only Linux has it).
+    Raises OSError if no file can be written. With ``direct``, raises ValueError if the file system refuses direct I/O,
+    which libaio needs (O_DIRECT: only on Linux, and not on tmpfs and overlays).
     """
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-preflight-") as file:
         if direct:
@@ -230,28 +231,28 @@ def _port_is_free(port: int) -> bool:
 
 
 def dcgm_answer() -> str | None:
-    """What NVIDIA's data-centre GPU manager prints: ``dcgmi diag -r 1 -j``, its tests of seconds (libraries,
-    permissions, page retirement, the GPU's own records), which disturb no job. None where it is not installed.
+    """Output of NVIDIA's DCGM, ``dcgmi diag -r 1 -j``: tests of libraries, permissions, page retirement and the GPU's
+    records. They take seconds and disturb no job. None if DCGM is not installed.
 
-    Raises OSError, or TimeoutExpired where its daemon hangs."""
+    Raises OSError, or TimeoutExpired if its daemon hangs."""
     try:
         done = subprocess.run(["dcgmi", "diag", "-r", "1", "-j"], capture_output=True, text=True, timeout=_DCGM_LIMIT_S)
     except FileNotFoundError:
         return None
-    if "{" not in done.stdout:  # the exit code is not 0 either where a test failed
+    if "{" not in done.stdout:  # a failed test also gives an exit code other than 0
         raise OSError(f"dcgmi: {(done.stdout + done.stderr).strip()[:200] or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def dcgm_problems(text: str) -> list[dict[str, Any]]:
-    """Tests that did not pass: ``test``; ``gpu``, its index or several, empty where the test is of the machine;
-    ``failed``, false for a warning and for a setting; ``said``.
+    """Tests that did not pass: ``test`` (name); ``gpu`` (indices; empty for a test of the machine); ``failed`` (False
+    for a warning or a setting); ``said`` (message).
 
-    The JSON differs between versions: under "DCGM GPU Diagnostic" with "gpu_ids" (3.x) or "DCGM Diagnostic" with
-    entities (4.x), warnings as text or as objects with a severity; so it is walked and not unpacked
+    The JSON differs between versions: "DCGM GPU Diagnostic" with "gpu_ids" (3.x) or "DCGM Diagnostic" with entities
+    (4.x); warnings are texts or objects with a severity. So kit searches the whole tree for tests
     (github.com/NVIDIA/DCGM, nvvs/src/JsonOutput and testing/python3/tests, read 2026-11-22).
 
-    Raises ValueError where there is no JSON, or no test in it."""
+    Raises ValueError if there is no JSON, or no test in it."""
     data = json.loads(text[text.index("{") : text.rindex("}") + 1])
     tests = list(_tests(data))
     if not tests:

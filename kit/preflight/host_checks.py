@@ -1,4 +1,4 @@
-"""Checks of one machine: its facts → results. Each is a small function; ``required`` is None without a plan."""
+"""Checks of one machine: facts → results, one small function each. ``required`` is None without a plan."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from kit.preflight.requirements import Requirements
 from kit.units import to_gib
 
 LEAST_SHM_GIB = 1.0
-"""NCCL takes some 10 MiB a pair of GPUs, data workers pass whole batches: less than this fails with SIGBUS."""
+"""NCCL takes some 10 MiB per pair of GPUs, and data workers pass whole batches; with less than this, runs die by
+SIGBUS."""
 LEAST_FILES = 65536
-"""Sockets of all ranks, shards and data files: NCCL opens hundreds a rank."""
+"""Fewest open files allowed: NCCL opens hundreds per rank, and there are shards and data files."""
 MEMLOCK_GIB = 1.0
 """RDMA registers host memory; the default of 8 MiB stops it ("Unable to register memory")."""
 DRIVER_FOR_CUDA = {11: 450, 12: 525, 13: 580}
 """CUDA's major version → oldest driver branch (docs.nvidia.com, CUDA compatibility, minor version compatibility)."""
 HOT_C = 88.0
 USED_MIB = 1024.0
-"""More than a context of another process that ended badly."""
+"""GPU memory in use above which another process is reported; more than a leftover CUDA context."""
 
 
 def packages(facts: Facts, required: Requirements | None) -> CheckResult:
-    """What the engine imports is installed."""
+    """Checks that the engine's packages are installed."""
     wanted = required.packages if required else ("torch",)
     missing = [name for name in wanted if not facts["packages"].get(name)]
     there = ", ".join(f"{name} {facts['packages'].get(name)}" for name in wanted)
@@ -33,7 +34,7 @@ def packages(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
-    """DeepSpeed compiles CPU Adam and asynchronous I/O on first use."""
+    """Checks for compilers, if DeepSpeed has to compile CPU Adam or asynchronous I/O on first use."""
     if required is None or not required.cpu_adam:
         return skipped("compilers", "no plan that compiles operators")
     tools = facts["tools"]
@@ -48,7 +49,7 @@ def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def cuda(facts: Facts, required: Requirements | None) -> CheckResult:
-    """torch's CUDA against the driver, and against nvcc where something is compiled."""
+    """Compares torch's CUDA version with the driver, and with nvcc if DeepSpeed compiles operators."""
     if required is not None and not required.cuda:
         return skipped("cuda", "the plan is for CPU processes")
     built, gpus, nvcc = facts["torch_cuda"], facts["gpus"], facts["tools"]["nvcc"]
@@ -98,7 +99,7 @@ def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Uncorrected memory errors, rows that wait for retirement, clocks held down by heat or power."""
+    """Checks for uncorrected memory errors, rows pending retirement, and clocks throttled by heat or power."""
     gpus = facts["gpus"]
     for gpu in gpus:
         name = f"GPU {gpu['index']}"
@@ -114,7 +115,7 @@ def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def gpu_clocks(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Nobody has held a GPU's clock or power below what it was made for, and all of a machine are alike."""
+    """Checks that no GPU has a clock or power limit below its default, and that all GPUs have the same limits."""
     gpus = facts["gpus"]
     for gpu in gpus:
         for what, unit, found, made_for, fix in (
@@ -134,7 +135,7 @@ def gpu_clocks(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def dcgm(facts: Facts, required: Requirements | None) -> CheckResult:
-    """NVIDIA's own quick diagnosis, where it is installed."""
+    """Runs NVIDIA's quick DCGM diagnosis, if it is installed."""
     found = facts["dcgm"]
     if found is None:
         return skipped("dcgm", "dcgmi is not installed; nvidia-smi's figures stand alone")
@@ -150,7 +151,7 @@ def dcgm(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def gpu_memory(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Nobody else's process holds memory."""
+    """Checks that no other process uses GPU memory."""
     gpus = facts["gpus"]
     for gpu in gpus:
         free_gib = ((gpu["memory_total_mib"] or 0) - (gpu["memory_used_mib"] or 0)) / 1024
@@ -165,7 +166,7 @@ def gpu_memory(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def host_memory(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Enough is available for what is offloaded."""
+    """Checks that enough host memory is available for offload."""
     available, needed = to_gib(facts["memory"]["MemAvailable"]), required.host_gib if required else 0.0
     return judge(
         "host-memory",
@@ -180,7 +181,7 @@ def host_memory(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def shared_memory(facts: Facts, required: Requirements | None) -> CheckResult:
-    """/dev/shm, where NCCL and data workers pass data between processes."""
+    """Checks the size of /dev/shm, through which NCCL and data workers pass data."""
     free = to_gib(facts["shm_free_bytes"])
     said = f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full"
     fix = "mount -o remount,size=16G /dev/shm; in Docker --shm-size=16g or --ipc=host"
@@ -188,7 +189,7 @@ def shared_memory(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def limits(facts: Facts, required: Requirements | None) -> CheckResult:
-    """ulimits: open files, and locked memory where there is RDMA."""
+    """Checks ulimits: open files, and with RDMA locked memory."""
     files, locked = facts["limits"]["nofile"], facts["limits"]["memlock"]
     said, fix = f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit"
     rdma = isinstance(facts["gpus"], list) and required is not None and required.num_nodes > 1
@@ -207,7 +208,7 @@ def limits(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
-    """What the host's own name stands for: gloo and others announce that address to the other nodes."""
+    """Checks the address of the host's own name, which gloo and others announce to the other nodes."""
     found = facts["addresses_of_own_name"]
     if not found:
         fix = f"add it to /etc/hosts with an address that others reach ({', '.join(facts['addresses'][:1])})"
@@ -221,7 +222,7 @@ def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def port(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Nothing listens on the rendezvous port yet."""
+    """Checks that the rendezvous port is free."""
     taken = [number for number, free in facts["ports"].items() if not free]
     fix = "ss -ltnp shows whose it is, often a former run's; end it, or set another MASTER_PORT"
     good = f"{', '.join(facts['ports'])} free"
@@ -229,7 +230,8 @@ def port(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def hub(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Ranks that download while others wait are a classic time-out; kit's runs read local files alone."""
+    """Checks for a Hugging Face token. A rank that downloads while others wait often causes a time-out; kit's own runs
+    read only local files."""
     if required is not None:
         return ok("hub", "not needed: model and data are local files")
     said = "no token: gated models cannot be downloaded"
@@ -237,7 +239,7 @@ def hub(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def directories(facts: Facts, required: Requirements | None) -> CheckResult:
-    """Checkpoints can be written, as many as are kept; swap files have room."""
+    """Checks that there is space for the kept checkpoints and for swap files."""
     if required is None:
         return skipped("disk", "no plan")
     wanted = {required.checkpoint_directory: required.checkpoints_gib}
@@ -277,7 +279,7 @@ _OF_EACH_GPU = (gpu_health, gpu_clocks, gpu_memory)
 
 
 def check_host(facts: Facts, required: Requirements | None, host: str) -> list[CheckResult]:
-    """Every check; one whose fact could not be had says why."""
+    """Results of all checks; a check without its fact reports the reason."""
     found = []
     for check in CHECKS:
         name = check.__name__.replace("_", "-")

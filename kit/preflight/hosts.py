@@ -1,4 +1,4 @@
-"""``kit doctor`` without a log: this machine or every host of a hostfile, by themselves and against each other."""
+"""``kit doctor`` without a log: checks this machine, or every host of a hostfile and their differences."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from kit.preflight.requirements import requirements_of
 
 PORT = 29500
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 1.0, 60.0
-"""Logs of several nodes are read side by side; make and TLS fail at more."""
+"""A clock difference above the first makes logs of several nodes hard to compare; above the second, make and TLS
+fail."""
 DIFFERENT: dict[tuple[str, ...], State] = {
     ("packages", "kit", "torch_cuda", "nccl"): "failure",
     ("python", "kernel", "tools"): "warning",
 }
-"""Facts that should be the same on all hosts, and what it is where they are not."""
+"""Facts that should be equal on all hosts → the state of the check if they differ."""
 
 
 def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT) -> list[CheckResult]:
-    """Look at these hosts (none: this machine) for this run (None: for any). Failures come first."""
+    """Checks these hosts (by default this machine) for the run ``rundir``, or without a run. Failures come first."""
     required = requirements_of(rundir) if rundir else None
     places = [Place(host) for host in hosts] or [Place(HERE)]
     request: dict[str, Any] = {
@@ -59,7 +60,7 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
 
 @contextlib.contextmanager
 def _mark(rundir: RunDirectory | None) -> Iterator[Path | None]:
-    """A new file in the run directory for as long as hosts are asked whether they see it."""
+    """A temporary file in the run directory, with which hosts check that they share the file system."""
     if rundir is None:
         yield None
         return
@@ -67,7 +68,7 @@ def _mark(rundir: RunDirectory | None) -> Iterator[Path | None]:
     try:
         path.write_text("seen", encoding="ascii")
     except OSError:
-        yield None  # the check of the directory says so
+        yield None  # another check reports the directory
         return
     try:
         yield path
@@ -76,7 +77,7 @@ def _mark(rundir: RunDirectory | None) -> Iterator[Path | None]:
 
 
 def _shared(seen: dict[str, str | None], mark: Path) -> list[CheckResult]:
-    """A file made here is there on every host."""
+    """Checks that every host sees a file that this host has written."""
     blind = tuple(host for host, digest in seen.items() if digest is None)
     if blind:
         fix = "put the run directory on a file system that all nodes mount: all of them write and read checkpoints"
@@ -85,7 +86,7 @@ def _shared(seen: dict[str, str | None], mark: Path) -> list[CheckResult]:
 
 
 def versions(facts: Mapping[str, Facts]) -> list[CheckResult]:
-    """Packages, CUDA, NCCL, kit itself; then Python, kernel and compilers, which may differ at one's own risk."""
+    """Compares versions: packages, CUDA, NCCL and kit must be equal; Python, kernel and compilers should be."""
     found = []
     for keys, state in DIFFERENT.items():
         for name in keys:
@@ -98,7 +99,7 @@ def versions(facts: Mapping[str, Facts]) -> list[CheckResult]:
 
 
 def machines(facts: Mapping[str, Facts]) -> list[CheckResult]:
-    """GPUs and drivers are equal: all wait for the slowest."""
+    """Checks that GPUs and drivers are equal, because all ranks wait for the slowest."""
     kinds = {
         host: None
         if not isinstance(own["gpus"], list)
@@ -109,7 +110,7 @@ def machines(facts: Mapping[str, Facts]) -> list[CheckResult]:
 
 
 def contents(facts: Mapping[str, Facts]) -> list[CheckResult]:
-    """The run directory, data and model are there and the same on all: a shared file system, or equal copies."""
+    """Checks that run directory, data and model exist on all hosts and are equal (shared or copied)."""
     found = []
     paths = sorted({path for own in facts.values() for path in own["contents"]})
     for path in paths:
@@ -124,7 +125,7 @@ def contents(facts: Mapping[str, Facts]) -> list[CheckResult]:
 
 
 def names(facts: Mapping[str, Facts]) -> list[CheckResult]:
-    """Every host knows every other's name, by an address that is not its own loopback."""
+    """Checks that every host resolves every other host's name to an address that is not loopback."""
     unknown = {
         host: [
             name
@@ -139,7 +140,7 @@ def names(facts: Mapping[str, Facts]) -> list[CheckResult]:
 
 
 def clocks(skew_s: Mapping[str, float]) -> list[CheckResult]:
-    """Seconds that each host's clock is ahead of this one's."""
+    """Checks the clocks. ``skew_s``: seconds by which each host's clock is ahead of this host's."""
     fix = "chronyc tracking; start chronyd or systemd-timesyncd"
     found = [
         (failure if abs(skew) > CLOCK_FAILURE_S else warning)(
@@ -153,7 +154,7 @@ def clocks(skew_s: Mapping[str, float]) -> list[CheckResult]:
 
 
 def reach(connections: Mapping[str, Mapping[str, str | None]], port: int) -> list[CheckResult]:
-    """Who reaches whom on the rendezvous port: ``connections[from][to]`` is why not, or None."""
+    """Checks connections on the rendezvous port. ``connections[from][to]``: the reason of a failure, or None."""
     fix = "open it between the nodes (security group, firewalld), and all high ports for NCCL and gloo"
     found = [
         failure("reach", f"cannot reach {target} port {port}: {why}", fix, host)
@@ -170,7 +171,7 @@ _BETWEEN: tuple[Callable[[Mapping[str, Facts]], list[CheckResult]], ...] = (vers
 def _odd_ones_out(
     check: str, key: str, values: Mapping[str, Any], state: State, show: bool = True
 ) -> list[CheckResult]:
-    """A result for the hosts that differ from most."""
+    """A result for the hosts that differ from the majority."""
     counts = Counter(repr(value) for value in values.values())
     if len(counts) <= 1:
         return []

@@ -1,4 +1,4 @@
-"""Programs that measure a host, started there by ``bandwidth``; they print JSON.
+"""Programs that measure a host and print JSON; ``bandwidth`` starts them on each host.
 
 python -m kit.preflight.measurements disk PATH BYTES
 python -m kit.preflight.measurements collectives BYTES SECONDS
@@ -22,10 +22,10 @@ ROUNDS_AT_LEAST = 3
 
 
 def disk_speed(directory: Path, size_bytes: int) -> dict[str, float]:
-    """GB/s written and read past the page cache: blocks of eight MiB with direct I/O, one after another.
+    """GB/s written and read with direct I/O, in blocks of 8 MiB, one after another.
 
-    DeepSpeed's asynchronous I/O keeps more in flight, so this is a lower bound, near to the truth for one drive and low
-    for several. Raises OSError, also where the file system refuses direct I/O."""
+    DeepSpeed's asynchronous I/O has more requests in flight, so this is a lower bound: close for one drive, too low for
+    several. Raises OSError, also if the file system refuses direct I/O."""
     block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to a page, as direct I/O asks
     block.write(os.urandom(1 << 20) * (BLOCK_BYTES >> 20))
     blocks = max(1, size_bytes // BLOCK_BYTES)
@@ -48,9 +48,9 @@ def disk_speed(directory: Path, size_bytes: int) -> dict[str, float]:
 
 
 def measure_collectives(size_bytes: int, seconds: float) -> None:
-    """One rank, environment as torchrun sets it: all-reduce and all-gather among the ranks of a node, and among all.
+    """Runs one rank (torchrun's environment): all-reduce and all-gather inside a node, and over all ranks.
 
-    Rank 0 prints JSON: bus bandwidths in GB/s, as nccl-tests count them. NCCL where there are GPUs, gloo otherwise."""
+    Rank 0 prints JSON: bus bandwidths in GB/s, as in nccl-tests. Uses NCCL on GPUs, otherwise gloo."""
     import torch
     import torch.distributed as dist
 
@@ -108,7 +108,7 @@ def _seconds_each(collective: Callable[[], object], seconds: float) -> float:
 
 
 def _host_copy(seconds: float) -> dict[str, float]:
-    """GB/s of pinned copies to the device and back: what offload lives on."""
+    """GB/s of pinned copies to the device and back, which offload uses."""
     import torch
 
     host = torch.zeros(64 << 20, pin_memory=True)

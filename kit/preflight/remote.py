@@ -1,4 +1,4 @@
-"""Programs on other hosts by ssh, and ``facts`` of all of them at once."""
+"""Runs programs on other hosts by ssh, and gathers ``facts`` of all hosts in parallel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """A host that programs are run on; the name ``localhost`` is this process's own machine, without ssh."""
+    """A host on which programs run; ``localhost`` is this machine, without ssh."""
 
     host: str
 
     def words(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-        """A command line that runs this interpreter there with these arguments; paths must be the same everywhere."""
+        """A command line that runs this interpreter on the host. Paths must be the same on all hosts."""
         given = dict(environment or {})
         if path := os.environ.get("PYTHONPATH"):
             given.setdefault("PYTHONPATH", os.path.abspath(path) if os.pathsep not in path else path)
@@ -60,7 +60,7 @@ def read_hostfile(path: Path) -> list[str]:
 def all_facts(
     places: Sequence[Place], request: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[CheckResult]]:
-    """Host → its facts; and a failure for each that could not be asked."""
+    """(host → its facts, a failure for each host that could not be reached)."""
 
     def ask(place: Place) -> dict[str, Any] | CheckResult:
         try:
@@ -80,7 +80,7 @@ def all_facts(
 
 
 def clock_skews(places: Sequence[Place]) -> dict[str, float]:
-    """Seconds that each clock is ahead of this one's, less what the way there may explain."""
+    """Host → seconds by which its clock is ahead of this host's, minus the uncertainty of the round trip."""
 
     def ask(place: Place) -> float:
         before = time.time()
@@ -96,7 +96,7 @@ def clock_skews(places: Sequence[Place]) -> dict[str, float]:
 
 
 def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str | None]]:
-    """Each host connects to the first and to the next: the rendezvous, and the ring."""
+    """Lets each host connect to the first host (rendezvous) and to the next host (ring)."""
     names = [place.host for place in places]
     listeners = [
         subprocess.Popen(
@@ -121,16 +121,16 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
         return dict(zip(names, at_once(ask, range(len(places))), strict=True))
     finally:
         for listener in listeners:
-            listener.communicate(timeout=LIMIT_S)  # its input ends, and so does it, there too
+            listener.communicate(timeout=LIMIT_S)  # closes stdin, which ends the listener on its host too
 
 
 def run(place: Place, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run it there. Raises TimeoutExpired."""
+    """Runs kit's Python with ``arguments`` on the host. Raises TimeoutExpired."""
     return subprocess.run(place.words(arguments), capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """All of them side by side, in order."""
+    """Calls ``function`` for all items in parallel; results in order."""
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(items)))) as pool:
         return list(pool.map(function, items))
 

@@ -1,4 +1,4 @@
-"""What a plan and its run ask of a machine, and whether this machine has it."""
+"""What a plan and its run require of a machine, and checks whether this machine has it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PACKAGES = {
     "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
     "megatron": ("torch", "transformers"),
 }
-"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
+"""Engine → packages that it imports (without Megatron's layers); the extra of the same name installs them."""
 OLDEST = {"torch": "2.11", "transformers": "5.17"}
 """The oldest versions that kit's engines were run with (docs/gpu.md); pyproject.toml has the same."""
 MEMORY_SLACK = 0.97
-"""Part of the planned memory that a GPU must show: drivers differ in what they keep for themselves."""
+"""Share of the planned memory that a GPU must report: drivers reserve different amounts."""
 NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine lacks"
 INSTALL_LIBAIO = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a plan needs. Sizes are for one node unless the name says otherwise."""
+    """Requirements of a plan. Sizes are for one node unless the name says otherwise."""
 
     packages: tuple[str, ...]
     """Distributions that must be installed."""
@@ -57,12 +57,12 @@ class Requirements:
     """Files that must be the same on all nodes."""
     checkpoint_directory: str
     checkpoints_gib: float
-    """Room for the checkpoints that are kept, one more while it is written, and the final exchange checkpoint."""
+    """Disk space for the kept checkpoints, one more during a save, and the final exchange checkpoint."""
     nvme_path: str | None
 
 
 def requirements_of(rundir: RunDirectory) -> Requirements:
-    """What the plan and its run ask."""
+    """Requirements of a run directory's plan and run."""
     plan, run = rundir.plan, rundir.run
     cluster, predicted = plan.cluster, plan.predicted
     on_gpus = cluster.gpu.device == "cuda"
@@ -90,16 +90,16 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
 
 
 def host_gib(plan: Plan) -> float:
-    """Host memory that a node needs: what offload takes, and all processes' memory where the plan is for CPUs."""
+    """Host memory that a node needs: offloaded state, and for CPU plans the memory of all processes."""
     on_cpu = plan.cluster.gpu.device == "cpu"
     return plan.predicted.host_ram_gib_per_node + plan.predicted.peak_gib * processes_per_node(plan) * on_cpu
 
 
 def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None:
-    """The folder for swap files: below ``run.nvme_path``, and this run's own, so that two runs never share one.
+    """The run's own folder for swap files, below ``run.nvme_path``.
 
-    DeepSpeed names its files by rank and parameter alone, and empties what it finds. None where the layout needs no
-    path, or the run has none (``check_nvme`` says so).
+    Two runs must not share one: DeepSpeed names files only by rank and parameter, and overwrites existing files. None
+    if the layout needs no path, or if the run has none (``check_nvme`` reports that).
     """
     if not plan.layout.uses_nvme or run.nvme_path is None:
         return None
@@ -107,7 +107,7 @@ def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None
 
 
 def check_versions(oldest: Mapping[str, str] = OLDEST) -> CheckResult | None:
-    """No package is older than what the engines were run with: names that they import may be missing there."""
+    """Checks that no package is older than the versions that kit's engines were tested with."""
     found = {name: installed_version(name) for name in oldest}
     old = [name for name, version in found.items() if version and _numbers(version) < _numbers(oldest[name])]
     if not old:
@@ -122,11 +122,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def check_gpus(plan: Plan, found: Sequence[tuple[str, float]] | None) -> CheckResult | None:
-    """``found``: (name as the driver has it, GiB) of each GPU of this node, None where it is not known.
-    Nothing is asked of a plan for CPUs.
+    """Checks this node's GPUs. ``found``: (driver's name, GiB) of each GPU; None if unknown. CPU plans pass.
 
-    It fails where fewer GPUs than the node's processes are of the planned kind and size: another GPU fits another
-    layout, and its speed another. A GPU that the user described is known by its memory alone.
+    Fails if fewer GPUs than the node's processes have the planned model and memory size. For a GPU that the user
+    described, only the memory size is compared.
     """
     gpu, needed = plan.cluster.gpu, processes_per_node(plan)
     if gpu.device != "cuda" or found is None:
@@ -147,7 +146,8 @@ def check_gpus(plan: Plan, found: Sequence[tuple[str, float]] | None) -> CheckRe
 
 
 def gpus_here(environment: Mapping[str, str] = os.environ) -> list[tuple[str, float]] | None:
-    """GPUs that nvidia-smi lists, only those of CUDA_VISIBLE_DEVICES where it numbers them; None without nvidia-smi."""
+    """(name, GiB) of the GPUs that nvidia-smi lists, restricted to the indices in CUDA_VISIBLE_DEVICES; None without
+    nvidia-smi."""
     listed = nvidia_gpus()
     indices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if listed is None or not all(index.strip().isdecimal() for index in indices):
@@ -156,7 +156,7 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> list[tuple[str, fl
 
 
 def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | None:
-    """The disk is named, is there, writable, takes direct I/O and has room for the swap files."""
+    """Checks that the NVMe path is set, exists, is writable, supports direct I/O and has space for the swap files."""
     if not plan.layout.uses_nvme:
         return None
     folder = swap_directory(plan, run, run_directory)
@@ -173,7 +173,7 @@ def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | N
     except OSError as error:
         return failure("nvme", f"{key}: not writable on {host} ({error.strerror})", "give a directory that is")
     needed = plan.predicted.nvme_gib_per_node
-    # What an earlier attempt of this run left is overwritten, not added to.
+    # Swap files of an earlier attempt of this run are overwritten, so their space is free.
     free += to_gib(sum(file.stat().st_size for file in folder.rglob("*.swp"))) if folder.is_dir() else 0.0
     if free < needed:
         said = f"{key}: {free:.2f} GiB free on {host} and the swap files take {needed:.2f}"
@@ -182,13 +182,13 @@ def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | N
 
 
 def check_libaio(plan: Plan) -> CheckResult | None:
-    """What DeepSpeed's swapping is built on, before any process imports DeepSpeed."""
+    """Checks for libaio, which DeepSpeed's NVMe offload needs, before any process imports DeepSpeed."""
     missing = plan.layout.uses_nvme and find_library("aio") is None
     return failure("libaio", NO_LIBAIO, INSTALL_LIBAIO) if missing else None
 
 
 def check_host_memory(plan: Plan) -> CheckResult | None:
-    """The predicted host memory is free now, before anything is loaded."""
+    """Checks that the predicted host memory is free, before anything is loaded."""
     needed, available = host_gib(plan), host_memory().get("MemAvailable")
     if not plan.predicted.host_ram_gib_per_node or available is None or to_gib(available) >= needed:
         return None

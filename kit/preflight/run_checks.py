@@ -37,12 +37,12 @@ _SHAPE = (
     "vocab_size",
     "tied_embeddings",
 )
-"""Fields in which the model to start from must be the planned one."""
+"""Fields in which the model to start from must equal the planned model."""
 
 
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
-    """Check packages, model, data, machine and checkpoint of a run. Raises ``RunDirectoryError`` with every problem,
-    one a line."""
+    """Checks packages, model, data, machine and checkpoint of a run. Raises ``RunDirectoryError`` with every problem,
+    one per line."""
     plan, run = rundir.plan, rundir.run
     require(
         *_packages(rundir),
@@ -61,7 +61,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 
 
 def _packages(rundir: RunDirectory) -> list[CheckResult]:
-    """What the plan imports is installed here; planning alone needs none of it. A failure for each reason."""
+    """Checks that the engine's packages are installed; one failure for each problem."""
     plan, layout, job = rundir.plan, rundir.plan.layout, rundir.plan.job
     four_bit = job.lora is not None and job.lora.four_bit
     megatron, te = kit.emit.megatron.applies(plan), layout.implementation == "transformer_engine"
@@ -108,7 +108,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _model(rundir: RunDirectory) -> CheckResult | None:
-    """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
+    """Checks that the model to start from has the planned shape, and that its tokenizer has no more tokens."""
     if rundir.run.model_path is None:
         said = "job.lora without run.model_path: adapters belong to the weights of a model"
         return None if rundir.plan.job.lora is None else failure("model", said, "give its directory")
@@ -147,7 +147,7 @@ def _model(rundir: RunDirectory) -> CheckResult | None:
 
 
 def _tokenizer_size(path: Path) -> int:
-    """Largest token id plus one, added tokens included, from a ``tokenizer.json``; 0 where there is none."""
+    """Largest token id plus one, with added tokens, from a ``tokenizer.json``; 0 if there is none."""
     if not path.is_file():
         return 0
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -158,7 +158,8 @@ def _tokenizer_size(path: Path) -> int:
 
 
 def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | None:
-    """The pair exists, was written for the objective, is long enough, and holds no token that the model lacks."""
+    """Checks that the .bin/.idx pair exists, fits the objective, is long enough, and has no token id beyond the model's
+    vocabulary."""
     if prefix is None:
         return None
     job, name, vocab_size = rundir.plan.job, Path(prefix).name, rundir.plan.model.vocab_size
@@ -207,7 +208,7 @@ def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | N
 
 
 def _disk(rundir: RunDirectory) -> CheckResult | None:
-    """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    """Checks the space for one checkpoint, so that a run does not fail at its first save."""
     needed, name = checkpoint_bytes(rundir.plan.workload), rundir.path.name
     try:
         free = free_bytes(rundir.path)
@@ -228,7 +229,8 @@ def _asynchronous(rundir: RunDirectory) -> CheckResult | None:
 
 
 def _checkpoint(rundir: RunDirectory, path: Path | None) -> CheckResult | None:
-    """An exchange checkpoint fits every layout; engines' own files fit as many ranks as wrote them, Megatron's any."""
+    """Checks that the checkpoint fits the layout. An exchange checkpoint fits every layout; a native checkpoint needs
+    the number of ranks that wrote it, except Megatron's."""
     # Earlier versions of kit wrote hub.json.
     if path is None or any((path / name).is_file() for name in ("exchange.json", "hub.json")):
         return None

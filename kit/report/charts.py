@@ -1,4 +1,4 @@
-"""The picture of ``kit explain --png``: where a step's time goes, and the pipeline's schedule. Needs matplotlib."""
+"""The picture of ``kit explain --png``: step time by component, and the pipeline's schedule. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in about fifteen lines that one can read aloud: what ``kit plan`` prints. ``kit explain`` says the rest."""
+"""The output of ``kit plan``: a plan in about fifteen lines of plain words. ``kit explain`` has the details."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
 def first_screen(
     plan: Plan, then: tuple[str, ...] = (), width: int = WIDTH, style: Callable[[str], str] = lambda label: label
 ) -> str:
-    """Lines of at most ``width`` columns; ``then``: commands to go on with, which are never broken over lines."""
+    """The text, with lines of at most ``width`` columns. ``then``: next commands, which are never wrapped."""
     cluster, job = plan.cluster, plan.job
     node = f"{cluster.num_nodes} × {cluster.name}" if cluster.num_nodes > 1 else cluster.name
     title = (
@@ -44,7 +44,7 @@ def first_screen(
 
 
 def spoken(description: str) -> str:
-    """Field words for what ``describe`` says: ``megatron, tp=2, sp`` → ``Megatron-core TP 2 + sequence parallel``."""
+    """``describe``'s line in the field's words: ``megatron, tp=2, sp`` → ``Megatron-core TP 2 + sequence parallel``."""
     engine, *parts = [part for part in description.split(", ") if part != "dp=1"]
     if "sp" in parts:
         parts.remove("sp")
@@ -89,7 +89,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _memory(plan: Plan) -> str:
-    """A bar over the whole GPU: what is used, what is free to use, and what CUDA and the allocator keep."""
+    """A bar over the whole GPU: used memory, free memory, and the margin for CUDA and the allocator."""
     gpu, peak = plan.cluster.gpu, plan.predicted.peak_gib
     scale = _BAR / gpu.memory_gib
     used, usable = round(peak * scale), round(usable_gib(gpu) * scale)
@@ -108,7 +108,7 @@ def _band(plan: Plan) -> str:
 
 
 def _others(decision: Decision) -> Iterator[str]:
-    """The best layout of each other engine, and how much longer its step takes."""
+    """The best layout of each other engine, and by how much its step is longer."""
     for text in decision.rejected:
         if match := _RUNNER_UP.match(text):
             parts = [part for part in match["layout"].split(", ") if not part.startswith(("dp=", "micro batch", "vp="))]

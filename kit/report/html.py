@@ -1,4 +1,4 @@
-"""A plan as one self-contained HTML page: the first screen, every layout that was compared, memory, step, reasons."""
+"""A plan as one self-contained HTML page: first screen, compared layouts, memory, step time, reasons."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(plan: Plan) -> str:
 
 
 def _chart(plan: Plan) -> str:
-    """A point a layout that fits: time of a step against memory; its words appear under the pointer."""
+    """SVG with a point per fitting layout: step time against memory, with a tooltip."""
     request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
     slowest = _SLOWEST * plan.predicted.step_time_s
     fitting = [each for each in search(request).considered if each.step_time_s and each.step_time_s <= slowest]
@@ -97,7 +97,7 @@ def _bar(sizes: Mapping[str, float], whole: float) -> str:
 
 
 def _keys(sizes: Mapping[str, float], show: Callable[[float], str]) -> str:
-    """What each colour of a bar is, with its size."""
+    """The legend of a bar: each colour's component, with its size."""
     keys = (_key(index, f"{name} {show(size)}") for index, (name, size) in enumerate(sizes.items()) if size > 0)
     return f"<p>{''.join(keys)}</p>"
 

@@ -29,19 +29,19 @@ WAYS: dict[str, LoraSpec | None] = {"full": None, "LoRA": LoraSpec(), "QLoRA": L
 
 @dataclass(frozen=True, kw_only=True)
 class LargestModels:
-    """Model name and way to train it → what it needs, of those that fit."""
+    """Model name and training method → memory, for those that fit."""
 
     cluster: ClusterSpec
     job: JobSpec
     needs: dict[tuple[str, str], MemoryReport]
 
     def largest(self, way: str) -> str | None:
-        """Name of the largest model that fits; null where none does."""
+        """Name of the largest model that fits; None if none does."""
         return next((name for name in reversed(SIZES) if (name, way) in self.needs), None)
 
 
 def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestModels:
-    """Plans each size in each way, until one does not fit. Raises ``PlanError`` where no model fits in any way."""
+    """Plans each model size with each training method, until one does not fit. Raises ``PlanError`` if none fits."""
     needs: dict[tuple[str, str], MemoryReport] = {}
     for way, lora in WAYS.items():
         for name in SIZES:
@@ -56,7 +56,7 @@ def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestMod
 
 
 def table(found: LargestModels) -> str:
-    """A row a model: GiB of a GPU, of a node's host memory and of its disks; then the layout of the largest."""
+    """A text table, one row per model: GiB per GPU, host memory and disk per node; then the layout of the largest."""
     cluster, job = found.cluster, found.job
     limits = [f"{next(iter(found.needs.values())).usable_gib:.1f} GiB usable a GPU"]
     limits += [f"{cluster.host_ram_gib:,.0f} GiB of host memory a node"] if cluster.host_ram_gib else []
@@ -91,7 +91,7 @@ class LargestJson(TypedDict):
 
 
 def as_json(found: LargestModels) -> list[LargestJson]:
-    """JSON-able values, an entry for each model and way that fits."""
+    """JSON values, one entry per model and training method that fits."""
     return [
         {
             "model": name,

@@ -1,4 +1,4 @@
-"""What a memory report means, in sentences: states per parameter, ZeRO-3 beside ZeRO-2, recompute, loading."""
+"""Sentences that explain a memory report: bytes per parameter, ZeRO-3 compared with ZeRO-2, recompute, loading."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LITTLE = 0.1
 
 
 def memory_reasons(w: Workload, memory: MemoryReport) -> tuple[str, ...]:
-    """Sentences about one layout; ``memory`` is what it needs."""
+    """Sentences about one layout and its memory."""
     fullest = max(memory.stages, key=lambda stage: stage.peak_gib).stage
     return (_states(w, fullest), *_zero_3_beside_2(w), *_recompute(w, fullest), *_loading(w))
 
 
 def _states(w: Workload, stage: int) -> str:
-    """``weights 2 + gradients 2 + optimizer 12 = 16 bytes x 70.6B parameters = 1,051 GiB``, of one rank with all."""
+    """``weights 2 + gradients 2 + optimizer 12 = 16 bytes x 70.6B parameters = 1,051 GiB``: the unsharded states."""
     alone = w.with_layout(_on_one_rank(w.layout))
     whole = rank_states(engine_memory(alone), alone.parameters[0], 0)
     parameters = float(count(w.model).total)
@@ -56,7 +56,7 @@ def _on_one_rank(layout: Layout) -> Layout:
 
 
 def _zero_3_beside_2(w: Workload) -> list[str]:
-    """DeepSpeed's ZeRO-2 and ZeRO-3 of one layout, where it could be either."""
+    """Compares ZeRO-2 and ZeRO-3 of a DeepSpeed layout that could have either."""
     layout = w.layout
     if layout.engine != "deepspeed" or layout.zero_stage < 2 or layout.dp * layout.cp == 1 or layout.uses_nvme:
         return []
@@ -79,7 +79,7 @@ def _zero_3_beside_2(w: Workload) -> list[str]:
 
 
 def _recompute(w: Workload, stage: int) -> list[str]:
-    """What each kind of recompute saves of the activations that all micro batches in flight keep."""
+    """Activation memory that each kind of recompute saves, over all micro batches in flight."""
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
     kept = {
         kind: to_gib(parts_of(w.with_layout(replace(w.layout, recompute=kind)), stage).saved_activations)

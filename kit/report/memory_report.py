@@ -1,4 +1,4 @@
-"""Does it fit: memory of the chosen layout, or of the nearest miss, with a verdict and ways out."""
+"""Memory report: memory of the chosen layout, or of the layout closest to fitting, a verdict, and changes that help."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class MemoryJson(TypedDict):
     nvme_gib_per_node: float
     nvme_gib_there: float | None
     stages: list[dict[str, float]]
-    """A row a pipeline stage: its number, and GiB by component."""
+    """One row per pipeline stage: its number, and GiB by component."""
     phases: list[dict[str, float]]
-    """A row a pipeline stage: its number, and the peak of every phase in GiB."""
+    """One row per pipeline stage: its number, and the peak of every phase in GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitReport(MemoryReport):
-    """What a layout needs, whom for, and ways out where it does not fit."""
+    """Memory of a layout, its model and cluster, and changes that help if it does not fit."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
     changes: tuple[str, ...] = ()
-    """Smallest changes that make it fit; empty where it does."""
+    """Smallest changes that make the layout fit; empty if it fits."""
     reasons: tuple[str, ...] = ()
-    """What the figures come from, in sentences."""
+    """Sentences that explain the figures."""
 
     def as_json(self) -> MemoryJson:
         """JSON-able values."""
@@ -84,9 +84,9 @@ class FitReport(MemoryReport):
 
 
 def memory_report(request: Request) -> FitReport:
-    """Reports the layout that a plan would take. If none fits, it reports the one that needs the least more memory.
+    """Reports the layout that a plan would take. If none fits, reports the layout that exceeds the memory by the least.
 
-    Raises ``PlanError`` with every broken rule where no layout is legal but for what the node lacks.
+    Raises ``PlanError`` with every broken rule if no layout is legal, apart from the rules of the node's capacity.
     """
     result = search(request)
     if result.best:
@@ -99,7 +99,7 @@ def memory_report(request: Request) -> FitReport:
 
 
 def report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
-    """Reports one layout: legal, or short of something on its node."""
+    """Reports one layout, which must be legal, apart from the rules of the node's capacity."""
     memory = peak(w)
     return FitReport(
         **vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes, reasons=memory_reasons(w, memory)

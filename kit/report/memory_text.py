@@ -18,7 +18,7 @@ from kit.units import human_count
 _BAR = 60
 """Columns of a full GPU."""
 _SHOWN_GIB = 0.05
-"""Components below this in every stage are left out of the table; they are in the peak all the same."""
+"""Components below this in every stage are not in the table, but they count in the peak."""
 LOOKS = {
     "weights": ("█", "#4e79a7"),
     "gradients": ("▓", "#f28e2b"),
@@ -28,11 +28,11 @@ LOOKS = {
     "buffers": ("+", "#edc948"),
     "overhead": ("·", "#9c9c9c"),
 }
-"""Component → its mark where there is no colour, and its colour."""
+"""Component → (its mark without colours, its colour)."""
 
 
 def picture(report: FitReport) -> Text:
-    """A table by stage and component, and a bar a stage; coloured where the terminal has colours."""
+    """A table by stage and component, and one bar per stage; coloured if the terminal has colours."""
     model, cluster, job = report.model, report.cluster, report.job
     size = human_count(count(model).total)
     shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= _SHOWN_GIB for stage in report.stages)]
@@ -63,7 +63,8 @@ def picture(report: FitReport) -> Text:
 
 
 def save_png(report: FitReport, path: Path) -> None:
-    """A stacked bar a pipeline stage. Raises KitError where matplotlib is missing or the file cannot be written."""
+    """Writes a PNG with one stacked bar per pipeline stage. Raises KitError without matplotlib, or if the file cannot
+    be written."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -110,7 +111,7 @@ def _bar(stage: StageMemory, report: FitReport) -> Text:
 
 
 def _moments(report: FitReport) -> list[str]:
-    """The peak moves over a step: of the fullest stage."""
+    """Lines with the peak of each phase, of the fullest stage."""
     fullest = max(report.stages, key=lambda stage: stage.peak_gib)
     if not fullest.phases_gib:
         return []
@@ -119,7 +120,7 @@ def _moments(report: FitReport) -> list[str]:
 
 
 def _node_lines(report: FitReport) -> list[str]:
-    """Host memory, disks, and ways out."""
+    """Lines about host memory, disks, and changes that help."""
     lines = []
     for name, needed, there in (
         ("host memory", report.host_ram_gib_per_node, report.cluster.host_ram_gib),

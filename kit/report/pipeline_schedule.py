@@ -1,7 +1,7 @@
-"""Simulates a pipeline: which micro batch each stage computes when, under 1F1B and its interleaved form.
+"""Simulates the 1F1B and interleaved pipeline schedules: the start time of every pass on every stage.
 
-A forward pass of a chunk takes 1/v time units and a backward one twice that (Narayanan et al. 2021, arXiv 2104.04473,
-figures 3 and 4). The order on a stage is megatron-core's (pipeline_parallel/schedules.py).
+A chunk's forward pass takes one time unit and its backward pass two (Narayanan et al. 2021, arXiv 2104.04473, figures 3
+and 4). The order of passes on a stage is megatron-core's (pipeline_parallel/schedules.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 BACKWARD = 2
-"""Time units of a backward pass of a chunk, a forward one taking one."""
+"""Time units of a chunk's backward pass; the forward pass takes one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Pass:
 
 
 def simulate(pp: int, vp: int, micro_batches: int) -> tuple[Pass, ...]:
-    """Every pass with its start. Interleaving takes micro batches in groups of ``pp``, as the rule demands."""
+    """Every pass with its start. With ``vp`` > 1, ``micro_batches`` must be a multiple of ``pp``."""
     orders = [list(_order(pp, vp, micro_batches, stage)) for stage in range(pp)]
     done: dict[tuple[int, int, int, bool], int] = {}
     free = [0] * pp
@@ -53,7 +53,7 @@ def simulate(pp: int, vp: int, micro_batches: int) -> tuple[Pass, ...]:
 def _ready(
     done: dict[tuple[int, int, int, bool], int], pp: int, vp: int, stage: int, chunk: int, micro_batch: int, back: bool
 ) -> int | None:
-    """Time at which the input of a pass is there; None while that is not known."""
+    """Time at which the input of a pass is ready; None if not yet known."""
     if not back:
         if stage == 0 and chunk == 0:
             return 0
@@ -87,7 +87,7 @@ def _numbered(pp: int, vp: int, micro_batches: int, number: int) -> tuple[int, i
 
 
 def timeline(pp: int, vp: int, micro_batches: int, width: int = 100) -> str:
-    """A line a stage; digits: forward of that micro batch (its last digit), letters: backward, dots: idle."""
+    """One line per stage. Digit: forward of the micro batch with this last digit; letter: backward; dot: idle."""
     passes = simulate(pp, vp, micro_batches)
     end = max(entry.end for entry in passes)
     rows = [["."] * end for _ in range(pp)]

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal: what to run, whether it fits, how fast, what it costs, and why."""
+"""A plan as text for a terminal: layout, memory, speed, cost and reasons."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _operation(operation: Operation, predicted: Prediction) -> str:
 
 
 def _in_all(predicted: Prediction, goodput: float) -> str:
-    """Days and money with what checkpoints and failures take."""
+    """Days and cost, including checkpoints and failures."""
     if not goodput:
         return ""
     money = "" if predicted.cost_usd is None else f", ${predicted.cost_usd / goodput:,.0f}"
@@ -126,7 +126,7 @@ def _money(plan: Plan) -> str:
 
 
 def price(cluster: ClusterSpec) -> str:
-    """What a node costs, or that nothing says so; a catalog's node may have a price that is of the whole node alone."""
+    """The price of a node, or that it is unknown. Part of a catalog node has no price of its own."""
     if cluster.price_per_node_hour_usd is not None:
         when = f", {cluster.price_date}" if cluster.price_date else ""
         return f"at ${cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, what holds it back, and what would change if something else were given."""
+"""Explains a plan: its decisions, its limits, and the effect of changes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Binding:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What a change would do."""
+    """The effect of a change."""
 
     change: str
     plan: Plan | None
-    """The plan with the change; null where there is none."""
+    """The plan with the change; None if there is none."""
     note: str
-    """Why there is no plan; or that pins had to be left to the planner; else empty."""
+    """Why there is no plan, or which pins the change removed; else empty."""
 
     def text(self, before: Plan) -> str:
-        """The new plan beside the old one."""
+        """Compares the new plan with the old one."""
         head = f"what if {self.change}"
         if self.plan is None:
             return f"{head}: no plan\n" + textwrap.indent(self.note, "  ")
@@ -57,13 +57,13 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan, what holds it back, and what would change if something else were given."""
+    """A plan, its limits, and the effects of changes."""
 
     plan: Plan
     limits: tuple[Binding, ...]
     """What takes time beside the work itself, the largest first; then memory."""
     unpinned: Plan | None
-    """The plan without any pin; null where nothing is pinned, or where there is no such plan."""
+    """The plan without any pin; None if nothing is pinned, or if no such plan exists."""
     what_if: tuple[WhatIf, ...]
 
     def __str__(self) -> str:
@@ -83,9 +83,9 @@ class Explanation:
 def explain(
     plan: Plan, pins: Pins | None = None, changes: tuple[str, ...] = (), calibration: Calibration = NONE
 ) -> Explanation:
-    """Compares a plan with the one that a change (``what_if``) would give. ``pins``: by default those that it names.
+    """Explains a plan, and compares it with the plans after each of ``changes``. ``pins``: by default the plan's own.
 
-    Other plans are corrected by ``calibration`` where this one was, so that they compare.
+    Applies ``calibration`` to other plans if this plan is calibrated, so that they are comparable.
     """
     calibration = calibration if is_corrected(plan.predicted) else NONE
     pins = pinned(plan) if pins is None else pins
@@ -234,7 +234,7 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
 
 
 def compared(before: Plan, after: Plan) -> list[tuple[str, float, float, Callable[[float], str]]]:
-    """Rows of (quantity, before, after, how to print one), for what both plans have."""
+    """Rows of (quantity, before, after, formatter), for quantities that both plans have."""
     step = before.predicted.step_time_s
     rows: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("step", step, after.predicted.step_time_s, lambda value: human_seconds(value, like=step)),

@@ -1,4 +1,4 @@
-"""What the page shows: a comparison, the plan, and the rows of charts and tables. All numbers are ``kit.api``'s."""
+"""Content of the page: comparison, plan, and the rows of charts and tables. All numbers are from ``kit.api``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kit.specs.recipe import Recipe
 
 MOST_GPUS = 16384
 _SIZES = (1 / 4, 1 / 2, 1, 2, 4)
-"""Sizes of clusters that days and cost are compared over, in parts of the one that was asked for."""
+"""Cluster sizes for which days and cost are compared, relative to the requested cluster."""
 
 
 class ClusterCost(NamedTuple):
-    """A point of the chart of days and cost; both with the time that checkpoints and failures take."""
+    """A point in the chart of days and cost, both including checkpoints and failures."""
 
     num_gpus: int
     days: float
@@ -39,7 +39,7 @@ class ClusterCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the page shows; where there is no plan, ``refused`` says why."""
+    """Content of the page; ``refused`` has the reason if there is no plan."""
 
     recipe: Recipe
     comparison: Comparison
@@ -48,7 +48,7 @@ class Answer:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Name → text of what ``kit emit`` writes, but for run.yaml, which names data."""
+        """Name → text of the files that ``kit emit`` writes, without run.yaml, which needs data."""
         return {} if self.plan is None else files_of(self.plan)
 
     def report(self) -> str:
@@ -66,7 +66,7 @@ class Answer:
         return stream.getvalue()
 
     def memory(self) -> tuple[list[str], dict[str, list[float]], float, float]:
-        """Stages, GiB by component and stage, and the two limits: what a plan may use, and the whole GPU."""
+        """(stages, component → GiB of each stage, usable GiB, GiB of the whole GPU)."""
         stages = () if self.plan is None else self.plan.predicted.memory
         gpu, names = self.recipe.cluster.gpu, stages[0].components_gib if stages else ()
         components = {name: [stage.components_gib[name] for stage in stages] for name in names}
@@ -80,14 +80,14 @@ class Answer:
         return dict(sorted(named.items(), key=lambda item: -item[1]))
 
     def schedule(self) -> tuple[Pass, ...]:
-        """Passes of the pipeline as it is drawn; empty without a pipeline."""
+        """Passes of the drawn pipeline schedule; empty without a pipeline."""
         if self.plan is None or self.plan.layout.pp == 1:
             return ()
         stages, batches, vp = shown(self.plan)
         return simulate(stages, vp, batches)
 
     def changed_since(self, before: Plan | None) -> list[dict[str, str]]:
-        """Rows of what the last choice changed; empty where nothing did."""
+        """Rows of quantities that changed since the plan ``before``; empty if none did."""
         if before is None or self.plan is None or before.digest == self.plan.digest:
             return []
         return [
@@ -97,7 +97,7 @@ class Answer:
 
     @property
     def cluster_text(self) -> str:
-        """The cluster as one can ask for it, where a link or a recipe said it otherwise."""
+        """The cluster in the form that the page's field accepts."""
         return f"{self.recipe.cluster.num_gpus}x{self.recipe.cluster.gpu.name}"
 
     def cluster_sizes(self) -> list[ClusterSpec]:
@@ -116,7 +116,7 @@ class Answer:
 
 @lru_cache(maxsize=256)
 def answer(recipe: Recipe, pin: str = "") -> Answer:
-    """The answer to a state. Raises ``SpecError``; without a plan the answer says why."""
+    """The answer for a recipe; without a plan it has the reason. Raises ``SpecError``."""
     comparison = _compared(recipe)
     try:
         plan = comparison.plan_with(pin) if pin else comparison.plan
@@ -127,13 +127,13 @@ def answer(recipe: Recipe, pin: str = "") -> Answer:
 
 @lru_cache(maxsize=64)
 def _compared(recipe: Recipe) -> Comparison:
-    """A pin changes the plan, and not what it is compared with."""
+    """The comparison without the page's pin, which changes only the plan."""
     return api.compare(recipe)
 
 
 @lru_cache(maxsize=1024)
 def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
-    """Days and cost on another cluster, by the best layout there; None where there is none."""
+    """Days and cost of the best layout on another cluster; None if none fits."""
     try:
         plan = api.plan(recipe.model, cluster, recipe.job, recipe.layout)
     except PlanError:

@@ -1,4 +1,4 @@
-"""Charts of an answer as options of ECharts, which NiceGUI brings along: plain values, without NiceGUI itself."""
+"""Charts of an answer as ECharts options (NiceGUI includes ECharts): plain values, without importing NiceGUI."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def memory(answer: Answer) -> dict[str, Any]:
 
 
 def step(answer: Answer) -> dict[str, Any]:
-    """Where a step's time goes."""
+    """Step time by component."""
     parts = answer.step()
     series = [
         {"type": "bar", "name": name, "stack": "step", "data": [round(seconds, 5)]} for name, seconds in parts.items()
@@ -166,7 +166,7 @@ def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
 
 
 def _most(limit: float, values: Iterable[float]) -> float:
-    """Where an axis ends: a little beyond the largest value, or where larger ones are drawn."""
+    """End of an axis: a little beyond the largest value, at most at ``limit``."""
     return float(f"{min(limit, max(values)) * 1.03:.3g}")
 
 

@@ -1,4 +1,4 @@
-"""The page: NiceGUI's widgets, bound to a state and its answer. What they show is worked out elsewhere."""
+"""The page: NiceGUI's widgets, bound to a state and its answer. ``answer`` and ``charts`` compute the content."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class _Page:
         return await self._ask(state)
 
     async def _ask(self, state: State) -> None:
-        """Answer the newest state; states that came in the meantime and are older are left out."""
+        """Answers the newest state; skips states that a newer one has replaced."""
         self.state = state
         if self.busy:
             return
@@ -263,7 +263,7 @@ class _Page:
         return None
 
     def _say(self, problem: str) -> None:
-        """A message; what was answered last stays below it."""
+        """Shows a message above the last answer."""
         self.message.text = problem
         self.message.set_visibility(bool(problem))
         if problem:
@@ -273,7 +273,7 @@ class _Page:
         self.status.text = text
 
     def _fill(self, found: Answer) -> None:
-        """The form shows what the answer is for, defaults included."""
+        """Fills the form with the answer's inputs, defaults included."""
         recipe = found.recipe
         self.filling = True
         try:
@@ -331,7 +331,7 @@ class _Page:
             chart.update()
 
     async def _compare_sizes(self) -> None:
-        """Days and cost of other sizes, each shown as soon as it is known; given up where the visitor asks anew."""
+        """Shows days and cost of other cluster sizes one by one; stops if the visitor changes the state."""
         found, points = self.answer, []
         if found is None or found.plan is None:
             return self._draw("cost", None)

@@ -1,4 +1,4 @@
-"""What the page was asked for, as its link holds it: a recipe, in the keys of a recipe.
+"""State of the page, as its link stores it: the keys and values of a recipe.
 
 ``?model=llama-3.1-8b&cluster=8xH100&job.seq_length=8192&layout.engine=megatron`` is a state of the page. ``text`` is a
 pasted recipe or config.json, compressed; ``pin`` names one of the layouts that were compared. A link names no file: a
@@ -36,7 +36,7 @@ Offered = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class State:
-    """What is asked."""
+    """Inputs of the page."""
 
     changes: tuple[tuple[str, str], ...] = (("model", "llama-3.1-8b"), ("cluster", "8xH100"))
     """Keys of a recipe and their values, as arguments of ``kit plan RECIPE`` have them."""
@@ -50,25 +50,25 @@ class State:
         return dict(self.changes).get(key, "")
 
     def having(self, **changed: str) -> State:
-        """Other values; keys have ``__`` for their dots, and an empty value takes a change back. A pin is lost."""
+        """The state with changed values. Keys have ``__`` for dots; an empty value removes a change. Drops the pin."""
         given = {key.replace("__", "."): value for key, value in changed.items()}
         kept = {key: value for key, value in (dict(self.changes) | given).items() if value}
         return State(tuple(kept.items()), "" if "model" in given else self.text)
 
     def pasting(self, text: str) -> State:
-        """A config.json gives the model and leaves the cluster and the job; a recipe gives everything."""
+        """The state with a pasted text. A config.json replaces only the model, a recipe everything."""
         config = text.lstrip().startswith("{")
         kept = (change for change in self.changes if config and change[0].startswith(("cluster", "job.")))
         return State(tuple(kept), text)
 
     def query(self) -> str:
-        """The link's query. Raises ``SpecError`` for a text that no link can hold."""
+        """The link's query. Raises ``SpecError`` if the text is too long for a link."""
         items = [*self.changes, ("text", _packed(self.text)), ("pin", self.pin)]
         return urlencode([(key, value) for key, value in items if value])
 
     @classmethod
     def of_query(cls, items: Iterable[tuple[str, str]]) -> State:
-        """What a link holds. Raises ``SpecError``."""
+        """The state of a link. Raises ``SpecError``."""
         pairs = list(items)
         values = dict(pairs)
         if len(values) < len(pairs) or len(pairs) > _MOST_CHANGES:
