@@ -1,1 +1,1 @@
-"""What a user has and wants: frozen, validated values."""
+"""Specs of models, clusters, jobs, layouts and runs: frozen, validated values."""

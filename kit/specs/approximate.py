@@ -1,7 +1,7 @@
-"""``config.json`` of a model type that no family describes → a ModelSpec that is nearly right.
+"""``config.json`` of a model type that no family describes → an approximate ModelSpec.
 
-Sizes are read under the names that most configurations give them. Parameters are those that transformers counts where
-it is installed (``kit/specs/counting.py``), and otherwise estimated from the sizes.
+Sizes are read under their usual key names. transformers counts the parameters (``kit/specs/counting.py``); without
+transformers they are estimated from the sizes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _LATENT = {
     "value_head_dim": "v_head_dim",
 }
 _RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv", "M", "m")
-"""Kinds of layers that keep a state, as configurations list them."""
+"""Names of recurrent layers in configurations."""
 CODE_OF_A_REPOSITORY = "auto_map"
-"""Key of configurations whose model is code in its repository."""
+"""Key in configurations of models whose code is in their own repository."""
 
 
 def approximated(config: Mapping[str, Any], answer: Mapping[str, Any] | None, name: str, source: str) -> ModelSpec:
-    """``answer``: of ``kit.specs.counting``, or None without transformers.
+    """The approximate ModelSpec of a ``config.json``. ``answer``: of ``kit.specs.counting``; None without transformers.
 
-    Raises ``SpecError`` for what transformers cannot build, and for sizes that are missing or absurd.
+    Raises ``SpecError`` if transformers cannot build the model, and for sizes that are missing or impossible.
     """
     kind = config["model_type"]
     if answer is not None and "refused" in answer:
@@ -113,7 +113,7 @@ def _first(config: Mapping[str, Any], field: str) -> Any:
 
 
 def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields of ModelSpec, with what most configurations mean where they are silent."""
+    """Fields of ModelSpec; missing keys get the values that most configurations mean."""
     sizes = {field: _first(config, field) for field in _NAMES}
     for field in ("hidden_size", "num_layers", "vocab_size"):
         if sizes[field] is None:
@@ -159,7 +159,7 @@ def _number(value: Any) -> Any:
 
 
 def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    """What each layer is, where the configuration says it."""
+    """The kind of each layer, if the configuration lists it."""
     for key in ("layer_types", "layers_block_type", "block_types", "layers_types"):
         if isinstance(listed := config.get(key), list) and listed:
             return [str(listed[index % len(listed)]) for index in range(layers)]
@@ -170,7 +170,7 @@ def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _as_counted(answer: Mapping[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """Fields of Approximation; sizes follow where the count says them better."""
+    """Fields of Approximation from transformers' count; also corrects ``sizes`` by the count."""
     layers = sizes["num_layers"] = answer["layers"] or sizes["num_layers"]
     hidden, known = sizes["hidden_size"], {"counted": True, **answer["traits"]}
     known |= {key: answer[key] for key in ("parameters", "tables", "matrices", "recurrent", "experts")}
@@ -191,8 +191,8 @@ def _as_counted(answer: Mapping[str, Any], sizes: dict[str, Any]) -> dict[str, A
 
 
 def _estimated(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of Approximation without transformers: a Llama's matrices, two in the MLP where norms are LayerNorm, and
-    three of a state's width where a layer keeps a state."""
+    """Fields of Approximation without transformers. Assumes Llama's matrices (two in the MLP if norms are LayerNorm),
+    and three matrices of the state's width in recurrent layers."""
     hidden, layers, heads = sizes["hidden_size"], sizes["num_layers"], sizes["num_attention_heads"]
     kinds = _kinds(config, layers)
     recurrent = sum(kind in _RECURRENT for kind in kinds)
@@ -231,10 +231,10 @@ def _estimated(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str,
 
 
 def _state(config: Mapping[str, Any], hidden: int) -> dict[str, int]:
-    """Elements of a layer's state, and of a token's keys and values.
+    """Elements of a recurrent layer's state, and of a token's keys and values.
 
-    Of linear attention heads times the widths of keys and values (gated delta rule, arXiv 2412.06464), of Mamba the
-    inner width times the state of a channel (arXiv 2312.00752, 2405.21060), of a convolution its taps.
+    Linear attention: heads times the widths of key and value (gated delta rule, arXiv 2412.06464). Mamba: inner width
+    times the state size of a channel (arXiv 2312.00752, 2405.21060). Convolution: its taps.
     """
     inner = config.get("linear_attn_config")
     config = {**config, **inner} if isinstance(inner, Mapping) else config  # Kimi Linear
@@ -257,7 +257,7 @@ def _state(config: Mapping[str, Any], hidden: int) -> dict[str, int]:
 
 
 def _activation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The family of its operators; what is not known counts as silu."""
+    """Traits of the activation; an unknown activation counts as silu."""
     keys = ("hidden_act", "activation_function", "hidden_activation", "activation", "mlp_hidden_act")
     named = next((config[key] for key in keys if config.get(key)), "")
     activation = next((activation for activation, names in SPELLINGS.items() if named in names), "silu")

@@ -1,9 +1,9 @@
-"""What every spec shares: frozen, keyword-only, strictly typed, unknown keys refused, text that stays on one line.
+"""Base of all specs: frozen, keyword-only, strictly typed dataclasses that refuse unknown keys and multi-line text.
 
-Whoever makes a spec from values, ``dataclasses.replace`` included, has them validated by pydantic. Pydantic is imported
-by the first value that needs it: defaults and the rows of the catalog are known to be good (a test validates them), so
-a plan of catalog names does without, and takes half the time. The string beneath each field is its documentation in the
-JSON schema too (``kit/specs/schema.py``).
+pydantic validates the values of every new spec, also with ``dataclasses.replace``. It is imported only when a value
+needs validation. Defaults and catalog rows need none (a test validates them), so a plan of catalog names does not
+import pydantic and takes half the time. The string beneath each field is also its description in the JSON schema
+(``kit/specs/schema.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def spec(kind: type[T]) -> type[T]:
-    """Makes a class a frozen, keyword-only dataclass. Values that are wrong raise ``pydantic.ValidationError``."""
+    """Makes a class a frozen, keyword-only dataclass. Invalid values raise ``pydantic.ValidationError``."""
     kind.__pydantic_config__ = SPEC  # type: ignore[attr-defined]
     made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
     unchecked = made.__init__
@@ -61,20 +61,20 @@ def spec(kind: type[T]) -> type[T]:
 
 
 def trusted(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A spec of values that were validated before, such as those of the catalog."""
+    """Makes a spec without validation, from values that are known to be valid, such as catalog rows."""
     made = object.__new__(kind)
     kind.__init__.__wrapped__(made, **values)  # type: ignore[attr-defined]
     return made
 
 
 def changed(value: T, **values: Any) -> T:
-    """Like ``dataclasses.replace``, for values that kit itself worked out: they are not validated."""
+    """``dataclasses.replace`` without validation, for values that kit computed."""
     kept = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
     return trusted(type(value), kept | values)
 
 
 class Within:
-    """Bounds of a number, as of pydantic's ``Field``."""
+    """Bounds of a number, with the meaning of pydantic's ``Field``."""
 
     def __init__(self, **bounds: float) -> None:
         self._bounds = bounds
@@ -89,7 +89,7 @@ class Within:
 
 
 class Checked:
-    """A check of a value that has the right type: it returns the value to keep, or raises."""
+    """A check of a value that already has the right type. The function returns the value to store, or raises."""
 
     def __init__(self, check: Callable[[Any], Any]) -> None:
         self._check = check
@@ -101,13 +101,13 @@ class Checked:
 
 
 _LONGEST = 4096
-"""Characters of a text, as many as Linux takes for a path (PATH_MAX)."""
+"""Most characters of a text: the longest path of Linux (PATH_MAX)."""
 _LONGEST_NAME = 255
-"""Bytes of a name, as many as file systems take (NAME_MAX): run directories and Slurm's jobs are named so."""
+"""Most bytes of a name: the longest file name (NAME_MAX), since names become directories and Slurm jobs."""
 _LEAST_RATE = 1e-6
-"""A speed below it is a mistake, and times that are divided by it are beyond any float."""
+"""A smaller speed is a mistake, and dividing by it would overflow."""
 LARGEST_RATE = 1e6
-"""GB/s or TFLOP/s of a GPU or a node: a hundred times what any has."""
+"""Largest GB/s or TFLOP/s of a GPU or node: a hundred times that of today's largest."""
 
 
 def _refuse(problem: str) -> PydanticCustomError:
@@ -153,10 +153,10 @@ def _lines_within(value: Any) -> Any:
 
 
 Text = Annotated[str, Checked(_line)]
-"""Every text of a spec: without control characters, so that no value becomes a line of its own in an emitted file."""
+"""Any text of a spec, without control characters, so that no value can add a line to an emitted file."""
 Name = Annotated[Text, Checked(_name)]
-"""A text that files are named after."""
+"""A text that is used in file names."""
 Rate = Annotated[float, Within(ge=0, le=LARGEST_RATE), Checked(_rate)]
-"""GB/s or TFLOP/s; 0 where there is none."""
+"""GB/s or TFLOP/s; 0 if the hardware lacks it."""
 TextMapping = Annotated[dict[str, Any], Checked(_lines_within), Checked(FrozenMap)]
-"""Keys and values as another program has them, at any depth; their text as ``Text``."""
+"""A nested mapping in another program's format; every text in it is a ``Text``."""

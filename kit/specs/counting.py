@@ -1,4 +1,4 @@
-"""What transformers says of a configuration: asked once, in a process of its own, and kept under its hash."""
+"""Counts a configuration's parameters with transformers, in a separate process; caches the answer by its hash."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kit.errors import SpecError
 
 _COUNTER = "kit.engines.huggingface.count_parameters"
 _MOST_SECONDS = 120
-"""A configuration takes two to five seconds, nearly all of them to import torch; a busy machine several times that."""
+"""Time limit. A configuration takes two to five seconds, mostly to import torch, and more on a busy machine."""
 _FORMAT = "2"
-"""Format of the answers; another one makes those that were kept useless."""
+"""Format of cached answers; answers in another format are ignored."""
 
 
 def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """The answer of ``kit.engines.huggingface.count_parameters``; None without transformers.
 
-    Raises ``SpecError`` where the process gives no answer.
+    Raises ``SpecError`` if the process gives no answer.
     """
     try:
         installed = version("transformers")
@@ -46,7 +46,7 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         partial.write_text(json.dumps(answer), encoding="utf-8")
         partial.replace(file)
     except OSError:
-        pass  # a home that cannot be written to costs the seconds again
+        pass  # without a writable cache the next call counts again
     return answer
 
 

@@ -10,11 +10,11 @@ from kit.specs.model import ModelSpec
 from kit.specs.text import shown
 
 _T5_PROJECTIONS = ("relu", "gated-gelu")
-"""feed_forward_proj: of the first version and of 1.1."""
+"""feed_forward_proj of T5's first version and of version 1.1."""
 
 
 def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields of ModelSpec but its name and source. Raises ``SpecError`` for what kit does not compute."""
+    """Fields of ModelSpec, without name and source. Raises ``SpecError`` for features that kit does not support."""
     return _t5(config, name) if config["model_type"] == "t5" else _bart_like(config, name)
 
 
@@ -80,8 +80,8 @@ def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             f"feed_forward_proj={shown(projection)} of {name} is not computed here; only relu and gated-gelu are"
         )
     heads = _required(config, "num_heads", name)
-    # 1.1 has a head of its own, and config files say so; transformers takes the key for "no scaling" and ties or not
-    # by the tensors that it finds (configuration_t5.py, __post_init__).
+    # Version 1.1 has an untied head, and config files say so. transformers reads the key as "no scaling" and ties the
+    # head by the tensors that it finds (configuration_t5.py, __post_init__).
     tied = config.get("tie_word_embeddings", True) and config.get("scale_decoder_outputs", True)
     return {
         "family": "t5",
@@ -93,7 +93,7 @@ def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "num_key_value_heads": heads,
         "head_dim": _required(config, "d_kv", name),
         "vocab_size": _required(config, "vocab_size", name),
-        # Distances have no end; n_positions is the length that the first versions were trained with.
+        # Relative positions have no limit; n_positions is the training length of the first versions.
         "max_position_embeddings": config.get("n_positions", 512),
         "tied_embeddings": tied,
         "norm_eps": config.get("layer_norm_epsilon", 1e-6),

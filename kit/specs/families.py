@@ -1,6 +1,6 @@
-"""What a family of models decides: norms, biases, positions, activations, and which optional sizes it has.
+"""Traits of model families: norms, biases, positions, activations, and optional sizes.
 
-One row a family, named as transformers names it (``model_type``); read in its ``modeling_*.py`` (transformers 5.23).
+One row per family, with transformers' name (``model_type``); read in its ``modeling_*.py`` (transformers 5.23).
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "norm_topk_prob"),
     ),
     "deepseek_v2": Traits(
-        # Its losses of devices and of communication are not computed.
+        # kit does not compute its device-level and communication balance losses.
         balancing={
             "moe_router_load_balancing_type": "seq_aux_loss",
             "moe_aux_loss_coeff": 0.003,
@@ -305,7 +305,7 @@ FAMILIES: Mapping[Family, Traits] = {
     "deepseek_v3": Traits(
         megatron="deepseek.deepseek_v3",
         router="sigmoid",
-        # The last 500 billion tokens of 14.8 trillion had a rate of 0.
+        # The bias update rate was 0 for the last 500 billion of 14.8 trillion tokens.
         balancing={
             "moe_router_load_balancing_type": "seq_aux_loss",
             "moe_aux_loss_coeff": 0.0001,
@@ -341,7 +341,7 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=(*_EXPERTS, "sliding_window"),
         takes=(*_ROPE, "full_attention_every"),
     ),
-    # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
+    # Two stacks. T5 1.1 has a gated MLP (feed_forward_proj).
     "t5": Traits(
         positions="relative",
         norm_scales_input=True,
@@ -360,12 +360,12 @@ FAMILIES: Mapping[Family, Traits] = {
 
 
 def families_where(trait: str) -> tuple[Family, ...]:
-    """Families that have a trait which is true or false."""
+    """Families for which the boolean trait is true."""
     return tuple(family for family, traits in FAMILIES.items() if getattr(traits, trait))
 
 
 def families_with(optional: str) -> tuple[Family, ...]:
-    """Families that have an optional field of ModelSpec, or a trait to choose."""
+    """Families that may have the optional field of ModelSpec, or whose models may choose the trait."""
     return tuple(
         family
         for family, traits in FAMILIES.items()

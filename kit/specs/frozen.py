@@ -1,4 +1,4 @@
-"""A mapping that never changes and has a hash, so that a spec which holds one has a hash too."""
+"""An immutable, hashable mapping, so that specs with mappings are hashable too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 class FrozenMap(dict[str, Any]):
-    """Plain JSON values by name: read and written as a dict, lists kept as tuples."""
+    """JSON values by name. It behaves as a dict; lists are stored as tuples."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__({key: _frozen(value) for key, value in values.items()})
@@ -37,5 +37,5 @@ def _plain(value: Any) -> Any:
 
 
 def thawed(values: dict[str, Any]) -> dict[str, Any]:
-    """Copies frozen values into dicts and lists, for programs that ask for these types."""
+    """Copies frozen values to dicts and lists, for programs that need these types."""
     return {key: _plain(value) for key, value in values.items()}

@@ -1,7 +1,7 @@
-"""How each family writes its shape in ``config.json``: which key holds which field of ModelSpec, and what is fixed.
+"""Each family's ``config.json``: the key of every field of ModelSpec, and keys with a fixed value.
 
-One table for both directions. Read in transformers 5.23 (``configuration_*.py``): names, and the values of keys that a
-file leaves out.
+One table for reading and writing. Read in transformers 5.23 (``configuration_*.py``): names, and defaults of missing
+keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPELLINGS: Mapping[Activation, tuple[str, ...]] = {
     "relu": ("relu",),
     "clamped_swiglu": ("silu",),
 }
-"""transformers' names of activations; each computes the same (transformers/activations.py)."""
+"""Activation → transformers' names for it (transformers/activations.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +28,27 @@ class Keys:
     """One family's ``config.json``."""
 
     names: Mapping[str, str]
-    """Field of ModelSpec → key; one of ``latent`` as ``latent.kv_lora_rank``."""
+    """Field of ModelSpec → key. Fields of ``latent`` are written as ``latent.kv_lora_rank``."""
     defaults: Mapping[str, Any]
-    """Field → its value where a file leaves the key out or null; all others must be given."""
+    """Field → its value if the key is missing or null; keys of other fields are required."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that may have this value alone."""
+    """Keys that must have this value, if present."""
     writes: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that are written and not looked at: no dropout, nothing beside the loss of tokens."""
+    """Keys that kit writes but does not read: no dropout, no losses other than that of tokens."""
     also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Key → other names that files give it."""
+    """Key → other names of it in files."""
     activation: str | None = "hidden_act"
-    """Key of the activation; null where there is none to say."""
+    """Key of the activation; None if the family has no such key."""
     spellings: Mapping[str, Activation] = field(default_factory=dict)
-    """Own meanings of names of activations."""
+    """Activation names with another meaning in this family."""
     mlp_ratio: int | None = None
-    """``ffn_hidden_size`` over ``hidden_size`` where a file does not say it."""
+    """``ffn_hidden_size`` / ``hidden_size`` if the file has no key for it."""
     full_attention_every: int = 0
     """``full_attention_every`` of ModelSpec, for files that do not list their layers."""
     rope_theta: float = 10000.0
-    """Base where a file has none."""
+    """RoPE base if the file has none."""
     rope_names: Mapping[str, str] = field(default_factory=dict)
-    """Own names of ``rope_theta`` and ``partial_rotary_factor`` in files older than transformers 5."""
+    """The family's names of ``rope_theta`` and ``partial_rotary_factor`` in files before transformers 5."""
     partial_rotary_factor: float = 1.0
 
 
@@ -78,7 +78,7 @@ def _like(
     defaults: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Keys:
-    """``base`` with names changed (null: none) and defaults added."""
+    """``base`` with changed names (None removes a name) and additional defaults."""
     named = {key: value for key, value in {**base.names, **(names or {})}.items() if value is not None}
     return dataclasses.replace(base, names=named, defaults={**base.defaults, **(defaults or {})}, **others)
 
@@ -265,7 +265,7 @@ KEYS: Mapping[Family, Keys] = {
         names={
             "num_layers": "n_layer",
             "num_attention_heads": "n_head",
-            # Not a key of BloomConfig any more; files have it.
+            # No longer a key of BloomConfig, but files have it.
             "max_position_embeddings": "seq_length",
             "norm_eps": "layer_norm_epsilon",
         },

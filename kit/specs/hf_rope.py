@@ -1,4 +1,4 @@
-"""Rotary positions in ``config.json``, of every age: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``."""
+"""RoPE keys in ``config.json``, older and newer: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from kit.specs.model import ModelSpec
 from kit.specs.text import shown
 
 _LAYERS = ("full_attention", "sliding_attention")
-"""Gemma 3 keeps parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
+"""Gemma 3 has RoPE parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
 
 _NUMBERS = (
     "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_",
     "mscale", "original_max_position_embeddings",
 )  # fmt: skip
-"""How keys of a scaling begin whose values are numbers, or lists of them."""
+"""Prefixes of scaling keys whose values are numbers or lists of numbers."""
 
 
 def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
-    """Fields of ModelSpec: base, scaling, part of a head. Raises SpecError for a scaling that is no mapping."""
+    """Fields of ModelSpec: RoPE base, scaling, rotated part of a head. Raises SpecError if the scaling is not a
+    mapping."""
     parameters = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {}, name)
     local: dict[str, Any] = {}
     traits = FAMILIES[config["model_type"]]
@@ -71,7 +72,8 @@ def _number(value: Any, name: str) -> float:
 
 
 def rope_parameters(model: ModelSpec, keys: Keys) -> dict[str, Any]:
-    """What transformers 5 reads (modeling_rope_utils.py). Raises SpecError for a family that rotates without a base."""
+    """``rope_parameters`` for transformers 5 (modeling_rope_utils.py). Raises SpecError for a family with RoPE but
+    without a base."""
     if model.rope_theta is None:
         raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
     parameters = {"rope_type": "default", **thawed(model.rope_scaling or {}), "rope_theta": model.rope_theta}

@@ -1,4 +1,4 @@
-"""What some families say in their ``config.json`` in a way of their own."""
+"""Keys of ``config.json`` that need code of their own in some families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.specs.text import shown
 
 
 def _read_falcon(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Key/value heads, norms and positions follow from switches (modeling_falcon.py, FalconAttention)."""
+    """Boolean keys decide key/value heads, norms and positions (modeling_falcon.py, FalconAttention)."""
     new, parallel = bool(config.get("new_decoder_architecture")), data["parallel_residual"]
     heads = data["num_attention_heads"]
     if new and not parallel:
@@ -47,7 +47,7 @@ def _write_falcon(model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_deepseek(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Greedy routing does not look at groups (modeling_deepseek_v2.py, route_tokens_to_experts)."""
+    """Greedy routing ignores expert groups (modeling_deepseek_v2.py, route_tokens_to_experts)."""
     latent = data["latent"]
     widths = latent["nope_head_dim"], latent["rope_head_dim"]
     if not all(isinstance(width, int) for width in widths):
@@ -67,13 +67,13 @@ def _write_deepseek_v2(model: ModelSpec) -> dict[str, Any]:
 
 
 def _write_phi3(model: ModelSpec) -> dict[str, Any]:
-    """The length before scaling stands beside the scaling as well (modeling_phi3.py reads it there)."""
+    """Writes the original context length also at the top level, where modeling_phi3.py reads it."""
     original = (model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings)
     return {"original_max_position_embeddings": original}
 
 
 def _read_smollm3(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The list of layers counts, and not the interval, where a file has one: 1 rotates, 0 does not."""
+    """The list of layers (1 has RoPE, 0 has none), if present, takes precedence over the interval."""
     rotated = config.get("no_rope_layers")
     if rotated is None:
         return {}
@@ -97,7 +97,7 @@ def _write_smollm3(model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_granite(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Scores are multiplied by attention_multiplier: the root of query_pre_attn_scalar, turned over."""
+    """Scores are multiplied by attention_multiplier, which equals 1/√query_pre_attn_scalar."""
     multiplier = config.get("attention_multiplier", 1.0)
     numbers = {key: data[key] for key in ("embedding_multiplier", "residual_multiplier", "logits_divisor")}
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (multiplier, *numbers.values())):
@@ -117,7 +117,7 @@ def _write_granite(model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_qwen2_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One shared expert, as wide as several of the others."""
+    """The model has one shared expert, with the width of several routed experts."""
     shared, one = config.get("shared_expert_intermediate_size", 5632), data["moe_ffn_hidden_size"]
     if not (isinstance(shared, int) and isinstance(one, int)) or min(shared, one) < 1 or shared % one:
         raise SpecError(
@@ -128,7 +128,7 @@ def _read_qwen2_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: st
 
 
 def _read_glm4_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Biases of query, key and value, and norms of queries and keys, are switches of their own."""
+    """Two boolean keys decide biases of query, key and value, and norms of queries and keys."""
     return {
         **({"biases": "qkv"} if config.get("attention_bias") else {}),
         **({"qk_norm": "head"} if config.get("use_qk_norm") else {}),
@@ -136,7 +136,7 @@ def _read_glm4_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: str
 
 
 def _read_minimax_m2(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Files say how many dimensions of a head are rotated (configuration_minimax_m2.py)."""
+    """Files state the number of rotated dimensions of a head (configuration_minimax_m2.py)."""
     rotated, head_dim = config.get("rotary_dim"), data["head_dim"]
     if rotated is None:
         return {}

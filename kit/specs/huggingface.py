@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json`` ↔ a ModelSpec. What the ModelSpec cannot say is refused, never dropped."""
+"""Hugging Face ``config.json`` ↔ ModelSpec. Features that a ModelSpec cannot express are refused, never dropped."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kit.specs.text import check_line, shown
 from kit.specs.text_files import parse_json, read_text, reason
 
 _MOST_BYTES = 1 << 23
-"""Classifiers list their labels; the longest config.json of the corpus has 300 kB."""
+"""Largest config.json that is read. The longest known one has 300 kB, because classifiers list their labels."""
 _MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
-"""``model_type`` values that are understood: the families of ``ModelSpec``."""
+"""Supported ``model_type`` values: the families of ``ModelSpec``."""
 _ALSO: Mapping[str, Family] = {"kimi_k2": "deepseek_v3"}
-"""Own names that files give to a family: Kimi K2's architectures are DeepseekV3ForCausalLM."""
+"""Other ``model_type`` → family. Kimi K2, for example, is DeepseekV3ForCausalLM."""
 
 
 def read_config(directory: Path) -> ModelSpec:
@@ -40,7 +40,7 @@ def read_config(directory: Path) -> ModelSpec:
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
-    """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
+    """Keys of a ``config.json`` → ModelSpec. Raises ``SpecError`` for features that kit does not support."""
     check_line("name of the model's directory", name)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
@@ -60,7 +60,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
 
 
 def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
-    """A type that no family describes: its text part if that is one of a family, or else approximately."""
+    """A model type that no family describes: its text part if a family describes that, or else an approximation."""
     from kit.specs.approximate import approximated  # these ask transformers; most plans are of a known family
     from kit.specs.counting import counted
 
@@ -72,7 +72,7 @@ def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> Model
 
 
 def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields of a decoder-only model, but family, name and source."""
+    """Fields of a decoder-only model, without family, name and source."""
     family: Family = config["model_type"]
     keys = KEYS[family]
     config = _with_todays_names(config, keys)
@@ -92,7 +92,7 @@ def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def config_from_model(model: ModelSpec) -> dict[str, Any]:
     """ModelSpec → the keys of a ``config.json`` as transformers 5 writes it, ``model_type`` among them.
 
-    Raises SpecError where the family has no way to say a shape. Keys that no ModelSpec decides (dropout) are off.
+    Raises SpecError if the family's configuration cannot express the shape. Dropout is off.
     """
     if model.approximate is not None:
         return thawed(model.approximate.config)
@@ -138,7 +138,7 @@ def _with_todays_names(config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
 
 
 def _refuse(config: Mapping[str, Any], name: str, keys: Keys) -> None:
-    """Keys that, where present, may have one value alone."""
+    """Refuses keys with another than their only supported value."""
     for key, value in keys.only.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if key in config and config[key] not in allowed:
@@ -146,12 +146,12 @@ def _refuse(config: Mapping[str, Any], name: str, keys: Keys) -> None:
 
 
 def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
-    """Fields of the table; heads and widths that follow from others where a file is silent."""
+    """Fields of the table; missing heads and widths are derived from other fields."""
     data: dict[str, Any] = {}
     for field, key in keys.names.items():
         value = config.get(key)
         if value is None and key in config and field in ("sliding_window", "attention_softcap", "logit_softcap"):
-            pass  # null says that there is none
+            pass  # null means none
         elif value is None and field not in ("head_dim", "num_key_value_heads", "ffn_hidden_size"):
             if field not in keys.defaults:
                 raise SpecError(f"config.json of {name} lacks {key}")
@@ -177,7 +177,7 @@ def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
 
 
 def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
-    """The activation where it is not the family's own; refused where it is another than those known."""
+    """The activation, if it is not the family's default; refuses unknown activations."""
     if keys.activation is None or config.get(keys.activation) is None:
         return {}
     traits, given = FAMILIES[config["model_type"]], config[keys.activation]
@@ -196,7 +196,7 @@ def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, A
 
 
 def _spelling(model: ModelSpec, keys: Keys) -> str:
-    """GPT-2's own name is the older one of the approximation; the others take today's."""
+    """transformers' name of the activation: GPT-2 uses the older name of gelu_tanh, other families today's."""
     names = SPELLINGS[model.traits.activation]
     return "gelu_new" if model.family == "gpt2" else names[0]
 
@@ -218,7 +218,7 @@ def _layer_types(model: ModelSpec) -> list[str]:
 
 
 def _check_layers(config: Mapping[str, Any], model: ModelSpec) -> None:
-    """A file that lists its layers must have those that the spec says."""
+    """Checks that the file's list of layers, if present, agrees with the spec."""
     layers = config.get("layer_types")
     window = shown(config.get("sliding_window"))
     if layers is None:
@@ -237,7 +237,7 @@ def _check_layers(config: Mapping[str, Any], model: ModelSpec) -> None:
 
 
 def _check_unsaid(model: ModelSpec, keys: Keys) -> None:
-    """Fields that the family's config has no key for must have the value that its class computes with."""
+    """Checks fields without a key in the family's configuration: they must have the value that its class uses."""
     fixed: dict[str, Any] = {}
     if "norm_eps" not in keys.names:
         fixed["norm_eps"] = 1e-5

@@ -19,37 +19,37 @@ GradientCompression = Literal["none", "bf16", "powersgd"]
 (PowerSGD, arXiv 1905.13727)."""
 GradientDtype = Literal["fp32", "bf16"]
 LOSS_CHUNK_TOKENS = 2048
-"""Tokens whose logits exist at once with ``chunked_loss``. The head's gradient, as large as the head, is read and
-written for every chunk: with half as many tokens that takes as long as half of the chunk's products on an H100."""
+"""Tokens per chunk of ``chunked_loss``. Every chunk reads and writes the head's gradient, as large as the head. With
+half as many tokens this would take as long as half of the chunk's GEMMs on an H100."""
 FP8_MULTIPLE = 16
-"""Every size of a product in 8 bits is a multiple of it (torch._scaled_mm)."""
+"""Every dimension of an fp8 GEMM must be a multiple of this (torch._scaled_mm)."""
 AttentionKernel = Literal["default", "cudnn"]
 """The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), or cuDNN's, which
 is faster on Hopper and later."""
 LossKernel = Literal["torch", "liger"]
-"""What computes a chunk of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
+"""Kernel of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
-"""How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
-passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+"""Megatron's ``cp_comm_type``, how context-parallel ranks communicate: all_gather of keys and values, p2p (a ring), or
+a2a (all-to-all over heads; DeepSpeed-Ulysses, arXiv 2309.14509)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Columns of a layout's field, beside its name, type and default."""
+    """Properties of a layout field, in addition to its name, type and default."""
 
     engines: tuple[EngineName, ...] = ENGINES
-    """Engines that take another value than the default; a rule refuses it elsewhere."""
+    """Engines that support other values than the default; a rule refuses them on other engines."""
     text: str | FrozenMap = ""
-    """How ``describe`` prints another value than the default: with ``{value}`` in it, or by value; empty: not here."""
+    """Text of ``describe`` for other values than the default: with ``{value}``, or by value; empty: none."""
     zero_key: str = ""
     """For a size: its key below ``zero_optimization`` in ds_config.json."""
 
 
 Size = Annotated[int, Within(gt=0, le=10**8)]
-"""Ranks, layers, sequences or buffers: more than the ranks of the largest ``ClusterSpec`` are none."""
+"""Number of ranks, layers, sequences or buffers."""
 ZeroStage = Annotated[int, Within(ge=0, le=3)]
 Elements = Annotated[int, Within(ge=0, le=10**15)]
-"""Elements of a buffer. DeepSpeed's own examples go up to 10¹⁴, which means everything."""
+"""Elements of a buffer. DeepSpeed's own examples use up to 10¹⁴ to mean no limit."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
@@ -82,7 +82,7 @@ class Layout:
     ep: Annotated[Size, Flag(("megatron",))] = 1
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: Annotated[Size, Flag(("megatron",))] = 1
-    """Tensor parallelism inside each expert; with ep=1 it is that of everything else."""
+    """Tensor parallelism inside each expert; with ep=1 it must equal tp."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
@@ -101,14 +101,15 @@ class Layout:
     ] = "none"
     """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
     gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
-    """torch, FSDP2 with 8-bit AdamW: what gradients of matrices are kept in from backward to the step."""
+    """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
     weights. Engine torch always autocasts in bf16 DDP."""
     recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
-    """full: only each layer's input is saved. selective: all but the inside of attention."""
+    """full: only each layer's input is saved. selective: everything except the inside of attention is saved."""
     chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False
-    """Hugging Face models: output projection and cross entropy in one, some tokens at a time, without all logits."""
+    """Hugging Face models: compute output projection and cross entropy together in chunks of tokens, so that all logits
+    never exist at once."""
     loss_kernel: Annotated[LossKernel, Flag(("torch",), "Liger's loss")] = "torch"
     """Read only with chunked_loss; liger on engine=torch and GPUs, where liger-kernel is installed."""
     compile_layers: Annotated[bool, Flag(("torch", "deepspeed"), "compiled blocks")] = False
@@ -139,11 +140,11 @@ class Layout:
     optimizer_buffer_count: Annotated[Size | None, Flag(("deepspeed",), zero_key="offload_optimizer.buffer_count")] = (
         None
     )
-    """Host buffers, each as large as a sub group, through which optimizer state goes to NVMe."""
+    """Host buffers for NVMe transfers of optimizer state, each as large as a sub group."""
     param_buffer_count: Annotated[Size | None, Flag(("deepspeed",), zero_key="offload_param.buffer_count")] = None
-    """Host buffers through which weights go to NVMe."""
+    """Host buffers for NVMe transfers of weights."""
     param_buffer_size: Annotated[Elements | None, Flag(("deepspeed",), zero_key="offload_param.buffer_size")] = None
-    """Elements of each."""
+    """Elements of each host buffer of weights."""
 
     @property
     def world_size(self) -> int:
@@ -152,7 +153,7 @@ class Layout:
 
     @property
     def uses_nvme(self) -> bool:
-        """Whether anything is kept on the nodes' own disks."""
+        """Whether optimizer state or weights are offloaded to NVMe."""
         return "nvme" in (self.offload_optimizer, self.offload_param)
 
     @property
@@ -183,7 +184,7 @@ FLAGS: Mapping[str, Flag] = {
 ZERO_KEYS: Mapping[str, str] = {name: flag.zero_key for name, flag in FLAGS.items() if flag.zero_key}
 """Field of a layout that is a size of DeepSpeed → its key below ``zero_optimization`` in ds_config.json."""
 PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumulation_steps"))
-"""What a user may decide. Data parallelism and accumulation follow from it."""
+"""Fields that a user may pin. Data parallelism and gradient accumulation follow from them."""
 
 
 @spec

@@ -1,4 +1,4 @@
-"""The shape of a transformer: all that planning needs to know about a model."""
+"""The shape of a transformer: all properties of a model that planning needs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LatentAttention:
 
 @spec
 class Approximation:
-    """What is known of a model that no family describes: totals over its layers, whatever kinds these are."""
+    """Totals over the layers of a model that no family describes, whatever kinds of layers it has."""
 
     config: TextMapping
     """The text model's ``config.json``, of which transformers builds it."""
@@ -85,7 +85,7 @@ class Approximation:
     matrices: Annotated[int, Within(ge=0)]
     """Elements of all layers' matrices but those of routed experts."""
     recurrent: Annotated[int, Within(ge=0)] = 0
-    """The part of them in layers that keep a state instead of keys and values (Mamba, linear attention)."""
+    """The part of ``matrices`` in recurrent layers (Mamba, linear attention)."""
     experts: Annotated[int, Within(ge=0)] = 0
     """Elements of all routed experts."""
     attention_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
@@ -95,9 +95,9 @@ class Approximation:
     mlp_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
     """Layers with an MLP and no routed experts."""
     state: Annotated[int, Within(ge=0)] = 0
-    """Elements of the state of one such layer, of all its heads."""
+    """Elements of one recurrent layer's state, over all heads."""
     state_width: Annotated[int, Within(ge=0)] = 0
-    """Elements of a token's keys and values there, of all heads."""
+    """Elements of a token's keys and values in a recurrent layer, over all heads."""
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
     qk_norm: QKNorm = "none"
@@ -159,9 +159,9 @@ class ModelSpec:
     qk_norm: QKNorm | None = None
     """Which norm queries and keys have; null = the family's."""
     positions: Positions | None = None
-    """How a token knows its place; null = the family's."""
+    """Kind of position encoding; null = the family's."""
     rope_theta: _Base | None = 10000.0
-    """RoPE base; null for positions that do not rotate."""
+    """RoPE base; null without RoPE."""
     local_rope_theta: _Base | None = None
     """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
     rope_scaling: TextMapping | None = None
@@ -169,11 +169,11 @@ class ModelSpec:
     partial_rotary_factor: Annotated[float, Within(gt=0, le=1)] = 1.0
     """Part of a head that is rotated."""
     no_rope_every: _Layers = 0
-    """Every such layer (the 4th, the 8th, …) knows no positions; 0 = all rotate."""
+    """Every such layer (the 4th, the 8th, …) has no RoPE; 0 = all layers have RoPE."""
     sliding_window: _Tokens | None = None
-    """Positions that a token attends to, its own included; null for all before it."""
+    """Positions that a token attends to, its own included; null = all previous positions."""
     full_attention_every: _Layers = 0
-    """Every such layer (the 6th, the 12th, …) attends to all positions all the same; 0 = none does."""
+    """Every such layer (the 6th, the 12th, …) has full attention instead of the sliding window; 0 = none."""
     attention_softcap: _Factor | None = None
     """Attention scores go through cap·tanh(score/cap); null = unchanged."""
     logit_softcap: _Factor | None = None
@@ -189,7 +189,7 @@ class ModelSpec:
     parallel_residual: bool = False
     """Whether attention and MLP of a layer read the same input, and both are added to it."""
     shared_norm: bool = False
-    """Whether they also read it through one norm."""
+    """Whether attention and MLP of a parallel layer share one norm."""
     latent: LatentAttention | None = None
     """Keys and values are compressed; head_dim is then nope_head_dim + rope_head_dim."""
     num_experts: _Count = 0
@@ -203,7 +203,7 @@ class ModelSpec:
     first_dense_layers: _Layers = 0
     """Layers at the start that have a dense MLP instead of experts."""
     norm_topk_prob: bool = True
-    """Whether the weights of a token's experts are made to add up to 1."""
+    """Whether the router weights of a token's experts are normalised to the sum 1."""
     router_groups: _Width = 1
     """Groups of experts, of which a token goes to ``router_top_groups``."""
     router_top_groups: _Width = 1
@@ -220,7 +220,7 @@ class ModelSpec:
     scale_embedding: bool = False
     """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
     approximate: Approximation | None = None
-    """Family transformers: a model type that no family describes; sizes above are then read as nearly as they go."""
+    """Family transformers: a model type that no family describes; the sizes above are then approximate."""
     source: Text = "user"
     """Where the shape was read."""
 
@@ -233,12 +233,12 @@ class ModelSpec:
         return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
     def __hash__(self) -> int:
-        """Worked out once: a search looks a model up thousands of times."""
+        """Computed once, because a search hashes a model thousands of times."""
         return self._hash
 
     @cached_property
     def traits(self) -> Traits:
-        """What the family decides, with this model's own choices."""
+        """The family's traits, with this model's own choices."""
         if (known := self.approximate) is not None:
             return Traits(ulysses=False, prefix="", **{name: getattr(known, name) for name in _READ_TRAITS})
         base = FAMILIES[self.family]
@@ -249,7 +249,7 @@ class ModelSpec:
 
     @property
     def model_type(self) -> str:
-        """What transformers calls the kind of model."""
+        """transformers' ``model_type``."""
         return self.family if self.approximate is None else str(self.approximate.config["model_type"])
 
     @property
@@ -259,7 +259,7 @@ class ModelSpec:
 
     @property
     def mlp_width(self) -> int:
-        """Width inside the MLP that a layer (beside the first dense ones) really has: of the one, or of each expert."""
+        """Inner width of a layer's MLP, or of each expert if the model has experts."""
         return self.moe_ffn_hidden_size or self.ffn_hidden_size
 
     @property

@@ -52,7 +52,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe that no file holds. Its names are those of the catalog, and its run is left out: nothing is read.
+    """A recipe from text instead of a file. Its names must be in the catalog, and its run is ignored: no file is read.
 
     Raises ``SpecError``, also for ``extends``.
     """
@@ -87,7 +87,7 @@ def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: s
 
 
 def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
-    """The run that ``run.key=value`` words describe without a recipe; null without words. Raises ``SpecError``."""
+    """The run that ``run.key=value`` arguments describe without a recipe; None without any. Raises ``SpecError``."""
     document = strict_yaml.Document(name="run", data={}, lines={})
     for word in overrides:
         document = _override(document, word)
@@ -96,7 +96,7 @@ def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
 
 
 def merged_text(path: str | Path) -> str:
-    """A recipe as YAML text with what it extends laid under it: complete in one file. Raises ``SpecError``."""
+    """A recipe as YAML text, merged with the recipe that it extends. Raises ``SpecError``."""
     path = Path(path)
     data = dict(_extended(strict_yaml.read(path), path).data)
     data.pop("extends", None)
@@ -105,7 +105,7 @@ def merged_text(path: str | Path) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A variant takes a key of its base back by null; without the base there is nothing to take back."""
+    """Removes null values, with which a variant removes keys of its base; the merged recipe does not need them."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return value
@@ -133,7 +133,7 @@ def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any
 
 
 def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Document:
-    """Lay a recipe over the one it extends."""
+    """Merges a recipe with the recipe that it extends."""
     base_name = document.data.get("extends")
     if base_name is None:
         return document

@@ -1,4 +1,4 @@
-"""Names → specs: models, GPUs and clusters, from data files of which every row says where it was read."""
+"""Names → specs of models, GPUs and clusters, from data files in which every row names its source."""
 
 from kit.specs.catalog.clusters import cluster_called, gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.models import described_names, load_model, model_called, model_names

@@ -1,4 +1,4 @@
-"""A cluster that a user describes in YAML: a node of the catalog with changes, or all of it.
+"""Reads a cluster that a user describes in YAML: a catalog node with changes, or a full description.
 
 node: p5.48xlarge          # optional: start from this row, then every key below changes it
 num_nodes: 4
@@ -22,9 +22,9 @@ from kit.specs.cluster import ClusterSpec, GpuSpec
 
 
 def read_cluster(path: Path, cluster_of: Callable[[str], ClusterSpec], gpu_of: Callable[[str], GpuSpec]) -> ClusterSpec:
-    """The cluster in the file; ``cluster_of`` and ``gpu_of`` look names up in the catalog.
+    """The cluster in the file. ``cluster_of`` and ``gpu_of`` look up catalog names.
 
-    Raises SpecError with the line of every value that is wrong.
+    Raises SpecError with the line of every invalid value.
     """
     document = strict_yaml.read(path)
     data: dict[str, Any] = {"name": path.stem, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": str(path.name)}
@@ -58,5 +58,5 @@ _FLOATS = {
 
 
 def _number(key: str, value: Any) -> Any:
-    """``450`` for ``450.0``: a person's whole number is a measure all the same."""
+    """Converts a whole number to a float, where the field needs a float: ``450`` → ``450.0``."""
     return float(value) if key in _FLOATS and type(value) is int else value

@@ -1,4 +1,4 @@
-"""``8xH100``, ``aws:p4d.24xlarge:8`` and the like → a cluster."""
+"""Text such as ``8xH100`` or ``aws:p4d.24xlarge:8`` → a cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 
 
 _MOST_IN_A_NODE = 8
-"""GPUs that a node is taken to have room for where no node with them is known."""
+"""Assumed GPUs per node, if the catalog has no node with these GPUs."""
 _MOST_IN_A_HOST = 16
-"""Cards of a workstation or one server, on PCIe."""
+"""Most PCIe cards of a workstation or server."""
 _DESCRIBED = (
     "{gpu: {memory_gib: 24, bf16_tflops: 71, fp32_tflops: 36, hbm_gbytes_per_s: 936, pcie_gbytes_per_s: 32}, "
     "gpus_per_node: 2, intra_node_gbytes_per_s: 32}"
 )
-"""A cluster file of one line."""
+"""Example of a cluster file in one line."""
 
 
 def gpu_names() -> list[str]:
@@ -62,10 +62,10 @@ def load_gpu(name: str) -> GpuSpec:
 
 
 def parse_cluster(text: str) -> ClusterSpec:
-    """A cluster in words; see ``_FORMS``. Fewer GPUs than a node has are a part of one node.
+    """A cluster from text; see ``_FORMS``. Fewer GPUs than a node has are a part of one node.
 
-    Raises ``SpecError``: not of that form, unknown name, no GPUs, a number that no whole nodes make, or what is wrong
-    in a file or not known of this machine.
+    Raises ``SpecError`` for another form, an unknown name, no GPUs, a number that is not a whole number of nodes, an
+    invalid file, or facts of this machine that are unknown.
     """
     if text.strip().lower() in ("local", "this"):
         from kit.specs.local import local_cluster  # asks the machine; most plans are for another
@@ -77,8 +77,7 @@ def parse_cluster(text: str) -> ClusterSpec:
 
 
 def cluster_called(text: str) -> ClusterSpec:
-    """A cluster of the catalog's GPUs or nodes; no file is read, and this machine is not asked. Raises
-    ``SpecError``."""
+    """A cluster of catalog GPUs or nodes; reads no file and does not inspect this machine. Raises ``SpecError``."""
     gpus = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})x(.+)", text.strip(), flags=re.IGNORECASE)
     if gpus:
         nodes, count, name = gpus.groups()
@@ -105,7 +104,7 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
     row = rows("nodes")[node_name]
     per_node = int(row["gpus_per_node"])
     if row.get("whole_host") and not row["inter_node_gbytes_per_s"] and count <= _MOST_IN_A_HOST and nodes in (None, 1):
-        nodes = 1  # of a workstation the number of cards is its owner's
+        nodes = 1  # a workstation may have any number of cards
     elif nodes is None:
         nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
     elif count > per_node:
@@ -117,7 +116,7 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
 
 
 def _lone_node(text: str, gpu: GpuSpec, count: int, nodes: int | None) -> ClusterSpec:
-    """GPUs that no node of the catalog has, in one: what is known of it is what the GPU's data sheet says."""
+    """One node with GPUs that no catalog node has; its figures are those of the GPU's data sheet."""
     if count > _MOST_IN_A_NODE or (nodes or 1) > 1:
         raise SpecError(
             f"cluster {shown(text)}: no node of the catalog has {gpu.name}, so nothing is known of links between "
@@ -171,7 +170,7 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
     data |= {"name": node_name, "gpu": load_gpu(row["gpu"]), "num_nodes": nodes}
     if gpus_per_node != whole:
-        # A part of a server has its share of memory and disks, and no price: nobody rents out a part.
+        # A part of a server has its share of memory and disks, and no price, because providers rent whole servers.
         share = 1.0 if row.get("whole_host") else gpus_per_node / whole
         for key in ("host_ram_gib", "nvme_gib"):
             data[key] = None if data[key] is None else data[key] * share
@@ -191,6 +190,6 @@ def _plain(name: str) -> str:
 
 
 def _word(text: str) -> str:
-    """The part of a cluster string that looks like a name."""
+    """The part of a cluster text that looks like a name."""
     parts = [part for part in text.split(":") if part and not part.lstrip("-").isdigit()]
     return parts[-1] if parts else text

@@ -1,4 +1,4 @@
-"""A model's name or directory → its shape."""
+"""Model name or directory → ModelSpec."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def described_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A catalog name as people write it (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``), a directory with
-    config.json (or that file), or a size (``13B``), for which a shape is made.
+    """The model of a catalog name in any common spelling (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``),
+    of a directory with config.json (or that file), or of a size (``13B``), for which kit makes a shape.
 
-    Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
+    Raises ``SpecError`` with similar names, or with the missing keys of a config.json.
     """
     name, path = str(name_or_path), Path(name_or_path)
     key = name.rsplit("/", 1)[-1].lower()
@@ -44,7 +44,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def model_called(name: str) -> ModelSpec:
-    """A catalog name as people write it, or a size; no file is read. Raises ``SpecError`` with the nearest names."""
+    """The model of a catalog name in any common spelling, or of a size; reads no file. Raises ``SpecError`` with
+    similar names."""
     key = name.rsplit("/", 1)[-1].lower()
     if key not in rows("models"):
         from kit.specs.sizes import is_size, shape_of_size
@@ -63,12 +64,12 @@ def model_called(name: str) -> ModelSpec:
 
 
 _TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt)(?=$|[-_. ])")
-"""Words of a name that do not change a shape."""
+"""Words of a model name that do not change the model's shape."""
 
 
 def _near(word: str) -> list[str]:
-    """Catalog names that are ``word``, or whose row was read in a repository of that name, but for dashes, dots and
-    words such as Instruct; else those that it begins, or those that have its figures and nearly its letters."""
+    """Catalog names that equal ``word`` (or whose repository does), apart from dashes, dots and words such as Instruct.
+    Otherwise names that begin with ``word``, or that have its numbers and similar letters."""
     from difflib import SequenceMatcher  # only a name that is not in the catalog needs it
 
     def plain(name: str) -> str:
