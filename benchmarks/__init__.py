@@ -1,1 +1,1 @@
-"""Programs that measure and prove; none is needed to train."""
+"""Programs that measure kit and prove its claims; training needs none of them."""

@@ -1,1 +1,1 @@
-"""How far the cost model's predictions lie from published measurements."""
+"""Errors of the cost model's predictions against published measurements."""

@@ -1,4 +1,4 @@
-"""Bands of plans: how far predictions of rows like a plan lie off, without the rows' own source."""
+"""Error bands of plans: errors on published runs of the same kind, with constants fitted without the run's source."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 from kit.cost.time.elementwise import LOW_PRECISIONS
 
 SHARE = 0.8
-"""Rows that lie within a band."""
+"""Share of the rows within a band."""
 FEWEST_GROUPS = 2
 FEWEST_ROWS = 12
-"""For a regime to have a band of its own: a quantile of fewer says little. Of fewer the worst is told instead."""
+"""Fewest rows of a band, because a quantile of fewer says little. With fewer rows the worst error is reported."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """One regime: whose code, which engine, dense or with experts."""
+    """The band of one regime: code, engine, dense or with experts."""
 
     regime: str
     rows: int
     groups: int
     width: float
-    """Least relative error that ``SHARE`` of the rows stay below."""
+    """Smallest relative error that ``SHARE`` of the rows stay below."""
     holds: float
     """Share of rows within."""
     by_group: float
@@ -35,11 +35,11 @@ class Band:
 
 
 def regimes(result: Result) -> tuple[str, ...]:
-    """``code, engine, dense|experts``; old Megatron without fused kernels is apart, as are offload and LoRA. Rows in
-    8 or 4 bits count for themselves once more.
+    """Regimes of a row, ``code, engine, dense|experts``. Old Megatron without fused kernels, offload and LoRA have
+    their own. Rows in 8 or 4 bits also count in a regime of their precision.
 
-    Transformer Engine's code, which runs on the most generations of GPUs, is divided once more where rows are enough:
-    a Blackwell's rates are known from one source only, and without it they are Hopper's.
+    With enough rows, Transformer Engine is also split by GPU generation: Blackwell's rates come from one source only,
+    and without that source Hopper's are used.
     """
     assert result.run is not None
     whole, run = _regime(result), result.run

@@ -1,6 +1,6 @@
-"""Rows of a file as somebody may have written them: numbers as words, sections that are missing or none, names twice.
+"""Cleans rows of a data file: numbers written as text, missing or empty sections, duplicate names.
 
-What can be read one way only is read so; the rest stays as it is, and the row says why it is not predicted.
+Unambiguous values are corrected. A row with other errors is not predicted, and states the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SIZES = {
     "cluster": ("num_gpus", "gpus_per_node"),
     "job": ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "micro_batch_size", "global_batch_size"),
 }
-"""Whole numbers above zero, or null."""
+"""Keys whose values are whole numbers above zero, or null."""
 EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 SPLIT = ("tp", "pp", "cp", "dp")
 """Parallel sizes whose product is the number of GPUs."""
 
 
 def completed(rows: Iterable[Any]) -> list[Row]:
-    """What reports need of every row; without a group a row is its own, and a name that comes again gets a number."""
+    """Fills in what reports need of every row. A row without a group is its own group; duplicate names get a number."""
     found: list[Row] = []
     names: dict[str, int] = {}
     for number, row in enumerate(rows):
@@ -69,7 +69,7 @@ def _whole(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """A measured number; null for what is none."""
+    """A measured number; None if the value is not a number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -78,9 +78,9 @@ def number_of(value: Any) -> float | None:
 
 
 def with_sizes(row: Row) -> Row:
-    """Every size checked, and the one that the others imply filled in.
+    """Checks every size, and computes the one that the others imply.
 
-    Raises ``NotPredictedError`` with the first that is no size, or with what is not stated.
+    Raises ``NotPredictedError`` for the first invalid size, or for a missing one.
     """
     named = [(part, size, row[part].get(size)) for part, sizes in SIZES.items() for size in sizes]
     experts = row["model"].get("moe")
@@ -124,7 +124,7 @@ def _split(row: Row) -> Row:
 
 
 def contradiction(row: Row) -> str | None:
-    """Sizes of a row that cannot all be right: it is predicted as it stands, and enters no error figure."""
+    """Sizes of a row that contradict each other. Such a row is predicted but enters no error figure."""
     job, total = row["job"], row["cluster"].get("num_gpus")
     if total and all(isinstance(job.get(size), int) for size in SPLIT):
         used = math.prod(job[size] for size in SPLIT)

@@ -1,4 +1,4 @@
-"""What DeepSpeed held in a published run: kit's own terms, with DeepSpeed's default sizes in place of kit's.
+"""Memory of DeepSpeed in a published run: kit's own terms, with DeepSpeed's default sizes instead of kit's.
 
 Defaults in elements: deepspeed/runtime/zero/config.py.
 """
@@ -40,8 +40,8 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     parameters = workload.parameters[0]
     state = state_bytes(layout, precision, optimizer.name)
     if not offload.optimizer and (optimizer.short_masters or optimizer.moment_bytes == 2):
-        # Masters and gradients, and moments, in 16 bits (runtime/config.py, bf16_master_weights_and_grads and
-        # bf16_optimizer_states): no fp32 copy of a gradient is made either.
+        # Master weights, gradients and moments in 16 bits (runtime/config.py, bf16_master_weights_and_grads and
+        # bf16_optimizer_states); DeepSpeed then makes no fp32 copy of gradients.
         owners = layout.dp * layout.cp if stage else 1
         short = optimizer.short_masters
         held = (2.0 if short else 4.0) + optimizer.moments * (optimizer.moment_bytes or 4.0)
@@ -65,7 +65,7 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
             largest_parameter=int(largest) if stage == 3 else 0,
             adapters=adapters,
             of_adapters=state if lora else None,
-            # Codes are parameters, which stage 3 shards; scales are none.
+            # Stage 3 shards the 4-bit codes, which are parameters, but not their scales.
             matrix_weights=0.5 * state.weights / element + SCALES if lora and lora.four_bit else None,
         ),
     )

@@ -1,4 +1,4 @@
-"""Evidence that is no published row: tensors that DeepSpeed held, and the probe. Committed results, a stratum each."""
+"""Evidence other than published rows: measured tensors of DeepSpeed, and the probe. One stratum for each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTHING = 0.01
-"""Bytes a parameter below which a term is nothing (benchmarks/accuracy/deepspeed_bytes)."""
+"""Bytes per parameter below which a term counts as zero (benchmarks/accuracy/deepspeed_bytes)."""
 
 
 def evidence_lines() -> list[str]:
-    """Markdown of both strata; a line that says so where results are missing."""
+    """Markdown of both strata, or a line that results are missing."""
     return [*_engine_bytes(), "", *_probe()]
 
 

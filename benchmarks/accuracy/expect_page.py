@@ -1,4 +1,4 @@
-"""``docs/how-far-off.md``: in plain words, how far off a user must expect the step time of each kind of plan to be."""
+"""``docs/how-far-off.md``: the step-time error to expect for each kind of plan, in plain words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     "other programs with ddp, dense": "one GPU, or DDP",
     "other programs with ddp, dense, LoRA": "one GPU with LoRA",
 }
-"""Band → what a user calls such a plan."""
+"""Band → a user's name for such plans."""
 WORDS = """
 A plan's step time is a prediction. kit compared such predictions with published runs. Each run was predicted without
 anything that kit learnt from the run's own source. Each line of the table is one kind of plan:

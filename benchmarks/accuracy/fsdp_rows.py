@@ -1,7 +1,7 @@
-"""What FSDP held of a transformers model in a published run: kit's own layers, and states sharded unit by unit.
+"""Memory of FSDP with a transformers model in a published run: kit's own layers, and states sharded per unit.
 
-A unit is a layer, gathered for its forward and again for its backward, the next one beside it; embedding, final norm
-and head are the root, which stays gathered (torch/distributed/fsdp, FullyShardedDataParallel and fully_shard).
+A unit is a layer. FSDP gathers it for forward and again for backward, together with the next unit. Embedding, final
+norm and head are the root unit, which stays gathered (torch/distributed/fsdp, FullyShardedDataParallel, fully_shard).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kit.cost.memory.phases import EngineMemory
 from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
 
 SCALES = NF4_TWICE_BYTES - 0.5
-"""Of a weight in nf4: they are no part of the parameter, and so on every rank (bitsandbytes, nn/modules.py)."""
+"""Bytes of nf4 scales per weight. Scales are not part of the parameter, so every rank has all of them (bitsandbytes,
+nn/modules.py)."""
 
 
 def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:

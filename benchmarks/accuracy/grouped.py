@@ -1,4 +1,4 @@
-"""Rows written short: what a table's rows share stands once, and a row is a line of the table (``elsewhere.json``)."""
+"""Compact rows: a table states shared values once, and each row is a line of the table (``elsewhere.json``)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.accuracy.pipelines import Row
 
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
 APART = ("program", "notes")
-"""Columns that are no part of ``job``. A ``program`` is one of the file's: what is known of the code that ran, in the
-words of ``Program`` and ``PublishedSetup``."""
+"""Columns that are not part of ``job``. A ``program`` names an entry of the file, which describes the code that ran by
+fields of ``PublishedExecution`` and ``PublishedWorkload``."""
 
 
 def expanded(file: dict[str, Any]) -> list[Row]:
-    """Rows of the usual schema. ``dp`` is what the GPUs leave; equal runs are told apart by a number."""
+    """Rows of the usual schema. ``dp`` follows from the number of GPUs; equal runs get a number."""
     seen: Counter[str] = Counter()
     rows = []
     for group in file["groups"]:
@@ -41,7 +41,7 @@ def _row(common: dict[str, Any], line: dict[str, Any], programs: dict[str, Any])
 
 
 def _implied_s(common: dict[str, Any], job: dict[str, Any], tflops: float | None) -> float | None:
-    """From TFLOP/s by the FLOPs that the source counts for a token."""
+    """Step time from TFLOP/s, with the source's own FLOPs per token."""
     if tflops is None:
         return None
     tokens = job["global_batch_size"] * common["model"]["seq_length"]
@@ -50,7 +50,7 @@ def _implied_s(common: dict[str, Any], job: dict[str, Any], tflops: float | None
 
 
 def _words(row: Row, columns: list[str]) -> list[str]:
-    """What tells a row from the others of its table."""
+    """Values that distinguish a row from the other rows of its table."""
     job = row["job"]
     words = [f"{name}{job[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if name in columns and job[name]]
     words.append(f"mb{job['micro_batch_size']}")

@@ -1,4 +1,4 @@
-"""GPUs and links of published rows: the catalog's, and data-sheet figures of parts that it does not list."""
+"""GPUs and links of published rows: from the catalog, or data-sheet figures of GPUs that the catalog lacks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ GPUS: dict[str, tuple[float, float, float, float, str]] = {
     ),
     "V100": (31.7, 125.0, 15.7, 900.0, "NVIDIA V100 SXM2/SXM3 32 GB data sheet: fp16 125 TFLOPS, 900 GB/s"),
 }
-"""Parts that the catalog lacks: name → (memory GiB, 16-bit TFLOPS dense, fp32 TFLOPS, GB/s, source)."""
+"""GPUs that the catalog lacks: name → (memory GiB, dense 16-bit TFLOPS, fp32 TFLOPS, GB/s, source)."""
 
 DEFAULT_FABRIC_GBITS = {"A100": 200.0, "A800": 200.0, "V100": 50.0}
-"""Per GPU, where a row of several nodes states none: the DGX of that GPU. 400 for all later ones."""
+"""Assumed Gbit/s per GPU between nodes, as in the DGX of that GPU, if a row states none; 400 for later GPUs."""
 
 NVLINK_DOMAIN = 64
-"""GPUs of a GB200/GB300 rack that runs use of the 72 in one NVLink domain: sizes are powers of two."""
+"""GPUs of a GB200/GB300 rack's NVLink domain (72) that runs use, since sizes are powers of two."""
 
 
 def gpu_of(name: str) -> GpuSpec:
-    """Catalog figures where the catalog has the part."""
+    """The GPU of a row, with the catalog's figures if the catalog has it."""
     if name in GPUS:
         memory, sixteen, fp32, bandwidth, source = GPUS[name]
         return GpuSpec(
@@ -61,9 +61,9 @@ SIZE_TOLERANCE = 0.12
 
 
 def _same_part(name: str) -> str | None:
-    """The name here of a part that a table calls by maker, socket and memory: ``NVIDIA A100-SXM4-80GB``, ``H100 80GB``.
+    """kit's name for a GPU that a table names with maker, socket and memory: ``NVIDIA A100-SXM4-80GB``, ``H100 80GB``.
 
-    Parts on PCIe cards are others; a size of memory has to be the part's.
+    PCIe cards are different GPUs. A stated memory size must be that of the GPU.
     """
     words = [word for word in re.split(r"[\s_/-]+", name) if not re.fullmatch(SAID_BESIDE, word, re.IGNORECASE)]
     size = re.fullmatch(r"(\d+)(?:GB|GiB)?", words[-1], re.IGNORECASE) if len(words) > 1 else None
@@ -79,7 +79,7 @@ def _same_part(name: str) -> str | None:
 
 
 SAID_BESIDE = r"NVIDIA|AMD|INSTINCT|TESLA|SXM\d?|OAM|HGX|DGX|GPU|NVL\d+|HBM\d\w?"
-"""Words beside a part's name that make it no other part."""
+"""Words in a GPU's name that do not change which GPU it is."""
 
 
 def cluster_of(row: Row) -> ClusterSpec:
@@ -107,7 +107,7 @@ def _fabric(name: str) -> float:
 
 
 def _nvlink(text: str, name: str) -> float:
-    """GB/s per direction: half of the stated figure, else the generation's."""
+    """NVLink GB/s per direction: half of the stated figure, or else the figure of the GPU's generation."""
     found = re.search(r"([\d.]+) ?GB/s", text)
     if found:
         return float(found.group(1)) / 2
@@ -118,7 +118,7 @@ def _nvlink(text: str, name: str) -> float:
 
 
 def generation_of(name: str) -> str:
-    """By the marketing name that a row gives; decides attention kernels and the size of workspaces."""
+    """The generation of a GPU by its marketing name; decides attention kernels and workspace sizes."""
     marks = {
         "blackwell": ("GB200", "B200", "Blackwell", "GB300", "B300"),
         "hopper": ("H100", "H200", "H800", "H20", "GH200"),

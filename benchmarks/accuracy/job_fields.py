@@ -1,4 +1,4 @@
-"""What a row's ``job`` says in words, read strictly: what means nothing here is an error that names its field."""
+"""Parses the text fields of a row's ``job``. An unknown word is an error that names the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = {
     "torchtitan": r"torchtitan|pytorch/ao\b",
     "huggingface": r"transformers|hugging ?face|fsdp_qlora|accelerate|axolotl|llama-?factory|\btrl\b|peft",
 }
-"""Whose layers FSDP shards, by what a row's source and notes call the program (torchao measures torchtitan)."""
+"""Program name in a row's source or notes → the program whose layers FSDP shards (torchao measures torchtitan)."""
 
 _KNOWN = {
     "precision": r"bf16|bfloat16|fp16|float16|fp32|float32|tf32|fp8|fp4|\bamp\b|mixed",
@@ -24,7 +24,7 @@ _DISPATCHER = r"alltoall|all-to-all|allgather|flex|deepep|hybridep"
 
 
 def check_words(row: Row) -> None:
-    """Raises ``NotPredictedError`` for a word that the model has no meaning for."""
+    """Raises ``NotPredictedError`` for an unknown word."""
     stated = [(f"job.{name}", row["job"].get(name), known) for name, known in _KNOWN.items()]
     stated.append(("model.moe.dispatcher", (row["model"].get("moe") or {}).get("dispatcher"), _DISPATCHER))
     for name, value, known in stated:
@@ -33,24 +33,24 @@ def check_words(row: Row) -> None:
 
 
 class Optimizer(NamedTuple):
-    """An optimizer as a run held it."""
+    """The optimizer state of a run."""
 
     name: OptimizerName
     moments: int
-    """Of a matrix of the layers."""
+    """Number of moments of a layer's matrix."""
     moment_bytes: float | None
-    """Bytes of an element of a moment; null: as the program has them by default."""
+    """Bytes per element of a moment; None: the program's default."""
     short_masters: bool
     """Master weights and gradients in 16 bits: no fp32 copy exists (DeepSpeed's bf16_master_weights_and_grads, trainers
     whose weights are bf16 throughout)."""
     paged: bool
     """Moments in managed memory, which torch's allocator does not count (bitsandbytes, Paged…)."""
     in_backward: bool
-    """Each parameter is stepped when its gradient is made, and the gradient dropped."""
+    """Whether backward steps each parameter as soon as its gradient is ready, and then frees the gradient."""
 
 
 def optimizer_of(job: Row) -> Optimizer:
-    """Of ``job.optimizer``; AdamW where nothing is stated."""
+    """The optimizer in ``job.optimizer``; AdamW by default."""
     text = str(job.get("optimizer") or "adamw").lower()
     names: list[tuple[str, OptimizerName, int]] = [
         (r"muon", "muon", 1),
@@ -78,20 +78,20 @@ def optimizer_of(job: Row) -> Optimizer:
 
 
 class Offload(NamedTuple):
-    """What a run kept off the device."""
+    """State that a run offloaded from the device."""
 
     optimizer: float
     """Share of the optimizer's state."""
     parameters: bool
     activations: bool
     layers: int | None
-    """How many layers' activations; null: all."""
+    """Number of layers whose activations are offloaded; None: all."""
     nvme: bool
 
 
 def offload_of(job: Row) -> Offload:
-    """Of ``job.offload``. A device alone means the optimizer's state, as DeepSpeed's ``offload_optimizer`` does; with
-    FSDP everything that is sharded (CPUOffload)."""
+    """The offload in ``job.offload``. A device alone means the optimizer state, as in DeepSpeed's
+    ``offload_optimizer``; with FSDP it means all sharded state (CPUOffload)."""
     value = job.get("offload")
     text = "" if value in (None, False) else str(value).lower()
     if text in ("", "none", "no", "false"):
@@ -112,10 +112,10 @@ def offload_of(job: Row) -> Offload:
 
 
 def program_of(row: Row) -> str:
-    """Whose layers FSDP sharded: of ``job.program`` where it is stated, else of the source and the notes.
+    """The program whose layers FSDP sharded: from ``job.program``, or else from the source and the notes.
 
-    A program that nothing names is taken as torchtitan's kind where it compiles its layers or recomputes by operator,
-    else as transformers'.
+    If none names a program, torchtitan is assumed for compiled layers or recompute per operator, otherwise
+    transformers.
     """
     stated = row["job"].get("program") or row["job"].get("trainer")
     texts: list[Any] = [stated] if stated else [row["source"].get("address"), row.get("notes")]

@@ -1,4 +1,4 @@
-"""Choices that were made from rows, and the errors when each source is predicted without its own rows."""
+"""Constants fitted to rows, and the errors when each source is predicted with constants fitted without its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted_peaks(results: Iterable[Result]) -> list[Result]:
 
 
 def reserved_factors(results: Iterable[Result]) -> dict[str, float]:
-    """Group → reserved over allocated, from all other groups: the median of their medians, at least 1."""
+    """Group → reserved / allocated memory, fitted to all other groups: the median of their medians, at least 1."""
     ratios: dict[str, list[float]] = {}
     for result in counted_peaks(results):
         if result.statistic == "max_reserved":
@@ -33,7 +33,7 @@ def reserved_factors(results: Iterable[Result]) -> dict[str, float]:
 
 
 def quantised_widths(results: Iterable[Result]) -> dict[str, float]:
-    """Group → bytes that a 4-bit layer keeps of an element of its input, from all other groups' rows."""
+    """Group → bytes that a 4-bit layer saves per element of its input, fitted to all other groups."""
     widths: dict[str, list[float]] = {}
     for result in counted_peaks(results):
         if _four_bit(result):
@@ -43,7 +43,7 @@ def quantised_widths(results: Iterable[Result]) -> dict[str, float]:
 
 
 def without_own_rows(results: Iterable[Result]) -> list[Result]:
-    """Peaks with every estimated constant taken from other groups' rows only."""
+    """Peaks with every fitted constant taken from other groups only."""
     results = list(results)
     factors, widths = reserved_factors(results), quantised_widths(results)
     changed = []
@@ -72,7 +72,8 @@ def with_another_choice(results: Iterable[Result], kernels: str, **choice: Any) 
 
 
 def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
-    """The honest figures: headlines without own rows, the rows that a constant touches, and the default instead."""
+    """Errors of headlines with constants of other groups, of the rows that use a constant, and with the default
+    instead."""
     results = list(results)
     held_out = without_own_rows(results)
     defaults = with_another_choice(results, "nanotron", gathers_again=True)
@@ -109,7 +110,7 @@ def _four_bit(result: Result) -> bool:
 
 
 def _split(result: Result) -> tuple[float, float]:
-    """(GiB for each byte of the constant, GiB of everything else)."""
+    """(GiB per byte of the constant, GiB of all other memory)."""
     workload = workload_of(result.row)
     per_byte = linear_inputs(workload) * workload.tokens * workload.model.num_layers / GIB
     return per_byte, (result.predicted_gib or 0.0) - QUANTISED_INPUT_BYTES * per_byte

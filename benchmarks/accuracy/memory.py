@@ -1,4 +1,4 @@
-"""Each row's prediction, in the row's own statistic and on its rank."""
+"""Predicts the memory of each row, for the row's statistic and rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kit.cost.memory.phases import RankMemory
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.06
-"""What the caching allocator holds over what it needs stream by stream, at the peak. Estimated from rows: the median
-over groups of FSDP runs (leave-one-source-out in docs/accuracy.md)."""
+"""Reserved over allocated memory at the peak. Fitted to rows: the median over groups of FSDP runs (leave-one-source-out
+in docs/accuracy.md)."""
 
 Statistic = str
 
@@ -61,13 +61,13 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
-        # A row of another shape than the schema's: said, not crashed upon.
+        # A row that does not fit the schema is reported and does not stop the program.
         return Result(row, statistic, measured_gib, None, {}, why, f"not understood: {error!r}")
     return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
 
 
 def predict(row: Row, workload: PublishedWorkload, statistic: Statistic) -> dict[str, float]:
-    """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
+    """GiB by component on the row's rank; on the fullest rank if the row states the largest or no rank."""
     moments = [_moment(memory_of(workload, stage), statistic, row) for stage in _stages(row, workload)]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
     components = {name: to_gib(size) for name, size in fullest.items()}
@@ -93,6 +93,6 @@ def _stages(row: Row, workload: PublishedWorkload) -> list[int]:
 
 
 def _unstated(row: Row) -> None:
-    """Reasons that make a prediction meaningless."""
+    """Raises for rows that lack a value without which a prediction would be meaningless."""
     if "actual length far below" in (row.get("notes") or ""):
         raise NotPredictedError("padded batches of unstated length: the sequence length is an upper bound only")

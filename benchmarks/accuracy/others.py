@@ -1,7 +1,7 @@
-"""Other estimators' errors beside ours, on the rows that each can speak of.
+"""Compares errors of other estimators with kit's, on the rows that each estimator supports.
 
-DeepSpeed's and accelerate's are the installed programs' own functions, really called; Megatron-LM's is written after
-its source (programs/other_estimators.py), which only its own argument parser can call.
+DeepSpeed's and accelerate's estimators are called in the installed packages. Megatron-LM's is reimplemented from its
+source (programs/other_estimators.py), because it needs Megatron-LM's argument parser.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def deepspeed_estimate(workload: PublishedWorkload) -> float:
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-    # It knows data parallelism alone: a model-parallel rank's part is the model.
+    # The estimator knows only data parallelism, so it gets the parameters of one model-parallel rank.
     total = int(model_parameters(workload) / (workload.layout.tp * workload.layout.pp))
     ranks = workload.layout.dp * workload.layout.cp
     if workload.layout.zero_stage != 3:
@@ -94,7 +94,7 @@ ESTIMATORS: dict[str, tuple[Estimate, Callable[[PublishedWorkload], bool]]] = {
 
 
 def comparisons(results: list[Result]) -> dict[str, Errors]:
-    """Each estimator, followed by ours on the same rows. Calls the engines' own functions: they must be installed."""
+    """Errors of each estimator and of kit on the same rows. DeepSpeed and accelerate must be installed."""
     table: dict[str, Errors] = {}
     rows = [
         (result, workload_of(result.row))

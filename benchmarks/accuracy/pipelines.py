@@ -1,4 +1,4 @@
-"""Pipeline layouts as rows state them: Megatron's strings, words, and nanotron's own balance."""
+"""Pipeline splits of rows: Megatron's layout strings, descriptions in words, and nanotron's own balance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Row = dict[str, Any]
 
 
 class NotPredictedError(ValueError):
-    """A row that the model has no physics for; the message is the reason that is printed."""
+    """A row that the cost model cannot predict; the message is the reason."""
 
 
 def stage_layers_of(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
-    """Layers of every chunk where the split is not even; empty where it is."""
+    """Layers of every chunk if the split is uneven; empty if it is even."""
     return _checked(_split(row, pp, vp), pp * vp, row["model"]["num_layers"])
 
 
@@ -45,7 +45,8 @@ def _checked(split: tuple[tuple[int, ...], ...], chunks: int, layers: int) -> tu
 
 
 def _nanotron_split(model: Row, pp: int) -> tuple[tuple[int, ...], ...]:
-    """nanotron balances products, the head's too: a stage closes once past its share (models/base.py, build_model)."""
+    """nanotron balances GEMM FLOPs, including the head's: a stage ends once it exceeds its share (models/base.py,
+    build_model)."""
     layers, h = model["num_layers"], model["hidden_size"]
     layer = 4 * h * h + 3 * model["ffn_hidden_size"] * h
     total = layers * layer + model["vocab_size"] * h

@@ -1,4 +1,4 @@
-"""What is planned, run and compared with its plan on one GPU; the same cases on a CPU with a tiny model."""
+"""Cases that are planned, run and compared with their plan on one GPU; on a CPU with a tiny model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kit.units import GIB
 from tests.support.assets import RECIPE
 
 CPU_SHRINK = 32
-"""By what sequences are shorter on a CPU."""
+"""Factor by which sequences are shorter on a CPU."""
 LARGE_VOCABULARY = 262_144
 """Rows of Gemma 3's table, the largest in the catalog's families."""
 
 
 class Skipped(Exception):
-    """Something that is not installed; the message says what."""
+    """A needed package is not installed; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Case:
     model: str = "llama-3.2-1b"
     """Catalog name."""
     vocab_size: int | None = None
-    """In place of the model's own."""
+    """Replaces the model's own."""
     seq_length: int = 4096
     global_batch_size: int = 8
     precision: Precision | None = None
@@ -42,7 +42,7 @@ class Case:
     pins: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``kit.Pins``."""
     limit_s: float = 120.0
-    """On a GPU; a case that takes longer is a row that says so."""
+    """Time limit on a GPU; a case that takes longer is reported as such."""
 
 
 def _case(name: str, engine: str, *, model: str = "llama-3.2-1b", **rest: Any) -> Case:
@@ -58,13 +58,13 @@ RECIPES = (
     _case("1B, deepspeed", "deepspeed", micro_batch_size=MICRO_BATCH, zero_stage=1, **FAST),
     _case("1B, megatron", "megatron", micro_batch_size=MICRO_BATCH),
 )
-"""The recipe whose MFU is shown by each engine, with its whole fast path: torch's is the planner's choice on a GPU;
-on a CPU, where it would not be, the dry run takes the same road."""
+"""The recipe whose MFU is measured on each engine with its fast path. On a GPU the planner chooses torch's fast path;
+on a CPU it would not, so the dry run pins it."""
 PLAIN = _case("1B, eager mode", "torch", chunked_loss=False, compile_layers=False)
 PLAIN_DEEPSPEED = dataclasses.replace(PLAIN, pins=PLAIN.pins | {"engine": "deepspeed", "zero_stage": 1})
 SWAPPED = {"hidden_size": 256, "ffn_hidden_size": 1024, "head_dim": 64}
-"""On a CPU, of what is swapped to disk: DeepSpeed leaves in memory what has less than 1 MiB, as all of the tiny model's
-matrices have."""
+"""Larger sizes for NVMe offload on a CPU, because DeepSpeed does not swap tensors below 1 MiB, and the tiny model's
+matrices are all smaller."""
 
 _8B: dict[str, Any] = {"model": "llama-3.1-8b", "global_batch_size": 4}
 CASES = (
@@ -96,12 +96,12 @@ CASES = (
         limit_s=400,
     ),
 )  # fmt: skip
-"""In order of importance: what comes after the end of the time is skipped."""
+"""Cases in order of importance; those for which no time is left are skipped."""
 BY_NAME = {case.name: case for case in CASES}
 
 
 def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
-    """Raises KitError where nothing fits, or where no engine does what the case asks for."""
+    """The plan of a case. Raises KitError if nothing fits, or if no engine supports the case."""
     model = kit.load_recipe(RECIPE).model if device == "cpu" else load_model(case.model)
     if device == "cpu" and "nvme" in case.pins.values():
         model = dataclasses.replace(model, name=f"{model.name}-wide", **SWAPPED)
@@ -119,8 +119,8 @@ def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
 
 
 def peers_plan(device: str, scratch: Path, case: Case = PLAIN) -> kit.Plan:
-    """The recipe as others run it: every operator by itself, all logits at once, in the largest micro batch that is
-    predicted to fit. Raises KitError where none does."""
+    """The plan that peers run: eager mode, all logits at once, the largest micro batch that is predicted to fit. Raises
+    KitError if none fits."""
     for size in (4, 2):
         try:
             return planned(dataclasses.replace(case, pins=case.pins | {"micro_batch_size": size}), device, scratch)
@@ -130,9 +130,9 @@ def peers_plan(device: str, scratch: Path, case: Case = PLAIN) -> kit.Plan:
 
 
 def machine(device: str, scratch: Path) -> kit.ClusterSpec:
-    """One GPU of this machine, its host memory, and what is free on the disk of ``scratch``."""
+    """A cluster of one GPU of this machine, with its host memory and the free space on the disk of ``scratch``."""
     cluster = parse_cluster("local" if device == "cuda" else "1xcpu")
     free = shutil.disk_usage(scratch).free / GIB
     ram = cluster.host_ram_gib or parse_cluster("local").host_ram_gib
-    # Of several GPUs the first is measured; links between them are of no account.
+    # Only the first of several GPUs is measured, so links do not matter.
     return dataclasses.replace(cluster, gpus_per_node=1, nvme_gib=free, host_ram_gib=ram)

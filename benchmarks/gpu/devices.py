@@ -28,21 +28,21 @@ arithmetic (TF32 is off). Twice a gradient, or two matrices swapped, are 1."""
 
 
 def models(device: str) -> tuple[str, ...]:
-    """Families whose curves are made by plain torch; the other engines make the first."""
+    """Families that plain torch runs; the other engines run only the first."""
     return tuple(FAMILIES) if device == "cuda" else ("llama", "mixtral")
 
 
 def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[str, Any]:
-    """Losses and gradients of every model, written below ``out``; run once a device and engine.
+    """Writes losses and gradients of every model below ``out``, for one device and engine.
 
-    ``on``: device of this run; ``device``: of the whole program, which decides how many models there are.
+    ``on``: device of this run. ``device``: device of the whole program, which decides the number of models.
     """
     prepare()
     for family in models(device) if engine == "torch" else ("llama",):
         words = list(COMMON)
         if FAMILIES[family]:
             words += [*FAMILIES[family], f"run.model_path={model_variant(family, FAMILIES[family])}"]
-        # Afterwards, as the last word counts: three steps are enough to see the second moments at work.
+        # Last, because later arguments take precedence. Three steps are enough to use the second moments.
         words += ["run.steps=3", f"layout.engine={engine}", "layout.micro_batch_size=4"]
         recipe = kit.load_recipe(RECIPE, words)
         assert recipe.run is not None
@@ -67,7 +67,7 @@ def missing(reference: Path, other: Path) -> list[str]:
 
 
 def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]:
-    """One row a model; the reference has finished all."""
+    """One row per model; the reference must have all models."""
     bound = 0.0 if device == "cpu" and other.name == "torch" else BOUND
     rows = []
     for folder in sorted(other.iterdir()):

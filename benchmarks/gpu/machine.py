@@ -27,14 +27,14 @@ PACKAGES = (
 
 RESULTS = ":(top,exclude)benchmarks/results"
 COPIED_FROM = "KIT_COMMIT"
-"""Environment variable: the commit of a copy without git's folder."""
+"""Environment variable with the commit of a copy without a .git directory."""
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Date, hardware, driver, versions and commit; what cannot be known is null.
+    """Date, hardware, driver, versions and commit; unknown values are None.
 
-    ``changed``: whether tracked files other than results differ from the commit. ``load``: processes that wanted a core
-    in the minute before.
+    ``changed``: whether tracked files other than results differ from the commit. ``load``: load average of the last
+    minute.
     """
     installed = {each.name.replace("_", "-"): each.version for each in importlib.metadata.distributions()}
     return {
@@ -50,14 +50,14 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any] | None:
-    """Asked of the driver, not of torch, whose context would take memory from what is measured."""
+    """The GPU, read from the driver, because torch's context would take memory from the measurements."""
     fields = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "power.limit")
     listed = _output(["nvidia-smi", f"--id={gpu_id()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     return None if listed is None else dict(zip(fields, (word.strip() for word in listed.split(",")), strict=False))
 
 
 def gpu_id() -> str:
-    """The GPU that is measured, by number or UUID: the first that is visible."""
+    """Index or UUID of the measured GPU, the first visible one."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 

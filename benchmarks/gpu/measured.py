@@ -1,4 +1,4 @@
-"""One case: plan, build the engine, make a few steps on random tokens, and set what was measured beside the plan."""
+"""Measures one case: plans, builds the engine, runs a few steps on random tokens, and compares with the plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-5
 
 
 def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
-    """A row; raises KitError where the case cannot be planned or built."""
+    """The row of a case. Raises KitError if the case cannot be planned or built."""
     case = BY_NAME[name]
     plan = planned(case, device, scratch)
     began = time.monotonic()
@@ -46,13 +46,13 @@ def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def built_engine(rundir: RunDirectory) -> Iterator[Engine]:
-    """The engine of a run directory in a process group of its own, closed at the end."""
+    """The engine of a run directory in its own process group; closes both at the end."""
     with process_group(rundir), contextlib.closing(build_engine(rundir)) as engine:
         yield engine
 
 
 def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
-    """Written to ``scratch``; adapters get random weights on disk to be trained on."""
+    """A run directory in ``scratch``. For LoRA it also writes random base weights."""
     if plan.job.lora is not None:
         run["model_path"] = str(random_weights(plan, scratch.parent / "weights"))
     if "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param):
@@ -63,7 +63,7 @@ def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
 
 
 def random_weights(plan: kit.Plan, directory: Path) -> Path:
-    """A Hugging Face directory of the plan's shape in 16 bits, made once a run of all cases."""
+    """A Hugging Face directory with 16-bit random weights of the plan's shape; written once for all cases."""
     found = directory / plan.model.name
     if not found.exists():
         attempt = found.with_suffix(".incomplete")
@@ -76,7 +76,7 @@ def random_weights(plan: kit.Plan, directory: Path) -> Path:
 
 
 def random_model(plan: kit.Plan, dtype: torch.dtype) -> Any:
-    """The plan's shape on its device, as transformers builds it."""
+    """A transformers model of the plan's shape, on the plan's device."""
     from transformers import AutoModelForCausalLM
 
     from kit.engines.huggingface.models import hf_config
@@ -86,7 +86,7 @@ def random_model(plan: kit.Plan, dtype: torch.dtype) -> Any:
 
 
 def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
-    """A step's micro batches; speed and memory do not depend on what tokens say."""
+    """A step's micro batches of random tokens; speed and memory do not depend on the tokens."""
     generator = torch.Generator().manual_seed(step)
     shape = (plan.layout.micro_batch_size, plan.job.seq_length + 1)
     drawn = [
@@ -97,7 +97,7 @@ def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
 
 
 def batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
-    """A step's micro batches as kit's loop hands them to an engine: page-locked where there is a GPU to copy to."""
+    """A step's micro batches as kit's loop gives them to an engine: with a GPU in pinned memory."""
     drawn = random_batches(plan, step)
     return [pin(batch) for batch in drawn] if plan.cluster.gpu.device == "cuda" else drawn
 
@@ -115,7 +115,7 @@ def engine_steps(engine: Engine, plan: kit.Plan) -> tuple[list[float], float]:
 
 
 def timed_steps(one: Callable[[int], None], device: str, steps: int = STEPS) -> list[float]:
-    """Seconds of each call, the device waited for."""
+    """Seconds of each call, with the device synchronised."""
     ends = [now(device)]
     for step in range(steps):
         one(step)
@@ -124,14 +124,14 @@ def timed_steps(one: Callable[[int], None], device: str, steps: int = STEPS) -> 
 
 
 def now(device: str) -> float:
-    """Seconds on a clock, once the device has done what it was given."""
+    """Clock in seconds, after synchronising the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
-    """Peaks of this process so far, and what lies on a disk; on a CPU what the engine holds between steps."""
+    """Peak memory of this process so far, and bytes on disk; on a CPU the engine's memory between steps."""
     held = engine.held_bytes() if engine is not None else {}
     swapped = {"on_disk_gib": to_gib(held["nvme"])} if held.get("nvme") else {}
     if device == "cuda":
@@ -156,8 +156,8 @@ def described(plan: kit.Plan) -> dict[str, Any]:
 
 
 def beside_prediction(plan: kit.Plan, times: list[float], memory: dict[str, Any]) -> dict[str, Any]:
-    """Measured over predicted. The allocator does not see the CUDA context: predictions of it are without that, and
-    without the moment of an export, which these runs do not make."""
+    """Measured / predicted values. The predicted memory is without the CUDA context, which the allocator does not see,
+    and without an export, which these runs do not do."""
     stage = plan.predicted.memory[0]
     phases = [size for phase, size in stage.phases_gib.items() if phase != "save"] or [stage.peak_gib]
     predicted_gib = max(phases) - stage.components_gib.get("overhead", 0.0)

@@ -1,4 +1,4 @@
-"""What the machine can do at best, beside what the catalog says: products, copies, links, memory, disk."""
+"""Peak rates of the machine, compared with the catalog: GEMMs, copies, links, memory, disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISK_BYTES = {"cuda": 2**31, "cpu": 2**24}
 
 
 def measure(_: str, device: str, scratch: Path) -> dict[str, Any]:
-    """One list of peaks, each with what was measured, what the catalog says, and what the figures mean."""
+    """A list of peaks, each with the measured figure, the catalog's figure, and their meaning."""
     cluster = machine(device, scratch)
     gpu, size = cluster.gpu, COPIED_BYTES[device]
     rows = [_product(device, gpu.bf16_tflops), _copy("copy on the device", device, size, gpu.hbm_gbytes_per_s)]
@@ -59,7 +59,7 @@ def _links(size: int, catalog: float) -> list[dict[str, Any]]:
 
 
 def _disk(scratch: Path, size: int, catalog: float) -> list[dict[str, Any]]:
-    """One file, written and flushed, then read after the kernel was told to forget it."""
+    """Writes and flushes one file, then reads it after dropping it from the page cache."""
     file, block = scratch / "disk.bin", os.urandom(2**22)
     began = time.perf_counter()
     with file.open("wb", buffering=0) as stream:
@@ -82,7 +82,7 @@ def _disk(scratch: Path, size: int, catalog: float) -> list[dict[str, Any]]:
 
 
 def _best(work: Callable[[], Any], device: str, repeats: int = 10) -> float:
-    """Seconds of the fastest of some calls, after two that do not count."""
+    """Seconds of the fastest of ``repeats`` calls, after two warm-up calls."""
     return min(timed_steps(lambda _: work(), device, repeats + 2)[2:])
 
 

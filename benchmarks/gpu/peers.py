@@ -93,7 +93,7 @@ def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
 
 
 def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
-    """What a careful person writes in thirty lines."""
+    """A plain torch loop of thirty lines."""
     plan = peers_plan(device, scratch)
     model = random_model(plan, torch.float32).to(device).train()
     backend: dict[str, Any] = _compiler(device, "backend")
@@ -116,7 +116,7 @@ def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
 
 
 def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
-    """kit's own ds_config.json under DeepSpeed's three calls."""
+    """DeepSpeed's own three calls with kit's ds_config.json."""
     plan = peers_plan(device, scratch, PLAIN_DEEPSPEED)
     rundir = run_directory(plan, scratch)
     with process_group(rundir):
@@ -140,7 +140,7 @@ def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
 
 
 def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
-    """Megatron-core's layers over Transformer Engine, stepped by kit's engine without kit's loop."""
+    """Megatron-core's layers with Transformer Engine, in kit's engine without kit's loop."""
     if device == "cpu":
         raise Skipped("Transformer Engine has kernels for GPUs alone")
     if importlib.util.find_spec("transformer_engine") is None:
@@ -153,9 +153,9 @@ def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
 
 
 def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], dict[str, Any]]:
-    """The whole of ``kit train``: data from disk, metrics, watchdog, norms judged before they are applied.
+    """``kit train`` with everything: data from disk, metrics, watchdog, checks of the gradient norm.
 
-    ``like``: without the fast path, in the micro batch of the bare loop that it is compared with.
+    ``like``: without the fast path, with the micro batch of the bare loop to compare with.
     """
 
     def run(device: str, scratch: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], di
             train(engine, rundir, export_at_end=False)
             memory = measured_memory(engine, device)
         rows = metrics(rundir.path)
-        # A turn's own remainder is known, and told, in the turn after it.
+        # A step's loop_s is logged with the next step.
         turns = [row["step_time_s"] + after["loop_s"] for row, after in itertools.pairwise(rows)]
         loop_s = statistics.median(row["loop_s"] for row in rows[WARM_UP:])
         flags = {"engine": engine_name} | ({} if like is None else {"fast path": False, **sizes_of(plan)})
@@ -198,18 +198,18 @@ BARE = {
     "kit train, torch, eager mode": "plain PyTorch",
     "kit train, deepspeed, eager mode": "bare DeepSpeed",
 }
-"""What does the same work in the same sizes without kit's loop: the engine alone, and others' bare loops."""
+"""The same work with the same sizes without kit's loop: the engine alone, and bare loops of other programs."""
 
 
 def sizes_of(plan: kit.Plan) -> dict[str, int]:
-    """What a step is cut into."""
+    """Micro batch size and gradient accumulation steps of a plan."""
     layout = plan.layout
     accumulation = layout.gradient_accumulation_steps
     return {"micro_batch_size": layout.micro_batch_size, "gradient_accumulation_steps": accumulation}
 
 
 def _compiler(device: str, key: str) -> dict[str, str]:
-    """The CPU's run shows that the road is whole, not how fast it is: no C++ is generated there."""
+    """Environment of torch.compile. On a CPU it generates no C++, because the dry run does not measure speed."""
     return {key: "aot_eager"} if device == "cpu" else {}
 
 
@@ -223,7 +223,7 @@ def _tokens_on_disk(plan: kit.Plan, prefix: Path) -> DataSpec:
 
 
 def _row(plan: kit.Plan, times: list[float], flags: dict[str, Any]) -> dict[str, Any]:
-    """Predictions belong to kit's implementation, so none stands here."""
+    """The row of a peer, without predictions, which are for kit's implementation only."""
     memory = measured_memory(None, plan.cluster.gpu.device)
     return (
         {"model": plan.model.name, "seq_length": plan.job.seq_length} | _timed(plan, times) | memory | {"flags": flags}

@@ -35,7 +35,7 @@ MODEL = kit.ModelSpec(
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration; its plan is made as a user's would be, with everything pinned."""
+    """One configuration, planned with everything pinned."""
 
     precision: Precision
     stage: int

@@ -1,4 +1,4 @@
-"""Measured bytes beside the cost model's terms, one row a configuration and term."""
+"""Compares measured bytes with the cost model's terms, one row per configuration and term."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kit.cost.memory.states import state_bytes
 from kit.cost.model.params import count
 
 TOLERANCE = 0.02
-"""Relative difference of a term."""
+"""Largest relative difference of a term."""
 NOTHING = 0.01
-"""Bytes a parameter that are left out of account: norms, which stay whole, and padding to equal parts."""
+"""Bytes per parameter that are ignored: norms, which are not sharded, and padding to equal shards."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Term:
 
     case: str
     name: str
-    """Kind, place and moment."""
+    """Name of the term: kind, place and moment."""
     predicted: float
     measured: float
 
     @property
     def agrees(self) -> bool:
-        """Within 2 %, or too small to matter."""
+        """Whether the term is within ``TOLERANCE``, or too small to count."""
         return abs(self.measured - self.predicted) <= max(TOLERANCE * self.predicted, NOTHING)
 
 
 def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
-    """Every term of a configuration, also those that should be nothing."""
+    """Every term of a configuration, also those that should be zero."""
     plan = case.plan
     layout, precision, parameters = plan.layout, plan.job.precision, count(plan.model).total
     device = state_bytes(layout, precision)
@@ -66,7 +66,7 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
 
 
 def page(found: list[Term]) -> str:
-    """The table of docs/deepspeed-bytes.md; terms that are nothing on both sides are left out."""
+    """The table of docs/deepspeed-bytes.md, without terms that are zero on both sides."""
     cases = dict.fromkeys(term.case for term in found)
     wrong = sum(not term.agrees for term in found)
     lines = [

@@ -1,7 +1,7 @@
-"""Every tensor that lives in a DeepSpeed process, by role and by place; what has no role is reported, not dropped.
+"""Counts every live tensor of a DeepSpeed process by role and place; tensors without a role are reported as other.
 
-On CPU processes device and host are one memory. A tensor's place is then its role's: where DeepSpeed would keep it with
-a GPU. Storages are counted once, with their padding.
+On CPU processes device and host share one memory. A tensor's place is therefore derived from its role: where DeepSpeed
+would keep it with a GPU. Each storage counts once, with its padding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Held = dict[str, int]
 
 
 GLOO_S = 0.3
-"""A thread of gloo that has told the waiting one of the end of a collective lets go of its tensors only afterwards."""
+"""Wait after a collective: gloo's thread releases its tensors only after it has signalled the end."""
 
 
 @contextmanager
 def from_now_on() -> Iterator[None]:
-    """While entered, ``storages`` looks at nothing that there was before: neither at tensors, nor at half a million
-    objects of imports, which takes seconds."""
+    """While entered, ``storages`` ignores all earlier objects: tensors, and half a million objects of imports, which
+    would take seconds."""
     gc.collect()
     gc.freeze()
     try:
@@ -45,7 +45,7 @@ def storages() -> dict[int, int]:
     time.sleep(GLOO_S)
     gc.collect()
     for thing in gc.get_objects():
-        # type(), not isinstance: some lazy modules import things when they are asked for their class.
+        # type(), not isinstance: lazy modules may import others when __class__ is read.
         if issubclass(type(thing), torch.Tensor) and thing.device.type != "meta":
             storage = thing.untyped_storage()
             if storage.nbytes():
@@ -54,7 +54,7 @@ def storages() -> dict[int, int]:
 
 
 def held(engine: DeepSpeedEngine) -> Held:
-    """Bytes by role and place, of everything that has come ``from_now_on``."""
+    """Bytes by role and place, of all tensors created since ``from_now_on``."""
     alive = storages()
     result: Held = {}
     seen: set[int] = set()
@@ -94,7 +94,7 @@ def _roles(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
         yield from ((f"optimizer.{optimizer_place}", t) for t in moments.values() if isinstance(t, torch.Tensor))
     for parameter in inner.module.parameters():
         for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
-            # With offload below stage 3 gradients are summed elsewhere: what a parameter still refers to is a bucket.
+            # With offload below stage 3 gradients are summed elsewhere; the parameter's gradient is part of a bucket.
             left = isinstance(optimizer, DeepSpeedZeroOptimizer) and optimizer.cpu_offload
             kind = "buffers" if left or _is_part_of_a_bucket(parameter, gradient) else "gradients"
             yield f"{kind}.device", gradient
@@ -104,12 +104,12 @@ def _roles(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
 
 
 def _is_part_of_a_bucket(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> bool:
-    """Gradients may still lie where they were reduced."""
+    """Whether the gradient is a view of the bucket in which it was reduced."""
     return gradient is not None and gradient.untyped_storage().nbytes() > gradient.element_size() * parameter.numel()
 
 
 def _summed(optimizer: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """(place, gradient) of those that are neither a parameter's nor a master's."""
+    """(place, gradient) of gradient sums that belong to no parameter and no master weight."""
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         yield place, optimizer.grad_partitions_flat_buffer
         if (swapper := optimizer.optimizer_swapper) is not None:
@@ -124,7 +124,7 @@ def _summed(optimizer: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _buffers(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Buckets, and what gradients and swap files pass through."""
+    """Buckets, and the host buffers of gradients and swap files."""
     for bucket in getattr(optimizer, "ipg_buckets", {}).values():
         buffer = bucket.buffer
         yield from (("device", each) for each in (buffer if isinstance(buffer, list) else [buffer]))

@@ -26,7 +26,7 @@ LEARNING_RATE = 1e-4
 
 
 def measure(case: Case, directory: Path) -> dict[str, Held]:
-    """What is held when the second backward has ended, and after the second step."""
+    """Bytes after the second backward, and after the second step."""
     run = RunSpec(data=DataSpec(train="none"), nvme_path=str(directory))
     rundir = write(case.plan, run, directory / f"rank-{dist.get_rank()}" / case.name)
     with from_now_on():
@@ -49,7 +49,7 @@ def _batches(case: Case, step: int) -> list[MicroBatch]:
 
 
 def main() -> None:
-    """Measure every case, and write what rank 0 holds."""
+    """Measures every case, and writes the bytes of rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory(prefix="kit-bytes-") as scratch:
