@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.model.layers import block_spec
@@ -104,9 +105,9 @@ def _chunk(
         unpadded_vocab_size=model.vocab_size,
         **settings,
     )
-    for parameter in chunk.parameters():
-        if not parameter.is_cuda:  # megatron-core builds the weight of shared experts on the CPU
-            parameter.data = parameter.data.to(torch.cuda.current_device())
+    for shared in (module for module in chunk.modules() if isinstance(module, SharedExpertMLP)):
+        if shared.use_shared_expert_gate:  # megatron-core builds this weight on the CPU
+            shared.gate_weight.data = shared.gate_weight.data.to(torch.cuda.current_device())
     if not model.learned_positions:
         rotation = HfRotaryEmbedding if model.local_rope_theta is None else DualRotaryEmbedding
         chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
