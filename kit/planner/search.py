@@ -68,18 +68,19 @@ class LayoutScorer:
 
 
 def search(request: Request) -> SearchResult:
-    """Compares the usual layouts, and those further layouts that need less memory than every usual one, or at most
-    ``LIVE_SHARE`` of the GPU's memory more.
+    """Compares the usual layouts, and those further layouts that need less memory than every usual one; with ZeRO-3, at
+    most ``LIVE_SHARE`` of the GPU's memory more.
 
     More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
     no measurements support their predictions, and they would take most of the search time.
     """
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
-    usual = tuple(_considered(request, scorer, usable))
+    usual = tuple(_considered(request, scorer, (usable, usable)))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
     # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
-    limit = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
-    further = _considered(request, scorer, limit, further=True, most_gib=least)
+    live = LIVE_SHARE * request.cluster.gpu.memory_gib
+    limits = (min(usable, least), min(usable, least + live))
+    further = _considered(request, scorer, limits, further=True, most_gib=least)
     if least <= usable:
         further = (candidate for candidate in further if candidate.step_time_s is not None)
     considered = (*usual, *further)
@@ -96,7 +97,7 @@ def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
     return any(
         candidate.step_time_s is not None
         for further in (False, True)
-        for candidate in _considered(request, scorer, usable, further, most_gib=usable)
+        for candidate in _considered(request, scorer, (usable, usable), further, most_gib=usable)
     )
 
 
@@ -151,9 +152,14 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
 
 
 def _considered(
-    request: Request, scorer: LayoutScorer, limit_gib: float, further: bool = False, most_gib: float = math.inf
+    request: Request,
+    scorer: LayoutScorer,
+    limits_gib: tuple[float, float],
+    further: bool = False,
+    most_gib: float = math.inf,
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``."""
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds the first of ``limits_gib``, or with ZeRO-3 the
+    second. ``most_gib``: see ``layouts``."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
@@ -167,7 +173,7 @@ def _considered(
                     break
                 continue
             peak = scorer.peak_gib(workload)
-            fits = peak <= limit_gib
+            fits = peak <= limits_gib[layout.zero_stage == 3]
             previous = None if fits else layout
             yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
 
