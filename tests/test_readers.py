@@ -403,7 +403,7 @@ def test_what_is_no_file_is_refused_in_words(name: str, kind: str, tmp_path: Pat
     path.unlink(missing_ok=True)
     SPECIAL[kind](path)
     fine = {("metrics", "missing")}  # to begin with
-    fine |= {(each, "directory") for each in ("log", "ds_config", "accelerate", "script")}  # logs, or a run directory
+    fine |= {(each, "directory") for each in ("ds_config", "accelerate", "script")}  # a run directory
     assert judge(reader, path) == ("answered" if (name, kind) in fine else "refused")
 
 
