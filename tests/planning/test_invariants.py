@@ -122,8 +122,8 @@ def test_twice_the_nodes_are_faster_or_the_answer_says_that_fewer_are() -> None:
 
 
 def test_fewer_gpus_are_named_with_the_step_that_they_take() -> None:
-    """24 sequences over 512 GPUs: the largest half, quarter, … of them that is the fastest, and what both take."""
-    model, job = load_model("qwen3-0.6b"), JobSpec(seq_length=4096, global_batch_size=24)
+    """96 sequences over 512 GPUs: the largest half, quarter, … of them that is the fastest, and what both take."""
+    model, job = load_model("qwen3-4b"), JobSpec(seq_length=4096, global_batch_size=96)
     cluster = parse_cluster("512xH100")
     steps = {
         nodes: make_plan(model, replace(cluster, num_nodes=nodes), job).predicted.step_time_s for nodes in (64, 32, 16)
