@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup  ## the main job, end to end: plan, three engines, a kill, a change of engine, export, a planted fault
 	@$(BIN)/python -m benchmarks demo
 
-test: setup  ## all tests, on two cores in twelve minutes
+test: setup  ## all tests, on two cores in about sixteen minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 FAST := tests/planning tests/specs tests/emit tests/diagnose/test_lint.py tests/test_proofs.py tests/test_structure.py
