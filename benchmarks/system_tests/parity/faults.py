@@ -329,7 +329,7 @@ FAULTS: dict[str, Fault] = {
     "over-megatron-partial-norms": Fault(f"{_DEEPSPEED}.over_megatron:_sum_over", _own_part_of_norms),
     "over-megatron-rounded-frequencies": Fault(f"{_DEEPSPEED}.over_megatron:deepspeed.zero.Init", _rounded_frequencies),
     "hpz-stale-copy": Fault(f"{_ZERO_3}.invalidate_secondary_tensor", _stale_copy),
-    "pairs-see-padding": Fault("kit.engines.kernels.step:call_arguments", _without_mask),
+    "pairs-see-padding": Fault("kit.engines.kernels.prepare_model:call_arguments", _without_mask),
     "exchange-forgets-moments": Fault(f"{_DEEPSPEED}.engine:DeepSpeedEngine.import_state", _masters_alone),
     "megatron-swap-qk": Fault(f"{_MEGATRON}.weights.sharding:QKV.slices", _keys_before_queries, "megatron-tp2"),
     "megatron-skip-sequence-parallel-reduction": Fault(

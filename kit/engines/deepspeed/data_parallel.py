@@ -22,7 +22,7 @@ from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, t
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import build_model, check_shape, source_for_model
 from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.step import prepare, summed_loss
+from kit.engines.kernels.prepare_model import prepare, summed_loss
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -27,7 +27,7 @@ from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import prefer_cudnn
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
-from kit.engines.kernels.step import prepare, summed_loss
+from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard
