@@ -7,7 +7,7 @@ from typing import Any
 WINDOW = {"sliding_window": 7}  # cuts at every place of a sequence of 32, and divides nothing
 CAPPED = WINDOW | {
     "full_attention_every": 2,
-    "attention_softcap": 2.0,
+    "attention_softcap": 2.0,  # scores and logits of a tiny model are small: caps that bend them
     "logit_softcap": 3.0,
     "query_pre_attn_scalar": 4,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.specs.job import OptimizerSpec
+from tests.megatron import shapes
 
 
 @dataclass(frozen=True)
@@ -97,103 +98,37 @@ LAYOUTS: dict[str, LayoutCase] = {
 }
 
 _SHAPE = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
-_WINDOW = {"sliding_window": 7}  # cuts at every place of a sequence of 32, and divides nothing
 
-_CAPPED = _WINDOW | {
-    "full_attention_every": 2,
-    "attention_softcap": 2.0,  # scores and logits of a tiny model are small: caps that bend them
-    "logit_softcap": 3.0,
-    "query_pre_attn_scalar": 4,
-}
-_YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
 _MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 FAMILIES: dict[str, FamilyCase] = {
     "llama": FamilyCase("llama", _SHAPE, first=True),
-    "mistral": FamilyCase("mistral", _SHAPE | _WINDOW),
+    "mistral": FamilyCase("mistral", _SHAPE | shapes.WINDOW),
     "qwen2": FamilyCase("qwen2", _SHAPE),
     "qwen3": FamilyCase("qwen3", _SHAPE, first=True),
     "phi3": FamilyCase("phi3", _SHAPE),
     "gpt2": FamilyCase("gpt2", _SHAPE | {"tied_embeddings": False}),
     "seed_oss": FamilyCase("seed_oss", _SHAPE),
-    "smollm3": FamilyCase("smollm3", _SHAPE | {"no_rope_every": 2}),
-    "granite": FamilyCase(
-        "granite",
-        _SHAPE
-        | {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_divisor": 2.0,
-            "query_pre_attn_scalar": 4,
-        },
-    ),
-    "ministral3": FamilyCase(
-        "ministral3",
-        _SHAPE
-        | {"rope_scaling": _YARN | {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1, **_MSCALE}},
-    ),
+    "smollm3": FamilyCase("smollm3", _SHAPE | shapes.NO_POSITIONS),
+    "granite": FamilyCase("granite", _SHAPE | shapes.GRANITE),
+    "ministral3": FamilyCase("ministral3", _SHAPE | shapes.MINISTRAL),
     "olmo2": FamilyCase("olmo2", _SHAPE),
-    "olmo3": FamilyCase(
-        "olmo3",
-        _SHAPE | _WINDOW | {"full_attention_every": 2, "local_rope_theta": 10000.0, "rope_scaling": _YARN},
-    ),
-    "gemma2": FamilyCase("gemma2", _SHAPE | _CAPPED),
+    "olmo3": FamilyCase("olmo3", _SHAPE | shapes.OLMO3),
+    "gemma2": FamilyCase("gemma2", _SHAPE | shapes.CAPPED),
     "gemma3_text": FamilyCase(
         "gemma3_text",
-        _SHAPE | _WINDOW | {"full_attention_every": 3, "local_rope_theta": 100.0, "query_pre_attn_scalar": 12},
+        _SHAPE | shapes.WINDOW | {"full_attention_every": 3, "local_rope_theta": 100.0, "query_pre_attn_scalar": 12},
     ),
-    "gpt_neox": FamilyCase("gpt_neox", _SHAPE | {"parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "gpt_neox": FamilyCase("gpt_neox", _SHAPE | shapes.NEOX),
     "mixtral": FamilyCase("mixtral", _SHAPE, experts=True, first=True),
     "qwen3_moe": FamilyCase("qwen3_moe", _SHAPE, experts=True, first=True),
     "deepseek_v3": FamilyCase(
-        "deepseek_v3",
-        _SHAPE
-        | {
-            "num_experts": 8,
-            "experts_per_token": 4,
-            "router_groups": 4,
-            "router_top_groups": 2,
-            "routed_scaling_factor": 2.5,
-            "num_shared_experts": 1,
-            "first_dense_layers": 1,
-            "rope_scaling": _YARN | _MSCALE,
-        },
-        experts=True,
+        "deepseek_v3", _SHAPE | shapes.DEEPSEEK | {"rope_scaling": shapes.YARN | _MSCALE}, experts=True
     ),
     "qwen2_moe": FamilyCase("qwen2_moe", _SHAPE | {"norm_topk_prob": False}, experts=True),
-    "glm4_moe": FamilyCase(
-        "glm4_moe",
-        _SHAPE
-        | {
-            "num_experts": 8,
-            "experts_per_token": 4,
-            "routed_scaling_factor": 2.5,
-            "num_shared_experts": 1,
-            "first_dense_layers": 1,
-            "partial_rotary_factor": 0.5,
-            "biases": "qkv",
-            "qk_norm": "head",
-        },
-        experts=True,
-    ),
-    "minimax_m2": FamilyCase("minimax_m2", _SHAPE | {"partial_rotary_factor": 0.5}, experts=True),
-    "gpt_oss": FamilyCase(
-        "gpt_oss",
-        _SHAPE
-        | _WINDOW
-        | {
-            "full_attention_every": 2,
-            "rope_scaling": _YARN | {"truncate": False},
-        },
-        experts=True,
-        whole_experts=True,
-    ),
+    "glm4_moe": FamilyCase("glm4_moe", _SHAPE | shapes.GLM, experts=True),
+    "minimax_m2": FamilyCase("minimax_m2", _SHAPE | shapes.MINIMAX, experts=True),
+    "gpt_oss": FamilyCase("gpt_oss", _SHAPE | shapes.GPT_OSS, experts=True, whole_experts=True),
 }
 
 PLANTED: dict[str, tuple[str, str]] = {
