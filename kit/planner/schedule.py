@@ -46,18 +46,13 @@ def learning_rate(
         return peak * max(schedule.min_ratio, math.sqrt(warmup_samples / seen))
     passed = (seen - warmup_samples) / (total_samples - warmup_samples)
     if schedule.kind == "warmup_stable_decay":
-        decay_samples = decay_steps(schedule, total_steps) / total_steps * total_samples
+        decay_samples = (schedule.decay_steps or total_steps / 10) / total_steps * total_samples
         left = _DECAYS[schedule.decay_style](max(0.0, 1 - (total_samples - seen) / decay_samples))
     elif schedule.kind == "cosine_with_restarts":
         left = _DECAYS["cosine"](schedule.num_cycles * passed % 1 if passed < 1 else 1)
     else:
         left = _DECAYS[schedule.kind](passed)
     return peak * (schedule.min_ratio + (1 - schedule.min_ratio) * left)
-
-
-def decay_steps(schedule: ScheduleSpec, total_steps: int) -> float:
-    """Number of decay steps at the end of ``warmup_stable_decay``."""
-    return schedule.decay_steps or total_steps / 10
 
 
 def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
@@ -78,7 +73,7 @@ def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
     steps, samples = _length(plan, run)
     schedule = run.schedule
     warmup = min(schedule.warmup_steps, steps / 10)
-    if schedule.kind == "warmup_stable_decay" and decay_steps(schedule, steps) > steps - warmup:
+    if schedule.decay_steps is not None and schedule.decay_steps > steps - warmup:
         raise SpecError(
             f"run.schedule.decay_steps={schedule.decay_steps} is more than the {steps:,} steps of the run less its "
             f"warm-up of {warmup:g}; use at most {math.floor(steps - warmup)}, or train for longer"

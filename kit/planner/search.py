@@ -75,12 +75,11 @@ def search(request: Request) -> SearchResult:
     no measurements support their predictions, and they would take most of the search time.
     """
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
-    usual = tuple(_considered(request, scorer, (usable, usable)))
+    usual = tuple(_considered(request, scorer, usable))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
     # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
-    live = LIVE_SHARE * request.cluster.gpu.memory_gib
-    limits = (min(usable, least), min(usable, least + live))
-    further = _considered(request, scorer, limits, further=True, most_gib=least)
+    zero3 = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
+    further = _considered(request, scorer, min(usable, least), zero3, further=True, most_gib=least)
     if least <= usable:
         further = (candidate for candidate in further if candidate.step_time_s is not None)
     considered = (*usual, *further)
@@ -97,7 +96,7 @@ def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
     return any(
         candidate.step_time_s is not None
         for further in (False, True)
-        for candidate in _considered(request, scorer, (usable, usable), further, most_gib=usable)
+        for candidate in _considered(request, scorer, usable, further=further, most_gib=usable)
     )
 
 
@@ -154,12 +153,13 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
 def _considered(
     request: Request,
     scorer: LayoutScorer,
-    limits_gib: tuple[float, float],
+    limit_gib: float,
+    zero3_limit_gib: float | None = None,
     further: bool = False,
     most_gib: float = math.inf,
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is None if the peak exceeds the first of ``limits_gib``, or with ZeRO-3 the
-    second. ``most_gib``: see ``layouts``."""
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``zero3_limit_gib``: limit of ZeRO-3
+    layouts, if another. ``most_gib``: see ``layouts``."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
@@ -173,7 +173,7 @@ def _considered(
                     break
                 continue
             peak = scorer.peak_gib(workload)
-            fits = peak <= limits_gib[layout.zero_stage == 3]
+            fits = peak <= (zero3_limit_gib if zero3_limit_gib and layout.zero_stage == 3 else limit_gib)
             previous = None if fits else layout
             yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
 
