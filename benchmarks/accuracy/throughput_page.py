@@ -20,9 +20,10 @@ the terms come from.
 
 Two columns compare. **Constant MFU** predicts with one MFU per GPU generation and precision, the best one for these
 rows; full recompute counts a third more FLOPs. **Other sources** is kit's prediction with GEMM rates that were
-estimated without the row's own source. In 16 bits, and in fp8 on Hopper, one share of what single GEMMs reach serves
-all GPUs. A rate that one source decided is, for rows of that source, the same share of single GEMMs on that GPU; for
-other rows it stays. Sources from which no constant was estimated have [a page of their own](accuracy-elsewhere.md).
+estimated without the row's own source (median, 90th percentile, mean). In 16 bits, and in fp8 on Hopper, one share of
+what single GEMMs reach serves all GPUs. A rate that one source decided is, for rows of that source, the same share of
+single GEMMs on that GPU; for other rows it stays. Sources from which no constant was estimated have [a page of their
+own](accuracy-elsewhere.md).
 """
 INDEPENDENT = """
 The [other page](accuracy-throughput.md) leaves one source out at a time. No constant of the cost model was ever
@@ -89,12 +90,11 @@ def _strata(report: Report) -> list[str]:
     heads = ["stratum", "rows", "groups", "median", "90th percentile", "signed mean", "constant MFU", "other sources"]
     rows = []
     for name, errors in report.ours.items():
-        both = (
-            f"{each[name].median_absolute:.1%}, {each[name].p90_absolute:.1%}"
-            for each in (report.constant_mfu, report.without_own_source)
-        )
-        own = (f"{errors.median_absolute:.1%}", f"{errors.p90_absolute:.1%}", f"{errors.signed_mean:+.1%}")
-        rows.append((name, errors.rows, errors.groups, *own, *both))
+        constant, others = report.constant_mfu[name], report.without_own_source[name]
+        cells = [f"{errors.median_absolute:.1%}", f"{errors.p90_absolute:.1%}", f"{errors.signed_mean:+.1%}"]
+        cells.append(f"{constant.median_absolute:.1%}, {constant.p90_absolute:.1%}")
+        cells.append(f"{others.median_absolute:.1%}, {others.p90_absolute:.1%}, {others.signed_mean:+.1%}")
+        rows.append((name, errors.rows, errors.groups, *cells))
     columns = len(heads) - report.independent
     lines = [table(heads[:columns], [cells[:columns] for cells in rows])]
     if any(result.assumed for result in report.results):

@@ -88,7 +88,7 @@ def as_text(report: Report, every_row: bool) -> str:
         lines.append(
             f"{name:64} {errors.rows:4} {errors.groups:6} {errors.median_absolute:7.1%} {errors.p90_absolute:6.1%} "
             f"{errors.signed_mean:+6.1%} | {baseline.median_absolute:6.1%} {baseline.p90_absolute:6.1%} | "
-            f"{held_out.median_absolute:6.1%} {held_out.p90_absolute:6.1%}"
+            f"{held_out.median_absolute:6.1%} {held_out.p90_absolute:6.1%} {held_out.signed_mean:+6.1%}"
         )
     lines += ["", "layouts of one model, cluster and batch: regret of the one ranked first, and rank correlation"]
     lines += [
