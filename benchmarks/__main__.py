@@ -49,6 +49,10 @@ PROOFS: dict[str, Proof] = {
         "lint on 167 public files against what their own readers say: precision and recall", 0.1,
         "tests.diagnose.corpus_score",
     ),
+    "doctor-corpus": _proof(
+        "the doctor on log lines of 210 public threads, a part of them held out: causes named first, false alarms",
+        0.1, "tests.diagnose.log_score",
+    ),
     "invariants": _proof(
         "the planner's own invariants on 1,000 random questions: sums, pins, memory, MFU, time to answer, lint", 15,
         "tests.planning.test_invariants",

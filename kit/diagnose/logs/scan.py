@@ -25,7 +25,16 @@ MOST_MATCHES = 200
 _RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
 _SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
-_SIGNS |= {TRACEBACK, TABLE, b"Unable to shutdown", b"Downloading", b"downloading", b"Fetching ", b"Exited with exit"}
+_SIGNS |= {
+    TRACEBACK,
+    TABLE,
+    b"Unable to shutdown",
+    b"Downloading",
+    b"downloading",
+    b"Fetching ",
+    b"Exited with exit",
+    b"failed (exitcode",
+}
 # Capital letters are rare in logs. One expression, grouped by first letter, finds all words with a capital about as
 # fast as one word.
 _CAPITALS = re.compile(
@@ -88,7 +97,7 @@ class Scan:
         if piece.text.startswith(TABLE, position) and (failed := read_table(piece, position)):
             self.failed.insert(0, (failed, line))
         elif match := WORKER_FAILED.search(line.text):
-            rank, code = match["local"] or match["task"], match["code"] or match["status"]
+            rank, code = match["local"] or match["task"], match["code"] or match["status"] or match["torchrun"]
             self.failed.append((Failed(None if rank is None else int(rank), f"exit code {code}"), line))
         elif piece.text.startswith(TRACEBACK, position) and (raised := read_traceback(piece, position, line.rank)):
             seen["exception", line.rank] += 1
