@@ -3,9 +3,14 @@
 # PYTHON       interpreter to build the environment with, 3.11 or newer   (make setup PYTHON=python3.12)
 # TORCH_INDEX  index to take torch from, where the default one is not wanted: people without a GPU save
 #              gigabytes with PyTorch's own index of CPU wheels            (make setup TORCH_INDEX=URL)
+# DAYS         make test runs a case in so many of the tests that take turns (@pytest.mark.rotated), other cases
+#              every day; with 1 it runs all of them                       (make test DAYS=1)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+DAYS ?= 3
+# Each of a test's many processes would compile kit's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 STAMP := .venv/.complete
 
@@ -24,7 +29,7 @@ demo: setup  ## the main job, end to end: plan, three engines, a kill, a change 
 	@$(BIN)/python -m benchmarks demo
 
 test: setup  ## all tests, on two cores in about sixteen minutes
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --days $(DAYS)
 
 FAST := tests/planning tests/specs tests/emit tests/diagnose/test_lint.py tests/test_proofs.py tests/test_structure.py
 SLOW := tests/planning/test_accepted.py tests/planning/test_tables.py tests/planning/test_activations.py

@@ -91,6 +91,7 @@ def compare(directories, name, fault=None):
     return cases.differences(found, expected), found, routers
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_one_process(directories, name):
     problems, found, routers = compare(directories, name)
@@ -100,6 +101,7 @@ def test_same_as_one_process(directories, name):
     assert (found.routing["dropped_tokens"], found.routing["dead_experts"]) == (0, 0)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", ["deepseek-dp2-ep2", "torch-fsdp2-deepseek", "zero3-deepseek-recompute"])
 def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
     family, shape, layout, chosen = CASES[name]
@@ -112,6 +114,7 @@ def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
         assert all(torch.equal(final[name], found["finals"][0][name]) for name in biases)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [

@@ -12,6 +12,7 @@ from benchmarks.system_tests.examples.cases import ExampleError, launched, plain
 from benchmarks.system_tests.examples.inputs import prepare
 
 
+@pytest.mark.rotated("launched")
 def test_an_accelerator_script_becomes_zero_3_on_two_processes() -> None:
     directory = prepare()
     reference = plain_torch(directory)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.system_tests import rehearsals
 
 NAME = "tiny-llama-pretrain-cpu-bf16"
 
 
+@pytest.mark.rotated("launched")
 def test_a_wrong_export_and_rounded_masters_turn_a_rehearsal_red() -> None:
     """On one process. Others, and the other engines: ``python -m benchmarks.system_tests.rehearsals --plant-all``."""
     record = rehearsals.rehearsed(NAME, ["transposed-query", "rounded-masters"])

@@ -18,6 +18,7 @@ FEW = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
 def test_cost_model_and_engine_agree(case, tmp_path):
     measured = pool("deepspeed", WORLD_SIZE).run(measure, case, tmp_path)[0]

@@ -102,6 +102,7 @@ def trained(start, tmp_path_factory):
     return once
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("place", PLACES)
 def test_fp32_is_plain_torch(place, trained, reference):
     curve, held, directory = trained(place)
@@ -146,6 +147,7 @@ CHANGES = {"nvme → optimizer on nvme": (ALL, OPTIMIZER), "none → nvme": ({},
 """From NVMe to none: ``benchmarks.system_tests.parity.deepspeed --resumes``."""
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
     whole, resumed = run(through_the_exchange_checkpoint, plan(**before), plan(**after), start, tmp_path)[0]

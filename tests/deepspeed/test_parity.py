@@ -54,6 +54,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(layout, start, reference, tmp_path):
     check(run(cases.plan(**layout), start, tmp_path), reference)

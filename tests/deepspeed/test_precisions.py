@@ -44,6 +44,7 @@ def train_fp16(chosen, start, directory, settings):
     return rows, gradients
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_trains_like_fp32(stage, start, tmp_path):
     chosen = cases.plan(stage, precision="fp16")
@@ -93,6 +94,7 @@ def train(chosen, start, directory):
     return cases.train(chosen, start, directory, 3)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("stage", [1, 3])
 def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, start, tmp_path):
     """Nearer to fp32 than bf16 weights are: these are rounded once more, at each step."""

@@ -41,6 +41,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
     whole, resumed = run(cases.through_the_exchange_checkpoint, before, after, start, tmp_path)[0]
@@ -60,6 +61,7 @@ def test_elements_that_ranks_do_not_divide_come_in_bit_for_bit(stage, tmp_path):
     assert different == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 2)])
 def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accumulation, start, tmp_path):
     """Exactly: a master that was rounded to bf16 on the way would be off by 0.4 %."""
@@ -86,6 +88,7 @@ NATIVE = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("chosen", NATIVE.values(), ids=NATIVE.keys())
 def test_native_save_and_load_are_exact(chosen, start, tmp_path):
     losses, again, different = run(cases.natively, chosen, start, tmp_path)[0]
@@ -174,6 +177,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_discard_and_evaluate_leave_no_trace(chosen, start, tmp_path):
     plain, disturbed = run(cases.disturb, chosen, start, tmp_path)[0]

@@ -28,6 +28,7 @@ def spec_of(family):
     return tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "llama")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "index"), [(family, index) for family, found in LAYOUTS.items() for index in range(len(found))]
 )
@@ -63,6 +64,7 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, family):
     spec = tiny.model(family, **(FAMILIES[family].shape | {"tied_embeddings": family == "gpt2"}))

@@ -215,6 +215,7 @@ class TestBadInput:
             convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
 
 
+@pytest.mark.rotated
 def test_the_command(saved, tmp_path):
     command = [sys.executable, "-m", "kit", "convert", "model", str(saved[2] / "step-00000002"), "--to", "hf"]
     ran = subprocess.run([*command, "--out", str(tmp_path / "hf")], capture_output=True, text=True, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.program import todays
 from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import (
@@ -41,8 +39,6 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
-DAYS = int(os.environ.get("PARITY_DAYS", "3"))
-"""A case is tested on one of as many days; ``python -m tests.megatron.test_parity`` tests all of them."""
 CASES = {
     "tp2": ("llama", LLAMA, {"tp": 2}),
     "tp2-sp": ("llama", LLAMA, {"tp": 2, "sp": True}),
@@ -135,7 +131,8 @@ def compare(references, case, train=cases.train, *args, packed=False):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.parametrize("name", todays([*CASES], DAYS))
+@pytest.mark.rotated
+@pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
@@ -231,6 +228,7 @@ def test_logits_are_those_of_transformers(references, name):
     assert (found[0] - inside.hugging_face_logits(spec, directory)).abs().max() <= 1e-4
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [
@@ -264,5 +262,4 @@ def test_planted_faults_show(references, fault, name, shows_in):
 
 
 if __name__ == "__main__":
-    os.environ["PARITY_DAYS"] = "1"  # read when pytest imports this file again
     raise SystemExit(pytest.main(["-q", __file__, "-k", "same_as_transformers"]))

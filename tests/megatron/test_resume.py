@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", CASES)
 def test_resumes_bit_for_bit(references, tmp_path, name):
     family, shape, layout, job, edits = CASES[name]

@@ -68,6 +68,7 @@ def prepared(path, layout, **stability):
     return runs.prepare(path, chosen, steps=7, stability=spec, checkpoint=CheckpointSpec())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_gradient_spike_is_discarded_before_the_step(tmp_path, name):
     """The step is never applied: a spike of another height leaves the same curve after it."""

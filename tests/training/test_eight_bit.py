@@ -215,6 +215,7 @@ def alone(tmp_path_factory):
     return found
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_processes_agree_with_one(tmp_path, alone, split):
     """And hold the bytes that are planned, and go on from their own files to the bit.

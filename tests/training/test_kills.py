@@ -16,6 +16,7 @@ def data(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("kills") / "data")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("plant", [False, True])
 def test_killed_twice_it_comes_to_the_same(tmp_path, data, plant):
     outcome = torment(CASES[0], tmp_path / "case", data, 2, 16, random.Random(3), plant)

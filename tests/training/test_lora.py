@@ -145,6 +145,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
     return losses, {name: p.grad for name, p in trained.items()}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "lora", "layouts"),
     [

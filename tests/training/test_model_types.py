@@ -122,6 +122,7 @@ def first_step(chosen: Plan, directory: Path) -> tuple[dict[str, torch.Tensor], 
     return weights, gradients, loss
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "model_type", [name for k, name in enumerate(TYPES) if (k + datetime.date.today().toordinal()) % DAYS == 0]
@@ -148,6 +149,7 @@ def test_a_type_with_parameters_that_are_never_trained_is_refused() -> None:
         random_model(spec_of("ernie4_5_moe", **own), seed=0)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("model_type", ["granitemoe", "llama4_text", "qwen3_next", "smollm3"])
 def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Path) -> None:
     """An exchange checkpoint of ZeRO-3, loaded bit for bit by a fresh engine, and the model that transformers loads."""

@@ -126,6 +126,7 @@ class TestLaunchersInALine:
         assert not done.stdout
 
 
+@pytest.mark.rotated("lock")
 class TestTheLock:
     def test_of_three_starts_at_once_one_trains(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, 300).path
@@ -222,6 +223,7 @@ class TestALockOfAnotherMachine:
 
 
 class TestWhatWasNotSaved:
+    @pytest.mark.rotated
     @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
     def test_a_directory_that_goes_while_it_trains(self, tmp_path, data, deleted):
         run = emit(CASES[0], tmp_path / "run", data, LONG).path

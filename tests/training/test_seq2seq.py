@@ -107,6 +107,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "engine", "stage"),
     [

@@ -256,6 +256,7 @@ MEGATRON = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "packing", "layouts"),
     [

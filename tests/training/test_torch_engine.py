@@ -180,6 +180,7 @@ class TestOneProcess:
             build_engine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize(("zero_stage", "recompute"), [(0, "none"), (0, "full"), (2, "none"), (3, "none"), (3, "full")])
 def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
@@ -203,6 +204,7 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
         assert relative_error(two["master"][name], weight) < 1e-5, name
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "from_disk", "dp"),
     [("llama", False, 1), ("llama", True, 1), ("qwen2", False, 1), ("qwen2", True, 1), ("llama", True, 2)],

@@ -70,7 +70,7 @@ def _pytest(tree: Path, tests: str) -> tuple[int | None, str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     command += [word for name in NO_CATCH for word in ("--deselect", name)]
     # Compiled files are compared by size and second: a mutant planted twice in a second would not be seen.
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PARITY_DAYS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [*command, *shlex.split(tests)], cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
