@@ -87,6 +87,7 @@ class ExecutionModel:
     deepcompile = False
     reduces_in_full = False
     gradient_sum_bytes = 10.0
+    reuse_distance = 0.0
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ class PublishedExecution(ExecutionModel):
     """FSDP2: whether weights and gradients are copied out of and into the buffers of collectives."""
     deepcompile: bool = False
     """Whether DeepSpeed's compiler schedules ZeRO-3's collectives, instead of hooks around every module."""
+    reuse_distance: float = 1e9
+    """Elements of DeepSpeed's stage3_max_reuse_distance, by default as in runtime/zero/config.py; 0: as kit sets it."""
     copies_of_ranks: bool = False
     """ZeRO-3 before torch gathered into one tensor (DeepSpeed of 2021): collectives of lists, which copy each rank's
     part by a kernel of its own."""

@@ -52,7 +52,7 @@ def buffer_sizes(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict
         chosen["reduce_bucket_size"] = _reduce_bucket(model, cluster, layout)
     if layout.engine == "deepspeed" and layout.zero_stage == 3:
         chosen["stage3_prefetch_bucket_size"] = _prefetch_bucket(model, cluster, layout)
-        chosen["stage3_max_live_parameters"] = _live_parameters(model, cluster)
+        chosen["stage3_max_live_parameters"] = live_parameters(model, cluster)
         # Norms and biases (a few hidden sizes each) are not sharded: gathering them costs only latency. Matrices are
         # larger than this threshold.
         chosen["stage3_param_persistence_threshold"] = 10 * model.hidden_size
@@ -112,7 +112,7 @@ def _prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> 
     return max(largest_layer_matrix(model), min(count(model).layer.total, fills_the_link(cluster, layout)))
 
 
-def _live_parameters(model: ModelSpec, cluster: ClusterSpec) -> int:
+def live_parameters(model: ModelSpec, cluster: ClusterSpec) -> int:
     """Weight elements that may be gathered at once; also the reuse distance within which a weight is not released.
 
     A twentieth of the GPU's memory in 16 bits: 1.1e9 on 40 GiB, 2.1e9 on 80 GiB (DeepSpeed's default: 1e9). At least

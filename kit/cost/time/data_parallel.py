@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kit.cost.collectives import Group
 from kit.cost.hardware import shared
+from kit.cost.memory.deepspeed_sizes import live_parameters
 from kit.cost.model.compression import (
     DEQUANTISE_BYTES,
     INT4_BYTES,
@@ -85,18 +86,16 @@ def _fully_sharded(
 STAGE3_COPIES = 12.0
 """Memory traffic of ZeRO-3 per gradient, bytes: copy into the bucket (4), split into the ranks' shards (4), divide (4)
 (DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py)."""
-REUSE_DISTANCE = 1e9
-"""DeepSpeed's stage3_max_reuse_distance, elements (runtime/zero/config.py)."""
 
 
 def gathered_again(workload: Workload, parameters: RankParameters) -> float:
     """Share of the weights that ZeRO-3 gathers a third time. Full recompute runs a layer's forward again before its
     backward. DeepSpeed keeps a weight between the two if its next use is within the reuse distance
     (partitioned_param_coordinator.py). For the first weight of a layer, that distance is two layers."""
-    layout = workload.layout
-    if workload.execution.engine != "deepspeed" or workload.execution.deepcompile or layout.recompute != "full":
+    layout, how = workload.layout, workload.execution
+    if how.engine != "deepspeed" or how.deepcompile or layout.recompute != "full":
         return 0.0
-    kept = layout.stage3_max_live_parameters or REUSE_DISTANCE
+    kept = how.reuse_distance or layout.stage3_max_live_parameters or live_parameters(workload.model, workload.cluster)
     return max(0.0, 1 - kept / (2 * parameters.total / workload.num_layers))
 
 
