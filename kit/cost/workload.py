@@ -6,7 +6,7 @@ derived sizes are cached properties. Published runs of other programs are a subc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import ceil
 from typing import Literal
@@ -124,12 +124,6 @@ class Workload:
         """Replaces the layout; the work stays the same."""
         return Workload(self.model, self.cluster, self.job, layout)
 
-    @cached_property
-    def with_least_micro_batches(self) -> Workload:
-        """This workload with micro batches of one sequence, and with at most two of them in a step."""
-        steps = min(2, self.layout.gradient_accumulation_steps)
-        return self.with_layout(replace(self.layout, micro_batch_size=1, gradient_accumulation_steps=steps))
-
     # ---------------------------------------------------------------- tokens
 
     @cached_property
@@ -164,13 +158,6 @@ class Workload:
         c mod pp."""
         return chunk_layers(self.num_layers, self.layout)
 
-    @cached_property
-    def even_stages(self) -> bool:
-        """Whether all pipeline stages have the same number of layers."""
-        layout = self.layout
-        uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
-        return not uneven and self.num_layers % (layout.pp * layout.vp) == 0
-
     def stage_chunks(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """Layer numbers of each of a stage's virtual chunks."""
         return self.chunks[stage :: self.layout.pp]
@@ -191,11 +178,9 @@ class Workload:
 
     @cached_property
     def distinct_stages(self) -> tuple[int, ...]:
-        """Stages of which one may need the most memory: the first, the last, and of those between the first of each mix
-        of dense layers and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
-        pp = self.layout.pp
-        between = {self.chunk_kinds[stage::pp]: stage for stage in range(pp - 2, 0, -1)}
-        return tuple(sorted({0, pp - 1, *between.values()}))
+        """Stages of which one may need the most memory: the last, and of the others the first of each mix of dense
+        layers and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
+        return _first_stages(self.chunk_kinds, self.layout.pp)
 
     @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
@@ -311,6 +296,12 @@ class Workload:
 def _kinds(model: ModelSpec, chunks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
     experts = [sum(map(model.has_experts, layers)) if model.num_experts else 0 for layers in chunks]
     return tuple((len(layers) - number, number) for layers, number in zip(chunks, experts, strict=True))
+
+
+@lru_cache(maxsize=512)
+def _first_stages(chunks: tuple[tuple[int, int], ...], pp: int) -> tuple[int, ...]:
+    first = {chunks[stage::pp]: stage for stage in range(pp - 2, -1, -1)}
+    return (*sorted(first.values()), pp - 1)
 
 
 @lru_cache(maxsize=512)

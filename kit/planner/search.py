@@ -63,8 +63,15 @@ class LayoutScorer:
 
     def step_time_s(self, w: Workload) -> float:
         """Time of an optimizer step, calibrated."""
-        calibration, seconds = self._request.calibration, sum(self._timer.components_s(w).values())
-        return seconds * calibration.of(w).step_time_factor if calibration.residuals else seconds
+        return sum(self._timer.components_s(w).values()) * self._factor(w)
+
+    def least_s(self, w: Workload) -> float:
+        """Lower bound of ``step_time_s``, which takes a tenth of the time."""
+        return self._timer.layers_s(w) * self._factor(w)
+
+    def _factor(self, w: Workload) -> float:
+        calibration = self._request.calibration
+        return calibration.of(w).step_time_factor if calibration.residuals else 1.0
 
 
 def search(request: Request) -> SearchResult:
@@ -79,13 +86,18 @@ def search(request: Request) -> SearchResult:
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
     # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
     zero3 = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
-    further = _considered(request, scorer, min(usable, least), zero3, further=True, most_gib=least)
-    if least <= usable:
-        further = (candidate for candidate in further if candidate.step_time_s is not None)
-    considered = (*usual, *further)
-    best = _best(considered)
-    beyond = best not in usual
-    return SearchResult(best=best, considered=considered if beyond else usual, further=beyond)
+
+    def further(most_s: float) -> tuple[Candidate, ...]:
+        found = _considered(request, scorer, min(usable, least), zero3, further=True, most_gib=least, most_s=most_s)
+        return tuple(each for each in found if least > usable or each.step_time_s is not None)
+
+    # A layout that takes longer than this is not chosen. Only the reasons for a chosen further layout name others.
+    most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
+    best = _best((*usual, *(rivals := further(most_s))))
+    if best in usual:
+        return SearchResult(best=best, considered=usual, further=False)
+    considered = (*usual, *(rivals if most_s == math.inf else further(math.inf)))
+    return SearchResult(best=best, considered=considered, further=True)
 
 
 def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
@@ -157,9 +169,10 @@ def _considered(
     zero3_limit_gib: float | None = None,
     further: bool = False,
     most_gib: float = math.inf,
+    most_s: float = math.inf,
 ) -> Iterator[Candidate]:
     """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``zero3_limit_gib``: limit of ZeRO-3
-    layouts, if another. ``most_gib``: see ``layouts``."""
+    layouts, if another. ``most_gib``: see ``layouts``. ``most_s``: leaves out layouts that take longer."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
@@ -171,6 +184,8 @@ def _considered(
                 first = index == 0 and engine == "megatron"
                 if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
                     break
+                continue
+            if most_s < math.inf and scorer.least_s(workload) > most_s:
                 continue
             peak = scorer.peak_gib(workload)
             fits = peak <= (zero3_limit_gib if zero3_limit_gib and layout.zero_stage == 3 else limit_gib)
@@ -212,12 +227,15 @@ _the_rest = attrgetter(
 
 
 def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
-    fitting = [candidate for candidate in considered if candidate.step_time_s is not None]
-    if not fitting:
+    if not (fitting := _fitting(considered)):
         return None
     slowest = EQUALLY_FAST * min(map(step_s, fitting))
     tied = (candidate for candidate in fitting if step_s(candidate) <= slowest)
     return min(tied, key=lambda candidate: simplicity(candidate.layout))
+
+
+def _fitting(considered: Iterable[Candidate]) -> list[Candidate]:
+    return [candidate for candidate in considered if candidate.step_time_s is not None]
 
 
 def step_s(candidate: Candidate) -> float:

@@ -18,14 +18,15 @@ from kit.cost.memory.peak import peak_gib
 from kit.diagnose.lint import SCRIPTS, lint
 from kit.emit.run_directory import write
 from kit.errors import PlanError
-from kit.planner.make_plan import make_plan
+from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import can_fit, search, step_s
+from kit.planner.search import LayoutScorer, can_fit, search, step_s
 from kit.report.first_screen import first_screen
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.layout import PINNABLE, Pins
+from kit.specs.layout import PINNABLE, ZERO_KEYS, Pins
 from kit.specs.run import DataSpec, RunSpec
 from kit.units import human_seconds
 from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
@@ -99,6 +100,21 @@ def test_more_memory_is_never_slower_by_over_a_hundredth() -> None:
         richer = search(with_more_memory(request)).best
         assert richer is not None, asked(request)
         assert step_s(richer) <= 1.01 * plan.predicted.step_time_s, asked(request)
+
+
+def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same search without the bound of step time; and no layout is faster than its bound."""
+    bound = LayoutScorer.least_s
+    monkeypatch.setattr(LayoutScorer, "least_s", lambda *_: 0.0)
+    for request, plan in plans():
+        balanced = request_for(request.model, request.cluster, request.job)
+        found = search(balanced)
+        assert found.best is not None
+        assert found.best.layout == plan.layout.with_sizes(dict.fromkeys(ZERO_KEYS)), asked(request)
+        scorer = LayoutScorer(balanced)
+        for each in found.considered[::7]:
+            if each.step_time_s is not None:
+                assert 0 < bound(scorer, balanced.workload(each.layout)) <= each.step_time_s, describe(each.layout)
 
 
 def test_twice_the_nodes_are_faster_or_the_answer_says_that_fewer_are() -> None:

@@ -215,11 +215,6 @@ class PublishedWorkload(Workload):
         return how.offload_to_step_on_device or places != {"none"}
 
     @cached_property
-    def even_stages(self) -> bool:
-        """Whether all pipeline stages hold as many layers."""
-        return not self.stated_chunks and self.num_layers % (self.layout.pp * self.layout.vp) == 0
-
-    @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
         """What a rank of each stage holds."""
         return tuple(rank_parameters(self, stage) for stage in range(self.layout.pp))

@@ -6,7 +6,6 @@ cached.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from kit.cost.memory import deepspeed_sizes
@@ -31,8 +30,10 @@ _NF4_CODES = 0.5
 
 def engine_memory(workload: Workload) -> EngineMemory:
     """Memory of the engine on every rank. It depends on whether there are several micro batches, not on how many or how
-    large, so many layouts share one cached result."""
-    return _engine_memory(workload.with_least_micro_batches)
+    large, nor on the chunks of a stage and on how sequences are exchanged, so many layouts share one cached result."""
+    steps = min(2, workload.layout.gradient_accumulation_steps)
+    shared = {"micro_batch_size": 1, "gradient_accumulation_steps": steps, "vp": 1, "cp_comm_type": "all_gather"}
+    return _engine_memory(workload.with_layout(workload.layout.but(**shared)))
 
 
 @lru_cache(maxsize=4096)
@@ -41,7 +42,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     precision, optimizer, lora = job.precision, job.optimizer.name, job.lora
     dense = state_bytes(layout, precision, optimizer)
     # Experts are replicated over other ranks than dense parameters, so they are sharded over another group.
-    experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
+    experts = state_bytes(layout.but(dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
     buffers, gathered = _engine_buffers(workload)
     # torchao casts fp32 weights to 8 bits in each GEMM and frees the copy.
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices

@@ -13,7 +13,7 @@ from kit.cost.hardware import overheads, usable_gib
 from kit.cost.memory import rank_huggingface, rank_megatron
 from kit.cost.memory.engine import engine_memory, rank_states
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.memory.phases import RankParts, peak_bytes, rank_memory
+from kit.cost.memory.phases import EngineMemory, RankParts, peak_bytes, rank_memory
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
@@ -101,13 +101,17 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 
 def peak_gib(workload: Workload) -> float:
     """Peak GiB of the fullest stage, the figure that a search compares; equal to ``peak(workload).peak_gib``."""
-    fullest = max(peak_bytes(parts_of(workload, stage)) for stage in workload.distinct_stages)
+    engine = engine_memory(workload)
+    fullest = max(peak_bytes(_parts_of(workload, engine, stage)) for stage in workload.distinct_stages)
     return fullest / GIB + overhead_gib(workload)
 
 
 def parts_of(workload: Workload, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage by part, without the CUDA context and NCCL."""
-    engine = engine_memory(workload)
+    return _parts_of(workload, engine_memory(workload), stage)
+
+
+def _parts_of(workload: Workload, engine: EngineMemory, stage: int) -> RankParts:
     states = rank_states(engine, workload.parameters[stage], stage)
     whole = workload.implementation == "huggingface"
     rank_parts = rank_huggingface.rank_parts if whole else rank_megatron.rank_parts

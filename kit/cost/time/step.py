@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from collections import Counter
+from functools import lru_cache
+from operator import add
+from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
@@ -31,12 +33,19 @@ class StepTimer:
 
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component, which add up to the step."""
+        return self._model_of(workload).components_s(workload)
+
+    def layers_s(self, workload: Workload) -> float:
+        """Lower bound of the step: the layers of the mean stage, in every micro batch."""
+        return self._model_of(workload).layers_s(workload)
+
+    def _model_of(self, workload: Workload) -> StepTimeModel:
         how = workload.execution
         model = self._models.get(how)
         if model is None:
             gpu = gpu_perf(workload.cluster, how.precision, how.attention, how.linear_layers_only)
             model = self._models[how] = StepTimeModel(gpu)
-        return model.components_s(workload)
+        return model
 
 
 def step_time_components_s(workload: Workload) -> dict[str, float]:
@@ -44,8 +53,7 @@ def step_time_components_s(workload: Workload) -> dict[str, float]:
     return StepTimer().components_s(workload)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Seconds of one layer, or of the embedding or head, for one micro batch, by component."""
 
     forward: float
@@ -58,21 +66,17 @@ class Part:
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.recompute + self.launch + self.tensor + self.context + self.expert
+        return sum(self)
 
     @property
     def forward_window(self) -> float:
         return self.forward + self.launch / 3
 
     def times(self, factor: int) -> Part:
-        return Part(*[factor * seconds for seconds in _SECONDS(self)])
+        return Part._make([factor * seconds for seconds in self])
 
     def plus(self, other: Part) -> Part:
-        return Part(*map(add, _SECONDS(self), _SECONDS(other)))
-
-
-_SECONDS = attrgetter(*(item.name for item in fields(Part)))
-"""Gets all fields of a ``Part``."""
+        return Part._make(map(add, self, other))
 
 
 class StepTimeModel:
@@ -85,15 +89,15 @@ class StepTimeModel:
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component; their sum is the step time. launch: the GPU waits for the host to launch kernels."""
         layout = workload.layout
-        stages = _distinct_stages(workload)
-        totals = {stage: self._stage(workload, stage) for stage in stages}
-        slowest = max(totals.values(), key=lambda part: part.total)
+        stages = _different_stages(workload.stage_kinds)
+        parts = [self._stage(workload, stage) for stage, _ in stages]
+        totals = [part.total for part in parts]
+        longest = max(totals)
+        slowest = parts[totals.index(longest)]
         m = layout.gradient_accumulation_steps
         # While the pipeline fills and drains, one micro batch passes every stage; otherwise the slowest stage decides.
-        others = sum(part.total for part in totals.values()) - slowest.total
-        if len(totals) < layout.pp:
-            others += (layout.pp - len(totals)) * totals[1].total
-        parameters = max((workload.parameters[stage] for stage in stages), key=lambda part: part.total)
+        others = sum(number * total for (_, number), total in zip(stages, totals, strict=True)) - longest
+        parameters = max((workload.parameters[stage] for stage, _ in stages), key=lambda part: part.total)
         window = slowest.forward_window
         components = {
             "compute": m * (slowest.forward + slowest.backward),
@@ -104,12 +108,19 @@ class StepTimeModel:
             "expert_parallel": m * slowest.expert,
             "pipeline_transfer": m * self.transfer_s(workload, slowest) if layout.pp > 1 else 0.0,
             "pipeline_bubble": others / layout.vp,
-            "data_parallel": data_parallel_s(self.gpu, workload, parameters, window, slowest.total - window)
+            "data_parallel": data_parallel_s(self.gpu, workload, parameters, window, longest - window)
             + self._small_buckets_s(workload),
             "offload": 0.0,
             "optimizer": self._optimizer_s(workload, parameters),
         }
         return self.with_offload(workload, parameters, components)
+
+    def layers_s(self, workload: Workload) -> float:
+        """Lower bound of the step: the layers of the mean stage, in every micro batch."""
+        dense, experts = map(sum, zip(*workload.chunk_kinds, strict=True))
+        seconds = dense * self._layer(workload, False).total if dense else 0.0
+        seconds += experts * self._layer(workload, True).total if experts else 0.0
+        return seconds * workload.layout.gradient_accumulation_steps / workload.layout.pp
 
     def _stage(self, workload: Workload, stage: int) -> Part:
         dense, experts = workload.stage_kinds[stage]
@@ -222,12 +233,13 @@ class StepTimeModel:
         return components | {"optimizer": optimizer, "offload": _offload_s(workload, components)}
 
 
-def _distinct_stages(workload: Workload) -> list[int]:
-    """Stages whose time may differ. For even stages without experts: the first, one in the middle, and the last."""
-    pp = workload.layout.pp
-    if workload.model.num_experts or not workload.even_stages:
-        return list(range(pp))
-    return sorted({0, min(1, pp - 1), pp - 1})
+@lru_cache(maxsize=512)  # layouts share them
+def _different_stages(kinds: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """(stage, number of stages that take as long): the first, the last, and of those between one of each mix of dense
+    layers and layers with experts."""
+    last = len(kinds) - 1
+    between = tuple((kinds.index(mix, 1), number) for mix, number in Counter(kinds[1:last]).items())
+    return ((0, 1), *between, (last, 1)) if last else ((0, 1),)
 
 
 def _offload_s(workload: Workload, components: dict[str, float]) -> float:
