@@ -53,6 +53,11 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_z_loss_coeff": "job.balancing",
     "transformer_config.moe_router_bias_update_rate": "job.balancing",
     "transformer_config.moe_expert_capacity_factor": "job.balancing",
+    "transformer_config.moe_token_dispatcher_type": "layout.moe_token_dispatcher",
+    "transformer_config.moe_flex_dispatcher_backend": "layout.moe_token_dispatcher",
+    "transformer_config.moe_shared_expert_overlap": "layout.moe_shared_expert_overlap",
+    "transformer_config.moe_grouped_gemm": "layout.implementation",
+    "transformer_config.moe_permute_fusion": "layout.implementation",
     "transformer_config.moe_router_num_groups": "model.router_groups",
     "transformer_config.moe_router_group_topk": "model.router_top_groups",
     "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
@@ -178,7 +183,7 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
         "moe_router_pre_softmax": not model.norm_topk_prob,
         "moe_router_load_balancing_type": kind,
         "moe_router_dtype": "fp32",
-        "moe_token_dispatcher_type": "alltoall",
+        "moe_token_dispatcher_type": "alltoall" if layout.moe_token_dispatcher == "alltoall" else "flex",
     }
     if model.traits.router == "sigmoid":
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
@@ -203,6 +208,11 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
             model.shared_ffn_hidden_size,
         ),
         ("moe_shared_expert_gate", model.traits.shared_expert_gate, True),
+        ("moe_flex_dispatcher_backend", layout.moe_token_dispatcher != "alltoall", layout.moe_token_dispatcher),
+        ("moe_shared_expert_overlap", layout.moe_shared_expert_overlap, True),
+        # Transformer Engine multiplies all experts of a rank by one call, and permutes tokens by one kernel.
+        ("moe_grouped_gemm", layout.implementation == "transformer_engine", True),
+        ("moe_permute_fusion", layout.implementation == "transformer_engine", True),
         (
             "moe_layer_freq",
             model.first_dense_layers,

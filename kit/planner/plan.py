@@ -15,7 +15,7 @@ from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import ZERO_KEYS, Layout, Pins
+from kit.specs.layout import ADDED, DEFAULTS, ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
 SCHEMA_VERSION = 3
@@ -63,7 +63,7 @@ class Plan:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
         decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
         del decisive["cluster"]["gpu"]["generation"]  # of the GPU's name; plans of version 2 do not say it
-        decisive["layout"] = _without_absent_sizes(decisive["layout"])
+        decisive["layout"] = _written(decisive["layout"])
         return _digest(decisive)
 
     @property
@@ -75,7 +75,7 @@ class Plan:
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
         plain = strict_yaml.to_plain(self)
-        return strict_yaml.dump(plain | {"layout": _without_absent_sizes(plain["layout"])})
+        return strict_yaml.dump(plain | {"layout": _written(plain["layout"])})
 
     def save(self, path: str | Path) -> None:
         """Write the plan as YAML. Raises ``SpecError`` if the file exists or cannot be written."""
@@ -102,9 +102,14 @@ class Plan:
         return strict_yaml.parse(cls, document.data | {"schema_version": SCHEMA_VERSION}, document)
 
 
-def _without_absent_sizes(layout: dict[str, Any]) -> dict[str, Any]:
-    """Drops sizes that the engine does not read, so that plans of version 2 keep their digest."""
-    return {name: value for name, value in layout.items() if value is not None or name not in ZERO_KEYS}
+def _written(layout: dict[str, Any]) -> dict[str, Any]:
+    """Drops sizes that the engine does not read, and defaults of fields that plans of this version may lack: a plan
+    keeps its digest when kit learns a new field."""
+    return {
+        name: value
+        for name, value in layout.items()
+        if not (value is None and name in ZERO_KEYS) and not (name in ADDED and value == DEFAULTS[name])
+    }
 
 
 def _digest(data: dict[str, Any]) -> str:

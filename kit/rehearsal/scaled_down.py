@@ -37,6 +37,7 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
     "loss_kernel": ("torch", _KERNELS),
+    "moe_token_dispatcher": ("alltoall", "other dispatchers are for GPUs"),
 }
 """Field of the layout → (its value in the copy, the reason)."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}

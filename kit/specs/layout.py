@@ -28,6 +28,9 @@ AttentionKernel = Literal["default", "cudnn"]
 is faster on Hopper and later."""
 LossKernel = Literal["torch", "liger"]
 """Kernel of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
+TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""How tokens are sent to the ranks of their experts: NCCL's all-to-all, which sends a token once for every expert; or
+DeepEP or HybridEP, which send a token once to every node (Megatron's ``moe_flex_dispatcher_backend``)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """Megatron's ``cp_comm_type``, how context-parallel ranks communicate: all_gather of keys and values, p2p (a ring), or
 a2a (all-to-all over heads; DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -43,6 +46,9 @@ class Flag:
     """Text of ``describe`` for other values than the default: with ``{value}``, or by value; empty: none."""
     zero_key: str = ""
     """For a size: its key below ``zero_optimization`` in ds_config.json."""
+    added: bool = False
+    """Whether plans of version 3 exist without this field. Its default is left out of plan.yaml and of the digest, so
+    that those plans keep theirs."""
 
 
 Size = Annotated[int, Within(gt=0, le=10**8)]
@@ -83,6 +89,10 @@ class Layout:
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: Annotated[Size, Flag(("megatron",))] = 1
     """Tensor parallelism inside each expert; with ep=1 it must equal tp."""
+    moe_token_dispatcher: Annotated[TokenDispatcher, Flag(("megatron",), "{value} dispatcher", added=True)] = "alltoall"
+    """Read only with experts. deepep and hybridep are packages of their own, for GPUs."""
+    moe_shared_expert_overlap: Annotated[bool, Flag(("megatron",), "shared-expert overlap", added=True)] = False
+    """Compute shared experts on a second stream while tokens are sent."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
@@ -187,6 +197,8 @@ FLAGS: Mapping[str, Flag] = {
     name: flag for name, hint in _HINTS.items() for flag in get_args(hint)[1:] if isinstance(flag, Flag)
 }
 """Field of a layout → its columns; a field without them is every engine's, and is printed in its own way."""
+ADDED: frozenset[str] = frozenset(name for name, flag in FLAGS.items() if flag.added)
+"""Fields whose default is not written."""
 ZERO_KEYS: Mapping[str, str] = {name: flag.zero_key for name, flag in FLAGS.items() if flag.zero_key}
 """Field of a layout that is a size of DeepSpeed → its key below ``zero_optimization`` in ds_config.json."""
 PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumulation_steps"))
@@ -209,6 +221,8 @@ class Pins:
     cp_comm_type: ContextExchange | None = None
     ep: Size | None = None
     etp: Size | None = None
+    moe_token_dispatcher: TokenDispatcher | None = None
+    moe_shared_expert_overlap: bool | None = None
     sp: bool | None = None
     zero_stage: ZeroStage | None = None
     offload_optimizer: Offload | None = None

@@ -85,6 +85,15 @@ def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
     assert seen.bit_count() > 50
 
 
+@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep"])
+def test_experts_get_the_fast_options(dispatcher):
+    layout = {"ep": 2, "dp": 2, "moe_token_dispatcher": dispatcher, "moe_shared_expert_overlap": True}
+    flags = parsed(tiny.plan(tiny.model("mixtral"), engine="megatron", implementation="transformer_engine", **layout))
+    assert {"--moe-grouped-gemm", "--moe-permute-fusion", "--moe-shared-expert-overlap"} <= flags.keys()
+    expected = ("alltoall", None) if dispatcher == "alltoall" else ("flex", dispatcher)
+    assert (flags["--moe-token-dispatcher-type"], flags.get("--moe-flex-dispatcher-backend")) == expected
+
+
 def test_what_flags_cannot_say_is_not_written():
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
     linear = {"rope_type": "linear", "factor": 2.0}

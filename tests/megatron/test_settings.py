@@ -22,6 +22,11 @@ LAYOUTS = (
     {"pp": 2, "first_stage_layers": 1, "recompute": "selective"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
+DISPATCHERS = {
+    "alltoall": {"moe_token_dispatcher_type": "alltoall"},
+    "deepep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+    "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
+}
 
 
 def plans():
@@ -59,6 +64,30 @@ def test_every_key_is_accepted_by_megatron_core():
             assert config.moe_router_load_balancing_type == chosen.moe_router_load_balancing_type
             assert config.moe_router_bias_update_rate in (chosen.moe_router_bias_update_rate, 1e-3)  # or its default
             assert (config.moe_z_loss_coeff, config.moe_expert_capacity_factor) == (0.125, 2.0)
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_a_dispatcher_is_written_in_megatrons_words(dispatcher):
+    from kit.engines.megatron.model.build import transformer_config
+
+    spec = tiny.model("glm4_moe", **BY_FAMILY["glm4_moe"])
+    layout = {"ep": 2, "dp": 2, "moe_token_dispatcher": dispatcher}
+    settings = megatron_settings(tiny.plan(spec, engine="megatron", implementation="local", **layout))
+    written = settings["transformer_config"]
+    assert {key: value for key, value in written.items() if "dispatcher" in key} == DISPATCHERS[dispatcher]
+    assert transformer_config(written).moe_token_dispatcher_type == written["moe_token_dispatcher_type"]
+
+
+def test_experts_of_transformer_engine_are_one_grouped_gemm():
+    from kit.engines.megatron.model.transformer_engine import plain_name
+
+    plan = tiny.plan(
+        tiny.model("mixtral"), engine="megatron", implementation="transformer_engine", moe_shared_expert_overlap=True
+    )
+    written = megatron_settings(plan)["transformer_config"]
+    assert all(written[f"moe_{option}"] for option in ("grouped_gemm", "permute_fusion", "shared_expert_overlap"))
+    grouped = "decoder.layers.0.mlp.experts.linear_fc2.weight13"
+    assert plain_name(grouped) == "decoder.layers.0.mlp.experts.local_experts.13.linear_fc2.weight"
 
 
 def test_fp8_is_emitted_as_the_gpu_has_it():
@@ -110,8 +139,10 @@ def test_guarded_keys_exist_and_name_recipe_keys():
     for plan in plans():
         emitted |= {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys}
     # rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own.
-    # fp8 has its own test.
-    assert set(PLAN_OWNED_KEYS) - emitted == {"model.rotary_base", "transformer_config.fp8"}
+    # fp8 and the options of experts have their own tests.
+    options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
+    own = {"model.rotary_base", "transformer_config.fp8", *(f"transformer_config.moe_{option}" for option in options)}
+    assert set(PLAN_OWNED_KEYS) - emitted == own
     sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
     for recipe_key in PLAN_OWNED_KEYS.values():
         section, _, name = recipe_key.partition(".")

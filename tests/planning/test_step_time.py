@@ -119,3 +119,19 @@ def test_tensor_parallelism_of_dtensor_waits_for_its_exchanges() -> None:
     exposed = step_time_components_s(Workload(model, machines, job(), layout))["tensor_parallel"]
     one_way = 2 * group(machines, 2, 1).all_reduce_s(4096 * model.hidden_size * 2.0)
     assert exposed == pytest.approx(2 * model.num_layers * one_way, rel=1e-6)
+
+
+def test_faster_dispatch_and_overlapped_shared_experts_shorten_a_step() -> None:
+    """DeepEP sends a token to a node once, NCCL's all-to-all once for each of its experts there."""
+    model, machines = load_model("deepseek-v3"), cluster("64xH100")
+    usual = megatron(ep=32, dp=64, recompute="full", gradient_accumulation_steps=4)
+
+    def expert_parallel(**changes: object) -> float:
+        layout = dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+        return step_time_components_s(Workload(model, machines, job(), layout))["expert_parallel"]
+
+    sends = 4 * (1 - (1 - 1 / 4) ** model.experts_per_token)  # of 4 nodes, those that have one of a token's 8 experts
+    dispatch = expert_parallel(moe_token_dispatcher="deepep") / expert_parallel()
+    assert dispatch == pytest.approx(sends / model.experts_per_token, rel=0.15)
+    overlapped = expert_parallel(moe_shared_expert_overlap=True)
+    assert 0.3 * expert_parallel() < overlapped < expert_parallel()

@@ -95,8 +95,6 @@ class PublishedExecution(ExecutionModel):
     buffers)."""
     overlaps_experts: bool = False
     """Whether all-to-alls of one micro batch run beside another's compute."""
-    once_per_node: bool = False
-    """Whether a token crosses the fabric once for all its experts on a node (DeepEP, HybridEP)."""
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: partial: all but the experts. full: of the whole step."""
     balanced_context: bool = True

@@ -68,6 +68,15 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
     )
 
 
+def shared_experts_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
+    """(forward, backward) of the GEMMs of a layer's shared experts."""
+    gemms = mlp_gemms(workload, workload.model.shared_ffn_hidden_size)
+    return (
+        sum(matmul_s(gpu.matmul, *gemm) for gemm in gemms),
+        sum(_backward_s(gpu.matmul, workload, gemm) for gemm in gemms),
+    )
+
+
 def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     """(forward, backward) of the output projection and the loss, on the last stage."""
     tokens = workload.tokens

@@ -77,7 +77,7 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     backward (megatron-core, moe/token_dispatcher.py).
 
     With tensor parallelism inside experts, its ranks also all-gather tokens and reduce-scatter outputs. ``forward``,
-    ``backward``: compute seconds of the layer.
+    ``backward``: seconds of the compute that can run meanwhile, where anything can.
     """
     layout, experts_per_token = workload.layout, workload.model.experts_per_token
     sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
@@ -86,7 +86,7 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
         one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
     both = 2 * one_way
     repeated = both if layout.recompute == "full" or "moe" in workload.recompute_modules else 0.0
-    if not workload.execution.overlaps_experts:
+    if not (workload.execution.overlaps_experts or layout.moe_shared_expert_overlap):
         return Exposed(both, both, repeated)
     overlap = shared().overlap
     return Exposed(_exposed(both, overlap * forward), _exposed(both, overlap * backward), repeated)

@@ -13,7 +13,7 @@ from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed
 from kit.cost.time.gpu import GpuPerf, gpu_perf
-from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
+from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time, shared_experts_s
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.workload import ExecutionModel, Workload
 from kit.specs.layout import Layout
@@ -142,6 +142,8 @@ class StepTimeModel:
             layout.sp,
             layout.ep,
             layout.etp,
+            layout.moe_token_dispatcher,
+            layout.moe_shared_expert_overlap,
             layout.cp_comm_type,
             layout.recompute,
         )
@@ -158,7 +160,12 @@ class StepTimeModel:
         layer = self.layer_time(workload, has_experts)
         tensor = tensor_parallel(self.gpu, workload, layer.gemms_forward, layer.gemms_backward, has_experts)
         context = context_parallel(self.gpu, workload, layer.attention_forward)
-        expert = expert_parallel(self.gpu, workload, layer.forward, layer.backward) if has_experts else Exposed()
+        expert = Exposed()
+        if has_experts:
+            beside = (layer.forward, layer.backward)
+            if workload.layout.moe_shared_expert_overlap:
+                beside = shared_experts_s(self.gpu, workload)
+            expert = expert_parallel(self.gpu, workload, *beside)
         forward = layer.forward + tensor.forward + context.forward + expert.forward
         recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
         backward = layer.backward + tensor.backward + context.backward + expert.backward

@@ -219,4 +219,33 @@ CASES = [
         megatron(tp=4, sp=True, ep=1, etp=4),
         shape=dataclasses.replace(load_model("mixtral-8x7b"), moe_ffn_hidden_size=1412),
     ),
+    Case(
+        "dispatcher_needs_expert_parallel",
+        megatron(moe_token_dispatcher="deepep"),
+        "moe_token_dispatcher=deepep with ep=1, etp=1.*use ep>1",
+        megatron(moe_token_dispatcher="deepep", ep=8),
+        model="mixtral-8x7b",
+    ),
+    Case(
+        "dispatcher_has_kernels",
+        megatron(moe_token_dispatcher="hybridep", ep=8),
+        "hybridep on A100-80, for which it has no kernels",
+        megatron(moe_token_dispatcher="deepep", ep=8),
+        model="mixtral-8x7b",
+        gpus="8xA100-80",
+    ),
+    Case(
+        "shared_experts_exist",
+        megatron(moe_shared_expert_overlap=True, ep=8),
+        "mixtral-8x7b, which has no shared experts",
+        megatron(ep=8),
+        model="mixtral-8x7b",
+    ),
+    Case(
+        "shared_expert_overlap_needs_alltoall",
+        megatron(moe_shared_expert_overlap=True, moe_token_dispatcher="deepep", ep=8),
+        "moe_token_dispatcher=deepep, which cannot",
+        megatron(moe_shared_expert_overlap=True, ep=8),
+        model="deepseek-v3",
+    ),
 ]

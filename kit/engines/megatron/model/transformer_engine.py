@@ -7,6 +7,7 @@ the weight maps.
 from __future__ import annotations
 
 import importlib.util
+import re
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -18,6 +19,10 @@ _NORMS = {
     ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
     ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
 }
+
+
+_GROUPED = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
+"""A parameter of grouped experts: TEGroupedMLP numbers them (megatron-core, transformer/moe/experts.py)."""
 
 
 def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -34,4 +39,4 @@ def plain_name(parameter: str) -> str:
     """The name that the same parameter has with implementation=local."""
     for fused, plain in _NORMS.items():
         parameter = parameter.replace(fused, plain)
-    return parameter
+    return _GROUPED.sub(r".experts.local_experts.\3.\1.\2", parameter)
