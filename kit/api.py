@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
     from kit.planner.compare import Comparison
     from kit.rehearsal.rehearse import Rehearsal
+    from kit.report.clusters import ClusterAnswer
     from kit.report.memory_report import FitReport
     from kit.report.what_if import Explanation
 
@@ -71,6 +73,25 @@ def compare(
     from kit.planner.compare import compare
 
     return compare(_request(model, cluster, job, pins))
+
+
+def compare_clusters(
+    model: str | Path | ModelSpec | Recipe,
+    clusters: Mapping[str, ClusterSpec],
+    job: JobSpec | None = None,
+    pins: Pins | None = None,
+    calibration: str | Path | None = None,
+) -> tuple[ClusterAnswer, ...]:
+    """The best plan on each cluster with its days and money, as ``kit plan --clusters`` prints them.
+
+    Takes what ``plan`` takes; of a recipe the cluster is not used. ``kit.report.clusters.clusters_named`` makes
+    ``clusters`` from names and prices. Raises ``SpecError``.
+    """
+    from kit.report.clusters import compare_clusters
+
+    known = load_calibration(None if calibration is None else Path(calibration))
+    one = None if isinstance(model, Recipe) else next(iter(clusters.values()))
+    return compare_clusters(replace(_request(model, one, job, pins), calibration=known), clusters)
 
 
 def explain(plan: Plan, *what_if: str) -> Explanation:
@@ -213,6 +234,7 @@ __all__ = [
     "Recipe",
     "RunSpec",
     "compare",
+    "compare_clusters",
     "convert",
     "convert_data",
     "emit_run",

@@ -15,7 +15,10 @@ from kit.errors import EngineError, RunDirectoryError
 from tests.support.assets import RECIPE, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
-FUNCTIONS = ["compare", "convert", "convert_data", "emit_run", "explain", "lint", "memory", "plan", "rehearse", "train"]
+FUNCTIONS = [
+    *("compare", "compare_clusters", "convert", "convert_data", "emit_run", "explain", "lint", "memory", "plan"),
+    *("rehearse", "train"),
+]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

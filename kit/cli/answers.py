@@ -12,6 +12,7 @@ from kit.diagnose.lint.finding import FindingJson
 from kit.diagnose.logs.cause import Cause
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult
+from kit.report.clusters import ClusterAnswer
 from kit.report.largest_model import LargestJson
 from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
@@ -36,6 +37,7 @@ class Converted:
 
 ANSWERS: dict[str, Any] = {
     "plan": Plan,
+    "plan --clusters": list[ClusterAnswer],
     "explain": Explanation,
     "memory": MemoryJson,
     "memory --largest": list[LargestJson],

@@ -63,6 +63,13 @@ def plan(
     model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
     gpus: Gpus = None,
+    clusters: Annotated[
+        str | None, typer.Option(help="Compare these clusters with days and money: 8xH100,aws:p5.48xlarge:4,own.yaml …")
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="USD for a node and hour, as 38.5, or of one of --clusters, as 8xH100=38.5; repeatable."),
+    ] = None,
     engine: Engine = "auto",
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
@@ -95,6 +102,7 @@ def plan(
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
+    from kit.report.clusters import clusters_named
     from kit.report.first_screen import first_screen
 
     if calibrate is not None and calibration is None:
@@ -103,6 +111,16 @@ def plan(
     given = asked(context)
     known = None if calibration is None or (calibrate is not None and not calibration.exists()) else calibration
     chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
+    if clusters is not None:
+        if gpus or chooses or save or html or calibrate:
+            raise SpecError(
+                "--clusters prints a table of clusters and no plan; leave out --gpus, --save, --html, --calibrate, "
+                "--deadline, --budget, --max-gpus and --by"
+            )
+        _compare_clusters(model, clusters, price or [], changes, given, known, as_json)
+        return
+    if price and (chooses or is_recipe(model)):
+        raise SpecError("--price is of clusters that --gpus or --clusters name")
     if is_recipe(model):
         if chooses:
             raise SpecError(
@@ -124,7 +142,8 @@ def plan(
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         with searching(f"{spec.name} on {gpus}"):
-            result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(known))
+            cluster = clusters_named([gpus], price or [])[gpus]
+            result = make_plan(spec, cluster, job, pins, load_calibration(known))
         again = [model, "--gpus", gpus, *changes]
         for name, value in given.items():
             again += [f"--{name.replace('_', '-')}"]
@@ -139,7 +158,8 @@ def plan(
         echo_json(result)
         return
     words = shlex.join([*again, *(["--calibration", str(calibration)] if calibration else [])])
-    saved = "" if save or is_recipe(model) else f"kit plan {words} --save plan.yaml && "
+    priced = "".join(f" --price {shlex.quote(each)}" for each in price or [])
+    saved = "" if save or is_recipe(model) else f"kit plan {words}{priced} --save plan.yaml && "
     weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
     emitted = model if is_recipe(model) else f"{save or 'plan.yaml'}{weights} run.data.train=data/train"
     then = (f"kit explain {words}", f"kit memory {words}", f"{saved}kit emit {emitted} --out runs/a")
@@ -320,6 +340,33 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")
     return make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
+
+
+def _compare_clusters(
+    model: str,
+    clusters: str,
+    prices: list[str],
+    changes: list[str],
+    given: dict[str, Any],
+    calibration: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the table of ``--clusters``."""
+    from kit.api import compare_clusters
+    from kit.report.clusters import cluster_table, clusters_named
+
+    named = clusters_named([name.strip() for name in clusters.split(",")], prices)
+    with searching(f"{model} on {len(named)} clusters"):
+        if is_recipe(model):
+            if given:
+                raise SpecError("a recipe names its own job; change it as arguments: job.seq_length=8192")
+            from kit.specs.recipe import load_recipe
+
+            answers = compare_clusters(load_recipe(Path(model), changes), named, calibration=calibration)
+        else:
+            spec = load_model(model)
+            answers = compare_clusters(spec, named, job_for(spec, **given), pins_of(model, changes), calibration)
+    answer(list(answers), cluster_table(answers), as_json)
 
 
 def _chosen_cluster(

@@ -87,3 +87,17 @@ class Prediction:
     def peak_gib(self) -> float:
         """Peak of the fullest stage."""
         return max(stage.peak_gib for stage in self.memory)
+
+    @property
+    def total_days(self) -> float:
+        """``days`` with checkpoints and failures; without them where nothing is left of the time, or nothing known."""
+        return self.days / self._goodput
+
+    @property
+    def total_cost_usd(self) -> float | None:
+        """``cost_usd`` with checkpoints and failures."""
+        return None if self.cost_usd is None else self.cost_usd / self._goodput
+
+    @property
+    def _goodput(self) -> float:
+        return (self.operation.goodput if self.operation else 0.0) or 1.0

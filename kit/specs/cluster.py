@@ -12,7 +12,7 @@ _LARGEST_GIB = 2**20
 _MOST_GPUS_OF_A_NODE = 4096
 MOST_NODES = 2**16
 """The largest clusters have 25,000; a search over all ways to split a million takes minutes."""
-_LARGEST_PRICE = 1e6
+LARGEST_PRICE = 1e6
 
 
 @spec
@@ -65,7 +65,7 @@ class ClusterSpec:
     """Local NVMe of a node, GiB; null = unknown, which refuses offload to it."""
     nvme_gbytes_per_s: Annotated[Rate, Within(gt=0)] | None = None
     """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
-    price_per_node_hour_usd: Annotated[float, Within(gt=0, le=_LARGEST_PRICE)] | None = None
+    price_per_node_hour_usd: Annotated[float, Within(gt=0, le=LARGEST_PRICE)] | None = None
     """List price of a node per hour, USD, on demand; null = unknown."""
     price_date: Text | None = None
     """Date on which the price was read."""

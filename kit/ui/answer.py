@@ -138,10 +138,7 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
         plan = api.plan(recipe.model, cluster, recipe.job, recipe.layout)
     except PlanError:
         return None
-    predicted = plan.predicted
-    goodput = (predicted.operation.goodput if predicted.operation else 1.0) or 1.0
-    cost = None if predicted.cost_usd is None else predicted.cost_usd / goodput
-    return ClusterCost(cluster.num_gpus, predicted.days / goodput, cost)
+    return ClusterCost(cluster.num_gpus, plan.predicted.total_days, plan.predicted.total_cost_usd)
 
 
 def with_gpus(cluster: str, number: int) -> str | None:

@@ -1,123 +1,101 @@
-"""Clusters that no catalog lists: a user's file, and this machine."""
+"""``kit plan --clusters``: one job on several clusters, with days, money and prices that the user gives."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
+from typer.testing import CliRunner
 
+import kit
+from kit.cli.answers import json_schema
+from kit.cli.app import app
 from kit.errors import SpecError
-from kit.specs.catalog import clusters, gpu_names, load_gpu, parse_cluster
-from kit.specs.catalog.rows import rows
-from kit.specs.local import has_nvlink, listed_gpu
+from kit.report.clusters import ClusterAnswer, cluster_table, clusters_named
 
-GPUS = {name: load_gpu(name) for name in gpu_names()}
+MODEL, NAMES = "qwen2.5-0.5b", ["8xH100", "aws:p5.48xlarge:2", "1xT4"]
 
 
-def test_a_node_of_the_catalog_with_changes(tmp_path: Path) -> None:
-    file = tmp_path / "ours.yaml"
-    file.write_text("node: p5.48xlarge\nnum_nodes: 4\nhost_ram_gib: 1024\nprice_per_node_hour_usd: 40\n")
-    cluster, node = parse_cluster(str(file)), parse_cluster("p5.48xlarge")
-    assert (cluster.num_gpus, cluster.host_ram_gib, cluster.price_per_node_hour_usd) == (32, 1024.0, 40.0)
-    assert (cluster.gpu, cluster.nvme_gib) == (node.gpu, node.nvme_gib)
+def test_each_cluster_has_the_plan_that_kit_plan_chooses() -> None:
+    answers = kit.compare_clusters(MODEL, clusters_named(NAMES, ["aws:p5.48xlarge:2=30"]))
+    assert [each.cluster for each in answers] == NAMES
+    for each in answers[:2]:
+        plan = kit.plan(MODEL, each.cluster)
+        assert (each.layout, each.num_gpus) == (plan.layout, plan.cluster.num_gpus)
+        assert each.days == plan.predicted.total_days >= plan.predicted.days
+    assert (answers[0].price_per_node_hour_usd, answers[0].cost_usd) == (None, None)
+    assert answers[1].days is not None
+    assert answers[1].cost_usd == pytest.approx(30 * 2 * 24 * answers[1].days)
+    assert answers[2].layout is None
+    assert "bf16" in str(answers[2].why_none)
 
 
-def test_a_gpu_that_no_node_has_is_planned_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "rows", lambda name: {} if name == "nodes" else rows(name))
-    cluster = parse_cluster("6xH100")
-    assert (cluster.num_gpus, cluster.num_nodes, cluster.price_per_node_hour_usd) == (6, 1, None)
-    assert cluster.intra_node_gbytes_per_s == cluster.gpu.nvlink_gbytes_per_s
-    assert parse_cluster("2xRTX-4090").intra_node_gbytes_per_s == load_gpu("RTX-4090").pcie_gbytes_per_s
-    for more in ("2x8xH100", "64xH100"):
-        with pytest.raises(SpecError, match="no node of the catalog has H100"):
-            parse_cluster(more)
-
-
-def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
-    file = tmp_path / "lab.yaml"
-    file.write_text(
-        "gpus_per_node: 2\nintra_node_gbytes_per_s: 32\n"
-        "gpu: {memory_gib: 47.5, bf16_tflops: 154.8, fp32_tflops: 38.7, hbm_gbytes_per_s: 768, pcie_gbytes_per_s: 32}\n"
+def test_one_price_is_of_all_clusters_and_a_spot_price_halves_the_cost() -> None:
+    listed, half = (
+        kit.compare_clusters(MODEL, clusters_named(["aws:p5.48xlarge:1"], prices))[0] for prices in ([], ["27.52"])
     )
-    cluster = parse_cluster(str(file))
-    assert (cluster.name, cluster.num_gpus, cluster.gpu.fp16_tflops, cluster.gpu.name) == ("lab", 2, 154.8, "own")
-    file.write_text("gpu: L40S\ngpus_per_node: 2\nintra_node_gbytes_per_s: 32\n")
-    assert parse_cluster(str(file)).gpu == load_gpu("L40S")
+    assert listed.price_per_node_hour_usd == pytest.approx(2 * 27.52)
+    assert listed.cost_usd is not None
+    assert half.cost_usd == pytest.approx(listed.cost_usd / 2)
+    assert listed.days == half.days
+    both = clusters_named(["8xH100", "4xA100-80"], ["7"])
+    assert [each.price_per_node_hour_usd for each in both.values()] == [7, 7]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("names", "prices", "says"),
     [
-        ("gpus_per_node: 2\nintra_node_gbytes_per_s: 32\n", "gpu: is required and missing"),
-        ("gpu: L40T\ngpus_per_node: 2\n", "lab.yaml:1: gpu: GPU 'L40T' is not in the catalog"),
-        ("node: p9.48xlarge\n", "lab.yaml:1: node: cluster 'p9.48xlarge' is not understood"),
-        ("node: p5.48xlarge\nhost_ram: 3\n", "lab.yaml:2: host_ram: unknown key; did you mean host_ram_gib"),
-        ("node: p5.48xlarge\nnum_nodes: 0\n", "lab.yaml:2: num_nodes=0"),
-        (
-            "gpu: L40S\ngpus_per_node: 2\nnum_nodes: 2\nintra_node_gbytes_per_s: 32\n",
-            "inter_node_gbytes_per_s=0 of lab with num_nodes=2: ranks of different nodes exchange data",
-        ),
+        (["8xH100", "8xH100"], [], "named twice"),
+        (["8xH100"], ["8xA100-80=3"], "not among the clusters 8xH100"),
+        (["8xH100"], ["8xH100=cheap"], "'cheap' is no price"),
+        (["8xH100"], ["-1"], "'-1' is no price"),
+        (["8xH100"], ["nan"], "'nan' is no price"),
+        (["8xNothing"], [], "GPU 'Nothing'"),
+        (["8xH100", ""], [], "not understood"),
     ],
 )
-def test_files_that_are_refused(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "lab.yaml").write_text(text)
-    with pytest.raises(SpecError, match=said):
-        parse_cluster(str(tmp_path / "lab.yaml"))
+def test_a_bad_cluster_or_price_is_an_error(names: list[str], prices: list[str], says: str) -> None:
+    with pytest.raises(SpecError) as error:
+        clusters_named(names, prices)
+    assert says in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("listed", "name", "count"),
-    [
-        ("NVIDIA H100 80GB HBM3, 81559\n" * 8, "H100", 8),
-        ("NVIDIA A100-SXM4-40GB, 40960\nNVIDIA A100-SXM4-40GB, 40960", "A100-40", 2),
-        ("NVIDIA A100-SXM4-80GB, 81920", "A100-80", 1),
-        ("Tesla V100-SXM2-32GB, 32768", "V100-32", 1),
-        ("NVIDIA GeForce RTX 4090, 24564", "RTX-4090", 1),
-        ("NVIDIA TITAN RTX, 24576", "Titan-RTX", 1),
-        ("NVIDIA L40S, 46068", "L40S", 1),
-        ("NVIDIA L4, 23034", "L4", 1),
-        ("NVIDIA A10G, 23028", "A10G", 1),
-        ("NVIDIA H200, 143771", "H200", 1),
-        ("NVIDIA H20, 97871", "H20", 1),
-        ("NVIDIA B200, 183359", "B200", 1),
-    ],
-)
-def test_names_as_the_driver_gives_them(listed: str, name: str, count: int) -> None:
-    gpu, found = listed_gpu(listed, GPUS)
-    assert (gpu.name, found) == (name, count)
+def test_the_table_fits_80_columns() -> None:
+    answers = kit.compare_clusters("llama-3-70b", clusters_named([*NAMES, "16x8xB200", "gcp:a3-megagpu-8g:64"]))
+    huge = ClusterAnswer(
+        cluster="/a/long/path/to/the/file/of/our/own/cluster.yaml", num_gpus=16384, price_per_node_hour_usd=99999.99,
+        layout=answers[-1].layout, peak_gib=179.9, mfu=0.999, days=99999.9, cost_usd=99_999_999_999.0,
+    )  # fmt: skip
+    text = cluster_table([*answers, huge])
+    assert max(map(len, text.splitlines())) <= 80
+    assert "fastest: " in text
+    assert "cheapest: " in text
 
 
-@pytest.mark.parametrize(
-    ("listed", "said"),
-    [
-        ("NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034", "several kinds"),
-        ("NVIDIA RTX 6000 Ada Generation, 49140", "not in the catalog"),
-        ("NVIDIA H100 PCIe MIG 1g.10gb, 9728", "not in the catalog"),
-    ],
-)
-def test_gpus_that_are_not_known(listed: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        listed_gpu(listed, GPUS)
+def test_the_command_and_its_json() -> None:
+    run = CliRunner().invoke
+    done = run(app, ["plan", MODEL, "--clusters", ",".join(NAMES), "--price", "8xH100=20", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert TypeAdapter(list[ClusterAnswer]).validate_python(rows, strict=False)
+    assert rows[0]["price_per_node_hour_usd"] == 20
+    assert json_schema()["commands"]["plan --clusters"]["type"] == "array"
+    for args, says in (
+        (["--clusters", "8xH100", "--gpus", "8xH100"], "no plan"),
+        (["--clusters", "8xH100", "--deadline", "3"], "no plan"),
+        (["--price", "3", "--by", "money"], "--gpus or --clusters"),
+    ):
+        refused = run(app, ["plan", MODEL, *args])
+        assert refused.exit_code != 0
+        assert says in str(refused.exception or "") + refused.output
+    done = run(app, ["plan", MODEL, "--gpus", "8xH100", "--price", "20"])
+    assert "$20.00 a node and hour" in done.output
+    assert "--price 20 --save" in done.output
 
 
-def test_links_of_a_topology() -> None:
-    head = "\tGPU0\tGPU1\tCPU Affinity\n"
-    assert has_nvlink(head + "GPU0\t X \tNV18\t0-63\nGPU1\tNV18\t X \t0-63\n\nLegend:\n  NV#  = bonded NVLinks\n")
-    assert not has_nvlink(head + "GPU0\t X \tPHB\t0-63\nGPU1\tPHB\t X \t0-63\n\nLegend:\n  NV#  = bonded NVLinks\n")
-
-
-@pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="has GPUs: it is then planned for those")
-def test_this_machine_without_gpus() -> None:
-    cluster = parse_cluster("local")
-    assert (cluster.gpu.device, cluster.num_nodes) == ("cpu", 1)
-    assert cluster.gpus_per_node == len(os.sched_getaffinity(0))
-    kibibytes = int(Path("/proc/meminfo").read_text().split()[1])
-    assert cluster.host_ram_gib == pytest.approx(kibibytes / 1024**2)
-
-
-def test_reading_this_machine_imports_no_torch() -> None:
-    code = "import sys; from kit.specs.catalog import *; parse_cluster('this'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_a_recipe_is_compared_with_its_own_job() -> None:
+    recipe = kit.load_recipe(Path("recipes/llama-3.1-8b-sft-fsdp2-8xh100.yaml"))
+    (answer,) = kit.compare_clusters(recipe, clusters_named(["8xH200"]))
+    assert answer.layout == kit.plan(recipe.model, "8xH200", recipe.job, recipe.layout).layout
