@@ -161,7 +161,8 @@ def plan(
     priced = "".join(f" --price {shlex.quote(each)}" for each in price or [])
     saved = "" if save or is_recipe(model) else f"kit plan {words}{priced} --save plan.yaml && "
     weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
-    emitted = model if is_recipe(model) else f"{save or 'plan.yaml'}{weights} run.data.train=data/train"
+    saved_as = shlex.quote(str(save or "plan.yaml"))
+    emitted = shlex.join(again) if is_recipe(model) else f"{saved_as}{weights} run.data.train=data/train"
     then = (f"kit explain {words}", f"kit memory {words}", f"{saved}kit emit {emitted} --out runs/a")
     typer.echo(first_screen(result, then, *_terminal()))
 

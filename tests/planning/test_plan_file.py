@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +105,15 @@ def test_the_first_screen_is_short(
         "next kit explain",
     ):
         assert part in joined
+
+
+def test_the_next_command_emits_the_plan_on_the_screen(tmp_path: Path) -> None:
+    recipe = shutil.copy("recipes/llama-2-13b-pretrain-tp-fsdp2-16xh100.yaml", tmp_path / "my recipe.yaml")
+    command = [sys.executable, "-m", "kit", "plan", str(recipe), "layout.micro_batch_size=1"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "400"})
+    (emit,) = (line for line in shown.stdout.splitlines() if " kit emit " in line)
+    arguments = shlex.split(emit.removeprefix("  next").strip())
+    assert arguments == ["kit", "emit", str(recipe), "layout.micro_batch_size=1", "--out", "runs/a"]
 
 
 def test_the_bar_is_the_share_of_the_gpu(plan: Plan) -> None:
