@@ -196,8 +196,9 @@ class Workload:
 
     @cached_property
     def adapters(self) -> float | None:
-        """LoRA's parameters on a rank; None without LoRA."""
-        return None if self.job.lora is None else adapter_parameters_of(self.model, self.job.lora) / self.layout.tp
+        """LoRA's parameters on a rank of the mean pipeline stage; None without LoRA."""
+        lora, layout = self.job.lora, self.layout
+        return None if lora is None else adapter_parameters_of(self.model, lora, layout.tp) / layout.pp
 
     def trained_share(self, parameters: RankParameters) -> float:
         """Trained share of a rank's parameters: 1, or with LoRA adapters over all."""

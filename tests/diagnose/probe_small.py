@@ -66,6 +66,8 @@ CASES = (
     case(LLAMA, "megatron", stages=(0, 1), zero_stage=1, tp=2, sp=True, pp=2, dp=2, gradient_accumulation_steps=4),
     case(QWEN3, "megatron", zero_stage=0, tp=4, dp=1),
     case(GPT2, "megatron", zero_stage=1, dp=4, recompute="full"),
+    case(LLAMA, "megatron", zero_stage=1, tp=2, sp=True, dp=2, lora=LoraSpec(rank=8)),
+    case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, lora=LoraSpec(rank=8, targets="attention")),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch.nn.functional as F
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
-from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind, TensorSource
+from kit.engines.base import IGNORE_INDEX, GeneratedSource, MicroBatch, StateKind, TensorSource
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface import experts
+from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
@@ -129,9 +131,20 @@ def built(rundir: Any) -> Any:
     return Engine(rundir)
 
 
+class RandomAdapters(GeneratedSource):
+    """Adapters whose B is random too: with B = 0, the gradients of A are 0."""
+
+    def read(self, name: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return 0.05 * torch.randn(self._shapes[name], generator=generator)
+
+
 def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
     engine = built(rundir)
+    if rundir.plan.job.lora is not None:
+        adapters = RandomAdapters(checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora), seed=0)
+        engine.import_state(StateKind.MASTER, adapters)
     result = Trajectory(initial=export(engine, StateKind.MASTER))
     for step in range(steps):
         size = rundir.plan.layout.micro_batch_size
@@ -166,18 +179,20 @@ def reference(
     packed: bool = False,
     routers: PlainRouters | None = None,
 ) -> Trajectory:
-    """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
+    """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch. With adapters in
+    the model, trains those."""
+    trained = trainable(model)
     # gpt-oss holds the biases of all experts in one matrix.
-    decayed = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith("_bias")]
-    plain = [p for name, p in model.named_parameters() if p.ndim == 1 or name.endswith("_bias")]
+    decayed = [p for name, p in trained.items() if p.ndim > 1 and not name.endswith("_bias")]
+    plain = [p for name, p in trained.items() if p.ndim == 1 or name.endswith("_bias")]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
         lr=LEARNING_RATE,
         betas=(0.9, 0.95),
         eps=eps,
     )
-    buffers = SavedBuffers(model, spec)
-    result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
+    buffers = SavedBuffers(model if all(p.requires_grad for p in model.parameters()) else torch.nn.Module(), spec)
+    result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in trained.items()}))
     result.initial |= dict(buffers.export(StateKind.MASTER))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
@@ -190,17 +205,17 @@ def reference(
         if routers is not None:
             routers.move_biases()
         if step == 0:
-            result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
+            result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in trained.items()})
             result.gradients |= dict(buffers.export(StateKind.GRADIENT))
         if step == 0:
             result.evaluated.append(loss.item())
             result.tokens.append(count)
         result.losses.append(loss.item())
         result.tokens.append(count)
-        result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
+        result.norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), grad_clip)))
         optimizer.step()
         optimizer.zero_grad()
-    result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()})
+    result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in trained.items()})
     result.masters |= dict(buffers.export(StateKind.MASTER))
     return result
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from kit.engines.huggingface import models
+from kit.engines.huggingface.adapters import adapt, adapter_shapes, trainable
 from kit.engines.huggingface.buffers import is_buffer
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from tests.megatron import cases
 
@@ -18,14 +20,19 @@ def steps(spec: ModelSpec) -> int:
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
-    """``references(spec) → (directory beside which run directories go, trajectory)``."""
+    """``references(spec) → (directory beside which run directories go, trajectory)``; with ``lora`` of its adapters."""
     known: dict[tuple, tuple] = {}
 
-    def reference(spec: ModelSpec, packed: bool = False):
-        key = repr(spec), packed
+    def reference(spec: ModelSpec, packed: bool = False, lora: LoraSpec | None = None):
+        key = repr((spec, lora)), packed
         if key not in known:
             directory = tmp_path_factory.mktemp(spec.name)
             model = saved_model(spec, directory / "model")
+            if lora is not None:
+                adapt(model, lora)
+                adapters = cases.RandomAdapters(adapter_shapes(spec, lora), seed=0)
+                for name, parameter in trainable(model).items():
+                    parameter.data.copy_(adapters.read(name))
             known[key] = directory, cases.reference(spec, model, steps(spec), packed=packed)
         return known[key]
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from kit.cost.memory.peak import parts_of
 from kit.cost.workload import Workload
 from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, peft_config
@@ -40,6 +41,10 @@ def build(rundir: tiny.TinyRunDirectory) -> Any:
         from kit.engines.torch.engine import TorchEngine
 
         return TorchEngine(rundir)
+    if rundir.plan.layout.engine == "megatron":
+        from kit.engines.megatron.engine import MegatronEngine
+
+        return MegatronEngine(dataclasses.replace(rundir, settings=megatron_settings(rundir.plan)))
     from kit.engines.deepspeed.engine import DeepSpeedEngine
 
     return DeepSpeedEngine(dataclasses.replace(rundir, settings=ds_config(rundir.plan)))
@@ -111,6 +116,7 @@ def start(tmp_path: Path, family: Any = "llama") -> Path:
 def directory(path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LORA, family: Any = "llama", **job: Any):
     """Two processes, eight samples a step."""
     layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+    layout |= {"implementation": "local"} if engine == "megatron" else {}
     plan = tiny.plan(tiny.model(family), job={**JOB, "lora": lora, **job}, **layout)
     return tiny.run_directory(path, plan, model_path=str(hf))
 
@@ -149,7 +155,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
 @pytest.mark.parametrize(
     ("family", "lora", "layouts"),
     [
-        ("llama", LORA, [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]),
+        ("llama", LORA, [("torch", 0), ("torch", 3), ("megatron", 1), ("deepspeed", 2), ("deepspeed", 3)]),
         ("gpt2", LoraSpec(rank=2, alpha=2, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
     ],
 )

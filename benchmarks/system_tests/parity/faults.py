@@ -310,8 +310,23 @@ def _mean_over_ranks_twice(begin):
     return lambda self, micro_batches, averaged_over, loss_scale=1.0: begin(self, micro_batches, 1, loss_scale)
 
 
+def _identity(_):
+    """No collective between A and B of an adapter."""
+    return lambda linear, sequence_parallel: torch.nn.Identity()
+
+
+def _own_part_of_the_sequence(init):
+    """Gradients of the adapters that every rank has are those of its part of the sequence."""
+
+    def forgetful(self, *args):
+        init(self, *args)
+        self.a.sequence_parallel = self.b.sequence_parallel = False
+
+    return forgetful
+
+
 _DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
-_GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:_global_names"
+_GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:global_names"
 _ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 _FINALIZE = "megatron.core.distributed.finalize_model_grads"
 
@@ -353,6 +368,10 @@ FAULTS: dict[str, Fault] = {
         f"{_MEGATRON}.model.norms:reduce_from_tensor_model_parallel_region", _own_heads
     ),
     "megatron-rotated-everywhere": Fault("kit.specs.model:ModelSpec.rotates", _rotated_everywhere),
+    "megatron-adapters-without-collective": Fault(f"{_MEGATRON}.model.adapted_linear:_collective", _identity),
+    "megatron-adapters-of-own-sequence": Fault(
+        f"{_MEGATRON}.model.adapted_linear:Adapter.__init__", _own_part_of_the_sequence
+    ),
     "megatron-whole-residual": Fault(f"{_MEGATRON}.model.layer_variants:ScaledRowParallelLinear.forward", _whole),
     "megatron-ungated-shared-expert": Fault(
         "megatron.core.transformer.moe.shared_experts:SharedExpertMLP.forward", _ungated

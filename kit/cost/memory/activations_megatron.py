@@ -9,6 +9,7 @@ in backward (tensor_parallel/layers.py).
 from __future__ import annotations
 
 from kit.cost.workload import Workload
+from kit.specs.job import LoraSpec
 from kit.specs.model import LatentAttention
 
 
@@ -20,7 +21,9 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     # outputs.
     width = 4 if model.traits.zero_centred_norm else element
     norms = (4 if model.traits.norm_placement == "both" else 2) * (width * model.hidden_size + statistics)
-    terms = {"norms": (norms + 2 * element * model.hidden_size) * shard}
+    adapted = workload.job.lora is None or workload.job.lora.targets == "all-linear"
+    # Frozen weights without adapters do not need their input in backward.
+    terms = {"norms": (norms + (2 if adapted else 1) * element * model.hidden_size) * shard}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     if not model.learned_positions:
         # Each layer casts cos and sin for query and for key (rope_utils.py); sequences of a micro batch share them.
@@ -30,9 +33,22 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     else:
         # Gate and up are one tensor (2f); silu(gate), up + offset and their product are 1f each (transformer/mlp.py,
         # glu). Without a gate: input and output of the activation.
-        widths = 5 if model.gated_mlp else 2
+        widths = (5 if model.gated_mlp else 2) - (0 if adapted else 1)
         terms["mlp"] = widths * element * model.ffn_hidden_size / workload.layout.tp * tokens
+    if workload.job.lora is not None:
+        terms["adapters"] = element * _low_rank(workload, workload.job.lora, has_experts) * tokens
     return terms
+
+
+def _low_rank(workload: Workload, lora: LoraSpec, has_experts: bool) -> int:
+    """Elements per token of the adapters' A · input in a layer: the rank for each adapted matrix."""
+    model = workload.model
+    matrices = 2 if model.traits.fused_qkv else 4
+    if model.latent is not None:
+        matrices = 5 if model.latent.q_lora_rank else 4
+    if lora.targets == "all-linear" and not has_experts:
+        matrices += 3 if model.gated_mlp and not model.traits.fused_gate_up else 2
+    return lora.rank * matrices
 
 
 def _attention(workload: Workload) -> dict[str, float]:
@@ -86,8 +102,9 @@ def _experts(workload: Workload) -> dict[str, float]:
     """Bytes of routed experts under even routing. Per expert of a token: the token's copy (all-gathered over etp) and
     the tensors of a dense MLP; the product with the router's score is one more (mlp.py, per_token_scale)."""
     model, layout = workload.model, workload.layout
-    token = model.hidden_size * layout.etp / layout.tp
-    width = 6 * model.moe_ffn_hidden_size / layout.tp
+    frozen = workload.job.lora is not None
+    token = 0.0 if frozen else model.hidden_size * layout.etp / layout.tp
+    width = (5 if frozen else 6) * model.moe_ffn_hidden_size / layout.tp
     return {"experts": workload.element * model.experts_per_token * (token + width) * workload.tokens}
 
 
@@ -119,7 +136,7 @@ def local_loss_bytes(workload: Workload, entries: float) -> float:
     gathered input and its gradient (tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
     """
     element, h = workload.element, workload.model.hidden_size
-    table = entries / workload.tokens * h
+    table = entries / workload.tokens * h if workload.job.lora is None else 0.0
     head = element * (entries + table + 2 * h * workload.tokens)
     return max((element + (4 if element == 2 else 0)) * entries, head)
 
@@ -127,7 +144,7 @@ def local_loss_bytes(workload: Workload, entries: float) -> float:
 def table_gradients(workload: Workload, stage: int) -> float:
     """Bytes of the embedding's gradient at the end of backward, before it is added to the gradient buffer. With a tied
     head on the same stage, the head's gradient and the sum of both exist too."""
-    if stage:
+    if stage or workload.job.lora is not None:
         return 0.0
     table = -(-workload.model.vocab_size // workload.layout.tp) * workload.model.hidden_size
     return workload.element * table * (3 if workload.model.tied_embeddings and workload.layout.pp == 1 else 1)

@@ -130,7 +130,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     (bitsandbytes/autograd/_functions.py, MatMul4Bit). The 4-bit scales are not parameters: every rank has all of them.
     """
     model, layout = workload.model, workload.layout
-    each = adapter_parameters_of(model, lora) / layout.tp / model.num_layers
+    each = adapter_parameters_of(model, lora, layout.tp) / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = of_adapters = memory.dense
     load, gathered, matrix_weights = 0.0, memory.gathered, None

@@ -9,42 +9,39 @@ from kit.specs.model import ModelSpec
 
 
 @lru_cache(maxsize=64)
-def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
-    """Adapter parameters of a whole Hugging Face model, by its linear layers. Routed experts are one fused tensor and
-    get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules)."""
+def adapter_parameters_of(model: ModelSpec, lora: LoraSpec, tp: int = 1) -> float:
+    """Adapter parameters of the whole model on one of ``tp`` tensor-parallel ranks. Routed experts are one fused tensor
+    and get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules).
+
+    Every rank has the whole A of a column-parallel layer, and the whole B of a row-parallel layer
+    (kit/engines/megatron/model/adapted_linear.py).
+    """
     h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
+
+    def column(*outputs: int, inputs: int = h) -> float:
+        return sum(inputs + each / tp for each in outputs)
+
+    def mlp(width: int) -> float:
+        first = (2 * width,) if model.traits.fused_gate_up else (width,) * (2 if model.gated_mlp else 1)
+        return column(*first) + width / tp + h
+
     if model.latent is not None:
-        sizes = _latent(model)
-    elif model.traits.fused_qkv:
-        sizes = [(h, query + 2 * key_value), (query, h)]
+        latent, heads = model.latent, model.num_attention_heads
+        down, width = latent.kv_lora_rank + latent.rope_head_dim, heads * latent.value_head_dim
+        attention = h + down + column(heads * latent.nope_head_dim + width, inputs=latent.kv_lora_rank) + width / tp + h
+        compressed = latent.q_lora_rank
+        attention += h + compressed + column(query, inputs=compressed) if compressed else column(query)
     else:
-        sizes = [(h, query), (h, key_value), (h, key_value), (query, h)]
-    attention = sum(map(sum, sizes)) * model.num_layers
+        projections = (query + 2 * key_value,) if model.traits.fused_qkv else (query, key_value, key_value)
+        attention = column(*projections) + query / tp + h
     if lora.targets == "attention":
         # peft selects modules by the last part of their name, and GPT-2 calls the output of attention and of the MLP
         # c_proj.
-        also = model.num_layers * (model.ffn_hidden_size + h) if model.traits.conv1d else 0
-        return float(lora.rank * (attention + also))
+        also = model.ffn_hidden_size / tp + h if model.traits.conv1d else 0
+        return lora.rank * model.num_layers * (attention + also)
     dense = model.first_dense_layers if model.num_experts else model.num_layers
-    mlp = dense * _mlp(model, model.ffn_hidden_size)
+    of_mlps = dense * mlp(model.ffn_hidden_size)
     if model.num_shared_experts:
         gate = h + 1 if model.traits.shared_expert_gate else 0
-        mlp += (model.num_layers - dense) * (_mlp(model, model.shared_ffn_hidden_size) + gate)
-    return float(lora.rank * (attention + mlp))
-
-
-def _mlp(model: ModelSpec, width: int) -> int:
-    h = model.hidden_size
-    if model.traits.fused_gate_up:
-        return (h + 2 * width) + (width + h)  # gate and up are one
-    return (3 if model.gated_mlp else 2) * (h + width)
-
-
-def _latent(model: ModelSpec) -> list[tuple[int, int]]:
-    latent, heads, h = model.latent, model.num_attention_heads, model.hidden_size
-    assert latent is not None
-    query = heads * (latent.nope_head_dim + latent.rope_head_dim)
-    up = heads * (latent.nope_head_dim + latent.value_head_dim)
-    first = [(h, query)] if latent.q_lora_rank is None else [(h, latent.q_lora_rank), (latent.q_lora_rank, query)]
-    down = (h, latent.kv_lora_rank + latent.rope_head_dim)
-    return [*first, down, (latent.kv_lora_rank, up), (heads * latent.value_head_dim, h)]
+        of_mlps += (model.num_layers - dense) * (mlp(model.shared_ffn_hidden_size) + gate)
+    return lora.rank * (model.num_layers * attention + of_mlps)

@@ -168,7 +168,8 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     """Bytes that a rank moves per micro batch to cast weights and to copy and add gradients."""
     layout, how = workload.layout, workload.execution
     if how.engine == "megatron":
-        return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * parameters.total
+        added = workload.trained_share(parameters) * parameters.total
+        return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * added
     if how.engine == "deepspeed":
         moved = _zero_gradient_bytes(layout.zero_stage, layout.gradient_accumulation_steps)
         return moved * workload.trained_share(parameters) * parameters.total

@@ -44,6 +44,9 @@ def tensor_parallel(
     size = workload.tokens * workload.model.hidden_size * 2.0
     blocks = 1 if experts else 2
     one_way = blocks * group.all_reduce_s(size)
+    if workload.job.lora is not None:  # between A and B, over one or three ranks (engines/megatron/adapters.py)
+        adapted = blocks if workload.job.lora.targets == "all-linear" else 1
+        one_way += adapted * group.all_reduce_s(workload.tokens * 2 * workload.job.lora.rank * 2.0)
     regathered = blocks * group.all_gather_s(size) if layout.sp else 0.0
     hidden_forward = shared().overlap * gemms_forward if how.overlaps_tensor_parallel else 0.0
     hidden_backward = shared().overlap * gemms_backward if how.overlaps_tensor_gradients else 0.0

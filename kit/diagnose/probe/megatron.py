@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ from kit.diagnose.probe import cuda_shims
 from kit.diagnose.probe.result import MemorySnapshot
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
 from kit.emit.megatron import megatron_settings
+from kit.engines.huggingface.adapters import adapter_shapes
 from kit.engines.megatron import cpu
+from kit.engines.megatron.adapters import add_adapters
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.planner.plan import Plan
@@ -26,14 +29,15 @@ from kit.planner.plan import Plan
 def trace(plan: Plan, stage: int) -> MemorySnapshot:
     """Measures one step of the first rank of a pipeline stage. Patches torch permanently, so use a separate process."""
     cpu.install()
-    layout = plan.layout
+    layout, lora = plan.layout, plan.job.lora
+    adapters = adapter_shapes(plan.model, lora) if lora else {}  # peft does not build fake tensors
     rank = stage * (layout.world_size // layout.pp)
     with cuda_shims.installed(megatron=True), cuda_shims.fake_world(rank, layout.world_size):
         live = LiveBytes()
         live.masked_select_size = partial(_selected, plan.model.experts_per_token)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             try:
-                return _step(plan, live)
+                return _step(plan, live, adapters)
             finally:
                 parallel_state.destroy_model_parallel()
 
@@ -43,15 +47,17 @@ def _selected(experts_per_token: int, mask: torch.Tensor) -> int:
     return mask.shape[-1] * experts_per_token
 
 
-def _step(plan: Plan, live: LiveBytes) -> MemorySnapshot:
+def _step(plan: Plan, live: LiveBytes, adapters: Mapping[str, tuple[int, ...]]) -> MemorySnapshot:
     settings = megatron_settings(plan)
     parallel_state.initialize_model_parallel(**settings["parallel_state"])
     model_parallel_cuda_manual_seed(1)
     config = transformer_config(settings["transformer_config"])
     ddp = DistributedDataParallelConfig(**{**settings["distributed_data_parallel"], "overlap_grad_reduce": False})
+    built = build_chunks(plan.model, config, settings["model"])
+    if lora := plan.job.lora:
+        add_adapters(built, config, plan.model, lora, adapters)
     chunks = [
-        DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
-        for index, chunk in enumerate(build_chunks(plan.model, config, settings["model"]))
+        DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(built)
     ]
     before = live.now
     optimizer = build_optimizer(optimizer_config(settings["optimizer"]), chunks)

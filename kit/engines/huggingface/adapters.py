@@ -169,14 +169,17 @@ def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraS
 
 
 def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping[str, tuple[int, ...]]) -> TensorSource:
+    buffers = SavedBuffers(model, rundir.plan.model)
+    return source_for_model(rundir.plan.model, frozen_weights(rundir), shapes, buffers, StateKind.MASTER)
+
+
+def frozen_weights(rundir: RunDirectory) -> HfDirectory:
+    """The weights that adapters belong to. Raises EngineError without ``run.model_path``."""
     if rundir.run.model_path is None:
         raise EngineError(
             "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
         )
-    directory = HfDirectory(rundir.run.model_path)
-    return source_for_model(
-        rundir.plan.model, directory, shapes, SavedBuffers(model, rundir.plan.model), StateKind.MASTER
-    )
+    return HfDirectory(rundir.run.model_path)
 
 
 def scale_bytes(model: torch.nn.Module) -> int:

@@ -57,6 +57,8 @@ class _CudaIsCpu(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is torch.device and args and _on_cpu(args[0]) is _CPU:  # may have an index too
+            return _CPU
         kwargs = {key: _on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
         return func(*(_on_cpu(value) for value in args), **kwargs)
 

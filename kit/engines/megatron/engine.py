@@ -16,13 +16,15 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
+from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, frozen_weights
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.megatron.adapters import adapter_params, add_adapters
 from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.resharding.export import export_blocks
-from kit.engines.megatron.resharding.groups import shard_groups
+from kit.engines.megatron.resharding.groups import frozen_groups, shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.routing import MegatronRouting
@@ -40,12 +42,14 @@ class MegatronEngine(Engine):
         model_parallel_cuda_manual_seed(rundir.run.seed)
         self._config = transformer_config(settings["transformer_config"])
         ddp_config = DistributedDataParallelConfig(**settings["distributed_data_parallel"])
+        chunks = build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
+        if lora := plan.job.lora:
+            adapters = adapter_shapes(plan.model, lora)
+            add_adapters(chunks, self._config, plan.model, lora, adapters)
         self._chunks = [
             # Only the first chunk has several buckets, as in megatron.training: later chunks reduce while others run.
             DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
-            for index, chunk in enumerate(
-                build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
-            )
+            for index, chunk in enumerate(chunks)
         ]
         self._routing = MegatronRouting(plan.model, self._config, self._chunks)
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
@@ -64,10 +68,15 @@ class MegatronEngine(Engine):
         self._run_schedule = get_forward_backward_func()
         dense, experts = shard_groups(self._optimizer)
         self._states = {groups.state for groups in (dense, experts) if isinstance(groups.state, LocalState)}
-        self._resharder = HfResharder(plan.model, self._config, self._chunks, dense, experts)
-        path = rundir.run.model_path
-        source: TensorSource = HfDirectory(path) if path is not None else RandomSource(plan.model, rundir.run.seed)
-        self.import_state(StateKind.MASTER, source)
+        path, source = rundir.run.model_path, RandomSource(plan.model, rundir.run.seed)
+        resharder = partial(HfResharder, plan.model, self._config, self._chunks)
+        if lora:
+            resharder(*frozen_groups()).load(StateKind.MASTER, frozen_weights(rundir))
+            self._resharder = resharder(dense, experts, (adapter_params(plan.model, adapters), adapters))
+            self.import_state(StateKind.MASTER, InitialAdapters(adapters, rundir.run.seed))
+        else:
+            self._resharder = resharder(dense, experts)
+            self.import_state(StateKind.MASTER, source if path is None else HfDirectory(path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients of one optimizer step. On return, gradients are reduced over the data-parallel

@@ -217,10 +217,25 @@ def objective(w: Workload) -> bool:
     return w.job.objective not in _objectives(w.layout)
 
 
-@rule(says="lora={…} is not supported; leave it out")
-def lora(w: Workload) -> bool:
-    """LoRA needs unsplit Hugging Face layers. NVMe offload was not tested with frozen weights."""
-    return w.job.lora is not None and not (_whole_samples(w.layout) and not w.layout.uses_nvme)
+@rule()
+def lora(w: Workload) -> str | None:
+    """LoRA needs unsplit Hugging Face layers, or Megatron's local layers. NVMe offload was not tested with frozen
+    weights."""
+    chosen, layout = w.job.lora, w.layout
+    if chosen is None or (_whole_samples(layout) and not layout.uses_nvme):
+        return None
+    if layout.engine != "megatron" or layout.implementation != "local":
+        return "lora={…} is not supported; leave it out, or use engine=megatron with implementation=local"
+    if chosen.four_bit:
+        return "lora.four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch"
+    if chosen.dropout:
+        return f"lora.dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch"
+    if chosen.targets == "all-linear" and w.model.num_shared_experts:
+        return (
+            f"lora.targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by "
+            "the names of the shared ones; use targets=attention"
+        )
+    return None
 
 
 # ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO

@@ -5,11 +5,35 @@ from __future__ import annotations
 import dataclasses
 
 from kit.specs.catalog import load_model
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.planning.examples import megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
 
 CASES = [
+    *(
+        Case("lora", megatron(tp=2), says, megatron(tp=2), change={"lora": lora}, good_change={"lora": LoraSpec()})
+        for lora, says in (
+            (LoraSpec(four_bit=True), "lora.four_bit=true on engine=megatron.*use false"),
+            (LoraSpec(dropout=0.1), "lora.dropout=0.1 on engine=megatron.*use 0"),
+        )
+    ),
+    Case(
+        "lora",
+        megatron(ep=8),
+        "lora.targets=all-linear with glm-4.5-air.*use targets=attention",
+        megatron(ep=8),
+        model="glm-4.5-air",
+        change={"lora": LoraSpec()},
+        good_change={"lora": LoraSpec(targets="attention")},
+    ),
+    Case(
+        "lora",
+        megatron(implementation="transformer_engine"),
+        "lora={…} is not supported",
+        megatron(),
+        change={"lora": LoraSpec()},
+        good_change={"lora": LoraSpec()},
+    ),
     Case(
         "optimizer",
         megatron(),

@@ -9,10 +9,11 @@ from megatron.core.tensor_parallel.layers import RowParallelLinear, set_tensor_m
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from kit.engines.megatron.model.adapted_linear import RowLinear
 from kit.engines.megatron.model.norms import NORMS
 
 
-class NormedRowParallelLinear(RowParallelLinear):
+class NormedRowParallelLinear(RowLinear):
     """Output projection of attention or MLP, followed by a norm before the residual add (Gemma 2 and 3, OLMo)."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
@@ -26,7 +27,7 @@ class NormedRowParallelLinear(RowParallelLinear):
         return self.post_layernorm(output), None
 
 
-class ScaledRowParallelLinear(RowParallelLinear):
+class ScaledRowParallelLinear(RowLinear):
     """Output projection of attention or MLP, multiplied by a factor before the residual add (Granite)."""
 
     factor: float

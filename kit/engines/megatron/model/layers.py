@@ -16,11 +16,7 @@ import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from megatron.core.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    set_tensor_model_parallel_attributes,
-)
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -39,6 +35,7 @@ from megatron.core.transformer.transformer_layer import (
 from megatron.core.transformer.utils import is_layer_window_attention
 
 from kit.engines.megatron.model import cp_all_gather
+from kit.engines.megatron.model.adapted_linear import ColumnLinear, RowLinear
 from kit.engines.megatron.model.attention import Scores, causal_attention
 from kit.engines.megatron.model.cp_ring import ring_attention
 from kit.engines.megatron.model.layer_variants import (
@@ -205,10 +202,10 @@ def block_spec(model: ModelSpec, config: TransformerConfig, vp_stage: int | None
 def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> ModuleSpec:
     placement = model.traits.norm_placement
     norm = IdentityOp if placement == "output" else NORMS[config.normalization]
-    last: type[RowParallelLinear] = NormedRowParallelLinear if placement in ("both", "output") else RowParallelLinear
+    last: type[RowLinear] = NormedRowParallelLinear if placement in ("both", "output") else RowLinear
     if model.residual_multiplier != 1:
         last = type("ScaledRowParallelLinear", (ScaledRowParallelLinear,), {"factor": model.residual_multiplier})
-    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=last)
+    linear = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=last)
     return ModuleSpec(
         module=ParallelResidualLayer if model.parallel_residual else TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -222,7 +219,7 @@ def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> Mo
     )
 
 
-def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParallelLinear]) -> ModuleSpec:
+def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowLinear]) -> ModuleSpec:
     if model.latent is not None:
         # Yarn also scales the scores (modeling_deepseek_v3.py, yarn_apply_mscale).
         factor = score_factor(model)
@@ -239,7 +236,7 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
         module=attention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
+            linear_qkv=ColumnLinear,
             core_attention=core_attention(model),
             linear_proj=last,
             q_layernorm=qk_norm,

@@ -13,7 +13,6 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -21,23 +20,12 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from kit.engines.megatron.model.adapted_linear import ColumnLinear, ReplicatedLinear, RowLinear
 from kit.engines.megatron.model.norms import RMSNorm
 from kit.specs.model import LatentAttention as LatentSpec
 
 _EPS = 1e-6
 """Epsilon of the norms of latent states, in all models (modeling_deepseek_v3.py, DeepseekV3RMSNorm)."""
-
-
-class _ReplicatedLinear(torch.nn.Linear):
-    """A projection with the whole weight on every rank. Under sequence parallelism its input is this rank's part of the
-    sequence."""
-
-    weight: Any
-
-    def __init__(self, config: TransformerConfig, inputs: int, outputs: int) -> None:
-        device = torch.cuda.current_device()
-        super().__init__(inputs, outputs, bias=False, device=device, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
 
 
 class MultiLatentAttention(MegatronModule):
@@ -70,17 +58,17 @@ class MultiLatentAttention(MegatronModule):
         }
         across = {**common, "gather_output": False, "skip_bias_add": False}
         if latent.q_lora_rank is None:
-            self.linear_q_proj = ColumnParallelLinear(config.hidden_size, heads * query, **across)
+            self.linear_q_proj = ColumnLinear(config.hidden_size, heads * query, **across)
         else:
-            self.linear_q_down_proj = _ReplicatedLinear(config, config.hidden_size, latent.q_lora_rank)
+            self.linear_q_down_proj = ReplicatedLinear(config, config.hidden_size, latent.q_lora_rank)
             self.q_layernorm = RMSNorm(config, latent.q_lora_rank, _EPS)
-            self.linear_q_up_proj = ColumnParallelLinear(latent.q_lora_rank, heads * query, **across)
-        self.linear_kv_down_proj = _ReplicatedLinear(
+            self.linear_q_up_proj = ColumnLinear(latent.q_lora_rank, heads * query, **across)
+        self.linear_kv_down_proj = ReplicatedLinear(
             config, config.hidden_size, latent.kv_lora_rank + latent.rope_head_dim
         )
         self.kv_layernorm = RMSNorm(config, latent.kv_lora_rank, _EPS)
         key_value = latent.nope_head_dim + latent.value_head_dim
-        self.linear_kv_up_proj = ColumnParallelLinear(latent.kv_lora_rank, heads * key_value, **across)
+        self.linear_kv_up_proj = ColumnLinear(latent.kv_lora_rank, heads * key_value, **across)
         self.core_attention = core_attention(
             config=config,
             layer_number=layer_number,
@@ -88,7 +76,7 @@ class MultiLatentAttention(MegatronModule):
             cp_comm_type=cp_comm_type,
             pg_collection=pg_collection,
         )
-        self.linear_proj = RowParallelLinear(
+        self.linear_proj = RowLinear(
             heads * latent.value_head_dim, config.hidden_size, input_is_parallel=True, skip_bias_add=True, **common
         )
 

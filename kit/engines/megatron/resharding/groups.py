@@ -39,10 +39,20 @@ def shard_groups(optimizer: ChainedOptimizer) -> tuple[ShardGroups, ShardGroups]
     return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, LocalState(second, data))
 
 
-class BufferState(ShardState):
-    """``ShardState`` of a buffer that is saved with the weights. It is whole on every rank and has no optimizer state.
+def frozen_groups() -> tuple[ShardGroups, ShardGroups]:
+    """(groups of dense parameters, groups of experts) of a model without trained weights."""
+    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    of_experts = parallel_state.get_expert_data_parallel_group()
+    return (
+        ShardGroups(parallel_state.get_tensor_model_parallel_group(), data, BufferState(data)),
+        ShardGroups(parallel_state.get_expert_tensor_parallel_group(), of_experts, BufferState(of_experts)),
+    )
 
-    MASTER is the buffer itself; gradient and moments are zero.
+
+class BufferState(ShardState):
+    """``ShardState`` of a frozen weight, or of a buffer that is saved with the weights: without optimizer state.
+
+    MASTER is the tensor itself; gradient and moments are zero.
     """
 
     def __init__(self, data: dist.ProcessGroup) -> None:

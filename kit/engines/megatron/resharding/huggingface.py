@@ -5,7 +5,7 @@ To import, every rank reads its own blocks of each tensor. ``export.py`` exports
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -34,11 +34,16 @@ class HfResharder:
         chunks: list[torch.nn.Module],
         dense: ShardGroups,
         experts: ShardGroups,
+        adapters: tuple[Sequence[MappedParam], Mapping[str, Shape]] | None = None,
     ) -> None:
+        """``adapters``: LoRA's entries and shapes on disk, which are read and listed instead of the model's weights."""
         self.model, self._dense, self._experts = model, dense, experts
-        self.mapped_params = list(mapped_params(weight_map(model), model))
-        self._shapes = tensor_shapes(model)
-        self.parameters = _global_names(config, chunks)
+        self.mapped_params, self._shapes = adapters or (
+            list(mapped_params(weight_map(model), model)),
+            tensor_shapes(model),
+        )
+        named = global_names(config, chunks)
+        self.parameters = {name: each for name, each in named.items() if (".adapter." in name) == bool(adapters)}
         self._check_complete()
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
@@ -108,7 +113,7 @@ def _clear_padding(
         groups.state.put(kind, param, covered, 0, torch.zeros(missing, *shape[1:]))
 
 
-def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+def global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
     """Name → parameter on this rank. Names count layers and experts over the whole model."""
     first_expert = 0
     if config.num_moe_experts is not None:

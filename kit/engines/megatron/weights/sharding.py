@@ -11,6 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kit.specs.model import ModelSpec
 
@@ -65,15 +66,18 @@ class Sharding(ABC):
 
 @dataclass(frozen=True)
 class Replicated(Sharding):
-    """Every rank has the whole tensor, for example norms."""
+    """Every rank has the whole tensor, for example norms. Several tensors are stacked."""
 
     @property
     def sharded(self) -> bool:
         return False
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        (shape,) = shapes
-        return [ShardSlice(dim=0, start=0, length=shape[0], at=0)]
+        starts = accumulate((rows for rows, *_ in shapes), initial=0)
+        return [
+            ShardSlice(tensor=tensor, dim=0, start=0, length=shape[0], at=at)
+            for tensor, (shape, at) in enumerate(zip(shapes, starts, strict=False))
+        ]
 
 
 @dataclass(frozen=True)

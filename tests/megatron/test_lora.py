@@ -1,0 +1,76 @@
+"""Adapters on Megatron's layers: per parameter what peft computes in one process, on every layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.program import todays
+from kit.engines.base import StateKind
+from kit.specs.job import LoraSpec
+from tests.megatron import cases
+from tests.megatron.conftest import steps
+from tests.megatron.shapes import BY_FAMILY
+from tests.megatron.test_parity import DAYS
+from tests.training import tiny
+from tests.workers import pool
+
+LORA = LoraSpec(rank=3, alpha=12)
+ATTENTION = LoraSpec(rank=3, alpha=12, targets="attention")
+CASES = {
+    "tp2-llama": ("llama", LORA, {"tp": 2}),
+    "tp2-sp-llama": ("llama", LORA, {"tp": 2, "sp": True}),
+    "pp2-recompute-qwen3": ("qwen3", LORA, {"pp": 2, "recompute": "full"}),
+    "dp2-distributed-optimizer-gpt2": ("gpt2", LORA, {"dp": 2, "zero_stage": 1}),
+    "cp2-phi3": ("phi3", LORA, {"cp": 2}),
+    "tp2-sp-ep2-qwen3-moe": ("qwen3_moe", ATTENTION, {"tp": 2, "sp": True, "ep": 2}),
+    "dp2-ep2-mixtral": ("mixtral", LORA, {"dp": 2, "ep": 2, "zero_stage": 1}),
+    "tp2-sp-ep2-deepseek": ("deepseek_v3", ATTENTION, {"tp": 2, "sp": True, "ep": 2}),
+    "tp2-sp-gemma2": ("gemma2", LORA, {"tp": 2, "sp": True}),
+    "tp2-sp-granite": ("granite", LORA, {"tp": 2, "sp": True}),
+}
+
+
+def prepared(references, name):
+    family, lora, layout = CASES[name]
+    spec = tiny.model(family, **{"num_layers": 2, "vocab_size": 127} | BY_FAMILY.get(family, {}))
+    directory, expected = references(spec, lora=lora)
+    return cases.run_directory(directory / "run", spec, job={"lora": lora}, **layout), expected
+
+
+def compare(references, name, fault=None):
+    rundir, expected = prepared(references, name)
+    found = pool("megatron", 2).run(cases.train_with_fault, rundir, steps(rundir.plan.model), fault)
+    return cases.differences(found[0], expected)
+
+
+@pytest.mark.parametrize("name", todays([*CASES], DAYS))
+def test_same_as_peft(references, name):
+    assert compare(references, name) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "shows_in"),
+    [
+        ("megatron-adapters-without-collective", "tp2-llama", "losses[0]"),
+        (
+            "megatron-adapters-of-own-sequence",
+            "tp2-sp-llama",
+            "gradients[base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight]",
+        ),
+    ],
+)
+def test_planted_faults_show(references, fault, name, shows_in):
+    problems = compare(references, name, fault)
+    assert any(problem.startswith(shows_in) for problem in problems), problems
+
+
+def test_adapters_resume_bit_for_bit(references, tmp_path):
+    rundir, _ = prepared(references, "tp2-sp-llama")
+    found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
+    assert found["native"] == found["imported"] == found["expected"]
+    assert all(".lora_" in name for name in found["exported"][StateKind.MASTER])
+    final, after_load, after_import = found["finals"]
+    for name, tensor in final.items():
+        assert torch.equal(after_load[name], tensor), name
+        assert torch.equal(after_import[name], tensor), name
