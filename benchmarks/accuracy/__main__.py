@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy import bands, expect_page, report, throughput_page, throughput_report
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
+from benchmarks.accuracy.since import no_longer_predicted
 from benchmarks.accuracy.throughput import result_of
 from kit.errors import SpecError
 
@@ -22,6 +24,9 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--expect", type=Path, help="throughput: write the page of what to expect of each plan there")
+    parser.add_argument(
+        "--since", type=Path, help="a file of benchmarks.snapshot: list rows that it predicted and this leaves out"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
     try:
@@ -32,7 +37,8 @@ def main() -> None:
     names = " ".join(path.name for path in given.data)
     if given.what == "throughput":
         words = about(given.data[0])
-        found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)
+        results: list[Any] = [result_of(row) for row in rows]
+        found = throughput_report.report_of(results, independent=words is not None)
         text = throughput_report.as_text(found, not given.quiet)
         page = throughput_page.as_markdown(found, names, words or "")
         figures = throughput_report.as_json(found)
@@ -45,6 +51,13 @@ def main() -> None:
         text, page = report.as_text(results, every_row=not given.quiet), report.as_markdown(results, names)
         figures = report.as_json(results)
     print(text)
+    if given.since:
+        predicted, lost = no_longer_predicted(results, json.loads(given.since.read_text()))
+        print(
+            f"\nof {predicted} figures that {given.since.name} predicted, {len(lost)} are left out now",
+            *lost,
+            sep="\n  ",
+        )
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if given.markdown:

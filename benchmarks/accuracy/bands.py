@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.accuracy.strata import quantile
 from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 from kit.cost.time.elementwise import LOW_PRECISIONS
@@ -84,9 +85,9 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
         sizes = {group: sum(result.group == group for result in own) for group in groups}
         weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
         by_row = sorted((abs(errors[result.row["id"]]), 1.0) for result in own)
-        width = round(by_row[-1][0] if few else _quantile(by_row, SHARE), 3)
+        width = round(by_row[-1][0] if few else quantile(by_row, SHARE), 3)
         within = sum(abs(errors[result.row["id"]]) <= width + 5e-4 for result in own) / len(own)
-        middle, by_group = _quantile(by_row, 0.5), _quantile(weighted, SHARE)
+        middle, by_group = quantile(by_row, 0.5), quantile(weighted, SHARE)
         found.append(Band(name, len(own), len(groups), width, within, by_group, middle, few))
     return found
 
@@ -109,12 +110,3 @@ def as_yaml(found: list[Band], source: str) -> str:
             *["  few: true"] * band.few,
         ]
     return "\n".join(lines) + "\n"
-
-
-def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
-    total, seen = sum(weight for _, weight in weighted), 0.0
-    for value, weight in weighted:
-        seen += weight
-        if seen >= share * total - 1e-9:
-            return value
-    return weighted[-1][0]

@@ -28,6 +28,8 @@ SIZES = {
     "job": ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "micro_batch_size", "global_batch_size"),
 }
 """Keys whose values are whole numbers above zero, or null."""
+ENGINE_NAMES = {"megatron-core": "megatron", "megatron-lm": "megatron", "fsdp2": "fsdp", "torchtitan": "fsdp"}
+"""Other names of an engine → its name in rows."""
 EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 SPLIT = ("tp", "pp", "cp", "dp")
 """Parallel sizes whose product is the number of GPUs."""
@@ -56,6 +58,9 @@ def _row(row: Any, number: int) -> Row:
     sections |= {key: {} for key in wrong}
     for key, sizes in SIZES.items():
         sections[key] = sections[key] | {size: _whole(sections[key][size]) for size in sizes if size in sections[key]}
+    engine = str(sections["job"].get("engine")).lower()
+    if engine in ENGINE_NAMES:
+        sections["job"] = {**sections["job"], "engine": ENGINE_NAMES[engine]}
     return {**row, **sections, "id": name, "group": row.get("group") or name, "damaged": damaged}
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.accuracy.fields import offload_of, optimizer_of
 from benchmarks.accuracy.fsdp_rows import SCALES
-from benchmarks.accuracy.job_fields import offload_of, optimizer_of
 from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
@@ -16,7 +16,6 @@ from benchmarks.accuracy.programs.rank_params import layer_parameters
 from kit.cost.memory.phases import EngineMemory
 from kit.cost.memory.states import state_bytes
 from kit.specs.job import Precision
-from kit.specs.layout import Offload
 
 REDUCE_BUCKET = 5e8
 LIVE_PARAMETERS = 1e9
@@ -28,12 +27,11 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     job = row["job"]
     stage = int(job.get("zero_stage") or 0)
     optimizer, offload = optimizer_of(job), offload_of(job)
-    place: Offload = "nvme" if offload.nvme else "cpu"
     layout = replace(
         workload.layout,
         zero_stage=stage,
-        offload_optimizer=place if offload.optimizer else "none",
-        offload_param=place if offload.parameters else "none",
+        offload_optimizer=offload.place if offload.optimizer else "none",
+        offload_param=offload.place if offload.parameters else "none",
     )
     precision: Precision = "fp32" if job.get("precision") == "fp32" else "bf16"
     element = 4.0 if precision == "fp32" else 2.0

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.accuracy.fields import compiled, deepcompile
 from benchmarks.accuracy.throughput import Result
-from benchmarks.accuracy.understood import compiled, deepcompile
 
 FEWEST = 3
 """Layouts of a set."""

@@ -12,18 +12,28 @@ from typing import Any, Literal
 
 from benchmarks.accuracy.cleaned import completed
 from benchmarks.accuracy.deepspeed_rows import with_deepspeed
+from benchmarks.accuracy.fields import (
+    Optimizer,
+    date_of,
+    kernels_of,
+    megatron_layers,
+    offload_of,
+    optimizer_of,
+    precision_of_layers,
+    program_of,
+    require,
+)
 from benchmarks.accuracy.fsdp_rows import with_fsdp
 from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.hardware import generation_of
-from benchmarks.accuracy.job_fields import Optimizer, check_words, date_of, offload_of, optimizer_of, program_of
+from benchmarks.accuracy.models import model_of_row
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
 from benchmarks.accuracy.programs.adapters import PublishedLora
-from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload, model_of
+from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.errors import SpecError
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout
-from kit.specs.model import LatentAttention
 
 Recompute = Literal["none", "selective", "full"]
 LOSS_COMPILED, CUDNN_CHOSEN, CUDNN_SAVED = "2025-04-02", "2025-05-14", "2025-12-01"
@@ -78,13 +88,14 @@ def workload_of(row: Row) -> PublishedWorkload:
     dp = dp or (row["cluster"].get("num_gpus") or 0) // (tp * pp * cp)
     if not dp:
         raise NotPredictedError("neither a data-parallel size nor a number of GPUs is stated")
-    _require(row)
-    check_words(row)
+    require(row, "micro_batch_size")
     micro = job["micro_batch_size"]
     batch = job.get("global_batch_size") or micro * dp
     generation = generation_of(row["cluster"].get("gpu") or "unknown")
-    fsdp = job["engine"] == "fsdp" and not megatron(row)
-    kernels = program_of(row) if fsdp else kernels_of(row)
+    megatron = megatron_layers(row)
+    kernels = kernels_of(row)
+    fsdp = kernels == "torchtitan"
+    kernels = program_of(row) if fsdp else kernels
     detail, offload, optimizer = job.get("recompute_detail") or "", offload_of(job), optimizer_of(job)
     compiled = bool(job.get("compile"))
     moe, lora = model.get("moe") or {}, lora_of(job)
@@ -97,12 +108,12 @@ def workload_of(row: Row) -> PublishedWorkload:
         cluster=ANY_CLUSTER,
         job=JobSpec(
             seq_length=model["seq_length"],
-            precision=_precision(job),
+            precision=precision_of_layers(row),
             lora=_lora_spec(lora) if lora else None,
         ),
         layout=Layout(
-            engine="deepspeed" if job["engine"] == "deepspeed" else "megatron" if megatron(row) else "torch",
-            implementation="transformer_engine" if megatron(row) else "huggingface",
+            engine="deepspeed" if job["engine"] == "deepspeed" else "megatron" if megatron else "torch",
+            implementation="transformer_engine" if megatron else "huggingface",
             dp=dp,
             tp=tp,
             pp=pp,
@@ -129,7 +140,7 @@ def workload_of(row: Row) -> PublishedWorkload:
         optimizer_instances=job.get("distributed_optimizer_instances") or 1,
         # fp32 master shards stay on the GPU as well: parameters are copied to the host, not moved (megatron-core,
         # optimizer/cpu_offloading/hybrid_optimizer.py).
-        optimizer_offload=offload.optimizer * (8 / 12 if megatron(row) else 1),
+        optimizer_offload=offload.optimizer * (8 / 12 if megatron else 1),
         optimizer_in_backward=optimizer.in_backward,
         keeps_bf16_weights=not (job.get("fp8") or {}).get("param_gather"),
         hidden_dropout=bool(model.get("hidden_dropout")),
@@ -159,14 +170,6 @@ def workload_of(row: Row) -> PublishedWorkload:
     if kernels == "huggingface":
         return with_fsdp(row, workload) if fsdp else with_deepspeed(row, workload)
     return workload
-
-
-def _precision(job: Row) -> Literal["fp8", "fp32", "bf16"]:
-    """What linear layers compute in: 8 or 4 bits, fp32, or 16 bits."""
-    stated = str(job.get("precision")).lower()
-    if job.get("fp8") or re.search("fp8|fp4", stated):
-        return "fp8"
-    return "fp32" if stated.startswith("fp32") else "bf16"
 
 
 def _chunked_loss(job: Row, kernels: str) -> bool:
@@ -212,69 +215,6 @@ def _stated(detail: str, method: str) -> int:
     return int(found.group(1)) if found else 1
 
 
-def _require(row: Row) -> None:
-    """Sizes without which there is nothing to compute."""
-    needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
-    missing = [name for name in needed if row["model"].get(name) is None]
-    missing += [name for name in ("engine", "micro_batch_size") if row["job"].get(name) is None]
-    if missing:
-        raise NotPredictedError(f"not stated: {', '.join(missing)}")
-
-
-def model_of_row(row: Row) -> PublishedModel:
-    """Sizes of the model as allocated."""
-    model = row["model"]
-    moe, mla, layers = model.get("moe"), model.get("mla"), model["num_layers"]
-    expert_layers: tuple[bool, ...] = ()
-    if moe:
-        frequency = moe.get("moe_layer_freq") or 1
-        pattern = [layer % frequency == 0 for layer in range(layers)] if isinstance(frequency, int) else frequency
-        expert_layers = tuple(map(bool, pattern))
-    bias = model.get("bias")
-    phi = model.get("family") == "phi"
-    latent = mla and LatentAttention(
-        q_lora_rank=mla["q_lora_rank"],
-        kv_lora_rank=mla["kv_lora_rank"],
-        nope_head_dim=mla["qk_head_dim"],
-        rope_head_dim=mla["qk_pos_emb_head_dim"],
-        value_head_dim=mla["v_head_dim"],
-    )
-    return model_of(
-        model,
-        norm=model.get("norm") or "rmsnorm",
-        biases="all" if bias is True else "qkv" if bias == "qkv only" else "none",
-        qk_norm=bool(model.get("qk_layernorm")),
-        positions="learned" if model.get("position") == "learned" else "rope",
-        max_position_embeddings=model.get("max_position_embeddings") or model["seq_length"],
-        parallel_residual=phi,
-        shared_norm=phi,
-        latent=latent or None,
-        expert_layers=expert_layers,
-    )
-
-
-def megatron(row: Row) -> bool:
-    """Whether Megatron's layers ran; Megatron-FSDP has them under the engine ``fsdp``."""
-    return row["job"].get("engine") == "megatron" or row["job"].get("transformer_impl") is not None
-
-
-def kernels_of(row: Row) -> str:
-    """The implementation whose layers ran."""
-    engine = row["job"].get("engine")
-    if megatron(row):
-        return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer_engine"
-    names: dict[str, str] = {
-        "nanotron": "nanotron",
-        "litgpt": "litgpt",
-        "torchtune": "torchtune",
-        "fsdp": "torchtitan",
-        "deepspeed": "huggingface",
-    }
-    if engine not in names:
-        raise NotPredictedError(f"no implementation of engine {engine!r} is described")
-    return names[engine]
-
-
 def attention_of(row: Row, generation: str) -> str:
     """What ran where ``auto`` was asked: Transformer Engine's choice.
 
@@ -288,7 +228,7 @@ def attention_of(row: Row, generation: str) -> str:
         stated = "unfused"
     if stated == "unfused":
         return "unfused"
-    if not megatron(row) or generation == "ampere":
+    if not megatron_layers(row) or generation == "ampere":
         return "flash"
     if generation == "blackwell" and job.get("deterministic"):
         return "flash"
@@ -315,7 +255,7 @@ def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
     job, engine = row["job"], row["job"]["engine"]
     gradient = 4 if (job.get("grad_dtype") or "fp32") == "fp32" else 2
     fp32 = str(job.get("precision")).startswith("fp32")
-    mixed = megatron(row) or engine in ("nanotron", "deepspeed")
+    mixed = megatron_layers(row) or engine in ("nanotron", "deepspeed")
     pure = optimizer.short_masters or re.search("parameters and optimizer in bf16|pure bf16", str(job.get("precision")))
     short = not fp32 and (
         pure or engine in ("litgpt", "torchtune") or (engine == "fsdp" and optimizer.moment_bytes == 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.accuracy.job_fields import offload_of, optimizer_of, program_of
+from benchmarks.accuracy.fields import offload_of, optimizer_of, program_of
 from benchmarks.accuracy.memory import Result
 
 
@@ -31,13 +31,14 @@ def errors_of(pairs: Iterable[tuple[str, float]]) -> Errors | None:
     return Errors(
         rows=len(weighted),
         groups=len(groups),
-        median_absolute=_quantile(weighted, 0.5),
-        p90_absolute=_quantile(weighted, 0.9),
+        median_absolute=quantile(weighted, 0.5),
+        p90_absolute=quantile(weighted, 0.9),
         signed_mean=sum(sum(group) / len(group) for group in groups.values()) / len(groups),
     )
 
 
-def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
+def quantile(weighted: list[tuple[float, float]], share: float) -> float:
+    """The value below which ``share`` of the weight lies, of sorted pairs of value and weight."""
     total, seen = sum(weight for _, weight in weighted), 0.0
     for value, weight in weighted:
         seen += weight

@@ -12,7 +12,7 @@ from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.step_time import PublishedStepTime
 from benchmarks.accuracy.throughput_rows import run_of, transformers_only, with_recompute
-from kit.cost.time.gpu import GpuPerf, gpu_perf
+from kit.cost.time.gpu import gpu_perf
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -20,16 +20,6 @@ MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIA
 ASSUMED_MODES = ("none", "selective", "full")
 """Recompute modes of which the fastest that fits is assumed where a row states none."""
 ASSUMED_MICRO_BATCHES = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Factors on the catalog's constants; 1 is the catalog as it is."""
-
-    matmul: float = 1.0
-    launch: float = 1.0
-    sharding: float = 1.0
-    flash1: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,27 +93,17 @@ def result_of(row: Row) -> Result:
     return Result(row, measured, sum(components.values()), components, run, assumed, excluded, None)
 
 
-def components_s(run: PublishedWorkload, constants: Constants | None = None) -> dict[str, float]:
-    """Seconds by component."""
+def components_s(run: PublishedWorkload, matmul: float = 1.0) -> dict[str, float]:
+    """Seconds by component. ``matmul``: factor on the catalog's rate of GEMMs."""
     how = run.execution
     try:
         gpu = gpu_perf(run.cluster, how.precision, how.attention, how.linear_layers_only)
     except KeyError:
         raise NotPredictedError(f"no rate of {how.precision} on {run.cluster.gpu.name}") from None
-    gpu = _with_matmul(gpu, how.matmul_share)
-    if constants is not None:
-        rates = gpu.rates._replace(kernel_launch_us=gpu.rates.kernel_launch_us * constants.launch)
-        attention = gpu.attention_flops_per_s * (constants.flash1 if how.attention == "flash1" else 1.0)
-        gpu = _with_matmul(gpu._replace(rates=rates, attention_flops_per_s=attention), constants.matmul)
-        unhidden = min(1.0, how.unhidden_sharding * constants.sharding)
-        run = replace(run, execution=replace(how, unhidden_sharding=unhidden))
+    # Head and experts that stay in 16 bits keep their rate.
+    faster = gpu.matmul._replace(flops_per_s=gpu.matmul.flops_per_s * how.matmul_share * matmul)
+    gpu = gpu._replace(matmul=faster, others=faster if gpu.others == gpu.matmul else gpu.others)
     return PublishedStepTime(gpu).components_s(run)
-
-
-def _with_matmul(gpu: GpuPerf, factor: float) -> GpuPerf:
-    """GEMMs of the run's precision that much faster. Head and experts that stay in 16 bits keep their rate."""
-    faster = gpu.matmul._replace(flops_per_s=gpu.matmul.flops_per_s * factor)
-    return gpu._replace(matmul=faster, others=faster if gpu.others == gpu.matmul else gpu.others)
 
 
 def _run(row: Row) -> tuple[PublishedWorkload, str | None]:
@@ -194,15 +174,6 @@ def _over_gib(run: PublishedWorkload) -> float:
         run = replace(run, implementation="torchtitan")  # plans alone describe DeepSpeed's memory; this comes nearest
     peaks = (memory_of(run, stage).peak for stage in {0, run.layout.pp - 1})
     return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
-
-
-def complete(row: Row) -> bool:
-    """Layout, micro batch, global batch, recompute and shape all stated."""
-    needed: dict[str, tuple[str, ...]] = {
-        "job": ("tp", "pp", "cp", "dp", "micro_batch_size", "global_batch_size", "recompute"),
-        "model": ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length"),
-    }
-    return all(row[part].get(key) is not None for part, keys in needed.items() for key in keys)
 
 
 def as_row(result: Result) -> dict[str, Any]:

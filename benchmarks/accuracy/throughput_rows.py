@@ -9,60 +9,58 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.accuracy.fields import (
+    OLD_MEGATRON,
+    compiled,
+    date_of,
+    deepcompile,
+    dispatcher_of,
+    engine_of,
+    kernels_of,
+    llm_foundry,
+    megatron_deepspeed,
+    offload_of,
+    old_megatron,
+    precision_of,
+    recent_nvidia,
+    require,
+    sailor,
+    torchtitan,
+)
 from benchmarks.accuracy.hardware import cluster_of
+from benchmarks.accuracy.models import model_of_row
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.adapters import PublishedLora
 from benchmarks.accuracy.programs.published import (
     PREFETCHED,
     PublishedExecution,
-    PublishedModel,
     PublishedWorkload,
     even_chunks,
-    model_of,
-)
-from benchmarks.accuracy.understood import (
-    compiled,
-    deepcompile,
-    dispatcher_of,
-    engine_of,
-    llm_foundry,
-    megatron_deepspeed,
-    offload_of,
-    recent_nvidia,
-    require_understood,
-    sailor,
-    torchtitan,
 )
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.cost.workload import UNHIDDEN
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import ContextExchange, Layout
-from kit.specs.model import LatentAttention
 
-LATENT = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
-"""DeepSeek-V3 (arXiv 2412.19437, section 4.2); rows of the family do not state it."""
-DENSE_FIRST = {"deepseek": 3}
-"""Leading layers without experts (the same section)."""
 ROWWISE = 0.67
 """Rate of fp8 GEMMs with a scale a row (CUTLASS) over those with one a tensor (cuBLAS)."""
 POWER_LIMITED = 0.54 / 0.68
 """Rate of GEMMs under a power limit of about three quarters: torchtitan's H100, 500 of 700 W, over the H100's."""
 ONE_TENSOR = "2022"
 """DeepSpeed before this year gathered lists of tensors (release 0.5.9 of January 2022 rewrote ZeRO-3's collectives)."""
-OLD_MEGATRON = "2023"
-"""Megatron before this year: attention of separate operators, gradients reduced after backward (Megatron-LM v2, v3)."""
 
 
 def run_of(row: Row) -> PublishedWorkload:
     """Raises NotPredictedError with the reason for what the model has no physics for."""
-    _require(row)
+    transformers_only(row)
+    require(row, "micro_batch_size", "global_batch_size")
     model, job = row["model"], row["job"]
     cluster = cluster_of(row)
     precision = precision_of(row)
     tp, pp, vp, cp, ep = (job.get(size) or 1 for size in ("tp", "pp", "vp", "cp", "ep"))
     dp = job.get("dp") or max(1, cluster.num_gpus // (tp * pp * cp))
     micro, batch = job["micro_batch_size"], job["global_batch_size"]
-    execution, offload = execution_of(row, precision), offload_of(row)
+    execution, offload = execution_of(row, precision), offload_of(job)
     engine, kernels, old, fused_loss = engine_of(row), kernels_of(row), old_megatron(row), execution.code == "compiled"
     lora = PublishedLora(rank=16, targets=frozenset({"query", "value"})) if job.get("lora") else None
     sizes = model_of_row(row)
@@ -89,8 +87,8 @@ def run_of(row: Row) -> PublishedWorkload:
             etp=job.get("etp") or (1 if job.get("ep") else tp),
             sp=bool(job.get("sp")) and tp > 1,
             zero_stage=job.get("zero_stage") or 0,
-            offload_optimizer="none" if offload.optimizer == "device" else offload.optimizer,
-            offload_param=offload.parameters,
+            offload_optimizer=offload.place if offload.optimizer and not offload.steps_on_device else "none",
+            offload_param=offload.place if offload.parameters else "none",
             micro_batch_size=micro,
             gradient_accumulation_steps=max(1, round(batch / (micro * dp))),
         ),
@@ -124,17 +122,6 @@ def transformers_only(row: Row) -> None:
         raise NotPredictedError("hybrid Mamba: layers that are no transformer's")
 
 
-def _require(row: Row) -> None:
-    model, job = row["model"], row["job"]
-    transformers_only(row)
-    needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
-    missing = [name for name in needed if model.get(name) is None]
-    missing += [name for name in ("engine", "micro_batch_size", "global_batch_size") if job.get(name) is None]
-    if missing:
-        raise NotPredictedError(f"not stated: {', '.join(missing)}")
-    require_understood(row)
-
-
 def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload:
     """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
     words, layers, modules = words.lower(), None, frozenset[str]()
@@ -149,38 +136,6 @@ def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload
     return replace(workload, layout=layout, recompute_modules=modules, recompute_layers=layers)
 
 
-def precision_of(row: Row) -> str:
-    """By the row's words."""
-    words = str(row["job"].get("precision") or "bf16").lower()
-    for start, precision in PRECISIONS.items():
-        if words.startswith(start):
-            return precision
-    raise NotPredictedError(f"precision {words!r} is none that the model has rates of")
-
-
-PRECISIONS: dict[str, str] = {
-    "nvfp4": "nvfp4",
-    "mxfp8": "mxfp8",
-    "fp8": "fp8",
-    "fp16": "fp16",
-    "float16": "fp16",
-    "half": "fp16",
-    "fp32": "fp32",
-    "float32": "fp32",
-    "tf32": "fp32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "amp": "bf16",
-    "mixed": "bf16",
-}
-"""First word of a row's precision → the GEMMs'."""
-
-
-def old_megatron(row: Row) -> bool:
-    """Megatron-LM and Megatron-DeepSpeed before fused attention."""
-    return engine_of(row) == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
-
-
 def deepspeed_pipeline(row: Row) -> bool:
     """Megatron's layers under DeepSpeed's PipelineEngine."""
     return old_megatron(row) and "DeepSpeed" in str(row.get("notes"))
@@ -189,27 +144,15 @@ def deepspeed_pipeline(row: Row) -> bool:
 def before_prefetching(row: Row) -> bool:
     """ZeRO-3 of early releases hid none of its collectives: Azure's 46 rows (0.6.2) are as many seconds slower than
     their compute at micro batch 32 as at 1."""
-    return megatron_deepspeed(row) and str(row["source"].get("date") or "9") < OLD_MEGATRON
+    return megatron_deepspeed(row) and date_of(row) < OLD_MEGATRON
 
 
 def before_cudnn(row: Row) -> bool:
     """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024. NeMo's releases have
     their month as a name, and tables are published months later."""
     release = re.search(r"NeMo (?:container )?(\d\d)\.(\d\d)", str(row.get("notes") or ""))
-    date = f"20{release.group(1)}-{release.group(2)}" if release else str(row["source"].get("date") or "9")
+    date = f"20{release.group(1)}-{release.group(2)}" if release else date_of(row)
     return (row["job"].get("cp") or 1) > 1 and "2023" <= date < "2024-06"
-
-
-def kernels_of(row: Row) -> str:
-    """The implementation whose layers ran."""
-    engine = engine_of(row)
-    if engine == "megatron" or recent_nvidia(row):
-        return "megatron-local" if old_megatron(row) else "transformer_engine"
-    if engine == "nanotron":
-        return "nanotron"
-    if engine == "deepspeed":
-        return "huggingface"
-    return "torchtune" if engine == "ddp" else "torchtitan"
 
 
 def _nvidia_or_megatron(row: Row) -> bool:
@@ -263,10 +206,10 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         matmul_share=share,
         attention=attention_of(row) or ("flash1" if llm_foundry(row) else "flash"),
         balanced_context=not torchtitan(row),
-        offload_to_step_on_device=offload_of(row).optimizer == "device",
+        offload_to_step_on_device=offload_of(job).steps_on_device,
         copies_gathered=torchtitan(row),
         deepcompile=deepcompile(row),
-        copies_of_ranks=megatron_deepspeed(row) and str(row["source"].get("date") or "9") < ONE_TENSOR,
+        copies_of_ranks=megatron_deepspeed(row) and date_of(row) < ONE_TENSOR,
         # DTensor waits for each collective; asynchronous tensor parallelism splits them beside the GEMMs.
         overlaps_tensor_parallel=asynchronous,
         overlaps_tensor_gradients=asynchronous,
@@ -328,19 +271,3 @@ def stage_layers_of(layers: int, chunks: int, mtp_layers: int) -> tuple[tuple[in
         return ()
     units = even_chunks(layers + 2 + mtp_layers, chunks)
     return tuple(tuple(unit - 1 for unit in part if 1 <= unit <= layers) for part in units)
-
-
-def model_of_row(row: Row) -> PublishedModel:
-    """Sizes of the model; norms and biases by family."""
-    model = row["model"]
-    family = str(model.get("family") or "").lower()
-    first = DENSE_FIRST.get(family, 0)
-    return model_of(
-        model,
-        norm="layernorm" if family in ("gpt3", "gpt", "bloom", "mpt") else "rmsnorm",
-        biases="all" if family in ("gpt3", "gpt", "bloom") else "none",
-        qk_norm=family.startswith("qwen3"),
-        positions="learned" if family in ("gpt3", "gpt", "mpt") else "rope",
-        latent=LATENT if family.startswith("deepseek") else None,
-        expert_layers=tuple(layer >= first for layer in range(model["num_layers"])) if model.get("moe") else (),
-    )

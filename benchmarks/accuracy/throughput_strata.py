@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from benchmarks.accuracy.strata import Errors, errors_of
-from benchmarks.accuracy.throughput import Constants, Result, components_s
+from benchmarks.accuracy.strata import Errors, errors_of, quantile
+from benchmarks.accuracy.throughput import Result, components_s
 from kit.cost.hardware import gpu_rates, peak_flops_per_s
 from kit.cost.time.elementwise import LOW_PRECISIONS
 
@@ -94,7 +94,8 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
         of_kind = [result for result in results if kind(result) == name]
         counted = [result for result in of_kind if result.counted] or of_kind
         ratios = [(result.group, (result.measured_s or 1.0) / ideal[result.row["id"]]) for result in counted]
-        constant = _weighted_median(ratios)
+        sizes = Counter(group for group, _ in ratios)
+        constant = quantile(sorted((ratio, 1 / sizes[group]) for group, ratio in ratios), 0.5)
         for result in of_kind:
             errors[result.row["id"]] = constant * ideal[result.row["id"]] / (result.measured_s or 1.0) - 1
     return errors
@@ -114,19 +115,6 @@ def _ideal_s(result: Result) -> float:
     flops *= 4 / 3 if layout.recompute == "full" else 1.0
     peak = peak_flops_per_s(result.run.cluster.gpu, result.run.execution.precision)
     return flops * layout.global_batch_size * s / layout.world_size / peak
-
-
-def _weighted_median(pairs: list[tuple[str, float]]) -> float:
-    sizes: dict[str, int] = {}
-    for group, _ in pairs:
-        sizes[group] = sizes.get(group, 0) + 1
-    ordered = sorted((value, 1 / sizes[group]) for group, value in pairs)
-    half, seen = sum(weight for _, weight in ordered) / 2, 0.0
-    for value, weight in ordered:
-        seen += weight
-        if seen >= half:
-            return value
-    return ordered[-1][0]
 
 
 # ---------------------------------------------------------------- leave one source out
@@ -164,7 +152,7 @@ def without_own_source(results: Iterable[Result]) -> dict[str, float]:
             if constant(result) != POOLED:
                 of_others = factors[constant(result)] or sustained * _share_of_single_gemms(result.run)
                 factor = of_others if ONE_SOURCE[generation(result)] == source else 1.0
-            seconds = sum(components_s(result.run, Constants(matmul=factor)).values())
+            seconds = sum(components_s(result.run, factor).values())
             errors[result.row["id"]] = seconds / (result.measured_s or 1.0) - 1
     return errors
 
@@ -187,7 +175,7 @@ def _times(result: Result) -> list[float]:
     assert result.run is not None
     assert result.measured_s
     measured = result.measured_s
-    return [sum(components_s(result.run, Constants(matmul=factor)).values()) / measured - 1 for factor in GRID]
+    return [sum(components_s(result.run, factor).values()) / measured - 1 for factor in GRID]
 
 
 def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> float | None:

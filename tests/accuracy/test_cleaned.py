@@ -67,7 +67,7 @@ def test_what_can_be_read_one_way_changes_nothing(changes: dict[str, Any]) -> No
         ({"job__micro_batch_size": 0}, "job.micro_batch_size=0 is no size"),
         ({"model__hidden_size": "wide"}, "model.hidden_size='wide' is no size"),
         ({"job__zero_stage": 4}, "no stage of ZeRO"),
-        ({"job__precision": "int8"}, "precision 'int8'"),
+        ({"job__precision": "int8"}, "job.precision='int8'"),
         ({"job__precision": "fp8"}, "no rate of fp8 on A100-80"),
         ({"model__moe": "8x7B"}, "model.moe='8x7B' is no object"),
         ({"model__moe": {"num_experts": 8}}, "not stated: moe.experts_per_token"),

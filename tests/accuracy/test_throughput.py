@@ -17,7 +17,8 @@ from benchmarks.accuracy.pipelines import NotPredictedError
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import about, load
-from benchmarks.accuracy.throughput import Constants, components_s, measured_step_s, result_of
+from benchmarks.accuracy.since import no_longer_predicted
+from benchmarks.accuracy.throughput import components_s, measured_step_s, result_of
 from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
 from benchmarks.accuracy.throughput_rows import run_of
@@ -48,9 +49,7 @@ def test_counted_rows_are_predicted_within_a_sixth(result: Any) -> None:
 
 def test_a_wrong_rate_would_be_noticed() -> None:
     """The limit above turns red for products a quarter too fast."""
-    wrong = [
-        sum(components_s(result.run, Constants(matmul=1.25)).values()) / result.measured_s - 1 for result in COUNTED
-    ]
+    wrong = [sum(components_s(result.run, 1.25).values()) / result.measured_s - 1 for result in COUNTED]
     assert max(map(abs, wrong)) > 1 / 6
 
 
@@ -201,6 +200,15 @@ def test_words_that_are_not_understood_leave_a_row_out(section: str, field: str,
     skipped = result_of(changed).skipped
     assert skipped is not None
     assert words.replace(" ", "") in skipped.replace(" ", "")
+
+
+def test_rows_that_an_earlier_state_predicted_are_listed() -> None:
+    known = COUNTED[0].row
+    lost = result_of({**known, "job": {**known["job"], "engine": "colossalai"}})
+    snapshot = {"accuracy": {"rows": {known["id"]: {"step": 1.5 * COUNTED[0].measured_s, "left out": None}}}}
+    line = f"{known['id']}: job.engine='colossalai' is not understood; its last error: +50.0%"
+    assert no_longer_predicted([lost], snapshot) == (1, [line])
+    assert no_longer_predicted([COUNTED[0]], snapshot) == (1, [])
 
 
 def test_the_name_of_a_row_moves_no_prediction() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy.job_fields import check_words, date_of, offload_of, optimizer_of, program_of
+from benchmarks.accuracy.fields import (
+    Offload,
+    date_of,
+    dispatcher_of,
+    offload_of,
+    optimizer_of,
+    precision_of,
+    program_of,
+)
 from benchmarks.accuracy.pipelines import NotPredictedError
 
 
@@ -35,16 +43,18 @@ def test_an_optimizer(words, name, moment_bytes, also):
 @pytest.mark.parametrize(
     ("words", "engine", "expected"),
     [
-        (None, "fsdp", (0.0, False, False, None, False)),
-        ("cpu", "deepspeed", (1.0, False, False, None, False)),
-        ("cpu", "fsdp", (1.0, True, False, None, False)),
-        ("optimizer states to CPU, fraction 0.25", "megatron", (0.25, False, False, None, False)),
-        ("parameters and optimizer to NVMe", "deepspeed", (1.0, True, False, None, True)),
-        ("activations of 20 layers to host", "megatron", (0.0, False, True, 20, False)),
+        (None, "fsdp", ()),
+        ("optimizer to host (exact flags not per row)", "deepspeed", ()),
+        ("optimizer memory to CPU as needed, update on GPU", "deepspeed", (1.0, False, False, None, "cpu", True)),
+        ("cpu", "deepspeed", (1.0,)),
+        ("cpu", "fsdp", (1.0, True)),
+        ("optimizer states to CPU, fraction 0.25", "megatron", (0.25,)),
+        ("parameters and optimizer to NVMe", "deepspeed", (1.0, True, False, None, "nvme")),
+        ("activations of 20 layers to host", "megatron", (0.0, False, True, 20)),
     ],
 )
 def test_an_offload(words, engine, expected):
-    assert offload_of({"offload": words, "engine": engine}) == expected
+    assert offload_of({"offload": words, "engine": engine}) == Offload(*expected)
 
 
 def test_the_program_under_fsdp_is_read_from_source_and_notes_alone():
@@ -64,11 +74,11 @@ def test_the_date_is_the_programs():
     [
         (lambda job: optimizer_of(job), {"optimizer": "a new one"}, "job.optimizer='a new one'"),
         (lambda job: offload_of(job), {"offload": "somewhere"}, "job.offload='somewhere'"),
-        (lambda job: check_words(row(**job)), {"precision": "int5"}, "job.precision='int5'"),
+        (lambda job: precision_of(row(**job)), {"precision": "int5"}, "job.precision='int5'"),
         (
-            lambda job: check_words({**row(), "model": {"moe": {"dispatcher": "teleport"}}}),
+            lambda job: dispatcher_of({**row(), "model": {"moe": {"dispatcher": "teleport"}}}),
             {},
-            "model.moe.dispatcher='teleport'",
+            "dispatcher='teleport'",
         ),
     ],
 )
