@@ -18,6 +18,7 @@ RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny-llama-pretr
 MODEL = ("llama-3.2-1b", "--gpus", "8xH100")
 COMMANDS = {
     "plan": [("plan", *MODEL), ("plan", RECIPE)],
+    "plan --clusters": [("plan", MODEL[0], "--clusters", "8xH100,1xT4", "--price", "8xH100=9")],
     "explain": [("explain", *MODEL, "layout.tp=2", "--what-if", "cluster=2xH200", "--what-if", "layout.tp=3")],
     "memory": [("memory", *MODEL), ("memory", "llama-3.1-405b", "--gpus", "1xH100")],
     "memory --largest": [("memory", "--largest", "--gpus", "1xRTX-4090")],
