@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from kit.cost.collectives import group
 from kit.cost.hardware import shared
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.flops import model_flops_per_token
-from kit.cost.time.step import bubble_fraction, step_time_components_s
+from kit.cost.time.step import StepTimer, bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
@@ -135,3 +137,40 @@ def test_faster_dispatch_and_overlapped_shared_experts_shorten_a_step() -> None:
     assert dispatch == pytest.approx(sends / model.experts_per_token, rel=0.15)
     overlapped = expert_parallel(moe_shared_expert_overlap=True)
     assert 0.3 * expert_parallel() < overlapped < expert_parallel()
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "implementation": ("local", "transformer_engine"),
+    "tp": (1, 2),
+    "pp": (1, 4),
+    "vp": (1, 2),
+    "cp": (1, 2),
+    "cp_comm_type": ("all_gather", "p2p", "a2a"),
+    "ep": (1, 4),
+    "etp": (1, 2),
+    "moe_token_dispatcher": ("alltoall", "deepep"),
+    "moe_shared_expert_overlap": (False, True),
+    "sp": (False, True),
+    "zero_stage": (0, 1),
+    "recompute": ("none", "selective", "full"),
+    "chunked_loss": (False, True),
+    "compile_layers": (False, True),
+    "attention_kernel": ("default", "cudnn"),
+    "gradient_compression": ("none", "bf16"),
+    "micro_batch_size": (1, 2),
+    "gradient_accumulation_steps": (4, 8),
+}
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torch", "deepspeed"])
+def test_times_of_layers_are_shared_by_equal_layers_alone(engine: str) -> None:
+    """A search asks one timer for thousands of layouts. It answers as a timer of its own would, in any order."""
+    model, machines, shared = load_model("deepseek-v3"), cluster("64xH100"), StepTimer()
+    own = {"megatron": VALUES, "torch": VALUES, "deepspeed": VALUES | {"zero_stage": (2, 3)}}[engine]
+    if engine != "megatron":
+        own = {**own, "implementation": ("huggingface",), "pp": (1,), "vp": (1,), "ep": (1,), "etp": (1,)}
+    rng = random.Random(0)
+    for _ in range(300):
+        chosen = {name: rng.choice(values) for name, values in own.items()}
+        workload = Workload(model, machines, job(), Layout(engine=engine, dp=8, **chosen))  # type: ignore[arg-type]
+        assert shared.components_s(workload) == StepTimer().components_s(workload), chosen
