@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.program import todays
 from kit.engines.base import StateKind
 from kit.specs.job import LoraSpec
 from tests.megatron import cases
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import BY_FAMILY
-from tests.megatron.test_parity import DAYS
 from tests.training import tiny
 from tests.workers import pool
 
@@ -44,7 +42,8 @@ def compare(references, name, fault=None):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.parametrize("name", todays([*CASES], DAYS))
+@pytest.mark.rotated
+@pytest.mark.parametrize("name", CASES)
 def test_same_as_peft(references, name):
     assert compare(references, name) == []
 
