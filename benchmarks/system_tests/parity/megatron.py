@@ -4,7 +4,7 @@
     python -m benchmarks.system_tests.parity.megatron --families llama,qwen3 --layouts cp
     python -m benchmarks.system_tests.parity.megatron --plant megatron-swap-qk  with a fault
     python -m benchmarks.system_tests.parity.megatron --plant-all  every fault; exit code 0 if each was caught
-    python -m benchmarks.system_tests.parity.megatron --write docs/megatron-parity.md
+    python -m benchmarks.system_tests.parity.megatron --write docs/megatron-parity.md  keeps what other families had
 
 A family's tiny model is trained in one process of plain transformers and torch's AdamW, then on pools of gloo
 processes, which import megatron-core once for all layouts of their size. Compared are each parameter's gradient at
@@ -18,7 +18,6 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +39,7 @@ LOGITS_BOUND = 1e-4
 """Largest absolute difference of a logit."""
 LOGITS_LAYOUTS = {False: "tp2-sp", True: "ep2-tp2-sp"}
 """Where logits are compared: with or without experts."""
+_LOGITS = "logits, tp2"
 STEPS = 20
 LIMIT_S = 300
 
@@ -65,7 +65,12 @@ def main(
             if layouts in layout and applies(LAYOUTS[layout], FAMILIES[family])
         }
         logits = {} if layouts else {family: bench.logits(family) for family in some}
-    page = render(cells, some, logits, time.monotonic() - began)
+    texts = {key: _text(cell) for key, cell in cells.items()}
+    texts |= {(_LOGITS, family): f"{e:.0e}" if e <= LOGITS_BOUND else "**off**" for family, e in logits.items()}
+    measured = (
+        f"The last run measured {len(cells)} of them in {(time.monotonic() - began) / 60:.0f} minutes on two cores."
+    )
+    page = render((_earlier(write) if write else {}) | texts, measured)
     print(page)
     if write:
         write.write_text(page)
@@ -137,19 +142,15 @@ class _Bench:
         return self._references[key]
 
 
-def render(
-    found: dict[tuple[str, str], Cell], families: Sequence[str], logits: dict[str, float], seconds: float
-) -> str:
-    """The page of docs: layouts down, families across, the largest error in each cell."""
+def render(texts: dict[tuple[str, str], str], measured: str) -> str:
+    """The page of docs: layouts down, families across. ``texts``: (layout, family) → the largest error."""
+    families = [family for family in FAMILIES if any(family == each for _, each in texts)]
     rows = [
-        (layout, *(_cell(found.get((layout, family))) for family in families))
-        for layout in LAYOUTS
-        if any((layout, family) in found for family in families)
+        (layout, *(texts.get((layout, family), "–") for family in families))
+        for layout in (*LAYOUTS, _LOGITS)
+        if any(layout == each for each, _ in texts)
     ]
-    if logits:
-        words = (f"{logits[each]:.0e}" if logits[each] <= LOGITS_BOUND else "**off**" for each in families)
-        rows.append(("logits, tp2", *words))
-    agree = sum(cell.agrees for cell in found.values())
+    cells = [text for (layout, _), text in texts.items() if layout != _LOGITS and text != "–"]
     return f"""{header("Megatron parity", "make prove NAME=parity-megatron")}
 A tiny model trains in fp32 under Megatron-core and under plain transformers. A cell has the largest relative error
 of any parameter's gradient at step 1, of any loss or gradient norm of {STEPS} steps, and of any weight after the
@@ -158,13 +159,18 @@ of each kind. The last row has the largest absolute difference of a logit; {LOGI
 
 {table(("layout", *families), rows)}
 
-{len(found)} cells, {agree} agree; {seconds / 60:.0f} minutes on two cores.
+{len(cells)} cells, {sum(text[0].isdigit() for text in cells)} agree. {measured}
 """
 
 
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "–"
+def _earlier(page: Path) -> dict[tuple[str, str], str]:
+    """The cells of a page that an earlier run wrote, perhaps for other families."""
+    lines = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    (_, *families), _, *rows = lines
+    return {(layout, family): text for layout, *row in rows for family, text in zip(families, row, strict=True)}
+
+
+def _text(cell: Cell) -> str:
     if cell.failure:
         return "failed"
     worst = f"{max(cell[quantity] for quantity in cell.bounds):.0e}"

@@ -100,6 +100,7 @@ LAYOUTS: dict[str, LayoutCase] = {
 _SHAPE = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
 
 _MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_DEEPSEEK = _SHAPE | shapes.DEEPSEEK | {"rope_scaling": shapes.YARN | _MSCALE}
 
 FAMILIES: dict[str, FamilyCase] = {
     "llama": FamilyCase("llama", _SHAPE, first=True),
@@ -122,9 +123,8 @@ FAMILIES: dict[str, FamilyCase] = {
     "gpt_neox": FamilyCase("gpt_neox", _SHAPE | shapes.NEOX),
     "mixtral": FamilyCase("mixtral", _SHAPE, experts=True, first=True),
     "qwen3_moe": FamilyCase("qwen3_moe", _SHAPE, experts=True, first=True),
-    "deepseek_v3": FamilyCase(
-        "deepseek_v3", _SHAPE | shapes.DEEPSEEK | {"rope_scaling": shapes.YARN | _MSCALE}, experts=True
-    ),
+    "deepseek_v3": FamilyCase("deepseek_v3", _DEEPSEEK, experts=True),
+    "kimi_k2": FamilyCase("deepseek_v3", _DEEPSEEK | {"router_groups": 1, "router_top_groups": 1}, experts=True),
     "qwen2_moe": FamilyCase("qwen2_moe", _SHAPE | {"norm_topk_prob": False}, experts=True),
     "glm4_moe": FamilyCase("glm4_moe", _SHAPE | shapes.GLM, experts=True),
     "minimax_m2": FamilyCase("minimax_m2", _SHAPE | shapes.MINIMAX, experts=True),
