@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
 from kit.cost.memory.rank_megatron import layer_terms
 from kit.cost.workload import Workload
+from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
@@ -43,6 +44,7 @@ def shape(family: Family, num_layers: int, key_value_heads: int) -> ModelSpec:
     if family in WITH_EXPERTS:
         width = 160 if family in ("mixtral", "gpt_oss") else 48
         own = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": width}
+        own |= {"num_shared_experts": 1} if family == "qwen2_moe" else {}
     if "full_attention_every" in traits.takes:  # no window: torch's mask of it is tested with Mistral
         own |= {"sliding_window": 16, "full_attention_every": 1}
     if "query_pre_attn_scalar" in traits.needs:
@@ -76,7 +78,8 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     if layout.recompute == "full":
         module.activation_checkpointing_enable({"use_reentrant": False})
     parameters = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    casts = {tuple(sorted(parameter.shape)) for parameter in module.parameters() if parameter.ndim == 2}
+    casts = {tuple(sorted(parameter.shape)) for parameter in module.parameters() if parameter.ndim in (2, 3)}
+    cast_experts(module)
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +132,7 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])
 def test_experts_but_for_indices_and_scores(family: Family, precision: Precision, layout: Layout) -> None:

@@ -250,6 +250,8 @@ def _experts(workload: Workload, element: int) -> dict[str, float]:
     routed = element * model.experts_per_token * (2 * model.hidden_size + widths * model.moe_ffn_hidden_size)
     router = 4.0 * model.num_experts + (4 * model.hidden_size if model.latent and element == 2 else 0)
     shared = _mlp(model, model.shared_ffn_hidden_size / workload.layout.tp, element)
+    if model.traits.shared_expert_gate:
+        shared += element * model.hidden_size  # the output that the gate multiplies
     return {"experts": routed, "router": router, "shared_experts": shared}
 
 
@@ -281,8 +283,12 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
     of_mlp = 1 if has_experts or not model.gated_mlp or traits.fused_gate_up else 2
     terms["casts"] = 2.0 * h * (of_attention + of_mlp)
     if has_experts:
-        # Autocast does not cast grouped GEMMs: experts compute in fp32.
-        return terms | _experts(workload, 4)
+        if model.num_shared_experts:
+            terms["casts"] += 2.0 * h * ((2 if model.gated_mlp else 1) + int(traits.shared_expert_gate))
+        experts = _experts(workload, 2)
+        if model.latent:
+            experts["router"] -= 4 * h  # its input is fp32 already
+        return terms | experts
     return terms | {"mlp": _mlp(model, f, 2)}
 
 

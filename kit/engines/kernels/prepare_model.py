@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch
+from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
@@ -22,6 +23,7 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
     """Turn on recompute, attention within documents and compiled blocks, as the plan says. Returns the chunked loss, or
     None if the plan has none. Raises EngineError if the model or the machine does not support it."""
     plan, layout = rundir.plan, rundir.plan.layout
+    cast_experts(model)
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
