@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from kit.cost.memory.engine import least_megatron_gib
 from kit.planner.divisors import divisors
@@ -155,7 +155,7 @@ def _megatron(request: Request, further: bool, most_gib: float) -> Iterator[Layo
         ways = [*itertools.product(experts, _comm_types(pins, cp), _recompute(pins, further, gathers))]
         for vp in _virtual(model, pins, pp, first) if ways else ():
             for (ep, etp), comm_type, recompute in ways:
-                whole = replace(ends, vp=vp, ep=ep, etp=etp, cp_comm_type=comm_type)
+                whole = _Split(**vars(ends) | {"vp": vp, "ep": ep, "etp": etp, "cp_comm_type": comm_type})
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -288,14 +288,18 @@ def _sized(
     share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
     most = max(1, _LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
     sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
-    pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
-    choices = {"implementation": _implementation(engine, job), **pinned, **vars(split), "engine": engine, "dp": dp}
-    choices |= {"zero_stage": zero, "offload_optimizer": offload[0], "offload_param": offload[1]}
+    choices = {"dp": dp, "zero_stage": zero, "offload_optimizer": offload[0], "offload_param": offload[1]}
+    whole = _pinned(engine, job, pins).but(**vars(split) | choices, recompute=recompute)
     for size in sizes:
         accumulation = max(1, job.global_batch_size // (size * dp))
-        yield Layout(
-            **choices | {"recompute": recompute, "micro_batch_size": size, "gradient_accumulation_steps": accumulation}
-        )
+        yield whole.but(micro_batch_size=size, gradient_accumulation_steps=accumulation)
+
+
+@lru_cache(maxsize=64)
+def _pinned(engine: EngineName, job: JobSpec, pins: Pins) -> Layout:
+    """The pinned choices; all others have their defaults."""
+    pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
+    return Layout(**{"implementation": _implementation(engine, job), **pinned, "engine": engine})
 
 
 def _implementation(engine: EngineName, job: JobSpec) -> Implementation:

@@ -8,7 +8,7 @@ simplest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -69,6 +69,11 @@ class LayoutScorer:
         """Lower bound of ``step_time_s``, which takes a tenth of the time."""
         return self._timer.layers_s(w) * self._factor(w)
 
+    def candidate(self, w: Workload, limit_gib: float) -> Candidate:
+        """The layout with its peak memory, and its step time unless the peak exceeds the limit."""
+        peak = self.peak_gib(w)
+        return Candidate(w.layout, peak, self.step_time_s(w) if peak <= limit_gib else None)
+
     def _factor(self, w: Workload) -> float:
         calibration = self._request.calibration
         return calibration.of(w).step_time_factor if calibration.residuals else 1.0
@@ -82,22 +87,23 @@ def search(request: Request) -> SearchResult:
     no measurements support their predictions, and they would take most of the search time.
     """
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
-    usual = tuple(_considered(request, scorer, usable))
+    usual = tuple(_considered(request, scorer, lambda _: usable))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
     # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
-    zero3 = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
+    live = LIVE_SHARE * request.cluster.gpu.memory_gib
 
-    def further(most_s: float) -> tuple[Candidate, ...]:
-        found = _considered(request, scorer, min(usable, least), zero3, further=True, most_gib=least, most_s=most_s)
-        return tuple(each for each in found if least > usable or each.step_time_s is not None)
+    def limit_gib(layout: Layout) -> float:
+        return min(usable, least + (live if layout.zero_stage == 3 else 0.0))
 
-    # A layout that takes longer than this is not chosen. Only the reasons for a chosen further layout name others.
-    most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
-    best = _best((*usual, *(rivals := further(most_s))))
+    # A layout that takes longer than the fastest usual one is not chosen; only the reasons for a further one name it.
+    most_s, slow = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf), list[Workload]()
+    further = _considered(request, scorer, limit_gib, further=True, most_gib=least, most_s=most_s, slow=slow)
+    considered = (*usual, *(_fitting(further) if least <= usable else further))
+    best = _best(considered)
     if best in usual:
         return SearchResult(best=best, considered=usual, further=False)
-    considered = (*usual, *(rivals if most_s == math.inf else further(math.inf)))
-    return SearchResult(best=best, considered=considered, further=True)
+    others = _fitting(scorer.candidate(w, limit_gib(w.layout)) for w in slow)
+    return SearchResult(best=best, considered=(*considered, *others), further=True)
 
 
 def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
@@ -108,7 +114,7 @@ def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
     return any(
         candidate.step_time_s is not None
         for further in (False, True)
-        for candidate in _considered(request, scorer, usable, further=further, most_gib=usable)
+        for candidate in _considered(request, scorer, lambda _: usable, further, most_gib=usable)
     )
 
 
@@ -165,14 +171,14 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
 def _considered(
     request: Request,
     scorer: LayoutScorer,
-    limit_gib: float,
-    zero3_limit_gib: float | None = None,
+    limit_gib: Callable[[Layout], float],
     further: bool = False,
     most_gib: float = math.inf,
     most_s: float = math.inf,
+    slow: list[Workload] | None = None,
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``zero3_limit_gib``: limit of ZeRO-3
-    layouts, if another. ``most_gib``: see ``layouts``. ``most_s``: leaves out layouts that take longer."""
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``. Layouts
+    that take longer than ``most_s`` are added to ``slow`` instead."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
@@ -185,12 +191,12 @@ def _considered(
                 if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
                     break
                 continue
-            if most_s < math.inf and scorer.least_s(workload) > most_s:
+            if slow is not None and scorer.least_s(workload) > most_s:
+                slow.append(workload)
                 continue
-            peak = scorer.peak_gib(workload)
-            fits = peak <= (zero3_limit_gib if zero3_limit_gib and layout.zero_stage == 3 else limit_gib)
-            previous = None if fits else layout
-            yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
+            candidate = scorer.candidate(workload, limit_gib(layout))
+            previous = layout if candidate.step_time_s is None else None
+            yield candidate
 
 
 _WHATEVER_THE_SIZES = frozenset(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from operator import mul
 
 from kit.cost.memory import activations_megatron, activations_transformer_engine
 from kit.cost.memory.phases import (
@@ -83,21 +85,26 @@ ChunkBytes = Callable[[Workload, tuple[int, ...]], float]
 def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | None = None) -> float:
     """Bytes saved for backward on a rank of ``stage``, over all micro batches in flight. ``chunk_bytes`` gives the
     bytes that one micro batch saves in the layers of a chunk; None: the sum of ``layer_saved``."""
-    layout, total, hidden = workload.layout, 0.0, layer_input(workload)
-    counts = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
-    present = enumerate(workload.stage_kinds[stage])
-    each = [layer_saved(workload, bool(kind)) if count else 0.0 for kind, count in present]
-    chunks = zip(workload.chunks[stage :: layout.pp], workload.chunk_kinds[stage :: layout.pp], counts, strict=True)
-    for virtual, (layers, (dense, experts), count) in enumerate(chunks):
-        one = chunk_bytes(workload, layers) if chunk_bytes else dense * each[0] + experts * each[1]
-        if workload.hidden_dropout and stage == 0 and virtual == 0:
-            one += workload.model.hidden_size * workload.shard_tokens
-        if stage == layout.pp - 1 and virtual == layout.vp - 1:
-            one += after_last_layer(workload, chunk_bytes)
-        elif workload.keeps_outputs:
-            one += hidden
-        total += one * count
-    return total
+    pp = workload.layout.pp
+    counts = in_flight(pp, workload.layout.vp, workload.layout.gradient_accumulation_steps, stage)
+    if chunk_bytes:
+        chunks = zip(workload.chunks[stage::pp], counts, strict=True)
+        total = sum(count * chunk_bytes(workload, layers) for layers, count in chunks)
+    else:
+        layers = _layers_in_flight(workload.chunk_kinds[stage::pp], counts)
+        total = sum(number * layer_saved(workload, bool(kind)) for kind, number in enumerate(layers) if number)
+    if workload.hidden_dropout and stage == 0:
+        total += counts[0] * workload.model.hidden_size * workload.shard_tokens
+    last = counts[-1] if stage == pp - 1 else 0
+    total += last * after_last_layer(workload, chunk_bytes) if last else 0.0
+    return total + (sum(counts) - last) * layer_input(workload) if workload.keeps_outputs else total
+
+
+@lru_cache(maxsize=4096)
+def _layers_in_flight(chunks: tuple[tuple[int, int], ...], counts: tuple[int, ...]) -> tuple[int, int]:
+    """(dense layers, layers with experts), each as often as it has micro batches in flight."""
+    dense, experts = zip(*chunks, strict=True)
+    return sum(map(mul, dense, counts)), sum(map(mul, experts, counts))
 
 
 def after_last_layer(workload: Workload, chunk_bytes: ChunkBytes | None = None) -> float:
