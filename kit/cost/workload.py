@@ -6,10 +6,11 @@ derived sizes are cached properties. Published runs of other programs are a subc
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kit.cost.hardware import generation_of
 from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
@@ -168,20 +169,30 @@ class Workload:
         return tuple(layer for chunk in self.stage_chunks(stage) for layer in chunk)
 
     @cached_property
+    def _stages(self) -> _Stages:
+        return _stages_of(self.model, self.chunks, self.layout.pp)
+
+    @property
     def chunk_kinds(self) -> tuple[tuple[int, int], ...]:
         """(dense layers, layers with experts) of each chunk."""
-        return _kinds(self.model, self.chunks)
+        return self._stages.chunk_kinds
 
-    @cached_property
+    @property
     def stage_kinds(self) -> tuple[tuple[int, int], ...]:
         """(dense layers, layers with experts) of each stage."""
-        return _kinds_of_stages(self.chunk_kinds, self.layout.pp)
+        return self._stages.stage_kinds
 
-    @cached_property
+    @property
     def distinct_stages(self) -> tuple[int, ...]:
         """Stages of which one may need the most memory: the last, and of the others the first of each mix of dense
         layers and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
-        return _first_stages(self.chunk_kinds, self.layout.pp)
+        return self._stages.distinct
+
+    @property
+    def equal_stages(self) -> tuple[tuple[int, int], ...]:
+        """(stage, number of stages that take as long): the first, the last, and of those between one of each mix of
+        dense layers and layers with experts."""
+        return self._stages.equal
 
     @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
@@ -295,19 +306,21 @@ class Workload:
         )
 
 
+class _Stages(NamedTuple):
+    """See the properties of ``Workload``."""
+
+    chunk_kinds: tuple[tuple[int, int], ...]
+    stage_kinds: tuple[tuple[int, int], ...]
+    distinct: tuple[int, ...]
+    equal: tuple[tuple[int, int], ...]
+
+
 @lru_cache(maxsize=512)  # layouts share them
-def _kinds(model: ModelSpec, chunks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
+def _stages_of(model: ModelSpec, chunks: tuple[tuple[int, ...], ...], pp: int) -> _Stages:
     experts = [sum(map(model.has_experts, layers)) if model.num_experts else 0 for layers in chunks]
-    return tuple((len(layers) - number, number) for layers, number in zip(chunks, experts, strict=True))
-
-
-@lru_cache(maxsize=512)
-def _first_stages(chunks: tuple[tuple[int, int], ...], pp: int) -> tuple[int, ...]:
-    first = {chunks[stage::pp]: stage for stage in range(pp - 2, -1, -1)}
-    return (*sorted(first.values()), pp - 1)
-
-
-@lru_cache(maxsize=512)
-def _kinds_of_stages(chunks: tuple[tuple[int, int], ...], pp: int) -> tuple[tuple[int, int], ...]:
-    stages = (zip(*chunks[stage::pp], strict=True) for stage in range(pp))
-    return tuple((sum(dense), sum(experts)) for dense, experts in stages)
+    kinds = tuple((len(layers) - number, number) for layers, number in zip(chunks, experts, strict=True))
+    stages = tuple((sum(dense), sum(moe)) for dense, moe in (zip(*kinds[i::pp], strict=True) for i in range(pp)))
+    first = {kinds[stage::pp]: stage for stage in range(pp - 2, -1, -1)}
+    between = tuple((stages.index(mix, 1), number) for mix, number in Counter(stages[1:-1]).items())
+    equal = ((0, 1), *between, (pp - 1, 1)) if pp > 1 else ((0, 1),)
+    return _Stages(kinds, stages, (*sorted(first.values()), pp - 1), equal)

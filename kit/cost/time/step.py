@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import lru_cache
 from operator import add
 from typing import NamedTuple
 
@@ -89,7 +87,7 @@ class StepTimeModel:
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component; their sum is the step time. launch: the GPU waits for the host to launch kernels."""
         layout = workload.layout
-        stages = _different_stages(workload.stage_kinds)
+        stages = workload.equal_stages
         parts = [self._stage(workload, stage) for stage, _ in stages]
         totals = [part.total for part in parts]
         longest = max(totals)
@@ -117,7 +115,7 @@ class StepTimeModel:
 
     def layers_s(self, workload: Workload) -> float:
         """Lower bound of the step: the layers of the mean stage, in every micro batch."""
-        dense, experts = map(sum, zip(*workload.chunk_kinds, strict=True))
+        dense, experts = map(sum, zip(*workload.stage_kinds, strict=True))
         seconds = dense * self._layer(workload, False).total if dense else 0.0
         seconds += experts * self._layer(workload, True).total if experts else 0.0
         return seconds * workload.layout.gradient_accumulation_steps / workload.layout.pp
@@ -238,15 +236,6 @@ class StepTimeModel:
             return components
         optimizer = components["optimizer"] if layout.offload_optimizer == "none" else 0.0
         return components | {"optimizer": optimizer, "offload": _offload_s(workload, components)}
-
-
-@lru_cache(maxsize=512)  # layouts share them
-def _different_stages(kinds: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """(stage, number of stages that take as long): the first, the last, and of those between one of each mix of dense
-    layers and layers with experts."""
-    last = len(kinds) - 1
-    between = tuple((kinds.index(mix, 1), number) for mix, number in Counter(kinds[1:last]).items())
-    return ((0, 1), *between, (last, 1)) if last else ((0, 1),)
 
 
 def _offload_s(workload: Workload, components: dict[str, float]) -> float:
