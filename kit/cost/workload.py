@@ -251,14 +251,14 @@ class Workload:
 
     @cached_property
     def attention(self) -> str:
-        """Attention kernel: flash (flash-attn), cudnn, or unfused, which materialises scores. Torch has no fused kernel
-        with a softcap (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN on Hopper and later,
-        and flash-attn on older GPUs (dot_product_attention/utils.py, get_attention_backend)."""
+        """Attention kernel: flash (flash-attn 2), flash3, flash4, cudnn, or unfused, which materialises scores. Torch
+        has no fused kernel with a softcap (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN
+        on Hopper and later, and flash-attn on older GPUs (dot_product_attention/utils.py, get_attention_backend)."""
         if self.layout.implementation == "local" and self.model.attention_softcap is not None:
             return "unfused"
         if self.layout.implementation == "transformer_engine":
             return "cudnn" if self.generation in ("hopper", "blackwell") else "flash"
-        return "cudnn" if self.layout.attention_kernel == "cudnn" else "flash"
+        return "flash" if self.layout.attention_kernel == "default" else self.layout.attention_kernel
 
     @cached_property
     def compiled_loss(self) -> bool:

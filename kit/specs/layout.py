@@ -23,9 +23,9 @@ LOSS_CHUNK_TOKENS = 2048
 half as many tokens this would take as long as half of the chunk's GEMMs on an H100."""
 FP8_MULTIPLE = 16
 """Every dimension of an fp8 GEMM must be a multiple of this (torch._scaled_mm)."""
-AttentionKernel = Literal["default", "cudnn"]
-"""The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), or cuDNN's, which
-is faster on Hopper and later."""
+AttentionKernel = Literal["default", "cudnn", "flash3", "flash4"]
+"""The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), cuDNN's, which is
+faster on Hopper and later, or FlashAttention 3 or 4 from a package of their own."""
 LossKernel = Literal["torch", "liger"]
 """Kernel of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
 TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]

@@ -277,6 +277,11 @@ def test_what_was_not_tried_is_refused():
     assert "needs a GPU and 16 bits" in refused(attention_kernel="cudnn")
 
 
+def test_a_flash_attention_that_is_not_installed_is_named():
+    with pytest.raises(EngineError, match=r"flash_attn_interface.* install FlashAttention 3"):
+        compiled_blocks.choose_attention("flash3")
+
+
 def test_the_planner_knows_what_both_do():
     """2.2 of 5.9 GiB of logits stay, of which 1.5 are the head's gradient. There are fewer kernels and passes over
     memory."""
@@ -295,7 +300,8 @@ def test_the_planner_knows_what_both_do():
     # Operators one by one pass more often over a chunk in fp32 than over whole logits; in one kernel they do not.
     assert usual.step_time_s < chunked.step_time_s < 1.06 * usual.step_time_s
     assert 0.5 * usual.step_time_s < both.step_time_s < compiled_only.step_time_s < 0.95 * usual.step_time_s
-    assert predicted(True, True, attention_kernel="cudnn").step_time_s < both.step_time_s
+    cudnn, flash3 = (predicted(True, True, attention_kernel=kernel).step_time_s for kernel in ("cudnn", "flash3"))
+    assert flash3 < cudnn < both.step_time_s
 
     layout = kit.plan("llama-3.2-1b", "1xH200", job).layout  # nothing pinned
     assert layout.chunked_loss and layout.compile_layers  # noqa: PT018

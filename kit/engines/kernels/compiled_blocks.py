@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl
 
 from kit.engines.huggingface.models import transformer_layers
 from kit.errors import EngineError
+from kit.specs.layout import AttentionKernel
 
 BACKEND = "inductor"
 """Backend of torch.compile: generates Triton kernels for GPUs and C++ for CPUs."""
@@ -37,8 +38,18 @@ def compile_layers(model: torch.nn.Module) -> int:
     return len(layers)
 
 
-def prefer_cudnn() -> None:
-    """Make torch prefer cuDNN's attention to FlashAttention-2 in this process. torch uses the next kernel for inputs
-    that cuDNN does not support."""
+def choose_attention(kernel: AttentionKernel) -> None:
+    """Make torch prefer cuDNN's attention in this process, or run FlashAttention 3 or 4 where it would run
+    FlashAttention-2. torch uses the next kernel for inputs that cuDNN does not support. Raises EngineError for a
+    FlashAttention that is not installed."""
+    if kernel in ("flash3", "flash4"):
+        try:
+            activate_flash_attention_impl(f"FA{kernel[-1]}")
+        except (ImportError, RuntimeError) as error:
+            raise EngineError(
+                f"attention_kernel={kernel}: {error}; install FlashAttention {kernel[-1]}, or use default or cudnn"
+            ) from None
+    if kernel != "cudnn":
+        return
     order = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     torch._C._set_sdp_priority_order([int(backend) for backend in order])  # type: ignore[call-overload]

@@ -24,7 +24,7 @@ from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
-from kit.engines.kernels.compiled_blocks import prefer_cudnn
+from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
 from kit.engines.kernels.prepare_model import prepare, summed_loss
@@ -58,8 +58,7 @@ class TorchEngine(Engine):
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
         self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device)
         self._chunked = prepare(self._model, rundir)
-        if plan.layout.attention_kernel == "cudnn":
-            prefer_cudnn()
+        choose_attention(plan.layout.attention_kernel)
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
         steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
         self._compression = Compression(plan.layout.gradient_compression, steps)

@@ -138,9 +138,28 @@ def compile_whole_layers(w: Workload) -> bool:
 # ---------------------------------------------------------------- attention kernel
 
 
+FLASH_GENERATIONS = {"flash3": ("hopper",), "flash4": ("hopper", "blackwell")}
+"""FlashAttention → generations of GPUs that it has kernels for (torch/nn/attention/_fa3.py and _fa4.py)."""
+
+
 @rule(
     "torch",
-    says=lambda w: f"attention_kernel=cudnn with {w.model.name}, whose attention has no fused kernel; leave it out",
+    says=lambda w: (
+        f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name}: it has kernels for "
+        f"{' and '.join(FLASH_GENERATIONS[w.layout.attention_kernel])} GPUs alone; use cudnn, or leave it out"
+    ),
+)
+def attention_kernel_generation(w: Workload) -> bool:
+    """FlashAttention 3 and 4 raise on other GPUs."""
+    return w.generation not in FLASH_GENERATIONS.get(w.layout.attention_kernel, (w.generation,))
+
+
+@rule(
+    "torch",
+    says=lambda w: (
+        f"attention_kernel={w.layout.attention_kernel} with {w.model.name}, whose attention has no fused kernel; leave "
+        "it out"
+    ),
 )
 def attention_kernel_family(w: Workload) -> bool:
     """Some families compute attention without scaled_dot_product_attention."""
@@ -150,12 +169,12 @@ def attention_kernel_family(w: Workload) -> bool:
 @rule(
     "torch",
     says=lambda w: (
-        f"attention_kernel=cudnn on {w.cluster.gpu.name} in {w.job.precision}: cuDNN's attention needs a GPU and 16 "
-        "bits; leave it out"
+        f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name} in {w.job.precision}: this kernel needs "
+        "a GPU and 16 bits; leave it out"
     ),
 )
 def attention_kernel_bits(w: Workload) -> bool:
-    """cuDNN's kernel is for 16 bits."""
+    """Kernels other than torch's own are for 16 bits."""
     return w.layout.attention_kernel != "default" and (w.cluster.gpu.device != "cuda" or w.job.precision == "fp32")
 
 

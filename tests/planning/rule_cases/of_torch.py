@@ -240,10 +240,17 @@ CASES = [
     Case(
         "attention_kernel_bits",
         torch(zero_stage=3, attention_kernel="cudnn"),
-        "in fp32: cuDNN's attention needs a GPU and 16 bits",
+        "in fp32: this kernel needs a GPU and 16 bits",
         torch(zero_stage=3, attention_kernel="cudnn"),
         change={"precision": "fp32"},
         good_change={"precision": "bf16"},
+    ),
+    Case(
+        "attention_kernel_generation",
+        torch(zero_stage=3, attention_kernel="flash3"),
+        "attention_kernel=flash3 on A100-80: it has kernels for hopper GPUs alone",
+        torch(zero_stage=3, attention_kernel="cudnn"),
+        gpus="8xA100-80GB",
     ),
     Case(
         "attention_kernel_family",
