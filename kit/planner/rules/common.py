@@ -277,6 +277,10 @@ NOT_IN_MEGATRON: Mapping[str, str] = {
     "deepseek_v32": "no indexer without fast_hadamard_transform's CUDA kernels (experimental_attention_variant/dsa.py)",
 }
 """Model type → the layer that megatron-core 0.16.1 lacks, read in its source."""
+_IN_MEGATRON_BRIDGE = ("deepseek_v2", "gemma", "nemotron", "nemotron_h", "olmoe", "qwen3_next")
+"""Model types without a weight map in kit that Megatron-Bridge 0.3.1 has (megatron/bridge/models, register_bridge). It
+builds the model too, from Transformer Engine's layers, so kit cannot take its mappings alone. mbridge 0.15.1 has no
+text model that kit lacks, except MiMo, whose code is not in transformers."""
 
 
 @rule(
@@ -287,6 +291,11 @@ NOT_IN_MEGATRON: Mapping[str, str] = {
         f"{', '.join(families_where('megatron'))}"
         + (f", and {lacks}" if (lacks := NOT_IN_MEGATRON.get(w.model.model_type)) else "")
         + "; use implementation=huggingface on engine=deepspeed or torch"
+        + (
+            ", or Megatron-Bridge without kit, which converts and trains this family"
+            if w.model.model_type in _IN_MEGATRON_BRIDGE
+            else ""
+        )
     ),
 )
 def megatron_family(w: Workload) -> bool:

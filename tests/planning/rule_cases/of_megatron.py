@@ -86,6 +86,7 @@ CASES = [
     Case("flag_of_engine", megatron(gradient_compression="bf16"), "engine=megatron", megatron()),
     Case("flag_of_engine", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
     Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=STARCODER),
+    Case("megatron_family", megatron(), "or Megatron-Bridge without kit", torch(zero_stage=3), model="gemma-7b"),
     Case(
         "router_weights_add_up",
         megatron(),
