@@ -100,7 +100,7 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "job.seq_length=8"], ["layout.key=value", "options"]),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
-        (["convert", "model", "none", "--out", "x"], ["none", "exchange.json"]),
+        (["convert", "model", "none", "--out", "x"], ["none", "does not exist"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("plan", "explain", "emit", "train", "convert") else "",
 )

@@ -17,6 +17,7 @@ from kit.report.largest_model import LargestJson
 from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
 from kit.specs.shipped import ShippedRecipe
+from kit.training.checkpoint.inspected import Inspected
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ ANSWERS: dict[str, Any] = {
     "recipes list": list[ShippedRecipe],
     "emit": Written,
     "convert": Converted,
+    "convert inspect": Inspected,
     "lint": list[FindingJson],
     "doctor": list[CheckResult],
     "doctor LOGS": list[Cause],

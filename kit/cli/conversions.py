@@ -49,7 +49,7 @@ def convert_data(
 def convert_model(
     source: Annotated[
         Path,
-        typer.Argument(help="An exchange checkpoint (exchange-step-…), a Hugging Face model, or Megatron's."),
+        typer.Argument(help="A checkpoint of kit, DeepSpeed, Megatron, FSDP or DCP, or a Hugging Face model."),
     ],
     out: OutDir,
     to: Annotated[str, typer.Option(help="hf, exchange or megatron.")] = "hf",
@@ -61,7 +61,8 @@ def convert_model(
         Path | None, typer.Option(help="For adapters: the base model; writes the merged model.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model of a Megatron checkpoint: Hugging Face or run directory, or catalog name.")
+        str | None,
+        typer.Option(help="Model, if no config.json is beside it: its directory, a run directory, a catalog name."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,6 +74,24 @@ def convert_model(
 
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
     _answer(out, f"{out}: {what}", as_json)
+
+
+@convert.command("inspect")
+def convert_inspect(
+    path: Annotated[Path, typer.Argument(help="Directory or file of any program's checkpoint.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a checkpoint is: program, step, layout, weights, Adam's state, and what kit does with it.
+
+    Reads headers, and pickles by a closed list of classes; runs nothing of them.
+    """
+    from kit.training.checkpoint.foreign.recognise import inspected
+
+    found = inspected(path)
+    if as_json:
+        echo_json(found)
+    else:
+        typer.echo(str(found))
 
 
 def _answer(out: Path, what: str, as_json: bool) -> None:

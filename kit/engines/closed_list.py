@@ -8,12 +8,18 @@ refuses any other name, even if a manifest vouches for the file.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import (
+    add_safe_globals,
+    clear_safe_globals,
+    get_safe_globals,
+    get_unsafe_globals_in_checkpoint,
+)
 
 from kit.errors import CheckpointError
 
@@ -28,7 +34,7 @@ def load_restricted(path: Path, allowed: Allowed = (), map_location: Any = "cpu"
     runs.
     """
     try:
-        with safe_globals(list(allowed)):
+        with _only(allowed):
             mapped = mapped and zipfile.is_zipfile(path)  # torch cannot map its older format
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle may raise anything
@@ -42,9 +48,46 @@ def unknown_names(path: Path) -> list[str]:
     Raises CheckpointError if ``torch.save`` did not write the file, or wrote it in torch's older format.
     """
     try:
-        return get_unsafe_globals_in_checkpoint(path)
+        with _only(()):
+            return get_unsafe_globals_in_checkpoint(path)
     except Exception as error:
         raise CheckpointError(_refusal(path, error)) from error
+
+
+@contextmanager
+def _only(allowed: Allowed) -> Iterator[None]:
+    """While entered, torch's reader allows these classes alone. Other libraries add theirs to its list for the whole
+    process when they are imported: megatron-core has a dozen (core/safe_globals.py), torchao fifty."""
+    before = get_safe_globals()
+    clear_safe_globals()
+    add_safe_globals(list(allowed))
+    try:
+        yield
+    finally:
+        clear_safe_globals()
+        add_safe_globals(before)
+
+
+def plain_values(path: Path) -> Any:
+    """Load a file of ``torch.save`` that may contain any object of the program that wrote it, such as Megatron-LM's
+    arguments: only plain values and tensors are loaded, any other object is ``Inert``. Raises CheckpointError if the
+    file is damaged."""
+    return load_restricted(path, [(Inert, name) for name in unknown_names(path)])
+
+
+class Inert:
+    """Stands for an object of another program's class. Accepts any state and keeps none."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return object.__new__(cls)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        return None
+
+    def _take(self, _: Any) -> None:
+        return None
+
+    __setstate__ = append = extend = add = _take
 
 
 def _refusal(path: Path, error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -173,8 +174,17 @@ class TestDamagedDirectory:
             HfDirectory(tmp_path / "absent")
 
     def test_pickles_only(self, directory):
-        (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-        with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor its index"):
+        tensors = load_file(directory / "model.safetensors")
+        (directory / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+            HfDirectory(directory)
+        torch.save(tensors, directory / "pytorch_model.bin")  # as transformers wrote until 2023
+        found = HfDirectory(directory)
+        assert len(found.names()) == len(tensors)
+        assert all(torch.equal(found.read(name), tensors[name]) for name in found.names())
+        assert all(torch.equal(found.read_flat(name, 3, 5), tensors[name].flatten()[3:8]) for name in found.names())
+        torch.save(tensors | {"x": Namespace()}, directory / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=r"names argparse\.Namespace, which is not in the closed list"):
             HfDirectory(directory)
 
     def test_truncated_file(self, directory):

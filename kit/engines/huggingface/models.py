@@ -201,14 +201,14 @@ class HfDirectory(SafetensorsSource):
     Old files are accepted: adds a missing base prefix (GPT-2 on the Hub has ``wte.weight``), and omits buffers that old
     versions saved (causal masks, inverse frequencies). Also omits the output projection of a model with tied
     embeddings, and, with a warning, layers of multi-token prediction. Raises CheckpointError if config.json or the
-    safetensors files are missing.
+    weights are missing.
     """
 
     def __init__(self, path: Path | str) -> None:
         directory = Path(path)
         config = _read_config(directory)
         _check_not_quantised(directory, config)
-        files = _weight_files(directory)
+        files = weight_files(directory)
         family = config.get("model_type")
         prefix = next((traits.prefix for name, traits in FAMILIES.items() if name == family), "model.")
         renames = {
@@ -298,13 +298,22 @@ def _check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _weight_files(directory: Path) -> dict[str, Path]:
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if index.exists():
-        return {name: directory / file for name, file in read_weight_map(index).items()}
-    if single.exists():
-        return dict.fromkeys(file_names(single), single)
+def weight_files(directory: Path, *stems: str) -> dict[str, Path]:
+    """Name of each stored tensor → its file, of a directory that ``save_pretrained`` wrote: in one file or in shards
+    with an index, ``model.safetensors`` or the older ``pytorch_model.bin``, or of other ``stems``.
+
+    Raises CheckpointError if there are none, or if the index names another directory.
+    """
+    for name in stems or ("model.safetensors", "pytorch_model.bin"):
+        single, index = directory / name, directory / f"{name}.index.json"
+        if index.exists():
+            files = read_weight_map(index)
+            if outside := next((file for file in files.values() if Path(file).name != file), None):
+                raise CheckpointError(f"{index} names {outside}, which is not beside it; copy the model again")
+            return {name: directory / file for name, file in files.items()}
+        if single.exists():
+            return dict.fromkeys(file_names(single), single)
     raise CheckpointError(
-        f"{directory} has neither model.safetensors nor its index; pickled weights (.bin, .pt) are not read: "
-        f"convert them with transformers' save_pretrained"
+        f"{directory} has neither {' nor '.join(stems or ('model.safetensors', 'pytorch_model.bin'))} nor an index; "
+        f"give the directory of a model, complete"
     )

@@ -1,4 +1,4 @@
-"""Reads parts of tensors from sharded safetensors files, and writes such files."""
+"""Reads parts of tensors from sharded files, safetensors or transformers' older ``.bin``, and writes safetensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from kit.engines.base import TensorSource
+from kit.engines.closed_list import load_restricted
 from kit.errors import CheckpointError
 from kit.units import GIB
 
@@ -22,9 +24,10 @@ DEFAULT_SHARD_BYTES = GIB
 
 
 class SafetensorsSource(TensorSource):
-    """A ``TensorSource`` over safetensors files.
+    """A ``TensorSource`` over safetensors files, or ``.bin`` files of transformers.
 
-    ``files``: name of a tensor → its file. ``renames``: name of a tensor → its name inside the file, if they differ.
+    ``files``: name of a tensor → its file; a ``.bin`` is read by the closed list (kit.engines.closed_list).
+    ``renames``: name of a tensor → its name inside the file, if they differ.
     Opening a file reads its header only; one file is open at a time. Raises CheckpointError if a file is missing,
     truncated or not safetensors, and if a name is not in the file.
     """
@@ -73,7 +76,7 @@ class SafetensorsSource(TensorSource):
         path = self._files[name]
         try:
             if path != self._open_path:
-                self._open_file = safe_open(path, framework="pt")
+                self._open_file = _open(path)
                 self._open_path = path
             return what(self._open_file, self._renames.get(name, name))
         except (OSError, SafetensorError) as error:
@@ -83,11 +86,43 @@ class SafetensorsSource(TensorSource):
             ) from error
 
 
+def _open(path: Path) -> Any:
+    return _Pickled(path) if path.suffix == ".bin" else safe_open(path, framework="pt")
+
+
+class _Pickled(dict[str, torch.Tensor]):
+    """A file of ``torch.save`` with the methods of ``safe_open``. Its tensors are mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = load_restricted(path, mapped=True)
+        if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+            raise CheckpointError(f"{path} is not a dictionary of tensors; give the file that save_pretrained wrote")
+        super().__init__({str(name): tensor.detach() for name, tensor in loaded.items()})
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self.get_slice(name).tensor
+
+    def get_slice(self, name: str) -> _Slice:
+        if name not in self:
+            raise OSError(f"it has no tensor {name}")
+        return _Slice(self[name])
+
+
+@dataclass(frozen=True)
+class _Slice:
+    tensor: torch.Tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.tensor[index]
+
+
 def file_names(path: Path) -> list[str]:
-    """Names of the tensors in one safetensors file. Raises CheckpointError as ``SafetensorsSource`` does."""
+    """Names of the tensors in one file. Raises CheckpointError as ``SafetensorsSource`` does."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        return list(_open(path).keys())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{path} cannot be read as safetensors ({error}); the file is missing, truncated or foreign: "

@@ -5,6 +5,7 @@ One parameter is in memory at a time."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +13,24 @@ from pathlib import Path
 import torch
 
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.huggingface.models import HfDirectory, check_names, tensor_shapes
+from kit.engines.huggingface.adapters import checkpoint_shapes
+from kit.engines.huggingface.models import HfDirectory, check_names, check_shape
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
 from kit.training.checkpoint.counters import LARGEST, START, Counters
-from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
+from kit.training.checkpoint.engine_checkpoint import MANIFEST, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
+from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
+from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
 _FORMATS = ("hf", "exchange", "megatron")
-_TRACKER = "latest_checkpointed_iteration.txt"
-"""File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
+_ADAPTERS = "adapter_config.json"
+"""peft's configuration of adapters."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class _Opened:
     """The weights; and both moments, or no moments."""
     lora: LoraSpec | None = None
     """Set if the weights are adapters."""
+    notes: tuple[str, ...] = ()
 
 
 def convert(
@@ -71,7 +77,7 @@ def convert(
             f"--merge-into {merge_into} is for adapters (an exchange checkpoint) and --to hf; omit it"
         )
     opened = open_checkpoint(Path(source), model)
-    if opened.lora is not None:
+    if opened.lora is not None and to != "exchange":
         raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
@@ -83,7 +89,7 @@ def convert(
     else:
         _write_megatron(opened, out, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
-    return f"a {to} checkpoint of {opened.model.name}, {state}"
+    return "; ".join([f"a {to} checkpoint of {opened.model.name}, {state}", *opened.notes])
 
 
 def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
@@ -93,27 +99,56 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
         exchange.verify()
         sources: dict[StateKind, TensorSource] = {kind: exchange.source(kind) for kind in exchange.kinds}
         return _Opened("exchange", exchange.model, exchange.counters, sources, exchange.lora)
-    if (directory := _torch_dist_directory(path)) is not None:
+    found = recognise(path)
+    if found.format in ("megatron", "native") and (directory := torch_dist_directory(path)) is not None:
         return _open_megatron(path, directory, model)
-    if (path / "config.json").is_file():
+    if found.format == "hf":
         from kit.specs.catalog import load_model
 
-        spec = load_model(str(path))
-        return _Opened("hf", spec, START, {StateKind.MASTER: HfDirectory(path)})
+        return _Opened("hf", load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
+    if found.format not in ("deepspeed", "universal", "dcp", "peft") or found.open is None:
+        raise CheckpointError(f"{path} ({found.program}) is not converted: {'; '.join(found.notes) or 'see inspect'}")
+    spec, state = _model_of(path, model), found.open()
+    lora = _lora(path, spec, state) if (path / _ADAPTERS).is_file() else None
+    sources = state.sources(spec, adapters=lora is not None)
+    return _Opened(found.format, spec, state.counters, sources, lora, state.notes)
+
+
+def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
+    """The adapters' rank, scale and layers by peft's configuration. Raises CheckpointError for what kit does not train:
+    other kinds of adapters, or adapters on other layers."""
+    with described(path / _ADAPTERS, "peft"):
+        config = json.loads((path / _ADAPTERS).read_text(encoding="utf-8"))
+        other = next(
+            (key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if config.get(key)), ""
+        )
+        if config.get("peft_type") != "LORA" or other:
+            raise CheckpointError(
+                f"{path} has adapters of type {config.get('peft_type')} {other}, which kit does not train"
+            )
+        rank, alpha, dropout = int(config["r"]), float(config["lora_alpha"]), float(config.get("lora_dropout") or 0)
+    names = {plain_name(name) for name in state.weights}
+    for targets in ("attention", "all-linear"):
+        lora = LoraSpec(rank=rank, alpha=alpha, dropout=dropout, targets=targets)
+        if names == checkpoint_shapes(model, lora).keys():
+            return lora
     raise CheckpointError(
-        f"{path} is not a checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
-        f"{_TRACKER} (Megatron) is in it"
+        f"{path} has adapters on {shown(config.get('target_modules'))}; kit's are on all layers of attention, "
+        f"or on all linear layers (lora.targets): merge these with peft's merge_and_unload"
     )
 
 
 def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
     """Write an exchange checkpoint, in fp32. Raises CheckpointError."""
-    shapes = tensor_shapes(opened.model)
+    shapes = checkpoint_shapes(opened.model, opened.lora)
+    for source in opened.sources.values():
+        check_names(shapes, source)
+        for name, shape in shapes.items():
+            check_shape(name, shape, source.shape(name))
     weight_map: dict[StateKind, dict[str, str]] = {}
     records: dict[str, FileRecord] = {}
     with new_directory(Path(out)) as partial:
         for kind, source in opened.sources.items():
-            check_names(shapes, source)
             weight_map[kind] = {}
             files = plan_files([name for name in source.names() if name in shapes], shapes, 4, shard_bytes)
             for number, names in enumerate(files, start=1):
@@ -121,7 +156,9 @@ def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD
                 tensors = {name: (torch.float32, shapes[name]) for name in names}
                 records[file] = FileRecord(*write_tensors(partial / file, tensors, source))
                 weight_map[kind] |= dict.fromkeys(names, file)
-        write_json(partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records))
+        write_json(
+            partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records, opened.lora)
+        )
 
 
 def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:
@@ -143,20 +180,7 @@ def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:
     with new_directory(Path(out)) as partial:
         (partial / name).mkdir()
         offline.write_checkpoint(partial / name, opened.model, opened.sources, dtype, common)
-        (partial / _TRACKER).write_text(newest, encoding="utf-8")
-
-
-def _torch_dist_directory(path: Path) -> Path | None:
-    """The directory with the torch_dist files: ``path``, ``path/state`` of a native checkpoint, or Megatron-LM's newest
-    checkpoint in ``path``; None if there is none."""
-    tracker = path / _TRACKER
-    candidates = [path, path / STATE]
-    if tracker.is_file():
-        newest = tracker.read_text(encoding="utf-8").strip()
-        candidates.append(
-            path / (newest if newest == "release" else f"iter_{int(newest):07d}" if newest.isdigit() else newest)
-        )
-    return next((each for each in candidates if (each / ".metadata").is_file()), None)
+        (partial / TRACKER).write_text(newest, encoding="utf-8")
 
 
 def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
@@ -187,11 +211,20 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
 
 
 def _model_of(path: Path, model: str | None) -> ModelSpec:
-    """The model named by ``model``, otherwise the model of the run directory that contains the checkpoint."""
+    """The model named by ``model``, otherwise that of a ``config.json`` in the checkpoint or beside it, that of the
+    adapters' base, or of the run directory that contains the checkpoint."""
     from kit.planner.plan import Plan
     from kit.specs.catalog import load_model
 
     if model is None:
+        for directory in (path, path.parent):
+            if (directory / "config.json").is_file():
+                return load_model(str(directory))
+        if (path / _ADAPTERS).is_file():
+            with described(path / _ADAPTERS, "peft"):
+                base = Path(str(json.loads((path / _ADAPTERS).read_text(encoding="utf-8"))["base_model_name_or_path"]))
+                if (base / "config.json").is_file():
+                    return load_model(str(base))
         plan = path.resolve().parent.parent / "plan.yaml"
         if not plan.is_file():
             raise CheckpointError(

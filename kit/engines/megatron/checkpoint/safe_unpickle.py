@@ -1,20 +1,13 @@
-"""Reads the pickled files of a torch_dist checkpoint without running their code.
-
-The table of contents (``.metadata``) has a few known classes only. ``common.pt`` may contain any object of the program
-that wrote it, such as Megatron-LM's arguments and enumerations. Only its plain values are loaded; any other object
-becomes an inert placeholder.
-"""
+"""Reads the table of contents of torch's distributed checkpoints (``.metadata``) without running its code: it has a few
+known classes only."""
 
 from __future__ import annotations
 
 import pickle
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import torch
-
-from kit.engines import closed_list
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CONTENTS = {
@@ -56,24 +49,3 @@ def _enum_member(owner: Any, name: str) -> Any:
     if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
         raise pickle.UnpicklingError(f"it looks up {name} of {owner!r}, which no table of contents does")
     return owner.__members__[name]
-
-
-def plain_values(path: Path) -> Any:
-    """Load a file of ``torch.save``, with a placeholder for every object of an unknown class. Raises CheckpointError if
-    the file is damaged."""
-    return closed_list.load_restricted(path, [(_Placeholder, name) for name in closed_list.unknown_names(path)])
-
-
-class _Placeholder:
-    """Placeholder for an object of an unknown class. Accepts any state and keeps none."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Placeholder:
-        return object.__new__(cls)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        return None
-
-    def _take(self, _: Any) -> None:
-        return None
-
-    __setstate__ = append = extend = add = _take

@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler, plain_values
+from kit.engines.closed_list import plain_values
+from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler
 from kit.errors import CheckpointError
 
 COMMON = "common.pt"

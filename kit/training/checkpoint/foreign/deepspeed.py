@@ -1,0 +1,330 @@
+"""Reads the checkpoints that DeepSpeed's engine saves, of ZeRO 0 to 3, without DeepSpeed and without running a pickle.
+
+DeepSpeed 0.19.8, runtime/engine.py (``_save_checkpoint``, ``_save_zero_checkpoint``), writes into ``global_stepN``:
+
+    mp_rank_00_model_states.pt                          stage 0 to 2: names, shapes, the model's weights, counters
+    zero_pp_rank_R_mp_rank_00_model_states.pt           stage 3: the same of each rank, without weights
+    [bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt    rank R's part of the flat fp32 weights and of Adam's moments
+
+Stages 1 and 2 cut each flat parameter group into equal parts; ``param_slice_mappings`` says where a parameter is in a
+rank's part. Stage 3 cuts each parameter: rank R has elements R·c … (R+1)·c-1, c = ⌈elements / ranks⌉, of all parameters
+one behind another (utils/zero_to_fp32.py). All tensors are mapped into memory and read when they are needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import StateKind
+from kit.engines.closed_list import Inert, load_restricted
+from kit.errors import CheckpointError
+from kit.training.checkpoint.counters import START
+from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described
+
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
+
+
+class _Fragment(Inert):
+    """Stands for DeepSpeed's ``fragment_address``: where a parameter is stored in a rank's part of a flat group."""
+
+    numel: int
+    start: int
+
+    def __setstate__(self, state: Any) -> None:
+        self.numel, self.start = int(state["numel"]), int(state["start"])
+
+
+_CLASSES = [
+    (_Fragment, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (Inert, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+]
+"""The classes of DeepSpeed's files, as ``kit.engines.deepspeed.reading`` has them, and what stands for each."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """``length`` elements from ``start`` on of flat group ``group`` of one rank."""
+
+    rank: int
+    group: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _RankState:
+    """One rank's flat groups, of each kind of state."""
+
+    groups: Mapping[StateKind, list[torch.Tensor]]
+    steps: int | None
+    adam: list[dict[str, Any]]
+    mappings: list[dict[str, _Fragment]] | None
+
+
+def deepspeed_files(directory: Path) -> list[Path]:
+    """The files of a DeepSpeed checkpoint in ``directory`` itself; empty if it is none."""
+    found = [path for path in directory.iterdir() if path.name.endswith(("_optim_states.pt", "_model_states.pt"))]
+    return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
+
+
+def deepspeed_directory(directory: Path) -> Path | None:
+    """``directory`` if it is a DeepSpeed checkpoint, or the one in it that ``latest`` names; otherwise None."""
+    latest = directory / "latest"
+    candidates = [directory]
+    if latest.is_file() and latest.stat().st_size < 1000:
+        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+        candidates.append(directory / Path(tag or ".").name)
+    return next((each for each in candidates if each.is_dir() and deepspeed_files(each)), None)
+
+
+def read_deepspeed(directory: Path) -> ForeignState:
+    """Open a checkpoint. Reads everything but the elements of tensors. Raises CheckpointError for missing ranks, mixed
+    steps, tensor or pipeline parallelism, and damaged files."""
+    with described(directory, "DeepSpeed"):
+        return _read(directory)
+
+
+def _read(directory: Path) -> ForeignState:
+    models = _by_rank(directory, _MODEL)
+    first = load_file(next(iter(models.values())))
+    stage3 = any(path.name.startswith("zero_") for path in models.values())
+    ranks, step = int(first["dp_world_size"]), int(first["global_steps"])
+    if stage3:
+        _complete(directory, set(models), ranks, "model_states")
+    states = [first, *(load_file(path) for path in list(models.values())[1:])]
+    if different := next((state for state in states if int(state["global_steps"]) != step), None):
+        raise CheckpointError(
+            f"{directory} has files of step {step} and of step {different['global_steps']}: ranks wrote different "
+            f"steps into it; take another checkpoint"
+        )
+    counters = dataclasses.replace(START, step=step, samples_seen=max(0, int(first.get("global_samples") or 0)))
+    layout: dict[str, int | str] = {"world_size": ranks * int(first.get("mp_world_size") or 1), "dp": ranks}
+    own = {name: _stored(value) for name, value in (first["module"] or {}).items() if value.is_floating_point()}
+    optimizer = (
+        _by_rank(directory, _OPTIMIZER) if any("_optim_" in path.name for path in deepspeed_files(directory)) else {}
+    )
+    if not optimizer:
+        if stage3:
+            raise CheckpointError(
+                f"{directory} has no *_optim_states.pt, which hold the weights of ZeRO-3; copy the checkpoint again"
+            )
+        shared = set(first.get("shared_params") or {})
+        weights = {name: tensor for name, tensor in own.items() if name not in shared}
+        return ForeignState(weights, {}, counters, layout | {"zero_stage": 0}, notes=("no file of an optimizer",))
+    _complete(directory, set(optimizer), ranks, "optim_states")
+    ranks_states, stage = [], 0
+    for path in optimizer.values():
+        with described(path, "DeepSpeed"):
+            loaded = load_file(path)["optimizer_state_dict"]
+            stage = int(loaded["zero_stage"])
+            ranks_states.append(_rank_state(path, loaded, stage))
+    if len({state.steps for state in ranks_states}) > 1:
+        found = sorted({state.steps or 0 for state in ranks_states})
+        raise CheckpointError(
+            f"{directory} has optimizer files whose Adam made {' and '.join(map(str, found))} steps: ranks wrote "
+            f"different steps into it; take another checkpoint"
+        )
+    shapes = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
+    pieces = _cut_parameters(shapes, ranks_states) if stage == 3 else _cut_groups(shapes, ranks_states)
+    flat = {name: shape for group in shapes for name, shape in group.items()}
+    kinds = set.intersection(*(set(state.groups) for state in ranks_states))
+    notes: list[str] = []
+    steps = ranks_states[0].steps
+    if not kinds.issuperset(MOMENTS) or steps is None:
+        missing = [kind.value for kind in MOMENTS if kind not in kinds] or ["step"]
+        notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
+    whole = {
+        kind: {name: _joined(name, flat[name], pieces[name], kind, ranks_states) for name in flat}
+        for kind in (StateKind.MASTER, *(MOMENTS if not notes else ()))
+    }
+    frozen = _frozen(states, own, flat)
+    if frozen:
+        notes.append(f"{len(frozen)} tensors were frozen and have no moments; zeros stand for these")
+    for kind in whole:
+        for name, tensor in frozen.items():
+            zeros = partial(torch.zeros, tensor.shape)
+            whole[kind][name] = tensor if kind is StateKind.MASTER else StoredTensor(tensor.shape, torch.float32, zeros)
+    buffers = {name: own[name] for name in first.get("buffer_names") or () if name in own}
+    weights = whole.pop(StateKind.MASTER) | buffers
+    if not notes or steps is not None:
+        counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
+    dtype = _dtype(first.get("ds_config"))
+    return ForeignState(
+        weights, whole, counters, layout | {"zero_stage": stage} | dtype, ranks_states[0].adam, tuple(notes)
+    )
+
+
+def load_file(path: Path) -> Any:
+    """Content of one file, with DeepSpeed's own classes replaced. Raises CheckpointError."""
+    return load_restricted(path, _CLASSES, mapped=True)
+
+
+def _by_rank(directory: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    """Data-parallel rank → file. Raises CheckpointError for tensor and pipeline parallelism."""
+    found = [(match, path) for path in deepspeed_files(directory) if (match := pattern.fullmatch(path.name))]
+    if not found:
+        kind = "model_states" if pattern is _MODEL else "optim_states"
+        raise CheckpointError(
+            f"{directory} has no mp_rank_…_{kind}.pt that kit reads: pipeline modules and experts of DeepSpeed's own "
+            f"have other files; convert it with DeepSpeed's ds_to_universal.py and give its output"
+        )
+    if any(int(match[2]) for match, _ in found):
+        tp = len({match[2] for match, _ in found})
+        raise CheckpointError(
+            f"{directory} has {tp} model-parallel ranks (mp_rank_00 …): kit reads data parallelism alone; convert it "
+            f"with DeepSpeed's ds_to_universal.py and give its output"
+        )
+    return {int(match[1] or 0): path for match, path in sorted(found, key=lambda each: int(each[0][1] or 0))}
+
+
+def _complete(directory: Path, present: set[int], ranks: int, kind: str) -> None:
+    missing = sorted(set(range(ranks)) - present)
+    if missing or len(present) != ranks:
+        named = f"rank {missing[0]} is missing" if missing else f"it has files of {len(present)}"
+        raise CheckpointError(
+            f"{directory} was written by {ranks} ranks and {named} (zero_pp_rank_…_{kind}.pt); copy the checkpoint "
+            f"again, from every node"
+        )
+
+
+def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState:
+    masters = loaded["fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"]
+    adam = loaded.get("optimizer_state_dict" if stage == 3 else "base_optimizer_state") or {}
+    if not isinstance(adam, dict):
+        raise CheckpointError(f"{path} is an elastic checkpoint of DeepSpeed, which kit does not read; save without it")
+    state, param_groups = adam.get("state") or {}, adam.get("param_groups") or []
+    groups = {StateKind.MASTER: [tensor.detach().flatten() for tensor in masters]}
+    for kind in MOMENTS:
+        values = [state.get(number, {}).get(kind.value) for number in range(len(masters))]
+        present = [value is not None for value in values]
+        if any(present) and not all(present):
+            raise CheckpointError(f"{path} has {kind.value} of some parameter groups only; take another checkpoint")
+        if all(present):
+            groups[kind] = [tensor.detach().flatten() for tensor in values]
+    for tensors in groups.values():
+        for number, tensor in enumerate(tensors):
+            if tensor.numel() != groups[StateKind.MASTER][number].numel():
+                raise CheckpointError(f"{path}: sizes of weights and moments differ in group {number}; copy it again")
+    counts = [each.get("step") for each in (*state.values(), *param_groups)]
+    steps = {int(count) for count in counts if count is not None}
+    if len(steps) > 1:
+        raise CheckpointError(f"{path} says {sorted(steps)} steps of one Adam; take another checkpoint")
+    hyperparameters = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in param_groups]
+    return _RankState(groups, steps.pop() if steps else None, hyperparameters, loaded.get("param_slice_mappings"))
+
+
+_Shapes = list[dict[str, tuple[int, ...]]]
+
+
+def _cut_groups(shapes: _Shapes, ranks: list[_RankState]) -> dict[str, list[_Piece]]:
+    """Stages 1 and 2: the pieces of each parameter in the order of its elements."""
+    pieces: dict[str, list[_Piece]] = {name: [] for group in shapes for name in group}
+    for group, of_group in enumerate(shapes):
+        if all(state.mappings is not None for state in ranks):
+            for rank, state in enumerate(ranks):
+                assert state.mappings is not None
+                for name, where in state.mappings[group].items():
+                    pieces[name].append(_Piece(rank, group, where.start, where.numel))
+            continue
+        # Versions before 0.8 do not say it: parameters follow each other, and the group is padded at its end.
+        size = ranks[0].groups[StateKind.MASTER][group].numel()
+        at = 0
+        for name, shape in of_group.items():
+            end = at + math.prod(shape)
+            while at < end:
+                length = min(end, (at // size + 1) * size) - at
+                pieces[name].append(_Piece(at // size, group, at % size, length))
+                at += length
+    return pieces
+
+
+def _cut_parameters(shapes: _Shapes, ranks: list[_RankState]) -> dict[str, list[_Piece]]:
+    """Stage 3: the pieces of each parameter in the order of its elements. A rank's part may cross flat groups."""
+    sizes = [tensor.numel() for tensor in ranks[0].groups[StateKind.MASTER]]
+    pieces: dict[str, list[_Piece]] = {}
+    group = offset = 0
+    for name, shape in ((name, shape) for of_group in shapes for name, shape in of_group.items()):
+        left = part = -(-math.prod(shape) // len(ranks))
+        own: list[tuple[int, int, int]] = []
+        while left:
+            if offset == sizes[group]:
+                group, offset = group + 1, 0
+                continue
+            length = min(left, sizes[group] - offset)
+            own.append((group, offset, length))
+            left, offset = left - length, offset + length
+        pieces[name] = []
+        for rank in range(len(ranks)):
+            wanted = min(part, max(0, math.prod(shape) - rank * part))
+            for number, start, length in own:
+                if (taken := min(length, wanted)) > 0:
+                    pieces[name].append(_Piece(rank, number, start, taken))
+                wanted -= taken
+    return pieces
+
+
+def _joined(
+    name: str, shape: tuple[int, ...], pieces: list[_Piece], kind: StateKind, ranks: list[_RankState]
+) -> StoredTensor:
+    """The whole parameter from its pieces. Raises CheckpointError unless they have as many elements as its shape."""
+    held = sum(piece.length for piece in pieces)
+    outside = any(
+        piece.start < 0 or piece.start + piece.length > ranks[piece.rank].groups[kind][piece.group].numel()
+        for piece in pieces
+    )
+    if held != math.prod(shape) or outside:
+        raise CheckpointError(
+            f"parameter {name} of shape {list(shape)} has {held} elements in the files of all ranks; they belong to "
+            f"different checkpoints: copy it again"
+        )
+
+    def joined() -> torch.Tensor:
+        parts: Iterator[torch.Tensor] = (
+            ranks[piece.rank].groups[kind][piece.group].narrow(0, piece.start, piece.length) for piece in pieces
+        )
+        return torch.cat(list(parts)).reshape(shape)
+
+    return StoredTensor(shape, torch.float32, joined)
+
+
+def _frozen(
+    states: list[Mapping[str, Any]], own: Mapping[str, StoredTensor], trained: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """The parameters without gradients. Stage 3 has a part of each in every rank's file."""
+    shapes = states[0].get("frozen_param_shapes") or {}
+    found = {}
+    for name, shape in shapes.items():
+        if name in own and own[name].shape == tuple(shape):
+            found[name] = own[name]
+        elif name not in trained:
+            parts = [state["frozen_param_fragments"][name].flatten() for state in states]
+            whole = torch.cat(parts)[: math.prod(shape)].reshape(tuple(shape))
+            found[name] = _stored(whole)
+    return found
+
+
+def _stored(tensor: torch.Tensor) -> StoredTensor:
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, tensor.detach)
+
+
+def _dtype(config: Any) -> dict[str, int | str]:
+    """The precision of the computation, from the ds_config in the checkpoint."""
+    sections = config if isinstance(config, dict) else {}
+    for name in ("bf16", "fp16"):
+        section = sections.get(name)
+        if isinstance(section, dict) and section.get("enabled") is True:
+            return {"precision": name}
+    return {"precision": "fp32"}

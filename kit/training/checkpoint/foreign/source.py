@@ -1,0 +1,122 @@
+"""What a reader of another program's checkpoint returns: tensors by name, of one kind of state or of all three."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.huggingface import encoder_decoder, experts
+from kit.engines.huggingface.buffers import is_buffer
+from kit.errors import CheckpointError
+from kit.specs.model import ModelSpec
+from kit.training.checkpoint.counters import START, Counters
+
+MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+_WRAPPERS = re.compile(r"^(?:module\.)+|(?:^|(?<=\.))_orig_mod\.|(?<=lora_[AB]\.)default\.")
+"""Parts of names that DistributedDataParallel, torch.compile and peft (its adapter "default") add in memory."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a checkpoint, not read yet."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+    """Returns the whole tensor, on the CPU."""
+
+
+@dataclass(frozen=True)
+class ForeignState:
+    """The tensors of another program's checkpoint, under the names of the program's modules."""
+
+    weights: Mapping[str, StoredTensor]
+    """fp32 master weights where the checkpoint has them, the model's weights otherwise."""
+    moments: Mapping[StateKind, Mapping[str, StoredTensor]] = field(default_factory=dict)
+    """Both moments of Adam, or none."""
+    counters: Counters = START
+    layout: Mapping[str, int | str] = field(default_factory=dict)
+    """World size, ZeRO stage, TP, PP, …"""
+    adam: Sequence[Mapping[str, Any]] = ()
+    """Learning rate, betas, eps and weight decay of each parameter group."""
+    notes: tuple[str, ...] = ()
+
+    def sources(self, model: ModelSpec, adapters: bool = False) -> dict[StateKind, TensorSource]:
+        """The tensors of each kind under the names on disk of ``model``, or of its adapters."""
+        kinds = {StateKind.MASTER: self.weights, **self.moments}
+        buffers = {  # they have no moments
+            name: StoredTensor(tensor.shape, torch.float32, partial(torch.zeros, tensor.shape))
+            for name, tensor in self.weights.items()
+            if is_buffer(name)
+        }
+        return {kind: _Source(None if adapters else model, buffers | dict(found)) for kind, found in kinds.items()}
+
+
+class _Source(TensorSource):
+    """The tensors of one kind under Hugging Face names on disk. One stored tensor is in memory at a time."""
+
+    def __init__(self, model: ModelSpec | None, stored: Mapping[str, StoredTensor]) -> None:
+        """``model``: None for adapters, whose names stay."""
+        found = {plain_name(name): tensor for name, tensor in stored.items()}
+        self._model, self._stored = model, found
+        self._place = {name: name for name in found}
+        self._shapes = {name: tensor.shape for name, tensor in found.items()}
+        if model is not None:
+            self._place, self._shapes = {}, {}
+            for name, tensor in found.items():
+                for each, shape in experts.shapes_on_disk(model, name, tensor.shape).items():
+                    self._place[each], self._shapes[each] = name, shape
+            if model.is_encoder_decoder:
+                encoder_decoder.drop_copies(self._place)
+            if model.tied_embeddings:
+                self._place.pop(model.traits.head_name, None)
+        self._held: tuple[str, dict[str, torch.Tensor]] = ("", {})
+
+    def names(self) -> Sequence[str]:
+        """Names on disk."""
+        return list(self._place)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self._shapes[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, in the dtype of the checkpoint."""
+        place = self._place[name]
+        if self._held[0] != place:
+            self._held = ("", {})  # frees it before the next one is read
+            tensor = self._stored[place].read()
+            parts = {name: tensor} if self._model is None else dict(experts.split_experts(self._model, place, tensor))
+            self._held = (place, parts)
+        return self._held[1][name]
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter without the parts that wrappers add."""
+    return _WRAPPERS.sub("", name)
+
+
+def number_of_parameters(tensors: Mapping[str, StoredTensor]) -> int:
+    """Elements of all tensors."""
+    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+
+
+@contextmanager
+def described(path: Path, program: str) -> Iterator[None]:
+    """Turns the errors of unexpected content into a CheckpointError that names the file and the program."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OSError, RuntimeError, OverflowError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} is not what {program} writes ({type(error).__name__}: {words}); copy the checkpoint again"
+        ) from error

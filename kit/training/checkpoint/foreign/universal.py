@@ -1,0 +1,96 @@
+"""Reads DeepSpeed's universal checkpoints, which fit every ZeRO stage and world size.
+
+DeepSpeed 0.19.8, checkpoint/ds_to_universal.py, writes for each parameter ``zero/NAME/fp32.pt``, ``exp_avg.pt`` and
+``exp_avg_sq.pt``, each a dictionary whose ``param`` is the whole tensor, and ``step.pt``. Beside them are a copy of the
+model's files and, one directory up, ``latest_universal``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import StateKind
+from kit.engines.closed_list import load_restricted
+from kit.errors import CheckpointError
+from kit.training.checkpoint.counters import START
+from kit.training.checkpoint.foreign import deepspeed
+from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described
+
+_FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
+
+
+def universal_directory(directory: Path) -> Path | None:
+    """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
+    latest = directory / "latest_universal"
+    candidates = [directory]
+    if latest.is_file() and latest.stat().st_size < 1000:
+        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+        candidates.append(directory / Path(tag or ".").name)
+    return next((each for each in candidates if any(each.glob(f"zero/*/{_FILES[StateKind.MASTER]}"))), None)
+
+
+def read_universal(directory: Path) -> ForeignState:
+    """Open a universal checkpoint. Raises CheckpointError for parameters without a file of each kind that others have,
+    mixed steps and damaged files."""
+    found: dict[StateKind, dict[str, StoredTensor]] = {kind: {} for kind in _FILES}
+    steps = set()
+    with described(directory, "ds_to_universal.py"):
+        folders = sorted(each for each in (directory / "zero").iterdir() if each.is_dir())
+        for folder in folders:
+            for kind, name in _FILES.items():
+                if (folder / name).is_file():
+                    found[kind][folder.name] = _stored(folder / name)
+            if (folder / "step.pt").is_file():
+                steps.add(int(load_restricted(folder / "step.pt")))
+        settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
+        ranks, step = int(settings.get("dp_world_size") or 0), int(settings.get("global_steps") or 0)
+        samples = int(settings.get("global_samples") or 0)
+    for kind, tensors in found.items():
+        if tensors and (lost := [folder.name for folder in folders if folder.name not in tensors]):
+            raise CheckpointError(
+                f"{directory}/zero/{lost[0]} has no {_FILES[kind]}; copy the checkpoint again, complete"
+            )
+    if len(steps) > 1:
+        raise CheckpointError(f"{directory} says {sorted(steps)} steps of one Adam; take another checkpoint")
+    if not steps:
+        steps = _steps_beside(directory)
+    missing = [_FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
+    counters = START
+    if steps and not missing:
+        (taken,) = steps
+        counters = dataclasses.replace(START, step=max(step, taken), samples_seen=samples, optimizer_steps=taken)
+    elif step:
+        counters = dataclasses.replace(START, step=step, samples_seen=samples)
+    notes = (f"without {' and '.join(missing)}: weights only",) if missing else ()
+    moments = {} if missing else {kind: found[kind] for kind in MOMENTS}
+    layout: dict[str, int | str] = {"written by world_size": ranks} if ranks else {}
+    return ForeignState(found[StateKind.MASTER], moments, counters, layout, notes=notes)
+
+
+def _steps_beside(directory: Path) -> set[int]:
+    """Adam's step count from the optimizer's common state, where parameters have none of their own."""
+    path = directory / "zero" / "optimizer_state.pt"
+    if not path.is_file():
+        return set()
+    with described(path, "ds_to_universal.py"):
+        groups = deepspeed.load_file(path).get("param_groups") or ()
+        return {int(group["step"]) for group in groups if group.get("step") is not None}
+
+
+def _stored(path: Path) -> StoredTensor:
+    with described(path, "ds_to_universal.py"):
+        tensor = _param(path)
+        return StoredTensor(tuple(tensor.shape), tensor.dtype, partial(_param, path))
+
+
+def _param(path: Path) -> torch.Tensor:
+    loaded: Any = load_restricted(path, mapped=True)
+    tensor = loaded["param"]
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError("param is no tensor")
+    return tensor.detach()

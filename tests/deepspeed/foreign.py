@@ -1,0 +1,150 @@
+"""Other programs' runs in the worker processes, which write checkpoints of their own; and kit's runs from these."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.emit.megatron import megatron_settings
+from kit.emit.trainer import trainer_config, training_arguments
+from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.torch.engine import TorchEngine
+from kit.planner.plan import Plan
+from kit.training.checkpoint.transfer import import_exchange
+from tests.deepspeed import cases
+from tests.training import batches, tiny
+
+SAVED_AT, STEPS = 3, 6
+"""The step of each checkpoint, and the last step of the run that wrote it."""
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """The samples of ``batches``, as transformers takes them: labels not shifted, the first of which never counts."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens, labels = batches.sample(index)
+        return {"input_ids": tokens, "labels": torch.cat([torch.tensor([IGNORE_INDEX]), labels[:-1]])}
+
+
+def by_kit(chosen: Plan, exchange: Path, directory: Path) -> list[tuple[float, float]]:
+    """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from an exchange checkpoint."""
+    if chosen.layout.engine == "deepspeed":
+        engine = cases.build(chosen, None, directory)
+    elif chosen.layout.engine == "megatron":
+        from kit.engines.megatron.engine import MegatronEngine
+
+        settings = megatron_settings(chosen)
+        engine = MegatronEngine(dataclasses.replace(tiny.run_directory(directory, chosen), settings=settings))
+    else:
+        engine = TorchEngine(tiny.run_directory(directory, chosen))
+    counters = import_exchange(engine, exchange)
+    curve = []
+    for step in range(counters.step, STEPS):
+        loss = engine.forward_backward(as_kit(step, engine, chosen)).mean
+        curve.append((loss, engine.apply(chosen.job.learning_rate).gradient))
+    engine.close()
+    return curve
+
+
+def as_kit(step: int, engine: Any, plan: Plan) -> list[MicroBatch]:
+    """The same step's micro batches of this rank as kit's engines take them: the last label does not count."""
+    layout = plan.layout
+    found = batches.micro_batches(
+        step,
+        mbs=layout.micro_batch_size,
+        accumulation=layout.gradient_accumulation_steps,
+        dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size,
+    )
+    for each in found:
+        each.labels[:, -1] = IGNORE_INDEX
+    return found
+
+
+def by_trainer(chosen: Plan, start: Path, out: Path, resume: bool = False, config: dict[str, Any] | None = None) -> Any:
+    """Train by the Hugging Face Trainer on DeepSpeed: a checkpoint at step 3, then on to step 6; with ``resume``, from
+    that checkpoint. Returns the losses and gradient norms that it logs."""
+    import deepspeed
+    from accelerate.state import AcceleratorState
+    from deepspeed.utils import groups
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # otherwise it compiles one (engines/deepspeed/build)
+    )
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    try:
+        args = TrainingArguments(
+            output_dir=str(out),
+            deepspeed=copy.deepcopy(config or trainer_config(chosen)),
+            report_to=[],
+            max_steps=STEPS,
+            save_steps=SAVED_AT,
+            logging_steps=1,
+            disable_tqdm=True,
+            lr_scheduler_type="constant",
+            train_sampling_strategy="sequential",
+            dataloader_pin_memory=False,
+            save_total_limit=5,
+            **training_arguments(chosen),
+        )
+        model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
+        trainer = Trainer(model=model, args=args, train_dataset=Rows())
+        trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{SAVED_AT}") if resume else None)
+        groups._release_process_group_references(group=None)  # those of this case
+        return [(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "grad_norm" in row]
+    finally:
+        unset_hf_deepspeed_config()
+        AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
+
+
+def by_fsdp(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
+    """Train on torch's FSDP2; at step 3 accelerate's functions write its sharded checkpoint (on CPUs its Accelerator
+    would take DDP); then on to step 6. Returns the losses and gradient norms."""
+    import torch.distributed as dist
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils.fsdp_utils import save_fsdp_model, save_fsdp_optimizer
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = chosen.job.optimizer
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": optimizer.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    betas = (optimizer.beta1, optimizer.beta2)
+    adam = torch.optim.AdamW(groups, lr=chosen.job.learning_rate, betas=betas, eps=optimizer.eps)
+    curve = []
+    for step in range(STEPS):
+        rows = [Rows()[step * 4 + dist.get_rank() * 2 + k] for k in range(2)]
+        inputs, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
+        tokens = torch.tensor(int((labels != IGNORE_INDEX).sum()))
+        dist.all_reduce(tokens)
+        loss = model(input_ids=inputs, labels=labels, num_items_in_batch=tokens).loss
+        (loss * dist.get_world_size()).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.job.grad_clip).full_tensor()
+        adam.step()
+        adam.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        curve.append((float(total), float(norm)))
+        if step + 1 == SAVED_AT:
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+            where = PartialState(cpu=True)
+            save_fsdp_model(plugin, where, model, str(out))
+            save_fsdp_optimizer(plugin, where, adam, model, str(out))
+            PartialState._reset_state()
+    return curve

@@ -1,0 +1,188 @@
+"""Checkpoints of other programs, written here by these programs: kit continues them as they do themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kit.emit.trainer import trainer_config
+from kit.errors import CheckpointError
+from kit.specs.job import OptimizerSpec
+from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.foreign.recognise import inspected
+from tests.deepspeed import cases, foreign
+from tests.training import tiny
+from tests.training.alone import process_group_of_one
+from tests.workers import pool
+
+WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp")
+TARGETS = ("torch on 1", "zero-2", "zero-3", "megatron TP2")
+CLOSEST = 1e-5
+"""Relative, of losses and norms: other orders of sums in fp32."""
+
+
+def plan(target: str, decay: float) -> Any:
+    """4 sequences a step. ``decay``: an optimizer that a ds_config names decays norms too, kit's does not."""
+    optimizer = dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay)
+    job = {"optimizer": optimizer, "grad_clip": 0.7}
+    if target == "torch on 1":
+        return tiny.plan(job=job, gradient_accumulation_steps=2)
+    if target == "megatron TP2":
+        return tiny.plan(job=job, engine="megatron", implementation="local", tp=2, gradient_accumulation_steps=2)
+    return tiny.plan(job=job, engine="deepspeed", zero_stage=int(target[-1]), dp=2)
+
+
+def decay(writer: str) -> float:
+    return 0.0 if writer == "trainer-zero-3" else 0.1
+
+
+def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
+    """Train by another program; returns its curve. ZeRO-2 with the Trainer's own AdamW, in two groups of parameters;
+    ZeRO-3 with that of the ds_config, in one."""
+    if writer == "accelerate-fsdp":
+        return pool("deepspeed", 2).run(foreign.by_fsdp, plan("zero-2", decay(writer)), start, out)[0]
+    chosen = plan(writer[-6:], decay(writer))
+    config = trainer_config(chosen)
+    if writer == "trainer-zero-2":
+        del config["optimizer"]
+    return pool("deepspeed", 2).run(foreign.by_trainer, chosen, start, out, False, config)[0]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Writer → (its checkpoint of step 3, the curve of its steps 4 to 6)."""
+    root = tmp_path_factory.mktemp("foreign")
+    start = cases.hf_directory(root)
+    found = {}
+    for writer in WRITERS:
+        curve = write(writer, start, root / writer)
+        path = root / writer / ("checkpoint-3" if "trainer" in writer else "")
+        found[writer] = (path, curve[foreign.SAVED_AT :])
+    shutil.copy(start / "config.json", root / "accelerate-fsdp")
+    return found
+
+
+def error(found: list[tuple[float, float]], expected: list[tuple[float, float]]) -> float:
+    """Largest relative difference of losses and norms."""
+    assert len(found) == len(expected) == foreign.STEPS - foreign.SAVED_AT
+    return max(abs(a / b - 1) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def continued(target: str, writer: str, exchange: Path, directory: Path) -> list[tuple[float, float]]:
+    chosen = plan(target, decay(writer))
+    if target == "torch on 1":
+        with process_group_of_one():
+            return foreign.by_kit(chosen, exchange, directory)
+    engine = "megatron" if "megatron" in target else "deepspeed"
+    return pool(engine, 2).run(foreign.by_kit, chosen, exchange, directory)[0]
+
+
+@pytest.mark.parametrize(
+    ("writer", "target"),
+    [
+        ("trainer-zero-2", "zero-3"),
+        ("trainer-zero-3", "zero-2"),
+        ("trainer-zero-3", "megatron TP2"),
+        ("accelerate-fsdp", "torch on 1"),
+    ],
+)
+def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
+    path, expected = written[writer]
+    assert convert(path, "exchange", tmp_path / "exchange").endswith("with Adam's state")
+    counters = ExchangeCheckpoint(tmp_path / "exchange").counters
+    assert (counters.step, counters.optimizer_steps) == (3, 3)
+    assert error(continued(target, writer, tmp_path / "exchange", tmp_path / "run"), expected) < CLOSEST
+
+
+def change(path: Path, edit: Any) -> None:
+    """Let ``edit`` change the content of a file of torch.save."""
+    loaded = torch.load(path, weights_only=False)
+    edit(loaded)
+    torch.save(loaded, path)
+
+
+def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path):
+    path, expected = written["trainer-zero-3"]
+    shutil.copytree(path, tmp_path / "copy")
+    state = "optimizer_state_dict"
+    for file in (tmp_path / "copy").glob("*/*_optim_states.pt"):
+        change(file, lambda loaded: loaded[state][state]["state"][0].pop("exp_avg"))
+    said = convert(tmp_path / "copy", "exchange", tmp_path / "exchange")
+    assert said.endswith("weights only; Adam's exp_avg is missing: weights only")
+    assert not inspected(tmp_path / "copy").adam
+    assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "exchange", tmp_path / "run"), expected) > 1e-3
+
+
+INSPECTED = {
+    "trainer-zero-2": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 2}),
+    "trainer-zero-3": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 3}),
+    "accelerate-fsdp": ("accelerate: FSDP, sharded", {}),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_inspect_says_what_it_is(written, writer):
+    path, _ = written[writer]
+    found = inspected(path)
+    program, layout = INSPECTED[writer]
+    assert (found.program, found.step, found.optimizer_steps, found.adam) == (program, 3, 3, True)
+    assert {key: found.layout[key] for key in layout} == layout
+    assert found.parameters == 26_784
+    assert found.dtypes == ["float32"]
+    assert any("--to exchange" in command for command in found.can)
+
+
+DAMAGES = {
+    "a rank is missing": (
+        lambda root: (root / "global_step3" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink(),
+        "was written by 2 ranks and rank 1 is missing",
+    ),
+    "mixed steps": (
+        lambda root: change(
+            root / "global_step3" / "zero_pp_rank_1_mp_rank_00_model_states.pt",
+            lambda loaded: loaded.update(global_steps=2),
+        ),
+        "has files of step 3 and of step 2",
+    ),
+    "a truncated archive": (
+        lambda root: cut(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        "rank_00_optim_states.pt cannot be read",
+    ),
+    "an unknown class": (
+        lambda root: change(
+            root / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt",
+            lambda loaded: loaded.update(extra=Path("x")),
+        ),
+        "names pathlib.*, which is not in the closed list",
+    ),
+    "another model": (
+        lambda root: (root / "config.json").write_text(
+            (root / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 64')
+        ),
+        r"has shape \[.*\] in the checkpoint and",
+    ),
+    "a step that the Trainer does not say": (
+        lambda root: (root / "trainer_state.json").write_text('{"global_step": 4}'),
+        "is of step 4 by trainer_state.json and of step 3",
+    ),
+}
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_nothing_written(written, tmp_path, damage):
+    shutil.copytree(written["trainer-zero-3"][0], tmp_path / "copy")
+    harm, message = DAMAGES[damage]
+    harm(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "copy", "exchange", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
