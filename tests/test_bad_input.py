@@ -90,9 +90,9 @@ def test_a_stage_that_forbids_what_is_asked(fixes, said, capsys, monkeypatch):
 def test_an_optimizer_that_the_engine_has_not(tmp_path, capsys, monkeypatch):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "model: llama-3.1-8b\ncluster: 8xA100-40\njob: {optimizer: {name: sgd}}\nlayout: {engine: deepspeed}\n"
+        "model: llama-3.1-8b\ncluster: 8xA100-40\njob: {optimizer: {name: muon}}\nlayout: {engine: deepspeed}\n"
     )
-    assert "optimizer.name=sgd" in answer(["plan", str(recipe)], capsys, monkeypatch)
+    assert "optimizer.name=muon" in answer(["plan", str(recipe)], capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["missing", "a file"])

@@ -10,9 +10,9 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
-from kit.cost.memory.states import BLOCK
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.specs.job import OptimizerName, Precision
+from kit.specs.optimizers import BLOCK
 
 ENGINES = {
     "megatron": ("megatron", "transformer_engine"),

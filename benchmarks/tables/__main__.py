@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from benchmarks.page import Section
-from benchmarks.tables import deepspeed, model_types, one_node_70b, pipeline_depths
+from benchmarks.tables import deepspeed, model_types, one_node_70b, optimizers, pipeline_depths
 
 SECTIONS = (
     Section("docs/deepspeed.md", "ZeRO stages", deepspeed.stages),
     Section("docs/deepspeed.md", "slow links", deepspeed.slow_links),
     Section("docs/one-node-70b.md", "ways to hold the states", one_node_70b.text),
+    Section("docs/training.md", "optimizers by engine", optimizers.text),
     Section("docs/pipeline-choice.md", "pipeline depths", pipeline_depths.text),
     model_types.SECTION,
 )

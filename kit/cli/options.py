@@ -40,7 +40,7 @@ Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
 Objective = Annotated[str | None, typer.Option(help="pretrain, sft or seq2seq.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train low-rank adapters instead of the weights.")]
 Qlora = Annotated[bool, typer.Option("--qlora", help="Train low-rank adapters on frozen weights in 4 bits.")]
-Optimizer = Annotated[str | None, typer.Option(help="adamw or adamw-8bit.")]
+Optimizer = Annotated[str | None, typer.Option(help="adamw, adamw-8bit, sgd, lion, lion-8bit, adafactor or muon.")]
 Attention = Annotated[str | None, typer.Option(help="cudnn, flash3, flash4 or default: layout.attention_kernel.")]
 CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Correct predictions by the runs that this file records.")

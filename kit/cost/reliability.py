@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.memory.states import MOMENTS
 from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
+from kit.specs.optimizers import OPTIMIZERS
 from kit.units import GB, SECONDS_PER_HOUR
 
 GPU_HOURS_PER_FAILURE = 50_700.0
@@ -56,8 +56,8 @@ def checkpoint_bytes(workload: Workload) -> float:
 
 
 def exchange_bytes(workload: Workload) -> float:
-    """Bytes of one exchange checkpoint: master weights and both moments in fp32, for every engine."""
-    return 12.0 * workload.trained_parameters
+    """Bytes of one exchange checkpoint: master weights and moments in fp32, for every engine."""
+    return (4.0 + 4.0 * len(OPTIMIZERS[workload.job.optimizer.name].state)) * workload.trained_parameters
 
 
 def checkpoint_width(workload: Workload) -> float:
@@ -69,7 +69,7 @@ def checkpoint_width(workload: Workload) -> float:
     stage 0 in fp32 the weights are the master weights.
     """
     layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
-    masters_and_moments = 4.0 + MOMENTS[workload.job.optimizer.name].rest
+    masters_and_moments = 4.0 + OPTIMIZERS[workload.job.optimizer.name].moments.rest
     if layout.engine == "deepspeed":
         alone = layout.zero_stage == 3 or (layout.zero_stage == 0 and not short)
         return masters_and_moments + (0.0 if alone else 2.0 if short else 4.0)

@@ -16,6 +16,7 @@ from typing import Any
 from kit.cost.memory import deepspeed_sizes
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
+from kit.specs.job import OptimizerName
 from kit.specs.run import RunSpec
 
 PLAN_OWNED_KEYS: dict[str, str] = {
@@ -38,6 +39,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "optimizer.params.lr": "job.learning_rate",
     "optimizer.params.betas": "job.optimizer",
     "optimizer.params.eps": "job.optimizer.eps",
+    "optimizer.params.momentum": "job.optimizer.beta1",
     "optimizer.params.weight_decay": "job.optimizer.weight_decay",
     "scheduler.type": "run.schedule",
     "tensor_parallel.autotp_size": "layout.tp",
@@ -59,7 +61,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
-        "optimizer": {"type": "AdamW", "params": _adamw(plan)},
+        "optimizer": _optimizer(plan),
         "gradient_clipping": job.grad_clip,
         "zero_optimization": _zero_section(plan),
     }
@@ -73,6 +75,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         ("data_types", dtype is not None, {"grad_accum_dtype": dtype}),
         ("communication_data_type", layout.gradient_compression != "none", layout.gradient_compression),
         ("aio", layout.uses_nvme, _aio_section(plan)),
+        # DeepSpeed asks for it with ZeRO and an optimizer that is not its own (engine.py, _do_optimizer_sanity_check).
+        ("zero_allow_untested_optimizer", job.optimizer.name == "sgd" and layout.zero_stage > 0, True),
     )
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
@@ -104,20 +108,24 @@ def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
     return sections | {monitor: {"enabled": True, **own[monitor]} for monitor in run.logging.monitors}
 
 
-def _adamw(plan: Plan) -> dict[str, Any]:
-    """The optimizer section, with the weight decay of matrices; the engine puts one-dimensional parameters in a group
-    without decay.
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    """The optimizer section (engine.py, _configure_basic_optimizer), with the weight decay of matrices; the engine puts
+    one-dimensional parameters in a group without decay.
 
     The learning rate is a placeholder: the training loop sets it before every step, and no scheduler is configured.
     """
     optimizer = plan.job.optimizer
-    params: dict[str, Any] = {
-        "lr": plan.job.learning_rate,
-        "betas": [optimizer.beta1, optimizer.beta2],
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
+    betas = {"betas": [optimizer.beta1, optimizer.beta2]}
+    own: dict[OptimizerName, tuple[str, dict[str, Any]]] = {
+        "adamw": ("AdamW", betas | {"eps": optimizer.eps}),
+        "sgd": ("SGD", {"momentum": optimizer.beta1}),
+        "lion": ("Lion", betas),
+        "adafactor": ("Adafactor", {}),
     }
-    return params | chosen(("torch_adam", _torch_adam(plan), True))
+    kind, values = own[optimizer.name]
+    params = {"lr": plan.job.learning_rate, **values, "weight_decay": optimizer.weight_decay}
+    torch_adam = optimizer.name == "adamw" and _torch_adam(plan)
+    return {"type": kind, "params": params | chosen(("torch_adam", torch_adam, True))}
 
 
 def _torch_adam(plan: Plan) -> bool:

@@ -23,10 +23,12 @@ RATIONALE: Mapping[str, str] = {
     "the next two and the ranks",
     "train_micro_batch_size_per_gpu": "sequences at once on a rank; the largest that is fast and fits, or pinned",
     "gradient_accumulation_steps": "what is left of the batch",
-    "optimizer.type": "AdamW; DeepSpeed takes its FusedAdam on GPUs, and DeepSpeedCPUAdam where the optimizer is "
-    "offloaded: any other would be refused there (zero_force_ds_cpu_optimizer)",
+    "optimizer.type": "job.optimizer.name. Of AdamW DeepSpeed takes its FusedAdam on GPUs, and DeepSpeedCPUAdam where "
+    "the optimizer is offloaded: any other would be refused there (zero_force_ds_cpu_optimizer)",
     "optimizer.params.lr": "a placeholder: the training loop sets it before every step, and there is no scheduler",
     "optimizer.params.betas": "job.optimizer",
+    "optimizer.params.momentum": "of SGD: job.optimizer.beta1",
+    "zero_allow_untested_optimizer": "SGD is torch's, which DeepSpeed runs under ZeRO only where it is told to",
     "optimizer.params.eps": "job.optimizer; added to the root of the second moment",
     "optimizer.params.weight_decay": "job.optimizer; for matrices: norms and biases are in a group without",
     "optimizer.params.torch_adam": "torch's AdamW: on CPUs DeepSpeed's own would be compiled at first use for the same "

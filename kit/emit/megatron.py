@@ -305,12 +305,13 @@ def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
 
 
 def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
+    adam = {"adam_beta1": job.optimizer.beta1, "adam_beta2": job.optimizer.beta2, "adam_eps": job.optimizer.eps}
+    sgd = {"sgd_momentum": job.optimizer.beta1}
+    is_sgd = job.optimizer.name == "sgd"
     return {
-        "optimizer": "adam",
+        "optimizer": "sgd" if is_sgd else "adam",
         "lr": job.learning_rate,
-        "adam_beta1": job.optimizer.beta1,
-        "adam_beta2": job.optimizer.beta2,
-        "adam_eps": job.optimizer.eps,
+        **(sgd if is_sgd else adam),
         "weight_decay": job.optimizer.weight_decay,
         "clip_grad": job.grad_clip,
         "bf16": job.precision in ("bf16", "fp8"),

@@ -237,6 +237,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "optimizer.lr": _value("--lr"),
     "optimizer.adam_beta1": _value("--adam-beta1"),
     "optimizer.adam_beta2": _value("--adam-beta2"),
+    "optimizer.sgd_momentum": _value("--sgd-momentum"),
     "optimizer.adam_eps": _value("--adam-eps"),
     "optimizer.weight_decay": _value("--weight-decay"),
     "optimizer.clip_grad": _value("--clip-grad"),

@@ -30,11 +30,9 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` with ``"auto"`` where the Trainer fills in the plan's value from its arguments."""
     config = ds_config(plan)
     config |= dict.fromkeys(_FILLED, AUTO)
-    adam = config["optimizer"]["params"]
-    config["optimizer"] = {
-        "type": config["optimizer"]["type"],
-        "params": adam | dict.fromkeys(("lr", "betas", "eps", "weight_decay"), AUTO),
-    }
+    params = config["optimizer"]["params"]
+    filled = [key for key in ("lr", "betas", "eps", "weight_decay") if key in params]
+    config["optimizer"] = {"type": config["optimizer"]["type"], "params": params | dict.fromkeys(filled, AUTO)}
     for precision in ("bf16", "fp16"):
         if precision in config:
             config[precision] = config[precision] | {"enabled": AUTO}

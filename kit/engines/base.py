@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kit.specs.job import OptimizerName
+
 if TYPE_CHECKING:
     import torch
 
@@ -174,6 +176,7 @@ class Engine(Protocol):
     dp_size: int
     is_main: bool
     """True on exactly one rank: it writes logs and single files."""
+    optimizer_name: OptimizerName = "adamw"
     fits_every_layout: bool = False
     """Whether ``load`` can read a checkpoint of the same model from any layout and world size."""
 
@@ -221,7 +224,7 @@ class Engine(Protocol):
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """This rank's blocks of the full tensors. The blocks of all ranks together contain each element of each tensor
-        once.
+        once. Moments that the optimizer does not have are zero.
 
         A block is valid until the next one. All ranks must exhaust the iterator. Tied parameters appear once, under the
         name that transformers saves.
@@ -232,10 +235,10 @@ class Engine(Protocol):
 
     @property
     def optimizer_steps(self) -> int:
-        """Adam's step count (bias correction)."""
+        """Number of optimizer steps (bias correction)."""
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """Set Adam's step count; used after ``import_state``."""
+        """Set the number of optimizer steps; used after ``import_state``."""
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Module name → module, for all modules on this rank: leaves and containers, in no order."""

@@ -71,8 +71,8 @@ def _packages(rundir: RunDirectory) -> list[CheckResult]:
         (job.lora is not None, "job.lora", ("peft",), "use: pip install 'kit[lora]'"),
         (four_bit, "job.lora.four_bit", ("bitsandbytes",), "use: pip install 'kit[lora]'"),
         (
-            job.optimizer.name == "adamw-8bit",
-            "optimizer.name=adamw-8bit",
+            layout.engine == "torch" and job.optimizer.name in ("adamw-8bit", "lion", "lion-8bit"),
+            f"optimizer.name={job.optimizer.name}",
             ("bitsandbytes",),
             "use: pip install 'kit[eight-bit]'",
         ),

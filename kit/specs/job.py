@@ -18,19 +18,22 @@ _LONGEST_SEQUENCE = 10**8
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Objective = Literal["pretrain", "sft", "seq2seq"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "muon"]
+OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "muon"]
 
 
 @spec
 class OptimizerSpec:
-    """An optimizer with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
+    """An optimizer. Weight decay is decoupled, except for sgd; one-dimensional parameters (norms, biases) have none."""
 
     name: OptimizerName = "adamw"
-    """adamw-8bit: AdamW whose moments of matrices take a byte each, torch engine. The others are for the cost model."""
+    """adamw-8bit and lion-8bit: moments of matrices take a byte each. muon: for matrices of layers, with momentum 0.95
+    and AdamW's update size (arXiv 2502.16982); AdamW for the rest. docs/training.md says which engine runs which."""
     beta1: Annotated[float, Within(ge=0, lt=1)] = 0.9
+    """Decay of the first moment; sgd's momentum."""
     beta2: Annotated[float, Within(ge=0, lt=1)] = 0.95
+    """Decay of the second moment; for lion, of its only one. sgd and adafactor do not read it."""
     eps: Annotated[float, Within(ge=1e-30, le=1)] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment, by AdamW only."""
     weight_decay: Annotated[float, Within(ge=0, le=100)] = 0.1
 
 

@@ -6,6 +6,7 @@ Adam's epsilon is large: at 1e-8 the first steps are sign descent, and a doubled
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,20 +53,19 @@ def reference(
     eps: float = OPTIMIZER.eps,
     spec: ModelSpec | None = None,
     objective: Objective = "pretrain",
+    build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
 ) -> Curve:
-    """Train from ``start``; ``spec``: of a model with experts."""
+    """Train from ``start``; ``spec``: of a model with experts; ``build``: another optimizer
+    of these groups."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     kind = AutoModelForSeq2SeqLM if objective == "seq2seq" else AutoModelForCausalLM
     model = kind.from_pretrained(start, local_files_only=True, dtype=torch.float32)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
-    adam = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
-        eps=eps,
-        weight_decay=OPTIMIZER.weight_decay,
-    )
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    values = {"betas": (OPTIMIZER.beta1, OPTIMIZER.beta2), "eps": eps, "weight_decay": OPTIMIZER.weight_decay}
+    adam = torch.optim.AdamW(groups, **values) if build is None else build(groups)
     losses, norms, gradients = [], [], {}
     for step in range(steps):
         losses.append(_backward_rows(model, step, objective) if objective != "pretrain" else _backward(model, step))

@@ -14,6 +14,7 @@ from kit.emit.run_directory import files_of
 from kit.emit.trainer import trainer_config, training_arguments
 from tests.deepspeed import cases
 from tests.deepspeed.test_config import LAYOUTS, VARIANTS, on
+from tests.deepspeed.test_optimizers import plan as sgd_plan
 from tests.workers import pool
 
 NVME = [{"stage": 3, "offload_optimizer": "nvme"}, {"stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"}]
@@ -24,6 +25,7 @@ PLANS = [
     for device in ("cpu", "cuda")
 ]
 PLANS += [on(device, cases.plan(**variant)) for variant in VARIANTS.values() for device in ("cpu", "cuda")]
+PLANS.append(sgd_plan("sgd", 2))
 FOR_TRAINER = ["fp16", "fp16 stage 3 host", "autocast", "fp32 sent in bf16", "ZeRO++"]
 
 

@@ -8,8 +8,9 @@ import bitsandbytes
 import pytest
 import torch
 
-from kit.cost.memory.states import MOMENTS, NF4_BYTES, NF4_TWICE_BYTES
+from kit.cost.memory.states import NF4_BYTES, NF4_TWICE_BYTES
 from kit.specs.job import OptimizerName
+from kit.specs.optimizers import OPTIMIZERS as TRAITS
 
 ROWS, COLUMNS = 1024, 2048
 """Sizes of a matrix: large enough for the 8-bit optimizer (which leaves tensors below 4,096 elements in 32 bits)."""
@@ -39,6 +40,8 @@ OPTIMIZERS: dict[OptimizerName, Callable[[list[torch.nn.Parameter]], torch.optim
     "adamw-8bit": lambda parameters: bitsandbytes.optim.AdamW8bit(parameters),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+    "lion": lambda parameters: bitsandbytes.optim.Lion(parameters),
+    "lion-8bit": lambda parameters: bitsandbytes.optim.Lion8bit(parameters),
     "muon": lambda parameters: torch.optim.Muon(parameters),
 }
 
@@ -47,7 +50,7 @@ OPTIMIZERS: dict[OptimizerName, Callable[[list[torch.nn.Parameter]], torch.optim
 def test_bytes_of_a_matrix(name: OptimizerName) -> None:
     parameters = [_matrix(name)]
     # Adafactor's sums of rows and columns are left out of the model: 0.6 % of what Adam holds for this matrix.
-    assert _held(OPTIMIZERS[name](parameters), parameters) == pytest.approx(MOMENTS[name].matrices, abs=0.012)
+    assert _held(OPTIMIZERS[name](parameters), parameters) == pytest.approx(TRAITS[name].moments.matrices, abs=0.012)
 
 
 @pytest.mark.parametrize(("doubly", "expected"), [(False, NF4_BYTES), (True, NF4_TWICE_BYTES)])

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
-from kit.cost.memory.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
+from kit.specs.optimizers import BLOCK
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.training import cases, tiny
 from tests.workers import pool

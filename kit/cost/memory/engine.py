@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
-from kit.cost.memory.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
@@ -18,6 +18,7 @@ from kit.cost.workload import Workload
 from kit.specs.job import JobSpec, LoraSpec, OptimizerName
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from kit.specs.optimizers import OPTIMIZERS
 from kit.units import to_gib
 
 _ZERO3_SUB_GROUP = 10**9
@@ -74,10 +75,11 @@ def _engine_memory(workload: Workload) -> EngineMemory:
 
 def _most_step_extra(workload: Workload) -> float:
     """Bytes of fp32 gradients that a step converts at a time: DeepSpeed's ZeRO-3 a sub group, the torch engine a
-    parameter."""
+    parameter, which an optimizer of whole matrices gathers first."""
     model, layout = workload.model, workload.layout
     if layout.engine == "torch":
-        return 4.0 * deepspeed_sizes.largest_parameter(model) / layout.dp
+        gathered = OPTIMIZERS[workload.job.optimizer.name].gathered_in_step
+        return (gathered or 4.0 / layout.dp) * deepspeed_sizes.largest_parameter(model)
     sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout) if layout.zero_stage == 3 else {}
     return 4.0 * sizes.get("sub_group_size", _ZERO3_SUB_GROUP) if layout.zero_stage == 3 else float("inf")
 
@@ -95,7 +97,7 @@ def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int
     """Elements of the largest tensor that an export gathers or dequantises on the device; 0 if the export copies fp32
     replicas to the host without a temporary."""
     if layout.implementation == "huggingface":
-        as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
+        as_they_are = layout.zero_stage == 0 and not OPTIMIZERS[optimizer].exports_a_copy
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
     return _largest_of_megatron(model)
 
@@ -112,7 +114,7 @@ def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: i
     """
     if job.lora is not None:
         return 0.0
-    counts, moments = count(model), MOMENTS[job.optimizer.name]
+    counts, moments = count(model), OPTIMIZERS[job.optimizer.name].moments
     weights, masters = (4.0, 0.0) if job.precision == "fp32" else (2.0, 4.0)
     experts = counts.sum_over(range(model.num_layers), lambda layer: layer.experts)
     of_rank = ((counts.total - experts) / tp + experts / expert_ranks) / pp
@@ -139,7 +141,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         if workload.job.precision == "bf16":
             dense = dense._replace(weights=dense.weights / 2)  # frozen weights have no fp32 master weights
         own = 4.0 / (layout.dp if sharded else 1)
-        moments = MOMENTS[workload.job.optimizer.name].matrices * own / 4
+        moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, lora.four_bit)

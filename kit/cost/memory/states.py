@@ -9,37 +9,13 @@ from typing import NamedTuple
 
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
+from kit.specs.optimizers import OPTIMIZERS, Moments
 
 NF4_BYTES = 0.5 + 4 / 64
 """Bytes per weight: four bits, and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per weight with double quantisation (same section): four bits, an 8-bit scale per block, and an fp32 scale per
 256 blocks."""
-
-
-class Moments(NamedTuple):
-    """Bytes per parameter of an optimizer's moments, without master weights."""
-
-    matrices: float
-    """Moments of the layers' matrices."""
-    rest: float
-    """Moments of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
-    vectors: float | None = None
-
-
-BLOCK = 256
-"""Elements that share a scale in 8-bit moments: bitsandbytes' choice (optim/optimizer.py, init_state)."""
-
-MOMENTS: dict[OptimizerName, Moments] = {
-    "adamw": Moments(matrices=8.0, rest=8.0),
-    # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/torch/eight_bit.py).
-    "adamw-8bit": Moments(matrices=2 + 2 * 4 / BLOCK, rest=2 + 2 * 4 / BLOCK, vectors=8.0),
-    # Sums of rows and columns of the second moment, no first one (arXiv 1804.04235): a few vectors.
-    "adafactor": Moments(matrices=0.0, rest=0.0),
-    "sgd": Moments(matrices=4.0, rest=4.0),
-    # One momentum for matrices of layers, AdamW for embeddings, head and vectors (Keller Jordan's Muon, 2024).
-    "muon": Moments(matrices=4.0, rest=8.0),
-}
 
 
 class StateBytes(NamedTuple):
@@ -71,21 +47,21 @@ class StateBytes(NamedTuple):
 
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """Bytes per parameter that the engine keeps on the device."""
-    moments = MOMENTS[optimizer]
+    moments = OPTIMIZERS[optimizer].moments
     if layout.engine == "torch":
-        return _torch(layout, moments)
+        return _torch(layout, moments, OPTIMIZERS[optimizer].gathered_in_step)
     if layout.engine == "megatron":
         return _megatron(layout, precision, moments)
     return _deepspeed(layout, precision, moments)
 
 
-def _torch(layout: Layout, moments: Moments) -> StateBytes:
+def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBytes:
     """fp32 weights, gradients and moments: 16 bytes, also under autocast, whose casts are counted as buffers.
 
     DDP's gradients are views of its buckets (gradient_as_bucket_view), which exist all the time. Otherwise each step
     frees the gradients (zero_grad(set_to_none=True)), so forward has gradients only under gradient accumulation. FSDP2
     shards everything at stages 2 and 3; gathered weights are counted as buffers. The optimizer casts bf16 gradients to
-    fp32, one parameter at a time.
+    fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
@@ -98,7 +74,7 @@ def _torch(layout: Layout, moments: Moments) -> StateBytes:
             gradients=gradients,
             gradients_in_forward=gradients if held else 0.0,
             optimizer=moments.rest / ranks + powersgd_error,
-            extra_in_step=4.0 / ranks if short else 0.0,
+            extra_in_step=4.0 / ranks if short else gathered_in_step,
         ),
         moments,
         0.0,

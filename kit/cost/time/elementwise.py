@@ -7,9 +7,9 @@ element, in fp32 runs 4.
 
 from __future__ import annotations
 
-from kit.cost.memory.states import MOMENTS
 from kit.cost.model.params import RankParameters
 from kit.cost.workload import Code, Workload
+from kit.specs.optimizers import OPTIMIZERS
 
 LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 MEGATRON_LAYERS = ("transformer_engine", "megatron-local", "local")
@@ -203,4 +203,4 @@ def optimizer_bytes_per_parameter(workload: Workload) -> float:
     the moments; norm and clipping (12); cast to 16 bits (2); DeepSpeed's additional passes."""
     more = 0.0 if workload.execution.precision == "fp32" else 2.0
     more += _ZERO_STEP_BYTES if workload.execution.engine == "deepspeed" and workload.layout.zero_stage else 0.0
-    return 24.0 + 2 * MOMENTS[workload.job.optimizer.name].rest + more
+    return 24.0 + 2 * OPTIMIZERS[workload.job.optimizer.name].moments.rest + more

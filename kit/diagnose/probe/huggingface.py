@@ -18,7 +18,7 @@ from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.torch import fsdp
-from kit.engines.torch.optimizer import Optimizer
+from kit.engines.torch.optimizer import Optimizer, vocabulary
 from kit.planner.plan import Plan
 
 
@@ -61,7 +61,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
         parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, layout.engine))
     moments: list[torch.Tensor] = []
     if layout.engine == "torch":
-        optimizer = Optimizer(trained, job.optimizer, job.learning_rate)
+        optimizer = Optimizer(trained, job.optimizer, job.learning_rate, vocabulary(model))
         moments = [moment for parameter in trained for moment in optimizer.local_state(parameter).values()]
         live.leave_out(moments)
     begin = live.now

@@ -43,6 +43,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir = rundir
+        self.optimizer_name = rundir.plan.job.optimizer.name
         self._engine, self._strategy = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
         self._strategy.attach(self._engine, self._state)
@@ -126,6 +127,7 @@ class DeepSpeedEngine(Engine):
             return Norms(gradient=math.inf, skipped=True, loss_scale=scale)
         if not self._engine.was_step_applied():
             raise EngineError(f"DeepSpeed skipped a step whose gradient norm is {norm}; look for its reason in the log")
+        self._state.count_step()
         return Norms(gradient=norm, loss_scale=scale)
 
     def _step(self, scale: float | None) -> None:

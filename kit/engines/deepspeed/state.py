@@ -29,7 +29,9 @@ from deepspeed.utils import (
 )
 
 from kit.engines.base import StateKind
+from kit.engines.factored import second_moment, set_second_moment
 
+_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 Parameter = Any
 """A ``torch.nn.Parameter`` with the attributes and methods that DeepSpeed adds."""
 
@@ -41,14 +43,23 @@ class ParameterState(ABC):
         self._engine = engine
         self._optimizer: Any = engine.optimizer
         self._adam: torch.optim.Optimizer = engine.basic_optimizer
+        """The optimizer inside DeepSpeed's: Adam, or another one of kit.specs.optimizers."""
+        sgd, adafactor = (isinstance(self._adam, kind) for kind in (torch.optim.SGD, torch.optim.Adafactor))
+        self._counts = not sgd
+        """Whether the optimizer counts its steps. SGD does not: its groups have a step count of kit's."""
+        lion = self._adam.defaults.keys() >= {"betas"} and "eps" not in self._adam.defaults
+        self._kinds = (StateKind.EXP_AVG_SQ,) if adafactor else (StateKind.EXP_AVG,) if sgd or lion else _MOMENTS
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
         return safe_get_full_grad(parameter).float()
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must exist."""
-        return safe_get_full_optimizer_state(parameter, _key(kind))
+        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must exist; those that the
+        optimizer does not have are zero."""
+        if kind in _MOMENTS and kind not in self._kinds:
+            return torch.zeros(getattr(parameter, "ds_shape", parameter.shape))
+        return safe_get_full_optimizer_state(parameter, self._key(kind))
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
@@ -90,30 +101,45 @@ class ParameterState(ABC):
             return False
         groups, gradient = self._adam.param_groups, master.grad
         master.grad = torch.zeros_like(master)
-        self._adam.param_groups = [{**group, "params": [master], "lr": 0.0}]
+        self._adam.param_groups = [{**group, "params": [master], "lr": 0.0, "weight_decay": 0.0}]
         self._adam.step()
         self._adam.param_groups, master.grad = groups, gradient
         self._set_step(self._adam.state[master], 0)
         return True
 
+    def count_step(self) -> None:
+        """Count a step for optimizers that do not."""
+        for group in self._adam.param_groups if not self._counts else ():
+            group["step"] = group.get("step", 0) + 1
+
     @property
     def optimizer_steps(self) -> int:
-        """Adam's step count, 0 before the first."""
+        """The optimizer's step count, 0 before the first."""
+        if not self._counts:
+            return int(self._adam.param_groups[0].get("step", 0))
         return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """Set Adam's step count. Creates zero moments if there are none yet."""
+        """Set the optimizer's step count. Creates zero moments if there are none yet."""
         self.create_moments()
+        for group in self._adam.param_groups if not self._counts else ():
+            group["step"] = steps
         for state in self._adam.state.values():
             self._set_step(state, steps)
 
     @staticmethod
     def _set_step(state: dict[str, Any], steps: int) -> None:
         """torch's Adam counts steps in a tensor, DeepSpeed's Adams in an int."""
-        if isinstance(state["step"], torch.Tensor):
+        if isinstance(state.get("step"), torch.Tensor):
             state["step"].fill_(steps)
-        else:
+        elif "step" in state:
             state["step"] = steps
+
+    def _key(self, kind: StateKind) -> str | None:
+        """DeepSpeed's key for a kind of state; None means master weights (tensor_fragment.py, get_full_hp_param)."""
+        if kind is StateKind.MASTER:
+            return None
+        return "momentum_buffer" if isinstance(self._adam, torch.optim.SGD) else kind.value
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights, gradients and optimizer (master weights and moments). Shared storage counts
@@ -144,6 +170,9 @@ class UnshardedState(ParameterState):
             # decay changes the master weights, and bias correction stays one step ahead. By step 10 this changes the
             # gradient norm by 3 %.
             self._optimizer.refresh_fp32_params()
+            for tensor in (each for state in self._adam.state.values() for each in state.values()):
+                if isinstance(tensor, torch.Tensor):
+                    tensor.zero_()  # SGD adds weight decay to its momentum
             self.set_optimizer_steps(0)
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
@@ -151,10 +180,18 @@ class UnshardedState(ParameterState):
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         master = self._master[parameter]
-        return master if kind is StateKind.MASTER else self._adam.state[master][kind.value]
+        if (key := self._key(kind)) is None:
+            return master
+        if kind not in self._kinds:
+            return torch.zeros_like(master)
+        state = self._adam.state[master]
+        return second_moment(state) if isinstance(self._adam, torch.optim.Adafactor) else state[key]
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        self.get(parameter, kind).data.copy_(value)
+        if kind is not StateKind.MASTER and isinstance(self._adam, torch.optim.Adafactor):
+            set_second_moment(self._adam.state[self._master[parameter]], value)
+        else:
+            self.get(parameter, kind).data.copy_(value)
 
     def update_model(self) -> None:
         for parameter, master in self._master.items():
@@ -171,7 +208,7 @@ class PartitionedState(ParameterState):
     """Stages 1 and 2: DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        safe_set_full_optimizer_state(parameter, value, _key(kind))
+        safe_set_full_optimizer_state(parameter, value, self._key(kind))
 
     def create_moments(self) -> None:
         super().create_moments()
@@ -228,7 +265,7 @@ class FullyPartitionedState(ParameterState):
         # DeepSpeed's setters of whole tensors slice beyond the end if the number of ranks does not divide the number of
         # elements (stage3.py, set_full_hp_param). So pass this rank's slice, padded.
         padded = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
-        safe_set_local_optimizer_state(parameter, padded, _key(kind))
+        safe_set_local_optimizer_state(parameter, padded, self._key(kind))
 
     def update_model(self) -> None:
         # Repeats the end of step(), after Adam (stage3.py, step and _post_step).
@@ -260,11 +297,6 @@ class FullyPartitionedState(ParameterState):
         """Parameter group of each sub group."""
         of_sub_group = self._optimizer.sub_group_to_group_id
         return [self._adam.param_groups[of_sub_group[i]] for i in range(len(self._optimizer.fp16_groups))]
-
-
-def _key(kind: StateKind) -> str | None:
-    """DeepSpeed's key for a kind of state; None means master weights (tensor_fragment.py, get_full_hp_param)."""
-    return None if kind is StateKind.MASTER else kind.value
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:

@@ -38,6 +38,7 @@ class MegatronEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
+        self.optimizer_name = plan.job.optimizer.name
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)
         self._config = transformer_config(settings["transformer_config"])
@@ -138,7 +139,7 @@ class MegatronEngine(Engine):
 
     def load(self, directory: Path) -> None:
         """Read a checkpoint of ``save`` from any layout of the same model. Raises CheckpointError."""
-        self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder))
+        self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder, self.optimizer_name))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Blocks of the full tensors. Not collective."""

@@ -1,4 +1,4 @@
-"""megatron-core's optimizers with torch's AdamW kernel.
+"""megatron-core's optimizers with torch's AdamW kernel, and torch's SGD.
 
 Without Transformer Engine and apex, megatron-core falls back to ``torch.optim.AdamW``. But its distributed optimizer
 can save and resume an optimizer only if ``step`` is in the parameter group, as in apex's FusedAdam
@@ -14,7 +14,7 @@ import torch
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch.optim.adam import adam
 
-from kit.engines.megatron.versions import use_adam
+from kit.engines.megatron.versions import use_optimizers
 from kit.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -72,6 +72,26 @@ class Adam(torch.optim.Optimizer):
             self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
 
 
+class Sgd(torch.optim.SGD):
+    """torch's SGD with a step count in its groups and momentum from the start, as ``Adam`` has them."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay, momentum=momentum)
+        for group in self.param_groups:
+            group["step"] = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override] # a closure would return the loss
+        """Take one step, and count it in every group."""
+        super().step(closure)
+        for group in self.param_groups:
+            group["step"] += 1
+
+    def initialize(self, param: torch.Tensor) -> None:
+        """Create a zero momentum, of the parameter's shape and dtype, unless it exists."""
+        if self.state[param].get("momentum_buffer") is None:
+            self.state[param]["momentum_buffer"] = torch.zeros_like(param)
+
+
 def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
     """Convert ``optimizer`` of megatron.yaml to megatron-core's class. Raises EngineError if the class refuses a
     value."""
@@ -83,7 +103,7 @@ def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
 
 def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
     """Build the optimizer of this rank's model chunks. ``chunks``: wrapped for data parallelism."""
-    use_adam(Adam)
+    use_optimizers(Adam, Sgd)
     optimizer = get_megatron_optimizer(config, chunks)
     for group in optimizer.param_groups:
         # Norms and biases have wd_mult 0. Only OptimizerParamScheduler applies it, but kit has its own schedule.

@@ -13,12 +13,12 @@ TESTED = ("0.16.1", "0.19.2")
 """The newest for Python 3.11, which CI runs, and one for Python 3.12 (scripts/parity-py312.sh)."""
 
 
-def use_adam(adam: type) -> None:
-    """Make ``get_megatron_optimizer`` build ``adam``, which keeps its step count as apex does.
+def use_optimizers(adam: type, sgd: type) -> None:
+    """Make ``get_megatron_optimizer`` build these, which keep their step count as apex does.
 
     Also if Transformer Engine or apex is installed: one implementation gives equal numbers on all machines.
     """
-    megatron.core.optimizer.Adam = adam
+    megatron.core.optimizer.Adam, megatron.core.optimizer.SGD = adam, sgd
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
     distributed = megatron.core.optimizer.distrib_optimizer
     distributed.Adam = adam

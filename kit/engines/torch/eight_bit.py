@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments: one byte per value, and one fp32 scale per block (arXiv 2110.02861).
+"""AdamW and Lion with 8-bit moments: one byte per value, and one fp32 scale per block (arXiv 2110.02861).
 
 bitsandbytes computes the step, on CUDA in one kernel. This module does not use its optimizer class, which does not
 support DTensor, waits for the device after every parameter (optim/optimizer.py, Optimizer8bit.step), and creates its
@@ -13,13 +13,12 @@ from functools import lru_cache
 
 import torch
 
-from kit.cost.memory.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.torch.fsdp import local_shard
 from kit.errors import EngineError
 from kit.specs.job import OptimizerSpec
+from kit.specs.optimizers import BLOCK, OPTIMIZERS
 
-MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 MOST_ELEMENTS = 2**31 - 1
 """Largest tensor on a rank: the kernel counts in 32 bits (bitsandbytes/backends/cuda/ops.py)."""
 
@@ -58,8 +57,8 @@ class EightBitMoment:
             self.scales.copy_(state.absmax)
 
 
-class EightBitAdamW:
-    """Steps matrices. Vectors (norms, biases) are small and use torch's AdamW.
+class EightBitOptimizer:
+    """Steps matrices. Vectors (norms, biases) are small and have moments in fp32.
 
     Each rank splits its own slice into blocks. If the slice's size is not a multiple of ``BLOCK``, rounding differs a
     little between layouts.
@@ -68,20 +67,15 @@ class EightBitAdamW:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec) -> None:
         """``parameters``: matrices, fp32. Raises EngineError if bitsandbytes is missing, or if a rank's slice has more
         than ``MOST_ELEMENTS``."""
-        try:
-            import bitsandbytes  # noqa: F401
-        except ImportError as error:
-            raise EngineError(
-                "optimizer.name=adamw-8bit needs bitsandbytes; install it with: pip install 'kit[eight-bit]'"
-            ) from error
+        require_bitsandbytes(spec.name)
         self._parameters, self._spec = list(parameters), spec
         self.moments: dict[torch.nn.Parameter, Mapping[StateKind, EightBitMoment]] = {}
         for parameter in self._parameters:
             local = local_shard(parameter.detach())
             if local.numel() > MOST_ELEMENTS:
                 raise EngineError(
-                    f"optimizer.name=adamw-8bit and a tensor of {local.numel()} elements on a rank: its kernel counts "
-                    f"to {MOST_ELEMENTS}; shard over more ranks, or use adamw"
+                    f"optimizer.name={spec.name} and a tensor of {local.numel()} elements on a rank: its kernel counts "
+                    f"to {MOST_ELEMENTS}; shard over more ranks, or use {spec.name.removesuffix('-8bit')}"
                 )
             self.moments[parameter] = {
                 kind: EightBitMoment(
@@ -90,7 +84,7 @@ class EightBitAdamW:
                     scales=torch.zeros(-(-local.numel() // BLOCK), device=local.device),
                     signed=kind is StateKind.EXP_AVG,
                 )
-                for kind in MOMENTS
+                for kind in map(StateKind, OPTIMIZERS[spec.name].state)
             }
 
     @torch.no_grad()
@@ -104,17 +98,18 @@ class EightBitAdamW:
         for parameter in self._parameters:
             if parameter.grad is None or not (weight := local_shard(parameter.detach())).numel():
                 continue
-            first, second = (self.moments[parameter][kind] for kind in MOMENTS)
+            moments = self.moments[parameter]
+            first, second = moments[StateKind.EXP_AVG], moments.get(StateKind.EXP_AVG_SQ)
             assert weight.is_contiguous()
             gradient = local_shard(parameter.grad).contiguous()
             if gradient.dtype is not torch.float32:
                 gradient = gradient.float() if of_short is None else gradient.float().mul_(of_short)
             F.optimizer_update_8bit_blockwise(
-                "adam",
+                "lion" if second is None else "adam",
                 gradient,
                 weight,
                 first.codes,
-                second.codes,
+                None if second is None else second.codes,
                 self._spec.beta1,
                 self._spec.beta2,
                 0.0,
@@ -123,11 +118,21 @@ class EightBitAdamW:
                 steps,
                 learning_rate,
                 first.table,
-                second.table,
+                None if second is None else second.table,
                 first.scales,
-                second.scales,
+                None if second is None else second.scales,
                 self._spec.weight_decay,
             )
+
+
+def require_bitsandbytes(optimizer: str) -> None:
+    """Raises EngineError if bitsandbytes is missing."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise EngineError(
+            f"optimizer.name={optimizer} needs bitsandbytes; install it with: pip install 'kit[eight-bit]'"
+        ) from error
 
 
 @lru_cache

@@ -31,7 +31,7 @@ from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard
-from kit.engines.torch.optimizer import Optimizer
+from kit.engines.torch.optimizer import Optimizer, vocabulary
 from kit.errors import CheckpointError, EngineError
 
 
@@ -46,7 +46,7 @@ class TorchEngine(Engine):
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
-        self._optimizer_name = plan.job.optimizer.name
+        self.optimizer_name = plan.job.optimizer.name
         init_device = _init_device(rundir, self._device)
         self._model = (
             build_model(rundir, torch.float32, init_device)
@@ -77,7 +77,13 @@ class TorchEngine(Engine):
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module(), rundir.plan.model)
         self._norm: tuple[torch.Tensor, float] | None = None
         """Norm of the current gradients: (scalar on the device, float on the host)."""
-        self._optimizer = Optimizer(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
+        self._optimizer = Optimizer(
+            self._parameters.values(),
+            plan.job.optimizer,
+            plan.job.learning_rate,
+            vocabulary(self._model),
+            bf16 or torch.float32,
+        )
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
         elif rundir.run.model_path is not None:
@@ -188,7 +194,7 @@ class TorchEngine(Engine):
         own = self._local_state()
         if files.keys() != own.keys():
             raise CheckpointError(
-                f"{directory} has {', '.join(sorted(files))} and optimizer.name={self._optimizer_name} needs "
+                f"{directory} has {', '.join(sorted(files))} and optimizer.name={self.optimizer_name} needs "
                 f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from an exchange checkpoint"
             )
         for kind, tensors in own.items():
@@ -219,7 +225,7 @@ class TorchEngine(Engine):
             check_shape(name, shape, tuple(tensor.shape))
             target = self._state(kind, name)
             fill(target, tensor)
-            if kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+            if kind is not StateKind.MASTER:
                 self._optimizer.store_moment(kind, self._parameters[name], target)
 
     @property

@@ -122,7 +122,13 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def fill(target: torch.Tensor, full: torch.Tensor) -> None:
     """Copy ``full`` (``target``'s global shape, any dtype) into ``target``. Each rank copies its own slice; not
     collective."""
-    if isinstance(target, DTensor):
-        sizes, starts = compute_local_shape_and_global_offset(full.shape, target.device_mesh, target.placements)
-        full = full[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
-    local_shard(target).copy_(full)
+    local_shard(target).copy_(own_slice(target, full))
+
+
+def own_slice(sharded: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """The part of ``full`` that this rank has of ``sharded``, a tensor of the same global shape; all if that is no
+    DTensor."""
+    if not isinstance(sharded, DTensor):
+        return full
+    sizes, starts = compute_local_shape_and_global_offset(full.shape, sharded.device_mesh, sharded.placements)
+    return full[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]

@@ -1,43 +1,59 @@
-"""AdamW with the weight decay of all engines, and with moments from the start; optionally 8-bit moments of matrices."""
+"""The optimizers of the torch engine, with moments from the start; the weight decay of all engines.
+
+``kit.specs.optimizers`` says which implementation steps what.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from kit.engines.base import StateKind
-from kit.engines.torch.eight_bit import EightBitAdamW
+from kit.engines.factored import second_moment, set_second_moment
+from kit.engines.torch.eight_bit import EightBitOptimizer
 from kit.engines.torch.fsdp import local_shard
+from kit.engines.torch.lion import Lion
+from kit.engines.torch.whole_matrix import Adafactor, Muon
 from kit.specs.job import OptimizerSpec
 
 
 class Optimizer:
-    """AdamW with weight decay on matrices and none on one-dimensional parameters (norms, biases)."""
+    """Steps all parameters, with weight decay on matrices and none on one-dimensional parameters (norms, biases)."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float) -> None:
-        """Raises EngineError if ``spec`` asks for 8 bits and ``EightBitAdamW`` refuses."""
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        spec: OptimizerSpec,
+        learning_rate: float,
+        vocabulary: Collection[torch.nn.Parameter] = (),
+        muon_dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """``vocabulary``: parameters of embeddings and head, which Muon leaves to AdamW. ``muon_dtype``: of Muon's
+        iteration. Raises EngineError if
+        bitsandbytes is needed and missing, or if ``EightBitOptimizer`` refuses."""
         parameters = list(parameters)
-        eight_bit = [p for p in parameters if p.ndim > 1] if spec.name == "adamw-8bit" else []
+        eight_bit = [p for p in parameters if p.ndim > 1] if spec.name.endswith("-8bit") else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
-        self.eight_bit = EightBitAdamW(eight_bit, spec) if eight_bit else None
-        self.adamw = build_adamw(whole, spec, learning_rate) if whole else None
+        self._eight_bit = EightBitOptimizer(eight_bit, spec) if eight_bit else None
+        self._optimizers = _build(whole, spec, learning_rate, {id(parameter) for parameter in vocabulary}, muon_dtype)
         self._parameters = parameters
+        self._state = {parameter: state for each in self._optimizers for parameter, state in each.state.items()}
         self.steps = 0
-        """Adam's step count."""
+        """Number of steps, for bias correction."""
 
     def step(self, learning_rate: float, of_short: torch.Tensor | None) -> None:
-        """Step all parameters that have a gradient; not collective. ``of_short``: clipping factor of 16-bit gradients,
-        applied to their fp32 copies."""
+        """Step all parameters that have a gradient. Collective for Muon and Adafactor. ``of_short``: clipping factor of
+        16-bit gradients, applied to their fp32 copies."""
         self.steps += 1
-        if self.adamw is not None:
-            for group in self.adamw.param_groups:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = learning_rate
-            self.adamw.step()
-        if self.eight_bit is not None:
-            self.eight_bit.step(self.steps, learning_rate, of_short)
+            optimizer.step()
+        if self._eight_bit is not None:
+            self._eight_bit.step(self.steps, learning_rate, of_short)
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -45,16 +61,25 @@ class Optimizer:
             parameter.grad = None
 
     def set_steps(self, steps: int) -> None:
-        """Set Adam's step count."""
+        """Set the number of steps."""
         self.steps = steps
-        for state in self.adamw.state.values() if self.adamw is not None else ():
-            state["step"].fill_(steps)
+        for state in self._state.values():
+            if "step" in state:
+                state["step"].fill_(steps)
 
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """EXP_AVG or EXP_AVG_SQ, fp32, sharded like the parameter: the live state, or a copy of an 8-bit moment."""
-        if self.eight_bit is None or parameter not in self.eight_bit.moments:
-            return self._of_adamw(parameter)[kind.value]
-        values = self.eight_bit.moments[parameter][kind].read()
+        """EXP_AVG or EXP_AVG_SQ, fp32: the live state, sharded like the parameter; a copy of an 8-bit moment; zeros of
+        a moment that the optimizer does not have. Of Adafactor the whole matrix, the product of its two factors."""
+        if self._eight_bit is None or parameter not in self._eight_bit.moments:
+            state = self._state[parameter]
+            if kind is StateKind.EXP_AVG and "momentum_buffer" in state:
+                return state["momentum_buffer"]
+            if kind is StateKind.EXP_AVG_SQ and isinstance(self._optimizers[0], Adafactor):
+                return second_moment(state)
+            return state[kind.value] if kind.value in state else torch.zeros_like(parameter)
+        if kind not in self._eight_bit.moments[parameter]:
+            return torch.zeros_like(parameter)
+        values = self._eight_bit.moments[parameter][kind].read()
         if not isinstance(parameter, DTensor):
             return values
         return DTensor.from_local(
@@ -67,63 +92,99 @@ class Optimizer:
         )
 
     def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
-        """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments. No-op for others,
-        where ``moment`` is the live state."""
-        if self.eight_bit is not None and parameter in self.eight_bit.moments:
-            self.eight_bit.moments[parameter][kind].write(local_shard(moment))
+        """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments, and take the means
+        of rows and columns for Adafactor. No-op for others, where ``moment`` is the live state."""
+        if self._eight_bit is not None and kind in self._eight_bit.moments.get(parameter, ()):
+            self._eight_bit.moments[parameter][kind].write(local_shard(moment))
+        elif kind is StateKind.EXP_AVG_SQ and self._optimizers and isinstance(self._optimizers[0], Adafactor):
+            set_second_moment(self._state[parameter], moment)
 
     def local_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
-        """This rank's slices of a parameter's moments, bit for bit: fp32 values as ``exp_avg`` and ``exp_avg_sq``. For
-        8-bit moments these are uint8 codes, with fp32 scales as ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
-        kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-        if self.eight_bit is None or parameter not in self.eight_bit.moments:
-            state = self._of_adamw(parameter)
-            return {kind.value: local_shard(state[kind.value]) for kind in kinds}
-        moments = self.eight_bit.moments[parameter]
-        codes = {kind.value: moments[kind].codes for kind in kinds}
-        return codes | {f"{kind.value}_scales": moments[kind].scales for kind in kinds}
+        """This rank's slices of a parameter's moments, bit for bit, under the optimizer's own names. 8-bit moments are
+        uint8 codes, with fp32 scales as ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
+        if self._eight_bit is None or parameter not in self._eight_bit.moments:
+            return {key: local_shard(value) for key, value in self._state[parameter].items() if key != "step"}
+        moments = self._eight_bit.moments[parameter]
+        codes = {kind.value: moment.codes for kind, moment in moments.items()}
+        return codes | {f"{kind.value}_scales": moment.scales for kind, moment in moments.items()}
 
-    def _of_adamw(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
-        assert self.adamw is not None
-        return self.adamw.state[parameter]
+
+def vocabulary(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Parameters of a Hugging Face model's embeddings and output head."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    modules = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return {parameter for module in (*modules, head) if module is not None for parameter in module.parameters()}
+
+
+def _build(
+    parameters: list[torch.nn.Parameter],
+    spec: OptimizerSpec,
+    learning_rate: float,
+    vocabulary: set[int],
+    muon_dtype: torch.dtype,
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that step ``parameters``, each with its state. ``vocabulary``: ids of embeddings and head."""
+    if not parameters:
+        return []
+    if spec.name == "muon":
+        matrices = [p for p in parameters if p.ndim > 1 and id(p) not in vocabulary]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in parameters if id(p) not in chosen]
+        muon = [_with_state(Muon(matrices, spec, learning_rate, muon_dtype), ("momentum_buffer",))] if matrices else []
+        return [*muon, *([build_adamw(rest, spec, learning_rate)] if rest else [])]
+    if spec.name == "adafactor":
+        return [Adafactor(_groups(parameters, spec), learning_rate)]
+    if spec.name == "sgd":
+        sgd = torch.optim.SGD(_groups(parameters, spec), lr=learning_rate, momentum=spec.beta1)
+        return [_with_state(sgd, ("momentum_buffer",))]
+    if spec.name.startswith("lion"):
+        return [_with_state(Lion(_groups(parameters, spec), spec, learning_rate), (StateKind.EXP_AVG.value,))]
+    return [build_adamw(parameters, spec, learning_rate)]
+
+
+def _with_state(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> torch.optim.Optimizer:
+    """``optimizer`` with moments of zero, as it would create them in its first step."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        optimizer.state[parameter] |= {
+            name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in names
+        }
+    return optimizer
+
+
+def _groups(parameters: list[torch.nn.Parameter], spec: OptimizerSpec) -> list[dict[str, Any]]:
+    """Groups of parameters: matrices with weight decay, vectors without.
+
+    torch steps the tensors of a group together, so tensors of different meshes need different groups: with tensor
+    parallelism, only some parameters are on the tensor-parallel mesh.
+    """
+    by_kind: dict[Any, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        by_kind.setdefault((parameter.ndim > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": spec.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), params in by_kind.items()
+    ]
 
 
 def build_adamw(
     parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """torch's AdamW, with moments of zero from the start.
 
     So memory does not grow in the first step, and a checkpoint can be imported before it. torch itself creates the same
     moments in the first step (torch/optim/adam.py, Adam._init_group).
     """
     parameters = list(parameters)
-    # torch steps the tensors of a group together, so tensors of different meshes need different groups: with tensor
-    # parallelism, only some parameters are on the tensor-parallel mesh.
-    by_kind: dict[Any, list[torch.nn.Parameter]] = {}
-    for parameter in parameters:
-        by_kind.setdefault((parameter.ndim > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
-    groups = [
-        {"params": params, "weight_decay": spec.weight_decay if is_matrix else 0.0}
-        for (is_matrix, _), params in by_kind.items()
-    ]
-    fused = _fuses(parameters)
+    fused = all(parameter.device.type == "cuda" for parameter in parameters)  # saves kernel launches
     optimizer = torch.optim.AdamW(
-        groups,
+        _groups(parameters, spec),
         lr=learning_rate,
         betas=(spec.beta1, spec.beta2),
         eps=spec.eps,
         fused=fused or None,
     )
     for parameter in parameters:
-        optimizer.state[parameter] = {
-            # The fused kernel needs the step count on the parameter's device, other implementations on the CPU.
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
-    return optimizer
-
-
-def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
-    """Whether to use torch's fused kernel: on CUDA only, where it saves kernel launches."""
-    return all(parameter.device.type == "cuda" for parameter in parameters)
+        # The fused kernel needs the step count on the parameter's device, other implementations on the CPU.
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+        optimizer.state[parameter] = {"step": step}
+    return _with_state(optimizer, ("exp_avg", "exp_avg_sq"))

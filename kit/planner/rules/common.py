@@ -184,20 +184,6 @@ def precision(w: Workload) -> bool:
     return w.job.precision not in _precisions(w.layout)
 
 
-@rule()
-def optimizer(w: Workload) -> str | None:
-    """All engines support adamw; only engine=torch supports adamw-8bit (bitsandbytes)."""
-    name, has = w.job.optimizer.name, ["adamw"] + ["adamw-8bit"] * (w.layout.engine == "torch")
-    if name == "adamw-8bit" and name not in has:
-        return (
-            f"optimizer.name=adamw-8bit on engine={w.layout.engine}, which has an optimizer of its own with fp32 "
-            "moments; use engine=torch, or optimizer.name=adamw"
-        )
-    if name not in has:
-        return f"optimizer.name={name} is not supported; use {one_of(has)}"
-    return None
-
-
 def _whole_samples(layout: Layout) -> bool:
     """Whether ranks compute whole samples with a Hugging Face model, without splitting sequences or layers."""
     return layout.implementation == "huggingface" and layout.tp == layout.cp == 1

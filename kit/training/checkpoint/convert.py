@@ -19,6 +19,7 @@ from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, 
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
+from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.text import shown
 from kit.training.checkpoint.counters import LARGEST, START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, read_manifest
@@ -97,7 +98,10 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
     if is_exchange(path):
         exchange = ExchangeCheckpoint(path)
         exchange.verify()
-        sources: dict[StateKind, TensorSource] = {kind: exchange.source(kind) for kind in exchange.kinds}
+        # Megatron's files have places for Adam's state.
+        adam = OPTIMIZERS[exchange.optimizer].state_of == "adamw"
+        kinds = exchange.kinds if adam else (StateKind.MASTER,)
+        sources: dict[StateKind, TensorSource] = {kind: exchange.source(kind) for kind in kinds}
         return _Opened("exchange", exchange.model, exchange.counters, sources, exchange.lora)
     found = recognise(path)
     if found.format in ("megatron", "native") and (directory := torch_dist_directory(path)) is not None:
@@ -194,7 +198,8 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
         counters = manifest.counters
     spec = _model_of(path, model)
     checkpoint = torch_dist.Checkpoint(directory)
-    kinds = KINDS if offline.has_moments(checkpoint, spec) else (StateKind.MASTER,)
+    adam = offline.has_moments(checkpoint, spec) and not checkpoint.of_sgd()
+    kinds = KINDS if adam else (StateKind.MASTER,)
     if counters is None:
         iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
         if steps is None:

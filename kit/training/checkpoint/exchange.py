@@ -2,8 +2,10 @@
 
 exchange.json               format, version, counters, model, and size + hash of every other file
 master-00001.safetensors    fp32 weights, in shards
-exp_avg-00001.safetensors   Adam's first moment
-exp_avg_sq-00001.safetensors   Adam's second moment
+exp_avg-00001.safetensors   first moment, or momentum
+exp_avg_sq-00001.safetensors   second moment
+
+The optimizer decides which moments there are (kit/specs/optimizers.py).
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from kit.engines.collective import split_over_ranks
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError
 from kit.specs.base import SPEC
-from kit.specs.job import LoraSpec
+from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
+from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.strict_yaml import to_plain
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.files import FileRecord, Files, OtherVersionError, read_sealed, sealed, verify
@@ -32,7 +35,7 @@ _EARLIER_JSON, _EARLIER_FORMAT, _UNSEALED = "hub.json", "kit-hub", 2
 """Names before version 3, which kit still reads. Version 2 has no hash of itself; everything else is equal."""
 _STEP = re.compile(r"(?:exchange|hub)-step-(\d{8})")
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-"""The kinds of state in an exchange checkpoint. A checkpoint that was converted from a model has MASTER only."""
+"""All kinds of state that an exchange checkpoint can have."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class _Contents:
     """Kind → name of a tensor → file."""
     lora: LoraSpec | None = None
     """Set if the tensors are adapters, not the whole model."""
+    optimizer: OptimizerName = "adamw"
+    """What stepped the weights, which decides the kinds of state."""
 
 
 class ExchangeCheckpoint:
@@ -64,13 +69,14 @@ class ExchangeCheckpoint:
         if version == _UNSEALED:
             self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
         self.counters, self.model, self.lora = contents.counters, contents.model, contents.lora
+        self.optimizer = contents.optimizer
         self._records, self._weight_map = contents.files, contents.weight_map
         if unrecorded := {f for files in self._weight_map.values() for f in files.values()} - self._records.keys():
             raise CheckpointError(f"{index} has no hash of {min(unrecorded)}; copy the checkpoint again")
 
     @property
     def kinds(self) -> tuple[StateKind, ...]:
-        """The kinds of state in this checkpoint: all of ``KINDS``, or MASTER only."""
+        """The kinds of state in this checkpoint: ``kinds_of`` its optimizer, or MASTER only."""
         return tuple(kind for kind in KINDS if kind in self._weight_map)
 
     def verify(self, share: bool = False) -> None:
@@ -92,12 +98,18 @@ def exchange_json(
     weight_map: Mapping[StateKind, Mapping[str, str]],
     records: Mapping[str, FileRecord],
     lora: LoraSpec | None = None,
+    optimizer: OptimizerName = "adamw",
 ) -> dict[str, Any]:
     """Content of ``exchange.json``, with its own hash."""
     contents = _Contents(
-        counters, model, dict(records), {kind: dict(files) for kind, files in weight_map.items()}, lora
+        counters, model, dict(records), {kind: dict(files) for kind, files in weight_map.items()}, lora, optimizer
     )
     return sealed({"format": _FORMAT, "version": _VERSION, **to_plain(contents)})
+
+
+def kinds_of(optimizer: OptimizerName) -> tuple[StateKind, ...]:
+    """The kinds of state in an exchange checkpoint of a run with this optimizer."""
+    return (StateKind.MASTER, *map(StateKind, OPTIMIZERS[optimizer].state))
 
 
 def is_exchange(directory: Path) -> bool:

@@ -19,10 +19,11 @@ from kit.engines.huggingface.models import check_names, check_shape
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.errors import CheckpointError
-from kit.specs.job import LoraSpec
+from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
+from kit.specs.optimizers import OPTIMIZERS
 from kit.training.checkpoint.counters import Counters, RunLength
-from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, kinds_of
 from kit.training.checkpoint.files import FileRecord, partial_name, publish, start_partial, write_json
 
 
@@ -46,12 +47,13 @@ def export_exchange(
     shapes = checkpoint_shapes(model, lora)
     run_collectively(engine.is_main, lambda: start_partial(directory), doing)
     try:
-        plan = {kind: _files(kind, engine.owners, shapes, shard_bytes) for kind in KINDS}
+        plan = {kind: _files(kind, engine.owners, shapes, shard_bytes) for kind in kinds_of(engine.optimizer_name)}
         records = write_blocks(engine, partial, plan, shapes, doing)
         weight_map = {
             kind: {name: file for file, names in files.items() for name in names} for kind, files in plan.items()
         }
-        contents = exchange_json(counters, model, weight_map, dict(sorted(records.items())), lora)
+        name, records = engine.optimizer_name, dict(sorted(records.items()))
+        contents = exchange_json(counters, model, weight_map, records, lora, name)
         run_collectively(engine.is_main, lambda: _publish(partial, directory, contents), doing)
     except CheckpointError:
         if engine.is_main:
@@ -68,7 +70,7 @@ def import_exchange(engine: Engine, directory: Path, length: RunLength | None = 
     """
     doing = f"reading the exchange checkpoint {directory}"
     exchange = ExchangeCheckpoint(directory)
-    run_collectively(True, lambda: _check(exchange), doing)
+    run_collectively(True, lambda: _check(exchange, engine.optimizer_name), doing)
     if length is not None:
         run_collectively(engine.is_main, lambda: length.check(exchange.counters, directory, same_plan=False), doing)
     if exchange.note is not None and engine.is_main:
@@ -119,11 +121,18 @@ def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
     publish(partial, directory)
 
 
-def _check(exchange: ExchangeCheckpoint) -> None:
+def _check(exchange: ExchangeCheckpoint, optimizer: OptimizerName) -> None:
+    wrote, stepped = exchange.optimizer, exchange.counters.optimizer_steps > 0
+    if stepped and OPTIMIZERS[wrote].state_of != OPTIMIZERS[optimizer].state_of:
+        raise CheckpointError(
+            f"{exchange.path} has the state of optimizer.name={wrote}, and this run has optimizer.name={optimizer}; "
+            f"resume with {wrote}, or start from its weights (kit convert model --to hf, then run.model_path)"
+        )
     exchange.verify(share=True)
     shapes = checkpoint_shapes(exchange.model, exchange.lora)
     # A checkpoint before the first step may have weights only.
-    for kind in KINDS if exchange.counters.optimizer_steps else {StateKind.MASTER, *exchange.kinds}:
+    needed = kinds_of(exchange.optimizer) if exchange.counters.optimizer_steps else {StateKind.MASTER, *exchange.kinds}
+    for kind in needed:
         source = exchange.source(kind)
         check_names(shapes, source)
         for name, shape in shapes.items():

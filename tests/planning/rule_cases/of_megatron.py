@@ -37,9 +37,17 @@ CASES = [
     Case(
         "optimizer",
         megatron(),
-        "optimizer.name=adamw-8bit on engine=megatron, .* use engine=torch, or optimizer.name=adamw",
+        "optimizer.name=adamw-8bit on engine=megatron, .* use engine=torch, or optimizer.name=adamw or sgd",
         torch(zero_stage=3),
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
+    ),
+    Case(
+        "distributed_optimizer_needs_adam",
+        megatron(zero_stage=1),
+        "distributed optimizer steps with Adam only; use zero_stage=0",
+        megatron(zero_stage=0),
+        change={"optimizer": OptimizerSpec(name="sgd")},
+        good_change={"optimizer": OptimizerSpec(name="sgd")},
     ),
     Case(
         "width_norm_splits_key_heads",

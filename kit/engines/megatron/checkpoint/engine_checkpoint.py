@@ -25,6 +25,7 @@ from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights import MappedParam
 from kit.engines.megatron.weights.sharding import Block, VocabParallel, whole_shape
 from kit.errors import CheckpointError
+from kit.specs.job import OptimizerName
 
 
 @torch.no_grad()
@@ -52,9 +53,14 @@ def snapshot(
 
 
 @torch.no_grad()
-def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
-    """Read a checkpoint of any layout; returns Adam's step count. Raises CheckpointError, maybe on one rank only."""
+def load_checkpoint(directory: Path, resharder: HfResharder, optimizer: OptimizerName) -> int:
+    """Read a checkpoint of any layout; returns the step count. Raises CheckpointError, maybe on one rank only."""
     checkpoint = torch_dist.Checkpoint(directory)
+    if (wrote := checkpoint.of_sgd()) != (optimizer == "sgd"):
+        raise CheckpointError(
+            f"{directory} has the state of {'sgd' if wrote else 'adamw'}, and this run has optimizer.name={optimizer}; "
+            "resume with the optimizer that wrote it, or start from its weights (kit convert model --to hf)"
+        )
     steps = checkpoint.optimizer_steps()
     if steps is None:
         raise CheckpointError(

@@ -129,6 +129,10 @@ class Checkpoint:
         steps = (group.get("step") for group in _param_groups(self.common().get("optimizer")))
         return max((step for step in steps if isinstance(step, int)), default=None)
 
+    def of_sgd(self) -> bool:
+        """Whether SGD wrote the optimizer state."""
+        return any("momentum" in group for group in _param_groups(self.common().get("optimizer")))
+
     def read(self, blocks: Iterable[ReadBlock]) -> None:
         """Read all blocks, one stored part at a time. Raises CheckpointError."""
         planner = _LoadPlanner(self.tensors)

@@ -16,7 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind, place
-from kit.engines.megatron.optimizer import Adam
+from kit.engines.megatron.optimizer import Adam, Sgd
 
 
 class ShardState(ABC):
@@ -55,8 +55,8 @@ class LocalState(ShardState):
         self._optimizer, self._group = optimizer, data_parallel_group
 
     @property
-    def adam(self) -> Adam:
-        """The Adam optimizer inside megatron-core's optimizer."""
+    def adam(self) -> Adam | Sgd:
+        """The optimizer inside megatron-core's optimizer."""
         return self._optimizer.optimizer
 
     @property
@@ -74,7 +74,7 @@ class LocalState(ShardState):
         else:
             main = self._main(param)
             assert main is not None
-            held = main if kind is StateKind.MASTER else self._moments(main)[kind.value]
+            held = main if kind is StateKind.MASTER else self._moment(main, kind)
         flat = held.detach().reshape(-1)
         return start, flat if flat.numel() == end - start else flat[start:end]
 
@@ -91,7 +91,7 @@ class LocalState(ShardState):
         main = self._main(param)
         if main is None or (kind is StateKind.MASTER and _is_part(main, param)):
             return
-        held = main if kind is StateKind.MASTER else self._moments(main)[kind.value]
+        held = main if kind is StateKind.MASTER else self._moment(main, kind)
         if self._distributed:
             _copy_into_range(held, self._range(param)[0], param.numel() // param.shape[0], block, row, column)
         else:
@@ -117,9 +117,12 @@ class LocalState(ShardState):
         found = self._optimizer._get_model_param_range_map(param)["param"]
         return found.start, found.end
 
-    def _moments(self, main: torch.Tensor) -> dict[str, Any]:
+    def _moment(self, main: torch.Tensor, kind: StateKind) -> torch.Tensor:
+        """A moment of one master weight; zeros if the optimizer does not have it."""
         self.adam.initialize(main)
-        return self.adam.state[main]
+        state = self.adam.state[main]
+        key = "momentum_buffer" if isinstance(self.adam, Sgd) and kind is StateKind.EXP_AVG else kind.value
+        return state[key] if key in state else torch.zeros_like(main)
 
     def held_bytes(self) -> int:
         """Bytes of moments, and of master weights that are not the parameters themselves."""
