@@ -28,11 +28,12 @@ anything that kit learnt from the run's own source. Each line of the table is on
 - **most within**: four of five runs have a smaller error. With fewer than twelve runs, or only one source, this is the
   largest error ("worst").
 
-Kinds that have no line were never compared: disks (ZeRO-Infinity), MI250X and workstation GPUs, context parallelism on
-Hugging Face models, DeepSpeed with experts. Short steps of DeepSpeed on one node are predicted worst: below a second a
-step, the host and the engine's own Python decide, and a run may take twice as long as predicted. If the fabric is
-slower than the cluster file says, the step time is off by as much. `kit plan --calibration FILE` corrects predictions
-by your own runs. [The accuracy page](accuracy.md) says how far off memory may be.
+Kinds that have no line were never compared: disks (ZeRO-Infinity), AMD's GPUs other than the MI300X, workstation GPUs,
+context parallelism on Hugging Face models, DeepSpeed with experts, FlashAttention 3 and 4 in plans. Short steps of
+DeepSpeed on one node are predicted worst: below a second a step, the host and the engine's own Python decide, and a run
+may take twice as long as predicted. If the fabric is slower than the cluster file says, the step time is off by as
+much. `kit plan --calibration FILE` corrects predictions by your own runs. [The accuracy page](accuracy.md) says how far
+off memory may be.
 """
 
 
