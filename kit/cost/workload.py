@@ -307,7 +307,7 @@ class Workload:
 
 
 class _Stages(NamedTuple):
-    """See the properties of ``Workload``."""
+    """Layers of each stage and chunk, under the names of the properties of ``Workload``."""
 
     chunk_kinds: tuple[tuple[int, int], ...]
     stage_kinds: tuple[tuple[int, int], ...]
