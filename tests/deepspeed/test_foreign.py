@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.checkpoint import ds_to_universal
 
 from kit.emit.trainer import trainer_config
+from kit.engines.base import StateKind
+from kit.engines.huggingface.models import hf_config, random_model
 from kit.errors import CheckpointError
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
 from kit.training.checkpoint.foreign.recognise import inspected
 from tests.deepspeed import cases, foreign
 from tests.training import tiny
@@ -119,6 +123,32 @@ def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path)
     assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "exchange", tmp_path / "run"), expected) > 1e-3
 
 
+@pytest.mark.parametrize("writer", ["trainer-zero-2", "trainer-zero-3"])
+def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written, tmp_path, writer):
+    path, _ = written[writer]
+    out = tmp_path / "universal" / "global_step3_universal"
+    ds_to_universal.main(
+        SimpleNamespace(
+            input_folder=str(path / "global_step3"),
+            output_folder=str(out),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+        )
+    )
+    shutil.copy(path / "config.json", out.parent)
+    convert(path, "exchange", tmp_path / "expected")
+    convert(out.parent, "exchange", tmp_path / "exchange")
+    found, expected = (ExchangeCheckpoint(tmp_path / name) for name in ("exchange", "expected"))
+    assert found.counters == expected.counters
+    assert found.kinds == expected.kinds == KINDS
+    for kind in KINDS:
+        tensors, same = found.source(kind), expected.source(kind)
+        assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
+
+
 INSPECTED = {
     "trainer-zero-2": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 2}),
     "trainer-zero-3": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 3}),
@@ -136,6 +166,33 @@ def test_inspect_says_what_it_is(written, writer):
     assert found.parameters == 26_784
     assert found.dtypes == ["float32"]
     assert any("--to exchange" in command for command in found.can)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "attention"])
+def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    model = random_model(tiny.model(), seed=1)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets if targets == "all-linear" else attention)
+    adapted = get_peft_model(model, config)
+    adapted.save_pretrained(tmp_path / "peft")
+    hf_config(tiny.model()).save_pretrained(tmp_path / "base")
+    found = inspected(tmp_path / "peft")
+    assert (found.program, found.adam) == ("peft: adapters", False)
+    assert 'peft_type "LORA"' in found.model
+    convert(tmp_path / "peft", "exchange", tmp_path / "exchange", model=str(tmp_path / "base"))
+    exchange = ExchangeCheckpoint(tmp_path / "exchange")
+    assert exchange.lora == LoraSpec(rank=4, alpha=8, targets=targets)
+    source = exchange.source(StateKind.MASTER)
+    wanted = get_peft_model_state_dict(adapted)
+    assert all(torch.equal(source.read(name), wanted[name]) for name in source.names())
+    assert len(source.names()) == len(wanted)
+    (tmp_path / "peft" / "adapter_config.json").write_text(
+        (tmp_path / "peft" / "adapter_config.json").read_text().replace('"use_dora": false', '"use_dora": true')
+    )
+    with pytest.raises(CheckpointError, match="use_dora, which kit does not train"):
+        convert(tmp_path / "peft", "exchange", tmp_path / "other", model=str(tmp_path / "base"))
 
 
 DAMAGES = {

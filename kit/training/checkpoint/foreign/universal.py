@@ -1,8 +1,9 @@
 """Reads DeepSpeed's universal checkpoints, which fit every ZeRO stage and world size.
 
 DeepSpeed 0.19.8, checkpoint/ds_to_universal.py, writes for each parameter ``zero/NAME/fp32.pt``, ``exp_avg.pt`` and
-``exp_avg_sq.pt``, each a dictionary whose ``param`` is the whole tensor, and ``step.pt``. Beside them are a copy of the
-model's files and, one directory up, ``latest_universal``.
+``exp_avg_sq.pt``. From stages 1 and 2 each is a dictionary whose ``param`` is the whole tensor, and ``step.pt`` is
+beside them; from stage 3 each is the flat tensor, and Adam's step is in ``zero/optimizer_state.pt``. Beside ``zero``
+are copies of the model's files, which have the shapes, and, one directory up, ``latest_universal``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ def read_universal(directory: Path) -> ForeignState:
     steps = set()
     with described(directory, "ds_to_universal.py"):
         folders = sorted(each for each in (directory / "zero").iterdir() if each.is_dir())
+        settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
+        shapes = {name: tuple(shape) for group in settings.get("param_shapes") or () for name, shape in group.items()}
         for folder in folders:
             for kind, name in _FILES.items():
                 if (folder / name).is_file():
-                    found[kind][folder.name] = _stored(folder / name)
+                    found[kind][folder.name] = _stored(folder / name, shapes.get(folder.name))
             if (folder / "step.pt").is_file():
                 steps.add(int(load_restricted(folder / "step.pt")))
-        settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
         ranks, step = int(settings.get("dp_world_size") or 0), int(settings.get("global_steps") or 0)
         samples = int(settings.get("global_samples") or 0)
     for kind, tensors in found.items():
@@ -78,19 +80,22 @@ def _steps_beside(directory: Path) -> set[int]:
     if not path.is_file():
         return set()
     with described(path, "ds_to_universal.py"):
-        groups = deepspeed.load_file(path).get("param_groups") or ()
-        return {int(group["step"]) for group in groups if group.get("step") is not None}
+        loaded = deepspeed.load_file(path)
+        state = (loaded.get("optimizer_state_dict") or {}).get("state") or {}
+        said = [*state.values(), *(loaded.get("param_groups") or ())]
+        return {int(each["step"]) for each in said if each.get("step") is not None}
 
 
-def _stored(path: Path) -> StoredTensor:
+def _stored(path: Path, shape: tuple[int, ...] | None) -> StoredTensor:
     with described(path, "ds_to_universal.py"):
-        tensor = _param(path)
-        return StoredTensor(tuple(tensor.shape), tensor.dtype, partial(_param, path))
+        tensor = _param(path, shape)
+        return StoredTensor(tuple(tensor.shape), tensor.dtype, partial(_param, path, shape))
 
 
-def _param(path: Path) -> torch.Tensor:
+def _param(path: Path, shape: tuple[int, ...] | None) -> torch.Tensor:
+    """The whole tensor; ``shape``: None where no copy of the model's files says it."""
     loaded: Any = load_restricted(path, mapped=True)
-    tensor = loaded["param"]
+    tensor = loaded["param"] if isinstance(loaded, dict) else loaded
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError("param is no tensor")
-    return tensor.detach()
+        raise TypeError("param is not a tensor")
+    return tensor.detach() if shape is None else tensor.detach().reshape(shape)
