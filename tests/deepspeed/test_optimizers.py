@@ -103,3 +103,12 @@ def test_a_lost_momentum_is_seen(start, tmp_path):
     found = pool("deepspeed", 2).run(train, plan("sgd", 0), start, tmp_path, True)[0]
     assert not found["native"]
     assert not found["exchange"]
+
+
+def test_sgd_over_megatrons_tensor_parallelism(start, tmp_path):
+    split = {"implementation": "local", "tp": 2, "dp": 1, "sp": True, "gradient_accumulation_steps": 4}
+    found = pool("megatron", 2).run(train, plan("sgd", 2, **split), start, tmp_path)[0]
+    expected, curve = reference(start, 3, build=PLAIN["sgd"]), found["curve"]
+    assert max(float((curve.masters[n] - t).norm() / t.norm()) for n, t in expected.masters.items()) < 1e-5
+    assert found["native"]
+    assert found["exchange"]
