@@ -27,6 +27,7 @@ def train(chosen, start, directory):
     return curve, [counters["stats"]["unique_graphs"], len(counters["graph_break"])]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("stage", [1, 2])
 def test_fp32_is_plain_torch(tmp_path, stage):
     start = cases.hf_directory(tmp_path)

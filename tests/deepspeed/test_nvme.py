@@ -121,6 +121,7 @@ def train(chosen, start, directory):
     return curve, held
 
 
+@pytest.mark.rotated("nvme")
 def test_bf16_is_that_of_host_memory(start_bf16, tmp_path):
     """NVMe runs the arithmetic of host memory: equal to the last bit."""
     curves = []
@@ -161,6 +162,7 @@ def through_the_exchange_checkpoint(before, after, start, directory):
     return cases.through_the_exchange_checkpoint(before, after, start, directory, settings)
 
 
+@pytest.mark.rotated("nvme")
 def test_native_save_and_load_are_exact(start_bf16, tmp_path):
     losses, again, different = run(natively, plan(precision="bf16", **ALL), start_bf16, tmp_path)[0]
     assert again == losses
@@ -171,6 +173,7 @@ def natively(chosen, start, directory):
     return cases.natively(chosen, start, directory, settings)
 
 
+@pytest.mark.rotated("nvme")
 def test_discard_and_evaluate_leave_no_trace(start, tmp_path):
     plain, disturbed = run(disturb, plan(**ALL), start, tmp_path)[0]
     assert disturbed == plain

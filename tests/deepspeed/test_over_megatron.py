@@ -41,6 +41,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(chosen, start, tmp_path):
     curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], plain.reference(start, STEPS)

@@ -67,6 +67,7 @@ def test_small_parameters_that_stay_whole_on_every_rank(start, reference, tmp_pa
     check(curve, reference)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_tied_embeddings(stage, tmp_path):
     start = cases.hf_directory(tmp_path, tied=True)
@@ -75,6 +76,7 @@ def test_tied_embeddings(stage, tmp_path):
     assert "lm_head.weight" not in curve.gradients
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 1), (3, 2)])
 def test_bf16_is_near_plain_fp32(stage, accumulation, start, reference, tmp_path):
     """bf16 has 8 significant bits, 0.4 %: 1.0 % was seen in the worst parameter's gradient, 7e-5 in the loss and 2.6e-3

@@ -42,6 +42,7 @@ def test_fp32_is_plain_torch(chosen, start, tmp_path):
     assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("fault", "layout"),
     [

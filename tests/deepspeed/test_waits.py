@@ -24,6 +24,7 @@ OURS = {"loss.py:to_host": 1, "grad_norm.py:unscaled_norm": 1}
 """Loss and token count; and the norm, which is judged before the step, to which it is handed."""
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("stage", "deepspeeds"),
     [

@@ -1,4 +1,5 @@
-"""Probe small plans in a process of its own, for Megatron patches torch: ``python -m tests.diagnose.probe_small``."""
+"""Probe small plans in a process of its own, for Megatron patches torch: ``python -m tests.diagnose.probe_small
+"small-llama, …, stage 0"…``."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def main() -> None:
     for each in CASES:
         plan = each.plan()
         for stage in each.stages:
-            found.append({"name": f"{each.name}, stage {stage}", **probe(plan, stage).as_json()})
+            if (name := f"{each.name}, stage {stage}") in sys.argv[1:]:
+                found.append({"name": name, **probe(plan, stage).as_json()})
     json.dump(found, sys.stdout)
 
 

@@ -96,6 +96,7 @@ def test_a_line_of_the_metrics_that_is_no_json_is_told(
         assert all(said in cause.meaning and cause.evidence.isprintable() for cause in causes)
 
 
+@pytest.mark.rotated("launched")
 def test_a_failure_provoked_now(tmp_path: Path) -> None:
     killed = next(failure for failure in FAILURES if failure.name == "killed")
     causes = provoke(killed, tmp_path / "killed")

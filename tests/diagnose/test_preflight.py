@@ -335,6 +335,7 @@ def test_the_command_line_on_this_machine() -> None:
     assert "without logs" in both.stderr
 
 
+@pytest.mark.rotated("launched")
 def test_hosts_of_namespaces_differ_where_planted() -> None:
     """One fault of ``benchmarks.system_tests.preflight``: real hosts, a real difference; the only test here that
     needs root."""

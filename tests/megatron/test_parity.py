@@ -142,6 +142,7 @@ def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_rows_are_documents_of_their_own(references, name):
     assert compare(references, PACKED[name], packed=True) == []

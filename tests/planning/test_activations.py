@@ -114,6 +114,7 @@ def measured_per_layer(family: Family, layout: Layout, precision: Precision, key
     return (three - two) / (BATCH * SEQUENCE)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", [*FIRST, "gpt2", *LATER])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
@@ -121,6 +122,7 @@ def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
     assert measured_per_layer(family, deepspeed(zero_stage=2), precision) == predicted
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("family", "key_value_heads"),
     [*itertools.product(FIRST, (1, 2, 4)), *((family, 2) for family in LATER)],
@@ -132,6 +134,7 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])

@@ -72,6 +72,7 @@ def test_parameters_are_those_of_the_model_that_the_engine_builds(name: str) -> 
     assert count(model).total == total == KEPT[name]["parameters"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", FAMILIES)
 def test_described_families_are_within_the_printed_bands(family: str) -> None:
     """One model of the catalog and three small shapes of each family, by both roads."""

@@ -150,6 +150,7 @@ def rewrite(directory, files=None):
     path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
 
 
+@pytest.mark.rotated("launched")
 def test_a_launched_run_refuses_in_one_line(tmp_path):
     """A DeepSpeed run on two processes: by the command line, and where ranks are forks, which start in a second."""
     case = next(case for case in kills.CASES if case.name == "deepspeed-zero2")

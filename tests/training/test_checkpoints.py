@@ -271,6 +271,7 @@ def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monk
     assert random.getstate() == asked[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])
 def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
     """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""

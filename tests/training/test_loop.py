@@ -299,6 +299,7 @@ class TestTwoProcesses:
         layout = {"micro_batch_size": 2, "gradient_accumulation_steps": 4 // dp, "zero_stage": zero_stage}
         return runs.prepare(path, tiny.plan(spec, dp=dp, **layout))
 
+    @pytest.mark.rotated
     @pytest.mark.parametrize("zero_stage", [0, 2, 3])
     def test_the_curve_is_that_of_one_process_and_resuming_is_bitwise(self, tmp_path, zero_stage):
         (one,) = pool("torch", 1).run(runs.run, self.rundir(tmp_path / "one", dp=1))

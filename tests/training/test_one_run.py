@@ -55,6 +55,7 @@ def steps_of(run):
     return [row["step"] for row in metrics(run)]
 
 
+@pytest.mark.rotated("launched")
 def test_ranks_end_when_their_launcher_is_killed(tmp_path, data):
     run = emit(CASES[0], tmp_path / "run", data, LONG).path
     torchrun = launched.torchrun(run)
