@@ -1,6 +1,8 @@
 # Plan, emit, lint, rehearse and train small on a CPU: docker build -f docker/cpu.Dockerfile -t kit:cpu .
 # --build-arg TORCH_INDEX=URL, the index of PyTorch's CPU wheels, saves gigabytes.
 FROM python:3.12-slim-bookworm
+# A pinned version would be gone from the archive with the next one.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ git libaio-dev make \
     && rm -rf /var/lib/apt/lists/*
