@@ -24,6 +24,9 @@ def readme(plan: Plan) -> str:
         f"## kit's own training loop\n\n`run.yaml` names the data and the checkpoints.{several}",
         _command("./launch.sh"),
     ]
+    if plan.job.lora or plan.job.objective != "pretrain":
+        effect = "is refused" if plan.job.lora else "starts from random weights, and says so"
+        sections.insert(3, f"`model_path` of `run.yaml` is the model to fine-tune; a run without it {effect}.")
     if accelerate.applies(plan) and plan.layout.implementation == "huggingface":
         sections += _own_scripts(plan)
     if plan.layout.engine == "megatron":

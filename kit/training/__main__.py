@@ -56,12 +56,14 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     from kit.engines import build_engine
     from kit.training.loop import train
 
+    resume = _where_to_resume(rundir, arguments.resume)
+    _warn_of_random_weights(rundir, resume)
     engine = build_engine(rundir)
     try:
         summary = train(
             engine,
             rundir,
-            resume=_where_to_resume(rundir, arguments.resume),
+            resume=resume,
             stop_at_step=arguments.stop_at_step,
             started=started,
             profile=arguments.profile,
@@ -74,12 +76,25 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     return STOPPED_CODE if summary.stopped else 0
 
 
+def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:
+    """Print, on rank 0, that fine-tuning begins from random weights: tests want that, people have forgotten the
+    model."""
+    resumes = resume not in (None, "auto") or (resume and _has_own_checkpoint(rundir))
+    objective = rundir.plan.job.objective
+    if objective != "pretrain" and rundir.run.model_path is None and not resumes and os.environ.get("RANK", "0") == "0":
+        said = f"job.objective={objective} without run.model_path: training starts from RANDOM weights"
+        print(f"warning: {said}; to fine-tune a model, give its directory", file=sys.stderr, flush=True)
+
+
+def _has_own_checkpoint(rundir: RunDirectory) -> bool:
+    return any((rundir.path / "checkpoints").glob("step-*"))
+
+
 def _where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
     """The value of --resume. After a restart by torchrun ``auto``, this run's own newest checkpoint; but ``asked``
     again if this run has no checkpoint yet."""
     restarted = int(os.environ.get(_RESTARTS, "0")) > 0
-    has_own = any((rundir.path / "checkpoints").glob("step-*"))
-    return "auto" if restarted and (has_own or asked is None) else asked
+    return "auto" if restarted and (_has_own_checkpoint(rundir) or asked is None) else asked
 
 
 def report_error(error: KitError) -> None:

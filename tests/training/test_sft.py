@@ -328,3 +328,19 @@ def test_packing_is_of_rows_alone(tmp_path):
     plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
     with pytest.raises(DataError, match="was written for objective=sft and the job has pretrain"):
         DataLoader.open(rundir.plan, plain, Engine())
+
+
+def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys):
+    from kit.training.__main__ import _warn_of_random_weights
+
+    for objective, model_path, resume, said in (
+        ("sft", None, None, True),
+        ("sft", None, "auto", True),  # there is no checkpoint yet
+        ("sft", None, "exchange", False),
+        ("sft", str(tmp_path), None, False),
+        ("pretrain", None, None, False),
+    ):
+        job = {"objective": objective}
+        rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(), job=job), model_path=model_path)
+        _warn_of_random_weights(rundir, resume)
+        assert ("training starts from RANDOM weights" in capsys.readouterr().err) == said
