@@ -20,7 +20,8 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.base import Text, spec
-from kit.specs.catalog import cluster_called, load_model, model_called, parse_cluster
+from kit.specs.catalog import cluster_called, load_gpu, load_model, model_called, parse_cluster
+from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -127,7 +128,9 @@ def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any
             raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:
         return {"job": JobSpec(), "layout": Pins()}.get(key)
-    kinds: dict[str, Any] = {"model": ModelSpec, "cluster": ClusterSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
+    if key == "cluster":
+        return described_cluster(document, (key,), cluster_called if base is None else parse_cluster, load_gpu)
+    kinds: dict[str, Any] = {"model": ModelSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
     value = strict_yaml.parse(kinds[key], raw, document, (key,))
     return absolute_paths(value, base) if isinstance(value, RunSpec) and base else value
 

@@ -29,7 +29,8 @@ class RecipeFile:
     model: Text | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
     cluster: Text | ClusterSpec
-    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
+    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a description: of what differs from
+    ``node``, or of everything."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
@@ -48,6 +49,12 @@ def json_schema() -> dict[str, Any]:
     # A variant says only what differs; what is missing in the whole is found when it is loaded.
     for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):
         part.pop("required", None)
+    cluster = schema["$defs"]["ClusterSpec"]
+    del cluster["required"]  # a node of the catalog has the rest
+    cluster["properties"] |= {
+        "node": {"type": "string", "description": "Node of the catalog that the other keys change: p5.48xlarge."},
+        "gpu": {"anyOf": [{"type": "string"}, cluster["properties"]["gpu"]]},
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
 
 

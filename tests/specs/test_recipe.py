@@ -10,6 +10,7 @@ import pytest
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
+from kit.specs.catalog import parse_cluster
 from kit.specs.layout import PINNABLE, Flag, Layout, Pins
 from kit.specs.recipe import load_recipe, merged_text
 from kit.specs.schema import json_schema
@@ -119,3 +120,16 @@ def test_pins_are_the_fields_of_a_layout() -> None:
     assert get_type_hints(Pins, include_extras=True) == wanted
     assert list(wanted) == [field.name for field in dataclasses.fields(Pins)]
     assert dataclasses.astuple(Pins()) == (None,) * len(wanted)
+
+
+def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> None:
+    described = "node: p5.48xlarge\nnum_nodes: 2\nprice_per_node_hour_usd: 40\n"
+    recipe.with_name("cluster.yaml").write_text(described)
+    recipe.write_text("model: llama-3.2-1b\ncluster:\n" + "".join(f"  {line}\n" for line in described.splitlines()))
+    inline = load_recipe(recipe).cluster
+    assert inline == parse_cluster(str(recipe.with_name("cluster.yaml")))
+    assert (inline.num_gpus, inline.price_per_node_hour_usd, inline.price_date) == (16, 40.0, None)
+    assert {"node", "gpu"} <= json_schema()["$defs"]["ClusterSpec"]["properties"].keys()
+    recipe.write_text("model: llama-3.2-1b\ncluster:\n  node: p5.49xlarge\n")
+    with pytest.raises(SpecError, match=r"mine.yaml:3: cluster.node: .*did you mean p5.48xlarge"):
+        load_recipe(recipe)

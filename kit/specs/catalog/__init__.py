@@ -1,9 +1,17 @@
 """Names → specs of models, GPUs and clusters, from data files in which every row names its source."""
 
-from kit.specs.catalog.clusters import cluster_called, gpu_names, load_gpu, node_names, parse_cluster
+from kit.specs.catalog.clusters import (
+    cheapest_node_with,
+    cluster_called,
+    gpu_names,
+    load_gpu,
+    node_names,
+    parse_cluster,
+)
 from kit.specs.catalog.models import described_names, load_model, model_called, model_names
 
 __all__ = [
+    "cheapest_node_with",
     "cluster_called",
     "described_names",
     "gpu_names",

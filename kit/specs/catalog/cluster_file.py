@@ -1,4 +1,4 @@
-"""Reads a cluster that a user describes in YAML: a catalog node with changes, or a full description.
+"""Reads a cluster that a user describes in YAML, in a file or in a recipe: a catalog node with changes, or all of it.
 
 node: p5.48xlarge          # optional: start from this row, then every key below changes it
 num_nodes: 4
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
@@ -21,32 +20,46 @@ from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
 
-def read_cluster(path: Path, cluster_of: Callable[[str], ClusterSpec], gpu_of: Callable[[str], GpuSpec]) -> ClusterSpec:
-    """The cluster in the file. ``cluster_of`` and ``gpu_of`` look up catalog names.
+def described_cluster(
+    document: strict_yaml.Document,
+    location: tuple[str, ...],
+    cluster_of: Callable[[str], ClusterSpec],
+    gpu_of: Callable[[str], GpuSpec],
+) -> ClusterSpec:
+    """The cluster in a file (``location`` is empty), or under a key of a recipe. ``cluster_of`` and ``gpu_of`` look up
+    catalog names.
 
     Raises SpecError with the line of every invalid value.
     """
-    document = strict_yaml.read(path)
-    data: dict[str, Any] = {"name": path.stem, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": str(path.name)}
-    given = dict(document.data)
+    given = document.data
+    for key in location:
+        given = given[key]
+    if not isinstance(given, dict):
+        return strict_yaml.parse(ClusterSpec, given, document, location)
+    given, name = dict(given), document.name.removesuffix(".yaml").removesuffix(".yml")
+    data: dict[str, Any] = {"name": name, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": document.name}
     node = given.pop("node", None)
     if node is not None:
         try:
             data |= strict_yaml.to_plain(cluster_of(str(node)))
         except SpecError as error:
-            raise SpecError(f"{document.where(('node',))}: node: {error}") from None
+            at = (*location, "node")
+            raise SpecError(f"{document.where(at)}: {'.'.join(at)}: {error}") from None
     gpu = given.get("gpu")
     if isinstance(gpu, str):
         try:
             given["gpu"] = dataclasses.asdict(gpu_of(gpu))
         except SpecError as error:
-            raise SpecError(f"{document.where(('gpu',))}: gpu: {error}") from None
+            at = (*location, "gpu")
+            raise SpecError(f"{document.where(at)}: {'.'.join(at)}: {error}") from None
     elif isinstance(gpu, dict):
-        given["gpu"] = {"name": "own", "source": path.name, "fp16_tflops": gpu.get("bf16_tflops"), **gpu}
+        given["gpu"] = {"name": "own", "source": document.name, "fp16_tflops": gpu.get("bf16_tflops"), **gpu}
+    if "price_per_node_hour_usd" in given:
+        data["price_date"] = None  # the date of the node's own price
     data |= {key: _number(key, value) for key, value in given.items()}
     if isinstance(data.get("gpu"), dict):
         data["gpu"] = {key: _number(key, value) for key, value in data["gpu"].items()}
-    return strict_yaml.parse(ClusterSpec, data, document)
+    return strict_yaml.parse(ClusterSpec, data, document, location)
 
 
 _FLOATS = {

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
+from kit.specs import strict_yaml
 from kit.specs.base import trusted
-from kit.specs.catalog.cluster_file import read_cluster
+from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
 from kit.specs.text import nearest, shown
@@ -42,6 +43,15 @@ def node_names() -> list[str]:
     return list(rows("nodes"))
 
 
+def cheapest_node_with(gpu: GpuSpec) -> tuple[ClusterSpec, float] | None:
+    """The catalog's node with the lowest price per GPU, and USD per GPU and hour; None where no node has a price."""
+    nodes = [cluster_called(name) for name, row in rows("nodes").items() if row["gpu"] == gpu.name]
+    priced = [
+        (node, node.price_per_node_hour_usd / node.gpus_per_node) for node in nodes if node.price_per_node_hour_usd
+    ]
+    return min(priced, key=lambda found: found[1], default=None)
+
+
 def load_gpu(name: str) -> GpuSpec:
     """A catalog name; case, dashes and a trailing ``GB`` do not matter (``rtx4090``, ``A100-80GB``).
 
@@ -72,7 +82,7 @@ def parse_cluster(text: str) -> ClusterSpec:
 
         return local_cluster({name: load_gpu(name) for name in gpu_names()})
     if text.endswith((".yaml", ".yml")):
-        return read_cluster(Path(text), parse_cluster, load_gpu)
+        return described_cluster(strict_yaml.read(Path(text)), (), parse_cluster, load_gpu)
     return cluster_called(text)
 
 
