@@ -8,7 +8,7 @@ from benchmarks.page import header, table
 from kit.emit.generated import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.specs.catalog import node_names, parse_cluster
+from kit.specs.catalog import cheapest_node_with
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 
@@ -50,8 +50,9 @@ The evidence of a recipe is one of these, the weakest first:
 - *measured*: it ran at full size on the named hardware. No recipe has this evidence yet.
 
 `kit rehearse` lists what the copy replaces. `make prove NAME=rehearse-faults` shows that a fault turns each figure red.
-Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware without a price, such as a
-DGX box, is priced per GPU like the cheapest catalog node with the same GPU; "–" means that no such node has a price.
+Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)). Days and cost include checkpoints and
+failures. Hardware without a price, such as a DGX box, is priced per GPU like the cheapest catalog node with the same
+GPU; "–" means that no such node has a price.
 
 {table(HEADS, rows)}
 
@@ -68,7 +69,7 @@ def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...
     run = load_recipe(recipe_path(name)).run
     if run is not None and run.steps is not None:  # it ends before its budget
         share = run.steps * plan.layout.global_batch_size * plan.job.seq_length / plan.job.total_tokens
-    days = f"{predicted.days * share:.3g}"
+    days = f"{predicted.total_days * share:.3g}"
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd * share:,.0f}"
     gb = predicted.operation.checkpoint_gb if predicted.operation else None
     checkpoint = "–" if gb is None else f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
@@ -124,12 +125,7 @@ def whole_run(record: dict[str, Any]) -> str:
 
 def _cost_usd(plan: Plan) -> float | None:
     """Cost of the whole token budget, on the plan's own nodes or on rented ones with the same GPU. None: not known."""
-    if plan.predicted.cost_usd is not None:
-        return plan.predicted.cost_usd
-    nodes = [parse_cluster(name) for name in node_names()]
-    hourly = [
-        node.price_per_node_hour_usd / node.gpus_per_node
-        for node in nodes
-        if node.gpu == plan.cluster.gpu and node.price_per_node_hour_usd is not None
-    ]
-    return min(hourly) * plan.cluster.num_gpus * plan.predicted.days * 24 if hourly else None
+    if plan.predicted.total_cost_usd is not None:
+        return plan.predicted.total_cost_usd
+    cheapest = cheapest_node_with(plan.cluster.gpu)
+    return cheapest and cheapest[1] * plan.cluster.num_gpus * plan.predicted.total_days * 24

@@ -103,7 +103,7 @@ def plan(
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
     from kit.report.clusters import clusters_named
-    from kit.report.first_screen import first_screen
+    from kit.report.first_screen import LABEL_WIDTH, first_screen
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
@@ -163,8 +163,12 @@ def plan(
     weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
     saved_as = shlex.quote(str(save or "plan.yaml"))
     emitted = shlex.join(again) if is_recipe(model) else f"{saved_as}{weights} run.data.train=data/train"
-    then = (f"kit explain {words}", f"kit memory {words}", f"{saved}kit emit {emitted} --out runs/a")
-    typer.echo(first_screen(result, then, *_terminal()))
+    width, style = _terminal()
+    memory = f"kit memory {words}"
+    with_page = f"{memory}   kit ui {shlex.quote(model)}" if Path(model).exists() else f"{memory}   kit ui"
+    second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
+    then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
+    typer.echo(first_screen(result, then, width, style))
 
 
 def explain(

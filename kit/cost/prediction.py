@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from kit.specs.base import SPEC, Text
@@ -71,9 +72,9 @@ class Prediction:
     bubble_fraction: float
     """(p−1)/(v·m+p−1): share of a step that a pipeline stage idles."""
     days: float
-    """For the job's token budget."""
+    """For the job's token budget, without checkpoints and failures."""
     cost_usd: float | None
-    """For the job's token budget; null without a price."""
+    """For the same days; null without a price."""
     memory_band: float | None = None
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
@@ -90,14 +91,14 @@ class Prediction:
 
     @property
     def total_days(self) -> float:
-        """``days`` with checkpoints and failures; without them where nothing is left of the time, or nothing known."""
-        return self.days / self._goodput
+        """``days`` including checkpoints and failures: infinite where these leave no time for training."""
+        return self._including_stops(self.days)
 
     @property
     def total_cost_usd(self) -> float | None:
-        """``cost_usd`` with checkpoints and failures."""
-        return None if self.cost_usd is None else self.cost_usd / self._goodput
+        """``cost_usd`` including checkpoints and failures; None without a price."""
+        return None if self.cost_usd is None else self._including_stops(self.cost_usd)
 
-    @property
-    def _goodput(self) -> float:
-        return (self.operation.goodput if self.operation else 0.0) or 1.0
+    def _including_stops(self, quantity: float) -> float:
+        goodput = 1.0 if self.operation is None else self.operation.goodput
+        return quantity / goodput if goodput else math.inf

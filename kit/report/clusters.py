@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ def _answer(name: str, asked: Request) -> ClusterAnswer:
     except PlanError as refused:
         return dataclasses.replace(row, why_none=str(refused).splitlines()[0])
     predicted = plan.predicted
+    if not math.isfinite(predicted.total_days):
+        return dataclasses.replace(row, why_none="checkpoints and failures leave no time for training")
     return dataclasses.replace(
         row,
         layout=plan.layout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -10,12 +11,13 @@ from kit.cost.hardware import usable_gib
 from kit.cost.model.params import count
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.report.plan_text import WIDTH, price
+from kit.report.plan_text import WIDTH, money
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _BAR = 28
 """Columns of a full GPU."""
-_LABEL = 12
+LABEL_WIDTH = 12
+"""Columns in front of a row's text."""
 _ENGINES = {
     "torch": "PyTorch",
     "deepspeed": "DeepSpeed",
@@ -38,7 +40,7 @@ def first_screen(
     )
     lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
     for label, text in _rows(plan):
-        wrapped = textwrap.wrap(text, width - _LABEL, break_long_words=False, break_on_hyphens=False)
+        wrapped = textwrap.wrap(text, width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
         lines += _labelled(label, wrapped, style)
     return "\n".join([*lines, *_labelled("next", then, style)]).replace("\u00a0", " ")
 
@@ -56,12 +58,12 @@ def spoken(description: str) -> str:
 
 
 def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[str], str]) -> list[str]:
-    heads = [style(f"  {label:<{_LABEL - 2}}"), *[" " * _LABEL] * len(lines)]
+    heads = [style(f"  {label:<{LABEL_WIDTH - 2}}"), *[" " * LABEL_WIDTH] * len(lines)]
     return [head + line for head, line in zip(heads, lines, strict=False)]
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    predicted, cluster = plan.predicted, plan.cluster
+    predicted = plan.predicted
     yield "layout", spoken(describe(plan.layout))
     yield "memory", _memory(plan)
     if predicted.host_ram_gib_per_node:
@@ -74,18 +76,24 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
             f"tokens/s · MFU {predicted.mfu:.1%}"
         ),
     )
-    goodput = (predicted.operation.goodput if predicted.operation and cluster.gpu.device == "cuda" else 0.0) or 1.0
-    stops = " with checkpoints and failures" if goodput < 1 else ""
-    cost = "" if predicted.cost_usd is None else f"${predicted.cost_usd / goodput:,.0f} "
-    yield (
-        f"{human_count(plan.job.total_tokens)} tok",
-        f"{human_seconds(predicted.days * SECONDS_PER_DAY / goodput)}{stops} · {cost}{price(cluster)}",
-    )
+    yield f"{human_count(plan.job.total_tokens)} tok", _total(plan)
     if others := [match for decision in plan.decisions if decision.rule == "engine" for match in _others(decision)]:
         yield "also", " · ".join(others)
     for decision in plan.decisions:
         if decision.rule in ("model", "num_gpus", "seq_length", "precision"):
             yield "note", f"{decision.rule}={decision.chosen}: {decision.why}"
+
+
+def _total(plan: Plan) -> str:
+    """Time and money for the token budget; processes of a CPU are for tests, whose failures nobody has counted."""
+    predicted = plan.predicted
+    if predicted.operation is None or plan.cluster.gpu.device == "cpu":
+        days, stops = predicted.days, ""
+    else:
+        days, stops = predicted.total_days, " with checkpoints and failures"
+    if not math.isfinite(days):
+        return "never: checkpoints and failures leave no time for training"
+    return f"{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
 
 
 def _memory(plan: Plan) -> str:

@@ -7,10 +7,10 @@ from html import escape
 
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import COMPONENTS
+from kit.planner.compare import ComparedLayout, compare
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import Candidate, search
 from kit.report.first_screen import first_screen, spoken
 from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
@@ -52,16 +52,16 @@ def _chart(plan: Plan) -> str:
     """SVG with a point per fitting layout: step time against memory, with a tooltip."""
     request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
     slowest = _SLOWEST * plan.predicted.step_time_s
-    fitting = [each for each in search(request).considered if each.step_time_s and each.step_time_s <= slowest]
+    fitting = [each for each in compare(request).layouts if each.fits and each.step_time_s <= slowest]
     usable = usable_gib(plan.cluster.gpu)
     engines = list(dict.fromkeys(each.layout.engine for each in fitting))
 
-    def point(each: Candidate) -> str:
-        x = _EDGE + (_WIDTH - 2 * _EDGE) * (each.step_time_s or 0.0) / slowest
+    def point(each: ComparedLayout) -> str:
+        x = _EDGE + (_WIDTH - 2 * _EDGE) * each.step_time_s / slowest
         y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
-        said = f"{spoken(describe(each.layout))}: {human_seconds(each.step_time_s or 0.0)}, {each.peak_gib:.1f} GiB"
+        said = f"{spoken(each.name)}: {human_seconds(each.step_time_s)}, {each.peak_gib:.1f} GiB"
         colour = _COLORS[engines.index(each.layout.engine)]
-        own = ' stroke="currentColor" stroke-width="3"' if describe(each.layout) == describe(plan.layout) else ""
+        own = ' stroke="currentColor" stroke-width="3"' if each.name == describe(plan.layout) else ""
         circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7"{own}>'
         return f"{circle}<title>{escape(said)}</title></circle>"
 

@@ -11,7 +11,7 @@ from kit.cost.prediction import Operation, Prediction, StageMemory
 from kit.planner.calibration import is_corrected
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.specs.catalog import node_names, parse_cluster
+from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
@@ -83,8 +83,12 @@ def _time(plan: Plan) -> str:
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
-        f"{human_seconds(predicted.days * SECONDS_PER_DAY)} for {human_count(plan.job.total_tokens)} tokens"
-        + f"; {_money(plan)}",
+        *textwrap.wrap(
+            f"{human_seconds(predicted.days * SECONDS_PER_DAY)} for {human_count(plan.job.total_tokens)} tokens; "
+            f"{money(plan.cluster, predicted.days)}",
+            WIDTH,
+            subsequent_indent="  ",
+        ),
     ]
     if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
         lines.append(_operation(predicted.operation, predicted))
@@ -101,16 +105,15 @@ def _operation(operation: Operation, predicted: Prediction) -> str:
         f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}{kept}\n"
         f"save every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
         f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
-        f"{_in_all(predicted, operation.goodput)}"
+        f"{_in_all(predicted)}"
     )
 
 
-def _in_all(predicted: Prediction, goodput: float) -> str:
-    """Days and cost, including checkpoints and failures."""
-    if not goodput:
+def _in_all(predicted: Prediction) -> str:
+    if not predicted.operation or not predicted.operation.goodput:
         return ""
-    money = "" if predicted.cost_usd is None else f", ${predicted.cost_usd / goodput:,.0f}"
-    return f", {human_seconds(predicted.days * SECONDS_PER_DAY / goodput)} in total{money}"
+    cost = "" if predicted.total_cost_usd is None else f", ${predicted.total_cost_usd:,.0f}"
+    return f", {human_seconds(predicted.total_days * SECONDS_PER_DAY)} in total{cost}"
 
 
 def _speed_band(predicted: Prediction) -> str:
@@ -120,16 +123,24 @@ def _speed_band(predicted: Prediction) -> str:
     return f" (± {predicted.step_time_band:.0%}: {words})"
 
 
-def _money(plan: Plan) -> str:
-    cost = "" if plan.predicted.cost_usd is None else f"${plan.predicted.cost_usd:,.0f} "
-    return cost + price(plan.cluster)
-
-
-def price(cluster: ClusterSpec) -> str:
-    """The price of a node, or that it is unknown. Part of a catalog node has no price of its own."""
+def money(cluster: ClusterSpec, days: float) -> str:
+    """The cost of a cluster for so many days, and its price. A cluster without a price, such as a DGX or a part of a
+    catalog node, is priced per GPU as the cheapest catalog node with the same GPU, where one has a price.
+    """
     if cluster.price_per_node_hour_usd is not None:
-        when = f", {cluster.price_date}" if cluster.price_date else ""
-        return f"at ${cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"
+        hourly, node = cluster.price_per_node_hour_usd * cluster.num_nodes, cluster
+        at = f"${cluster.price_per_node_hour_usd:,.2f} a node and hour"
+    elif (cheapest := cheapest_node_with(cluster.gpu)) is not None:
+        node, a_gpu = cheapest
+        hourly, at = a_gpu * cluster.num_gpus, f"{node.name}'s ${a_gpu:,.2f} a GPU and hour"
+    else:
+        return _no_price(cluster)
+    when = f", {node.price_date}" if node.price_date else ""
+    own = "" if node is cluster else f" ({_no_price(cluster)})"
+    return f"${hourly * 24 * days:,.0f} at {at}{when}{own}"
+
+
+def _no_price(cluster: ClusterSpec) -> str:
     whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else cluster
     if cluster.gpus_per_node < whole.gpus_per_node:
         return f"no price for {cluster.gpus_per_node} of the {whole.gpus_per_node} GPUs of a {cluster.name}"

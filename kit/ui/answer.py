@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import zipfile
 from collections.abc import Iterator
@@ -133,12 +134,14 @@ def _compared(recipe: Recipe) -> Comparison:
 
 @lru_cache(maxsize=1024)
 def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
-    """Days and cost of the best layout on another cluster; None if none fits."""
+    """Days and cost of the best layout on another cluster; None if none fits, or failures leave no time for it."""
     try:
-        plan = api.plan(recipe.model, cluster, recipe.job, recipe.layout)
+        predicted = api.plan(recipe.model, cluster, recipe.job, recipe.layout).predicted
     except PlanError:
         return None
-    return ClusterCost(cluster.num_gpus, plan.predicted.total_days, plan.predicted.total_cost_usd)
+    if not math.isfinite(predicted.total_days):
+        return None
+    return ClusterCost(cluster.num_gpus, predicted.total_days, predicted.total_cost_usd)
 
 
 def with_gpus(cluster: str, number: int) -> str | None:
