@@ -62,6 +62,11 @@ PROOFS: dict[str, Proof] = {
         "benchmarks.system_tests.cloud_targets",
         "benchmarks.system_tests.cloud_targets --plant",
     ),
+    "other-trainers": _proof(
+        "files of the plans for axolotl, LLaMA-Factory, ms-swift, torchtitan and accelerate, read by their own parsers",
+        5, "benchmarks.system_tests.other_trainers",
+        "benchmarks.system_tests.other_trainers --plant",
+    ),
     "examples": _proof(
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "benchmarks.system_tests.examples",

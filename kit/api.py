@@ -122,8 +122,8 @@ def memory(
 
 
 def emit_run(recipe: Recipe, out: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
-    """Plan a recipe and write its run directory; ``targets``: k8s, sky. Raises ``RunDirectoryError`` if ``out``
-    exists."""
+    """Plan a recipe and write its run directory. ``targets``: k8s, sky, axolotl … . Raises ``RunDirectoryError`` if
+    ``out`` exists."""
     from kit.emit.run_directory import write
 
     if recipe.run is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.program import run
 from kit.emit.generated import shipped_plan
-from kit.emit.run_directory import TARGETS, files_of
+from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
 
 ENVIRONMENT = Path(".venv/cloud-parsers")
@@ -59,7 +59,7 @@ def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
             if plan is None or plan.cluster.gpu.device == "cpu":
                 continue
             usual = files_of(plan)
-            for name, text in files_of(plan, TARGETS).items():
+            for name, text in files_of(plan, ("k8s", "sky")).items():
                 if name not in usual:
                     path = Path(folder) / recipe / name
                     path.parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ def emit(
         Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="k8s or sky: files for Kubernetes or SkyPilot too. Repeatable.")
+        list[str] | None, typer.Option(help="k8s, sky, axolotl, torchtitan …: files for these too. Repeatable.")
     ] = None,
     check: Annotated[
         bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")

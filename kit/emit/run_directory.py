@@ -13,6 +13,8 @@
                       files that start several nodes
     k8s.jobset.yaml, k8s.trainjob.yaml, sky.yaml
                       the run for Kubernetes and SkyPilot, where --target asks for them
+    accelerate.parallelism.yaml, axolotl.yaml, llamafactory.yaml, ms_swift.yaml, torchtitan.sh
+                      the plan for other training programs, where --target asks for them
     README.md         which file starts what
     manifest.json     the SHA-256 of each file as kit wrote it
 
@@ -44,6 +46,7 @@ from kit.emit import (
     kubernetes,
     launch,
     megatron,
+    other_trainers,
     own_optimizer,
     pretrain_gpt,
     readme,
@@ -165,6 +168,7 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *slurm.FILES,
     *kubernetes.FILES,
     *skypilot.FILES,
+    *other_trainers.FILES,
     *readme.FILES,
 )
 """Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""

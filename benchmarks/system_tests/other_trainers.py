@@ -1,0 +1,153 @@
+"""Files of the plans for other training programs, read by those programs' own parsers.
+
+    python -m benchmarks.system_tests.other_trainers [--environment DIR] [--plant]
+
+axolotl's schema, LLaMA-Factory's argument classes, torchtitan's ConfigManager and accelerate's launcher read each file,
+and what they hold afterwards is compared with the file. Keys of ms-swift, and of LLaMA-Factory's TrainingArguments, are
+compared with the fields of their classes alone: to build those classes takes a model. Their pins clash with kit's, so
+they stand without their dependencies in a virtual environment of their own, DIR, which borrows torch and transformers
+from this one. No weights, data or GPU are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import kit
+from benchmarks.program import run
+from kit.emit.generated import shipped_plan
+from kit.emit.other_trainers import FILES
+from kit.planner.plan import Plan
+from kit.specs.layout import Pins
+from kit.specs.shipped import recipe_names
+
+ENVIRONMENT = Path(".venv/other-trainers")
+ALONE = (
+    *("axolotl==0.19.0", "llamafactory==0.9.5", "ms-swift==4.6.0", "torchtitan==0.3.0", "omegaconf==2.3.0", "tyro"),
+    *("antlr4-python3-runtime==4.9.3", "shtab", "docstring-parser", "typeguard", "addict", "modelscope", "wandb"),
+    *("modelscope-hub", "spmd_types==0.2.3", "torchdata", "torch_checkpointing", "tensorboard", "einops", "triton"),
+)
+WHOLE = ("requests", "cryptography", "json-repair", "dacite", "binpacking", "simplejson", "sortedcontainers")
+READER = """
+import dataclasses, json, os, pathlib, sys, yaml
+os.environ |= {"DISABLE_VERSION_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+def axolotl(path):
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+    return AxolotlInputConfig(**yaml.safe_load(path.read_text())).model_dump()
+
+def of_classes(path, kinds):
+    data, held = yaml.safe_load(path.read_text()), {}
+    for kind in kinds:
+        names = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        for name in names & data.keys():
+            default = names[name].default
+            wrong = isinstance(default, bool) and not isinstance(data[name], bool)
+            held[name] = None if wrong else data[name]
+    return held
+
+def llamafactory(path):
+    from llamafactory.hparams import DataArguments, FinetuningArguments, ModelArguments, TrainingArguments
+    from llamafactory.hparams import GeneratingArguments
+    from transformers import HfArgumentParser
+    kinds = (DataArguments, FinetuningArguments, ModelArguments, GeneratingArguments)
+    data = yaml.safe_load(path.read_text())
+    own = {name for kind in kinds for name in {field.name for field in dataclasses.fields(kind)}}
+    parsed = HfArgumentParser(kinds).parse_dict({name: data[name] for name in own & data.keys()})
+    held = {name: getattr(each, name) for each in parsed for name in own & data.keys() if hasattr(each, name)}
+    rest = {name: data[name] for name in data.keys() - own}
+    return held | of_classes(path, [TrainingArguments]) | {"dataset": data["dataset"]} if rest else held
+
+def ms_swift(path):
+    from swift.arguments import SftArguments
+    return of_classes(path, [SftArguments])
+
+def torchtitan(path):
+    from torchtitan.config.manager import ConfigManager
+    words = path.read_text().split('"$@"')[1].replace(chr(92), "").split()
+    config = ConfigManager().parse_args(words)
+    wanted = dict(zip(words, words[1:]))
+    for name, value in wanted.items():
+        if name.startswith("--") and "." in name:
+            section, key = name[2:].replace("-", "_").split(".")
+            assert str(getattr(getattr(config, section), key)) in (value, f"{value}.0"), name
+    kind = type(config.activation_checkpoint).__qualname__.split(".")[0]
+    assert kind == {"full": "FullAC", "none": "NoneType"}[words[-1].split(":")[1]], kind
+    return {}
+
+def accelerate(path):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    parser = launch_command_parser()
+    args, _, _ = _validate_launch_command(parser.parse_args(["--config_file", str(path), "script.py"]))
+    data = yaml.safe_load(path.read_text())
+    return data | {"parallelism_config": {key: int(getattr(args, key)) for key in data["parallelism_config"]}}
+
+READERS = {"axolotl.yaml": axolotl, "llamafactory.yaml": llamafactory, "ms_swift.yaml": ms_swift}
+READERS |= {"torchtitan.sh": torchtitan, "accelerate.parallelism.yaml": accelerate}
+problems = {}
+for path in map(pathlib.Path, sys.argv[1:]):
+    try:
+        held = READERS[path.name](path)
+        data = {} if path.suffix == ".sh" else yaml.safe_load(path.read_text())
+        lost = [name for name in data if name != "datasets" and name not in held]
+        other = [name for name in data if name in held and not isinstance(held[name], dict) and name != "datasets"
+                 and held[name] != data[name] and str(held[name]) != str(data[name])
+                 and held[name] not in ([data[name]], data[name] is True and "bf16")]
+        assert not lost and not other, f"not read: {lost}, read as others: {other}"
+    except (Exception, SystemExit) as error:
+        problems[str(path)] = repr(error)[:400]
+print(json.dumps(problems))
+"""
+
+
+def plans() -> dict[str, Plan]:
+    """Plans of the shipped recipes, and of models that torchtitan has."""
+    found = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None}
+    for model, cluster, pins in (
+        ("llama-3.1-8b", "8xH100", Pins(engine="torch", implementation="huggingface")),
+        ("llama-3.1-8b", "16xH100", Pins(engine="torch", tp=2, zero_stage=3)),
+    ):
+        found[f"{model}-{cluster}"] = kit.plan(model, cluster, pins=pins)
+    return found
+
+
+def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
+    """0 where every file is accepted. ``--plant``: misspell a key of each file, which has to be noticed."""
+    python = (environment / "bin" / "python").absolute()
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        (borrowed,) = environment.glob("lib/python*/site-packages")
+        (borrowed / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, "--no-deps", *ALONE], check=True)
+        subprocess.run([*install, *WHOLE], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for name, plan in plans().items():
+            for file in (file for file in FILES if file.applies(plan)):
+                path = Path(folder) / name / file.name
+                path.parent.mkdir(exist_ok=True)
+                text = file.text(plan)
+                for key in ("micro_batch_size", "per_device_train_batch_size", "local-batch-size", "_shard_size"):
+                    text = text.replace(key, f"{key}_x") if plant else text
+                path.write_text(text, encoding="utf-8")
+                paths.append(path)
+        done = subprocess.run(
+            [str(python), "-W", "ignore", "-c", READER, *paths], capture_output=True, text=True, check=True, cwd=folder
+        )
+    problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    for found, problem in problems.items():
+        print(f"{Path(found).relative_to(folder)}: {problem}")
+    for file in FILES:
+        named = [path for path in paths if path.name == file.name]
+        print(f"{file.name}: {sum(str(path) not in problems for path in named)} of {len(named)} accepted")
+    return 0 if bool(problems) == plant and (not plant or len(problems) == len(paths)) else 1
+
+
+if __name__ == "__main__":
+    run(main)
