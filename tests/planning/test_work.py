@@ -17,12 +17,12 @@ from scripts.compile_catalog import CATALOG, compiled
 
 
 def calls_of(model: str, gpus: str) -> int:
-    """Python functions entered while the layouts are searched and the best is reported."""
+    """Functions entered, Python's own too, while the layouts are searched and the best is reported."""
     counted = 0
 
     def count(_frame: FrameType, event: str, _argument: Any) -> None:
         nonlocal counted
-        counted += event == "call"
+        counted += event in ("call", "c_call")
 
     spec, cluster = load_model(model), parse_cluster(gpus)
     memory_report(Request(model=spec, cluster=cluster, job=JobSpec()))  # what is kept for the process is kept now
@@ -35,10 +35,10 @@ def calls_of(model: str, gpus: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "most"), [("llama-3-8b", "8xH100", 130_000), ("llama-3.1-405b", "512xH100", 200_000)]
+    ("model", "gpus", "most"), [("llama-3-8b", "8xH100", 190_000), ("llama-3.1-405b", "512xH100", 230_000)]
 )
 def test_a_search_asks_a_layer_only_once_what_it_is_made_of(model: str, gpus: str, most: int) -> None:
-    """Counted 116,884 and 179,385 calls; 257,121 and 529,485 when every layer of every layout was counted anew."""
+    """Counted 177,799 and 209,294 calls; 195,230 and 278,792 when equal stages were timed one by one."""
     assert calls_of(model, gpus) < most
 
 
@@ -47,7 +47,7 @@ import sys
 calls = 0
 def count(frame, event, argument):
     global calls
-    calls += event == "call"
+    calls += event in ("call", "c_call")
 sys.setprofile(count)
 from kit.cli import main
 try:
@@ -59,11 +59,12 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "most"), [("llama-3.1-8b", "8xH100", 290_000), ("llama-3.1-405b", "16384xH100", 340_000)]
+    ("model", "gpus", "most"), [("llama-3.1-8b", "8xH100", 462_000), ("llama-3.1-405b", "16384xH100", 650_000)]
 )
 def test_a_cold_plan_costs_few_calls(model: str, gpus: str, most: int) -> None:
-    """Imports included: counted 237,742 and 284,039 calls, of which half are imports."""
-    words = [sys.executable, "-c", COUNTED, "plan", model, "--gpus", gpus, "--global-batch-size", "2048"]
+    """The commands of benchmarks/performance/plan_time.py, imports included: counted 443,708 and 592,665 calls; 465,022
+    and 814,904 when every further layout was timed, and equal stages one by one."""
+    words = [sys.executable, "-c", COUNTED, "plan", model, "--gpus", gpus]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stderr.split()[-1]) < most
 
