@@ -83,9 +83,12 @@ def torchtitan(path):
 def accelerate(path):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     parser = launch_command_parser()
+    options = vars(parser.parse_args(["script.py"])).keys()  # the launcher itself takes any key
     args, _, _ = _validate_launch_command(parser.parse_args(["--config_file", str(path), "script.py"]))
     data = yaml.safe_load(path.read_text())
-    return data | {"parallelism_config": {key: int(getattr(args, key)) for key in data["parallelism_config"]}}
+    for key, value in data["parallelism_config"].items():
+        assert key in options and int(getattr(args, key)) == value, key
+    return data
 
 READERS = {"axolotl.yaml": axolotl, "llamafactory.yaml": llamafactory, "ms_swift.yaml": ms_swift}
 READERS |= {"torchtitan.sh": torchtitan, "accelerate.parallelism.yaml": accelerate}
