@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from deepspeed.checkpoint import ds_to_universal
 
 from kit.emit.trainer import trainer_config
@@ -26,7 +27,6 @@ from tests.training.alone import process_group_of_one
 from tests.workers import pool
 
 WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp")
-TARGETS = ("torch on 1", "zero-2", "zero-3", "megatron TP2")
 CLOSEST = 1e-5
 """Relative, of losses and norms: other orders of sums in fp32."""
 
@@ -60,8 +60,11 @@ def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("foreign"))
+
+
+def write_all(root: Path) -> dict[str, tuple[Path, list[tuple[float, float]]]]:
     """Writer → (its checkpoint of step 3, the curve of its steps 4 to 6)."""
-    root = tmp_path_factory.mktemp("foreign")
     start = cases.hf_directory(root)
     found = {}
     for writer in WRITERS:
@@ -147,6 +150,31 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
     for kind in KINDS:
         tensors, same = found.source(kind), expected.source(kind)
         assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
+
+
+def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_path):
+    path, _ = written["trainer-zero-2"]
+    convert(path, "exchange", tmp_path / "exchange")
+    assert convert(tmp_path / "exchange", "dcp", tmp_path / "dcp").endswith("with Adam's state")
+    exchange = ExchangeCheckpoint(tmp_path / "exchange")
+    wanted = {kind: exchange.source(kind) for kind in KINDS}
+    names = wanted[StateKind.MASTER].names()
+    shapes = {name: wanted[StateKind.MASTER].shape(name) for name in names}
+    states = {name: {kind.value: torch.zeros(shapes[name]) for kind in KINDS[1:]} for name in names}
+    found: dict[str, Any] = {
+        "model": {name: torch.zeros(shapes[name]) for name in names},
+        "optimizer": {"state": {name: state | {"step": torch.zeros(())} for name, state in states.items()}},
+    }
+    dcp.load(found, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    for name in names:
+        assert torch.equal(found["model"][name], wanted[StateKind.MASTER].read(name))
+        state = found["optimizer"]["state"][name]
+        assert float(state["step"]) == 3
+        assert all(torch.equal(state[kind.value], wanted[kind].read(name)) for kind in KINDS[1:])
+    convert(tmp_path / "dcp", "exchange", tmp_path / "back", model=str(path))
+    back = ExchangeCheckpoint(tmp_path / "back")
+    assert back.counters.optimizer_steps == 3
+    assert all(torch.equal(back.source(kind).read(name), wanted[kind].read(name)) for kind in KINDS for name in names)
 
 
 INSPECTED = {

@@ -172,7 +172,7 @@ class TestBadInput:
             convert(tmp_path, "hf", tmp_path / "out")
 
     def test_an_unknown_format(self, tmp_path):
-        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, exchange, megatron"):
+        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, exchange, megatron, dcp"):
             convert(tmp_path, "onnx", tmp_path / "out")
 
     def test_the_same_format(self, saved, tmp_path):

@@ -8,13 +8,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.adapters import checkpoint_shapes
-from kit.engines.huggingface.models import HfDirectory, check_names, check_shape
+from kit.engines.huggingface.models import HfDirectory, check_names, check_shape, tensor_shapes
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
@@ -29,7 +30,7 @@ from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
-_FORMATS = ("hf", "exchange", "megatron")
+_FORMATS = ("hf", "exchange", "megatron", "dcp")
 _ADAPTERS = "adapter_config.json"
 """peft's configuration of adapters."""
 
@@ -87,6 +88,8 @@ def convert(
         return f"a Hugging Face model in {dtype}"
     if to == "exchange":
         _write_exchange(opened, out)
+    elif to == "dcp":
+        _write_distributed(opened, out)
     else:
         _write_megatron(opened, out, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
@@ -163,6 +166,32 @@ def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD
         write_json(
             partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records, opened.lora)
         )
+
+
+def _write_distributed(opened: _Opened, out: Path) -> None:
+    """Write a checkpoint of torch.distributed.checkpoint in fp32, with the keys of ``{"model": …, "optimizer": …}`` as
+    torch's ``get_state_dict`` returns them, without ``param_groups``. Raises CheckpointError."""
+    from kit.engines.megatron.checkpoint.torch_dist import WriteBlock, write_blocks
+
+    shapes = tensor_shapes(opened.model)
+    blocks = []
+    for kind, source in opened.sources.items():
+        check_names(shapes, source)
+        for name, shape in shapes.items():
+            check_shape(name, shape, source.shape(name))
+            state = f"optimizer.state.{name}"
+            key = f"model.{name}" if kind is StateKind.MASTER else f"{state}.{kind.value}"
+            read = partial(_in_fp32, source, name)
+            blocks.append(WriteBlock(key, shape, (0,) * len(shape), shape, torch.float32, read))
+            if kind is StateKind.EXP_AVG:
+                steps = partial(torch.tensor, float(opened.counters.optimizer_steps))
+                blocks.append(WriteBlock(f"{state}.step", (), (), (), torch.float32, steps))
+    with new_directory(Path(out)) as partial_directory:
+        write_blocks(partial_directory, blocks=blocks, common=None)
+
+
+def _in_fp32(source: TensorSource, name: str) -> torch.Tensor:
+    return source.read(name).float()
 
 
 def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:

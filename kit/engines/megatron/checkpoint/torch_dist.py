@@ -73,9 +73,10 @@ def write_blocks(
     group: dist.ProcessGroup | None = None,
     *,
     blocks: Sequence[WriteBlock],
-    common: Mapping[str, Any],
+    common: Mapping[str, Any] | None,
 ) -> None:
     """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
+    ``common``: None for torch's format alone, without the files that Megatron adds.
 
     ``directory`` is empty, on a file system that all ranks see. May run in a thread if no other thread uses ``group``.
     Raises CheckpointError or OSError.
@@ -91,7 +92,7 @@ def write_blocks(
     except CheckpointException as error:  # a BaseException with the errors of all ranks
         causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
         raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
-    if not dist.is_initialized() or dist.get_rank(group) == 0:
+    if common is not None and (not dist.is_initialized() or dist.get_rank(group) == 0):
         torch.save(dict(common), directory / COMMON)
         save_config(CheckpointingConfig("torch_dist"), str(directory))
 
