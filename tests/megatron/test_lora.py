@@ -7,6 +7,8 @@ import torch
 
 from kit.engines.base import StateKind
 from kit.specs.job import LoraSpec
+from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from tests.megatron import cases
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import BY_FAMILY
@@ -69,6 +71,13 @@ def test_adapters_resume_bit_for_bit(references, tmp_path):
     found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
     assert found["native"] == found["imported"] == found["expected"]
     assert all(".lora_" in name for name in found["exported"][StateKind.MASTER])
+    rundir.plan.save(tmp_path / "plan.yaml")
+    convert(tmp_path / "checkpoint", "exchange", tmp_path / "exchange", model=str(tmp_path))
+    exchange = ExchangeCheckpoint(tmp_path / "exchange")
+    assert exchange.lora == LORA
+    for kind in exchange.kinds:
+        for name, tensor in found["exported"][kind].items():
+            assert torch.equal(exchange.source(kind).read(name), tensor), (kind, name)
     final, after_load, after_import = found["finals"]
     for name, tensor in final.items():
         assert torch.equal(after_load[name], tensor), name

@@ -18,7 +18,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, frozen_weights
 from kit.engines.huggingface.models import HfDirectory
-from kit.engines.megatron.adapters import adapter_params, add_adapters
+from kit.engines.megatron.adapters import add_adapters
 from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
@@ -28,6 +28,7 @@ from kit.engines.megatron.resharding.groups import frozen_groups, shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.routing import MegatronRouting
+from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.random import RandomSource
 
 

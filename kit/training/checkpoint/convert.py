@@ -80,7 +80,8 @@ def convert(
         )
     opened = open_checkpoint(Path(source), model)
     if opened.lora is not None and to != "exchange":
-        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
+        use = "hf" if opened.format == "exchange" else "exchange, and of that --to hf"
+        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to {use}")
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
     if to == "hf":
@@ -225,9 +226,9 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
         verify(path, manifest.files)
         refuse_unlisted(path, {*manifest.files, MANIFEST})
         counters = manifest.counters
-    spec = _model_of(path, model)
+    spec, lora = _model_of(path, model), _adapters_of_run(path, model)
     checkpoint = torch_dist.Checkpoint(directory)
-    adam = offline.has_moments(checkpoint, spec) and not checkpoint.of_sgd()
+    adam = offline.has_moments(checkpoint, spec, lora) and not checkpoint.of_sgd()
     kinds = KINDS if adam else (StateKind.MASTER,)
     if counters is None:
         iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
@@ -240,8 +241,16 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
             )
         step = max(iteration, steps or 0)  # a missing iteration counts as 0
         counters = dataclasses.replace(START, step=step, optimizer_steps=steps or 0)
-    sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
-    return _Opened("megatron", spec, counters, sources)
+    sources = {kind: offline.MegatronSource(checkpoint, kind, spec, lora) for kind in kinds}
+    return _Opened("megatron", spec, counters, sources, lora)
+
+
+def _adapters_of_run(path: Path, model: str | None) -> LoraSpec | None:
+    """The adapters that the run directory trains, which contains the checkpoint or is named by ``model``."""
+    from kit.planner.plan import Plan
+
+    plan = (path.resolve().parent.parent if model is None else Path(model)) / "plan.yaml"
+    return Plan.load(plan).job.lora if plan.is_file() else None
 
 
 def _model_of(path: Path, model: str | None) -> ModelSpec:

@@ -14,31 +14,31 @@ from typing import Any
 import torch
 
 from kit.engines.base import StateKind, TensorSource, as_matrix, place
+from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import WEIGHT, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
 from kit.errors import CheckpointError
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
 
 class MegatronSource(TensorSource):
     """A ``TensorSource`` of one kind of state of a torch_dist checkpoint, from any program and layout.
 
-    MASTER reads the fp32 master weights, or the model's weights if the checkpoint has no master weights. Raises
-    CheckpointError for another model.
+    MASTER reads the fp32 master weights, or the model's weights if the checkpoint has no master weights. ``lora``: set
+    if the checkpoint has adapters alone. Raises CheckpointError for another model.
     """
 
-    def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:
+    def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec, lora: LoraSpec | None = None) -> None:
         self._checkpoint, self._kind, self._model = checkpoint, kind, model
-        self._shapes = tensor_shapes(model)
-        self._place = {
-            name: (mapped, i)
-            for mapped in mapped_params(weight_map(model), model)
-            for i, name in enumerate(mapped.hugging_face)
-        }
+        self._shapes = checkpoint_shapes(model, lora)
+        params = mapped_params(weight_map(model), model) if lora is None else adapter_params(model, self._shapes)
+        self._place = {name: (mapped, i) for mapped in params for i, name in enumerate(mapped.hugging_face)}
         self._held: tuple[str, torch.Tensor] | None = None
 
     def names(self) -> Sequence[str]:
@@ -97,9 +97,11 @@ class MegatronSource(TensorSource):
         return whole[0]
 
 
-def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
+def has_moments(checkpoint: Checkpoint, model: ModelSpec, lora: LoraSpec | None = None) -> bool:
     """Whether the checkpoint has Adam's moments."""
     first, moments = weight_map(model)[0].megatron, (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+    if lora is not None:
+        first = adapter_params(model, checkpoint_shapes(model, lora))[0].megatron
     return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in moments)
 
 
