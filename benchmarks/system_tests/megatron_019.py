@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
         {
             "date": date.today().isoformat(),
             "versions": json.loads(versions),
-            "tests": " ".join(words),
+            "arguments": " ".join(words),
             **counts,
             "failed": failed,
             "seconds": round(float(suite.attrib["time"])),
