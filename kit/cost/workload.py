@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from math import ceil
 from typing import Literal, NamedTuple
 
+from kit.cached import cached
 from kit.cost.hardware import generation_of
 from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import adapter_parameters_of
@@ -115,7 +116,7 @@ class Workload:
     deterministic = False
     keeps_bf16_weights = True
 
-    @cached_property
+    @cached
     def _hash(self) -> int:
         return hash((self.model, self.cluster, self.job, self.layout))
 
@@ -128,17 +129,17 @@ class Workload:
 
     # ---------------------------------------------------------------- tokens
 
-    @cached_property
+    @cached
     def tokens(self) -> float:
         """Tokens of a micro batch on one context-parallel rank."""
         return self.layout.micro_batch_size * self.job.seq_length / self.layout.cp
 
-    @cached_property
+    @cached
     def shard_tokens(self) -> float:
         """Tokens of a rank in norms and the residual stream, which sequence parallelism splits over tp."""
         return self.tokens / (self.layout.tp if self.layout.sp else 1)
 
-    @cached_property
+    @cached
     def chunk_tokens(self) -> float:
         """Tokens whose logits exist at once in the loss."""
         if not self.layout.chunked_loss:
@@ -149,12 +150,12 @@ class Workload:
 
     # ---------------------------------------------------------------- layers and parameters
 
-    @cached_property
+    @cached
     def num_layers(self) -> int:
         """Layers of both stacks of an encoder-decoder."""
         return self.model.num_layers + self.model.encoder_layers
 
-    @cached_property
+    @cached
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """Layer numbers of every pipeline chunk, in the order in which a token passes through them. Chunk c is on stage
         c mod pp."""
@@ -168,7 +169,7 @@ class Workload:
         """All layer numbers of a stage."""
         return tuple(layer for chunk in self.stage_chunks(stage) for layer in chunk)
 
-    @cached_property
+    @cached
     def _stages(self) -> _Stages:
         return _stages_of(self.model, self.chunks, self.layout.pp)
 
@@ -194,18 +195,18 @@ class Workload:
         dense layers and layers with experts."""
         return self._stages.equal
 
-    @cached_property
+    @cached
     def parameters(self) -> tuple[RankParameters, ...]:
         """Parameter counts on a rank of each pipeline stage."""
         return stage_parameters(self.model, self.layout, chunk_layers(self.model.num_layers, self.layout))
 
-    @cached_property
+    @cached
     def trained_parameters(self) -> float:
         """Trained parameters of the whole model: all, or with LoRA the adapters' alone."""
         lora = self.job.lora
         return float(count(self.model).total) if lora is None else adapter_parameters_of(self.model, lora)
 
-    @cached_property
+    @cached
     def adapters(self) -> float | None:
         """LoRA's parameters on a rank of the mean pipeline stage; None without LoRA."""
         lora, layout = self.job.lora, self.layout
@@ -215,41 +216,41 @@ class Workload:
         """Trained share of a rank's parameters: 1, or with LoRA adapters over all."""
         return 1.0 if self.adapters is None else self.adapters / parameters.total
 
-    @cached_property
+    @cached
     def dense_layer_matrices(self) -> float:
         """Elements of the matrices of a layer without experts, on a rank."""
         return dense_layer_matrices(self.model, self.layout)
 
     # ---------------------------------------------------------------- precision and kernels
 
-    @cached_property
+    @cached
     def implementation(self) -> str:
         """The code that computes a layer. It decides which tensors autograd saves for backward."""
         return self.layout.implementation
 
-    @cached_property
+    @cached
     def generation(self) -> str:
         """Generation of the GPU."""
         return generation_of(self.cluster.gpu)
 
-    @cached_property
+    @cached
     def element(self) -> int:
         """Bytes of an element that layers compute with."""
         return 4 if self.job.precision == "fp32" else 2
 
-    @cached_property
+    @cached
     def weight_bytes(self) -> int:
         """Bytes of a weight that layers compute with, before autocast."""
         return 4 if self.job.precision == "fp32" or self.layout.engine == "torch" else 2
 
-    @cached_property
+    @cached
     def autocast(self) -> bool:
         """Whether torch.autocast casts fp32 weights for every GEMM, with the residual stream in fp32: the torch engine,
         except where FSDP2 gathers weights in bf16, and DeepSpeed on request."""
         layout = self.layout
         return layout.autocast or (self.job.precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
 
-    @cached_property
+    @cached
     def attention(self) -> str:
         """Attention kernel: flash (flash-attn 2), flash3, flash4, cudnn, or unfused, which materialises scores. Torch
         has no fused kernel with a softcap (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN
@@ -260,28 +261,28 @@ class Workload:
             return "cudnn" if self.generation in ("hopper", "blackwell") else "flash"
         return "flash" if self.layout.attention_kernel == "default" else self.layout.attention_kernel
 
-    @cached_property
+    @cached
     def compiled_loss(self) -> bool:
         """Whether torch.compile fuses the operators of the loss."""
         return self.layout.chunked_loss and self.layout.compile_layers
 
-    @cached_property
+    @cached
     def gradient_accumulation_fusion(self) -> bool:
         """Whether the GEMMs of weight gradients add their result to the fp32 gradient buffer themselves."""
         return self.layout.implementation == "transformer_engine"
 
-    @cached_property
+    @cached
     def keeps_outputs(self) -> bool:
         """Whether pipeline stages keep sent outputs. For interleaved stages kit turns off megatron-core's
         ``deallocate_pipeline_outputs``: it would free a tensor while the send still reads it (kit/emit/megatron.py)."""
         return self.layout.pp > 1 and self.layout.vp > 1
 
-    @cached_property
+    @cached
     def recompute_modules(self) -> frozenset[str]:
         """Modules that selective recompute recomputes, by Megatron's names."""
         return frozenset({"core_attn"}) if self.layout.recompute == "selective" else frozenset()
 
-    @cached_property
+    @cached
     def execution(self) -> ExecutionModel:
         """How this kit's engines run the layout (kit/emit, kit/engines)."""
         model, job, layout = self.model, self.job, self.layout

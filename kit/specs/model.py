@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
 from typing import Annotated, Literal
 
+from kit.cached import cached
 from kit.errors import SpecError
 from kit.specs.base import Name, Text, TextMapping, Within, spec
 from kit.specs.families import (
@@ -228,7 +228,7 @@ class ModelSpec:
         for problem in (*_of_the_family(self), *_of_heads(self), *_of_experts(self)):
             raise SpecError(problem)
 
-    @cached_property
+    @cached
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
@@ -236,7 +236,7 @@ class ModelSpec:
         """Computed once, because a search hashes a model thousands of times."""
         return self._hash
 
-    @cached_property
+    @cached
     def traits(self) -> Traits:
         """The family's traits, with this model's own choices."""
         if (known := self.approximate) is not None:

@@ -64,7 +64,9 @@ def saved_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     """Bytes by operator that one layer still saves under selective recompute (megatron-core,
     transformer/transformer_config.py, recompute_modules, and CheckpointWithoutOutput)."""
     terms = layer_terms(workload, has_experts)
-    return {name: size for name, size in terms.items() if name not in workload.recompute_modules}
+    for name in workload.recompute_modules:
+        terms.pop(name, None)
+    return terms
 
 
 def layer_input(workload: Workload) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
+from kit.cached import cached
 from kit.specs.layout import Layout
 from kit.specs.model import Approximation, ModelSpec
 
@@ -67,12 +68,12 @@ class RankParameters:
     """Embedding, position table, head. A tied head on the embedding's stage is not counted twice."""
     experts: float
 
-    @cached_property
+    @cached
     def dense(self) -> float:
         """Everything but experts."""
         return self.dense_matrices + self.vectors + self.vocabulary
 
-    @cached_property
+    @cached
     def total(self) -> float:
         """All parameters of the rank."""
         return self.dense + self.experts
@@ -101,29 +102,29 @@ class ModelParameters:
     encoder_layer: LayerParameters | None = None
     encoder_layers: int = 0
 
-    @cached_property
+    @cached
     def total(self) -> int:
         """All parameters, each once."""
         return self.embedding + self.layers + self.final_norm + self.head
 
-    @cached_property
+    @cached
     def active(self) -> int:
         """Parameters that take part in computing a token; all of them without experts."""
         layer = self.layer
         idle = layer.experts + layer.expert_biases - layer.active_experts - layer.active_expert_biases
         return self.total - (self.num_layers - self.first_layers) * idle
 
-    @cached_property
+    @cached
     def layers(self) -> int:
         """All transformer layers together, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.total)
 
-    @cached_property
+    @cached
     def layer_matrices(self) -> int:
         """The matrices of all layers together, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.matrices)
 
-    @cached_property
+    @cached
     def active_matrices(self) -> int:
         """Elements of the matrices that one token is multiplied with, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.active)

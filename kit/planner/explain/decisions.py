@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
@@ -106,13 +107,16 @@ def _choice(name: str, request: Request, result: SearchResult, best: Candidate) 
         return Decision(rule=name, chosen=text, why="pinned")
     if name in _ONLY_WITH and getattr(best.layout, _ONLY_WITH[name]) == 1:
         return None  # without a pipeline or without context parallelism this field has no effect
-    same_engine = [candidate for candidate in result.considered if candidate.layout.engine == best.layout.engine]
-    values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
+    by_value: dict[Any, list[Candidate]] = {}
+    for candidate in result.considered:
+        if candidate.layout.engine == best.layout.engine:
+            by_value.setdefault(getattr(candidate.layout, name), []).append(candidate)
+    values = by_value.keys() - {chosen}
     impossible = _impossible(name, values | {chosen}, request, result)
     if not values and not impossible:
         return None
     rivals = sorted(
-        (_rival([c for c in same_engine if getattr(c.layout, name) == value], name, best) for value in values),
+        (_rival(by_value[value], name, best) for value in values),
         key=_rank,
     )
     rejected = tuple(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd
+from operator import attrgetter
+from typing import Any
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
@@ -70,9 +72,10 @@ def positions(w: Workload) -> bool:
 def flag_of_engine(w: Workload) -> str | None:
     """``Layout`` names the engines that read each flag. Other engines would ignore it silently, so kit refuses it."""
     engine = w.layout.engine
-    given = [name for name in _FOREIGN[engine] if getattr(w.layout, name) != DEFAULTS[name]]
-    if not given:
+    names, values_of, defaults = _FOREIGN[engine]
+    if values_of(w.layout) == defaults:
         return None
+    given = [name for name in names if getattr(w.layout, name) != DEFAULTS[name]]
     able = [other for other in ENGINES if all(other in FLAGS[name].engines for name in given)]
     values = ", ".join(f"{name}={str(getattr(w.layout, name)).lower()}" for name in given)
     them = "them" if len(given) > 1 else "it"
@@ -80,8 +83,16 @@ def flag_of_engine(w: Workload) -> str | None:
     return f"{values} on engine={engine}, which does not take {them}; {fix}"
 
 
-_FOREIGN = {engine: [name for name, flag in FLAGS.items() if engine not in flag.engines] for engine in ENGINES}
-_FOREIGN["deepspeed"].remove("pp")  # deepspeed_pipeline says why
+def _foreign(engine: EngineName) -> tuple[list[str], Callable[[Layout], tuple[Any, ...]], tuple[Any, ...]]:
+    """Flags that the engine does not read, a function that reads them all, and their defaults. A search asks this of
+    every layout, and comparing two tuples is the fastest answer."""
+    names = [name for name, flag in FLAGS.items() if engine not in flag.engines]
+    if engine == "deepspeed":
+        names.remove("pp")  # deepspeed_pipeline says why
+    return names, attrgetter(*names), tuple(DEFAULTS[name] for name in names)
+
+
+_FOREIGN = {engine: _foreign(engine) for engine in ENGINES}
 
 
 # ---------------------------------------------------------------- layers

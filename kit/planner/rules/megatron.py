@@ -78,6 +78,8 @@ def pipeline_divides_layers(w: Workload) -> str | None:
 def _uneven(w: Workload) -> str:
     """Layers of an uneven first and last stage, as text; empty if all stages are equal."""
     keys = ("first_stage_layers", "last_stage_layers")
+    if w.layout.first_stage_layers is w.layout.last_stage_layers is None:
+        return ""
     return ", ".join(f"{key}={value}" for key in keys if (value := getattr(w.layout, key)))
 
 
