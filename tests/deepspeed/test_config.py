@@ -281,6 +281,9 @@ def test_guarded_keys_are_emitted_or_would_add_what_the_plan_decides():
             emitted |= flat(ds_config(cases.plan(precision=precision, **layout)))
     for variant in VARIANTS.values():
         emitted |= flat(ds_config(cases.plan(**variant)))
+    adamw = cases.plan(2)
+    sgd = dataclasses.replace(adamw.job, optimizer=dataclasses.replace(adamw.job.optimizer, name="sgd"))
+    emitted |= flat(ds_config(dataclasses.replace(adamw, job=sgd)))
     assert PLAN_OWNED_KEYS.keys() - emitted == {"scheduler.type", "expert_parallel.enabled"}
     decided = {
         "train_batch_size",

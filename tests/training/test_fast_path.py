@@ -341,7 +341,7 @@ def test_fused_adamw_steps_the_same(tmp_path, monkeypatch):
     for name in names:
         monkeypatch.setattr(optimizer, "_fuses", lambda parameters, name=name: name == "fused")
         engine = TorchEngine(tiny.run_directory(tmp_path / name, tiny.plan(job={"grad_clip": 0.5, "optimizer": EPS})))
-        assert bool(engine._optimizer.adamw.param_groups[0]["fused"]) == (name == "fused")
+        assert bool(engine._optimizer._optimizers[0].param_groups[0]["fused"]) == (name == "fused")
         engine.set_optimizer_steps(3)
         for step in range(5):
             engine.forward_backward(micro_batches(step, mbs=2, accumulation=1))

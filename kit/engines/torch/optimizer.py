@@ -32,8 +32,7 @@ class Optimizer:
         muon_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         """``vocabulary``: parameters of embeddings and head, which Muon leaves to AdamW. ``muon_dtype``: of Muon's
-        iteration. Raises EngineError if
-        bitsandbytes is needed and missing, or if ``EightBitOptimizer`` refuses."""
+        iteration. Raises EngineError if bitsandbytes is needed and missing, or if ``EightBitOptimizer`` refuses."""
         parameters = list(parameters)
         eight_bit = [p for p in parameters if p.ndim > 1] if spec.name.endswith("-8bit") else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
@@ -175,7 +174,7 @@ def build_adamw(
     moments in the first step (torch/optim/adam.py, Adam._init_group).
     """
     parameters = list(parameters)
-    fused = all(parameter.device.type == "cuda" for parameter in parameters)  # saves kernel launches
+    fused = _fuses(parameters)
     optimizer = torch.optim.AdamW(
         _groups(parameters, spec),
         lr=learning_rate,
@@ -188,3 +187,8 @@ def build_adamw(
         step = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
         optimizer.state[parameter] = {"step": step}
     return _with_state(optimizer, ("exp_avg", "exp_avg_sq"))
+
+
+def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
+    """Whether to use torch's fused kernel: on CUDA only, where it saves kernel launches."""
+    return all(parameter.device.type == "cuda" for parameter in parameters)

@@ -79,7 +79,8 @@ def _exchange(path: Path) -> ForeignState:
 
 def _native(path: Path) -> ForeignState:
     manifest = read_manifest(path)
-    return ForeignState({}, {}, manifest.counters, {"world_size": manifest.world_size}, notes=(manifest.model,))
+    layout: dict[str, int | str] = {"engine": manifest.model.partition(" ")[0], "world_size": manifest.world_size}
+    return ForeignState({}, {}, manifest.counters, layout, notes=("Adam's state is in it",))
 
 
 def _universal(path: Path) -> Recognised | None:
