@@ -25,6 +25,7 @@ COMMANDS = {
     "recipes list": [("recipes", "list")],
     "emit": [("emit", RECIPE, "--out", "run")],
     "convert": [("convert", "data", "corpus.txt", "--tokenizer", str(prepare().model), "--out", "train")],
+    "convert inspect": [("convert", "inspect", str(prepare().model))],
     "lint": [("lint", "ds_config.json")],
     "doctor": [("doctor",)],
     "doctor LOGS": [("doctor", "train.log")],
