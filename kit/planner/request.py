@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kit.cached import cached
 from kit.cost.workload import Workload
 from kit.planner.calibration import NONE, Calibration
 from kit.specs.cluster import ClusterSpec
@@ -24,4 +25,9 @@ class Request:
 
     def workload(self, layout: Layout) -> Workload:
         """The candidate plan with ``layout``."""
-        return Workload(model=self.model, cluster=self.cluster, job=self.job, layout=layout)
+        return self._work.with_layout(layout)
+
+    @cached
+    def _work(self) -> Workload:
+        """Model, cluster and job; nobody reads its layout."""
+        return Workload(self.model, self.cluster, self.job, Layout(engine="torch", implementation="huggingface"))

@@ -184,7 +184,8 @@ class Layout:
         """Copies the layout with other choices, which the planner made: they are not validated. A search makes tens of
         thousands of copies, and ``dataclasses.replace`` takes ten times as long."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self) | chosen)
+        vars(made).update(vars(self))
+        vars(made).update(chosen)
         return made
 
 
