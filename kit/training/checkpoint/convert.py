@@ -5,7 +5,6 @@ One parameter is in memory at a time."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheck
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
+from kit.training.checkpoint.foreign.torch_files import adapter_config
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
 _FORMATS = ("hf", "exchange", "megatron", "dcp")
@@ -125,8 +125,8 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
 def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
     """The adapters' rank, scale and layers by peft's configuration. Raises CheckpointError for what kit does not train:
     other kinds of adapters, or adapters on other layers."""
+    config = adapter_config(path)
     with described(path / _ADAPTERS, "peft"):
-        config = json.loads((path / _ADAPTERS).read_text(encoding="utf-8"))
         other = next(
             (key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if config.get(key)), ""
         )
@@ -264,8 +264,9 @@ def _model_of(path: Path, model: str | None) -> ModelSpec:
             if (directory / "config.json").is_file():
                 return load_model(str(directory))
         if (path / _ADAPTERS).is_file():
+            config = adapter_config(path)
             with described(path / _ADAPTERS, "peft"):
-                base = Path(str(json.loads((path / _ADAPTERS).read_text(encoding="utf-8"))["base_model_name_or_path"]))
+                base = Path(str(config["base_model_name_or_path"]))
                 if (base / "config.json").is_file():
                     return load_model(str(base))
         plan = path.resolve().parent.parent / "plan.yaml"

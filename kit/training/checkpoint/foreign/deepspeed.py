@@ -28,7 +28,14 @@ from kit.engines.base import StateKind
 from kit.engines.closed_list import Inert, load_restricted
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START
-from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described
+from kit.training.checkpoint.foreign.source import (
+    MOMENTS,
+    ForeignState,
+    StoredTensor,
+    described,
+    require_one_step,
+    tagged,
+)
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -82,12 +89,7 @@ def deepspeed_files(directory: Path) -> list[Path]:
 
 def deepspeed_directory(directory: Path) -> Path | None:
     """``directory`` if it is a DeepSpeed checkpoint, or the one in it that ``latest`` names; otherwise None."""
-    latest = directory / "latest"
-    candidates = [directory]
-    if latest.is_file() and latest.stat().st_size < 1000:
-        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
-        candidates.append(directory / Path(tag or ".").name)
-    return next((each for each in candidates if each.is_dir() and deepspeed_files(each)), None)
+    return next((each for each in tagged(directory, "latest") if each.is_dir() and deepspeed_files(each)), None)
 
 
 def read_deepspeed(directory: Path) -> ForeignState:
@@ -220,8 +222,7 @@ def _rank_state(path: Path, loaded: Mapping[str, Any], stage: int) -> _RankState
                 raise CheckpointError(f"{path}: sizes of weights and moments differ in group {number}; copy it again")
     counts = [each.get("step") for each in (*state.values(), *param_groups)]
     steps = {int(count) for count in counts if count is not None}
-    if len(steps) > 1:
-        raise CheckpointError(f"{path} says {sorted(steps)} steps of one Adam; take another checkpoint")
+    require_one_step(path, steps)
     hyperparameters = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in param_groups]
     return _RankState(groups, steps.pop() if steps else None, hyperparameters, loaded.get("param_slice_mappings"))
 

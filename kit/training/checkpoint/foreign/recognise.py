@@ -80,7 +80,7 @@ def _exchange(path: Path) -> ForeignState:
 def _native(path: Path) -> ForeignState:
     manifest = read_manifest(path)
     layout: dict[str, int | str] = {"engine": manifest.model.partition(" ")[0], "world_size": manifest.world_size}
-    return ForeignState({}, {}, manifest.counters, layout, notes=("Adam's state is in it",))
+    return ForeignState({}, {}, manifest.counters, layout, moments_elsewhere=True)
 
 
 def _universal(path: Path) -> Recognised | None:
@@ -156,7 +156,7 @@ def _megatron(directory: Path) -> ForeignState:
     step = max(iteration, steps)
     counters = dataclasses.replace(state.counters, step=step, optimizer_steps=steps)
     moments = any(key.startswith("optimizer.state.exp_avg.") for key in tensors)
-    return dataclasses.replace(state, counters=counters, notes=("Adam's state is in it",) if moments else ())
+    return dataclasses.replace(state, counters=counters, moments_elsewhere=moments)
 
 
 def _megatron_old(path: Path) -> Recognised | None:
@@ -210,7 +210,7 @@ def inspected(path: Path) -> Inspected:
         dtypes=sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.weights.values()}),
         parameters=number_of_parameters(state.weights) if state.weights else None,
         tensors=len(state.weights) or None,
-        adam=bool(state.moments) or "Adam's state is in it" in state.notes,
+        adam=bool(state.moments) or state.moments_elsewhere,
         hyperparameters=[dict(group) for group in state.adam],
         model=_model(path),
         notes=[*found.notes, *state.notes],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from kit.engines.huggingface import encoder_decoder, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import START, Counters
+from kit.training.checkpoint.counters import LARGEST, START, Counters
 
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 _WRAPPERS = re.compile(r"^(?:module\.)+|(?:^|(?<=\.))_orig_mod\.|(?<=lora_[AB]\.)default\.")
@@ -49,6 +49,8 @@ class ForeignState:
     adam: Sequence[Mapping[str, Any]] = ()
     """Learning rate, betas, eps and weight decay of each parameter group."""
     notes: tuple[str, ...] = ()
+    moments_elsewhere: bool = False
+    """Whether files of another reader than this one hold Adam's moments: Megatron's, and kit's native ones."""
 
     def sources(self, model: ModelSpec, adapters: bool = False) -> dict[StateKind, TensorSource]:
         """The tensors of each kind under the names on disk of ``model``, or of its adapters."""
@@ -98,6 +100,21 @@ class _Source(TensorSource):
             parts = {name: tensor} if self._model is None else dict(experts.split_experts(self._model, place, tensor))
             self._held = (place, parts)
         return self._held[1][name]
+
+
+def tagged(directory: Path, file: str) -> list[Path]:
+    """``directory``, and the directory in it that its text file ``file`` names, as DeepSpeed's ``latest`` does."""
+    latest = directory / file
+    if not latest.is_file() or latest.stat().st_size >= 1000:
+        return [directory]
+    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+    return [directory, directory / Path(tag or ".").name]
+
+
+def require_one_step(path: Path, steps: Collection[int]) -> None:
+    """Raises CheckpointError if parameters say different step counts of their Adam, or an impossible one."""
+    if len(steps) > 1 or any(not 0 <= step <= LARGEST for step in steps):
+        raise CheckpointError(f"{path} says {sorted(steps)} steps of one Adam; take another checkpoint")
 
 
 def plain_name(name: str) -> str:

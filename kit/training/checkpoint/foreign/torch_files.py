@@ -15,8 +15,8 @@ import torch
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError
 from kit.specs.text_files import parse_json, read_text
-from kit.training.checkpoint.counters import LARGEST, START
-from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described
+from kit.training.checkpoint.counters import START
+from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described, require_one_step
 
 _ADAM = re.compile(r"(?:optim(?:izer)?\.)*state\.(.+)\.(exp_avg|exp_avg_sq|step)")
 """Key of one of Adam's tensors in a distributed checkpoint (torch/distributed/checkpoint/state_dict.py)."""
@@ -50,8 +50,7 @@ def read_distributed(directories: Sequence[Path]) -> ForeignState:
     steps = {int(tensor.read()) for tensor in by_kind.get("step", {}).values()}
     missing = [name for name in ("exp_avg", "exp_avg_sq", "step") if not by_kind.get(name)]
     if not missing:
-        if len(steps) > 1 or not 0 <= min(steps) <= LARGEST:
-            raise CheckpointError(f"{directories[-1]} says {sorted(steps)} steps of one Adam; take another checkpoint")
+        require_one_step(directories[-1], steps)
         moments = {kind: by_kind[kind.value] for kind in MOMENTS}
         counters = dataclasses.replace(START, step=min(steps), optimizer_steps=min(steps))
     else:

@@ -20,18 +20,21 @@ from kit.engines.closed_list import load_restricted
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START
 from kit.training.checkpoint.foreign import deepspeed
-from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described
+from kit.training.checkpoint.foreign.source import (
+    MOMENTS,
+    ForeignState,
+    StoredTensor,
+    described,
+    require_one_step,
+    tagged,
+)
 
 _FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
 
 
 def universal_directory(directory: Path) -> Path | None:
     """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
-    latest = directory / "latest_universal"
-    candidates = [directory]
-    if latest.is_file() and latest.stat().st_size < 1000:
-        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
-        candidates.append(directory / Path(tag or ".").name)
+    candidates = tagged(directory, "latest_universal")
     return next((each for each in candidates if any(each.glob(f"zero/*/{_FILES[StateKind.MASTER]}"))), None)
 
 
@@ -57,8 +60,7 @@ def read_universal(directory: Path) -> ForeignState:
             raise CheckpointError(
                 f"{directory}/zero/{lost[0]} has no {_FILES[kind]}; copy the checkpoint again, complete"
             )
-    if len(steps) > 1:
-        raise CheckpointError(f"{directory} says {sorted(steps)} steps of one Adam; take another checkpoint")
+    require_one_step(directory, steps)
     if not steps:
         steps = _steps_beside(directory)
     missing = [_FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
