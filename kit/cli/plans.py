@@ -50,6 +50,7 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -102,7 +103,6 @@ def plan(
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
-    from kit.report.clusters import clusters_named
     from kit.report.first_screen import LABEL_WIDTH, first_screen
 
     if calibrate is not None and calibration is None:
@@ -142,7 +142,7 @@ def plan(
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         with searching(f"{spec.name} on {gpus}"):
-            cluster = clusters_named([gpus], price or [])[gpus]
+            cluster = _priced(gpus, price) if price else parse_cluster(gpus)
             result = make_plan(spec, cluster, job, pins, load_calibration(known))
         again = [model, "--gpus", gpus, *changes]
         for name, value in given.items():
@@ -169,6 +169,12 @@ def plan(
     second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
     then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
     typer.echo(first_screen(result, then, width, style))
+
+
+def _priced(gpus: str, price: list[str]) -> ClusterSpec:
+    from kit.report.clusters import clusters_named  # a plan without a price need not load the table
+
+    return clusters_named([gpus], price)[gpus]
 
 
 def explain(

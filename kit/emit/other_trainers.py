@@ -60,8 +60,15 @@ def _launched(plan: Plan, program: str) -> str:
 
 
 def _arguments(plan: Plan) -> dict[str, Any]:
-    """transformers' arguments; autocast is what its ``bf16`` means without DeepSpeed."""
-    return training_arguments(plan) | chosen((plan.job.precision, plan.job.precision != "fp32", True))
+    """transformers' arguments, and LoRA's, which LLaMA-Factory and ms-swift call alike. Without DeepSpeed ``bf16``
+    means autocast."""
+    arguments = training_arguments(plan) | chosen(
+        (plan.job.precision, plan.job.precision != "fp32", True),
+        ("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED),
+    )
+    if (lora := plan.job.lora) is not None:
+        arguments |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
+    return arguments
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:
@@ -127,12 +134,10 @@ def llamafactory(plan: Plan) -> dict[str, Any]:
         "output_dir": "llamafactory",
         "finetuning_type": "full" if lora is None else "lora",
         **_arguments(plan),
-        **chosen(("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED)),
     }
     if data.pop("gradient_checkpointing", False) is False:
         data["disable_gradient_checkpointing"] = True  # which LLaMA-Factory turns on by itself
     if lora is not None:
-        data |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
         data["lora_target"] = "all"
         data |= {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
     return data
@@ -149,10 +154,8 @@ def ms_swift(plan: Plan) -> dict[str, Any]:
         "output_dir": "ms-swift",
         "tuner_type": "full" if lora is None else "lora",
         **({"gradient_checkpointing": False} | _arguments(plan)),
-        **chosen(("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED)),
     }
     if lora is not None:
-        data |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
         data["target_modules"] = ["all-linear"]
         data |= {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
     return data
