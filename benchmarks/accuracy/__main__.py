@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import bands, expect_page, report, throughput_page, throughput_report
+from benchmarks.accuracy.lost_rows import lost_rows
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
-from benchmarks.accuracy.since import no_longer_predicted
 from benchmarks.accuracy.throughput import result_of
 from kit.errors import SpecError
 
@@ -52,7 +52,7 @@ def main() -> None:
         figures = report.as_json(results)
     print(text)
     if given.since:
-        predicted, lost = no_longer_predicted(results, json.loads(given.since.read_text()))
+        predicted, lost = lost_rows(results, json.loads(given.since.read_text()))
         print(
             f"\nof {predicted} figures that {given.since.name} predicted, {len(lost)} are left out now",
             *lost,

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import bands
+from benchmarks.accuracy.lost_rows import lost_rows
 from benchmarks.accuracy.pipelines import NotPredictedError
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import about, load
-from benchmarks.accuracy.since import no_longer_predicted
 from benchmarks.accuracy.throughput import components_s, measured_step_s, result_of
 from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
@@ -207,8 +207,8 @@ def test_rows_that_an_earlier_state_predicted_are_listed() -> None:
     lost = result_of({**known, "job": {**known["job"], "engine": "colossalai"}})
     snapshot = {"accuracy": {"rows": {known["id"]: {"step": 1.5 * COUNTED[0].measured_s, "left out": None}}}}
     line = f"{known['id']}: job.engine='colossalai' is not understood; its last error: +50.0%"
-    assert no_longer_predicted([lost], snapshot) == (1, [line])
-    assert no_longer_predicted([COUNTED[0]], snapshot) == (1, [])
+    assert lost_rows([lost], snapshot) == (1, [line])
+    assert lost_rows([COUNTED[0]], snapshot) == (1, [])
 
 
 def test_the_name_of_a_row_moves_no_prediction() -> None:

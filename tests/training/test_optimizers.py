@@ -13,7 +13,7 @@ import torch
 from kit.cost.memory.peak import parts_of
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
-from kit.engines.torch import whole_matrix
+from kit.engines.torch import gathered_optimizers
 from kit.engines.torch.engine import TorchEngine
 from kit.engines.torch.fsdp import full_tensor, local_shard, own_slice
 from kit.errors import CheckpointError
@@ -56,7 +56,7 @@ def train(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[str, 
     """Two steps, a native and an exchange checkpoint, one more; and that again by engines that read the files."""
     rate, native, exchange = RATES[rundir.plan.job.optimizer.name], rundir.path / "native", rundir.path / "exchange"
     if fault == "ungathered":
-        whole_matrix.full_tensor = ungathered  # type: ignore[assignment]
+        gathered_optimizers.full_tensor = ungathered  # type: ignore[assignment]
     engine = TorchEngine(rundir)
     curve = cases.steps(engine, rundir, 0, 2, rate)
     if engine.is_main:
@@ -82,7 +82,7 @@ def train(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[str, 
     found["same bits"] = again == after and all(torch.equal(bits[key], ended[key]) for key in ended | bits)
     found["exchanged"] = cases.state(engine, StateKind.MASTER)
     engine.close()
-    whole_matrix.full_tensor = full_tensor
+    gathered_optimizers.full_tensor = full_tensor
     return found
 
 
@@ -182,8 +182,8 @@ class TestOneProcess:
         for shape in ((24, 40), (40, 24)):
             update = torch.randn(shape, generator=torch.Generator().manual_seed(0))
             expected = _zeropower_via_newtonschulz(update, (DEFAULT_A, DEFAULT_B, DEFAULT_C), 5, 1e-7)
-            assert torch.equal(whole_matrix.orthogonalised(update.bfloat16()), expected)
-            singular = torch.linalg.svdvals(whole_matrix.orthogonalised(update))
+            assert torch.equal(gathered_optimizers.orthogonalised(update.bfloat16()), expected)
+            singular = torch.linalg.svdvals(gathered_optimizers.orthogonalised(update))
             assert 0.6 < singular.min() < singular.max() < 1.3
 
     def test_another_optimizers_state_is_refused(self, tmp_path):
@@ -233,7 +233,7 @@ class Fp32Muon(torch.optim.Muon):
     def step(self, closure=None):
         module = sys.modules["torch.optim._muon"]
         given = module._zeropower_via_newtonschulz
-        module._zeropower_via_newtonschulz = lambda update, *_: whole_matrix.orthogonalised(update.clone())
+        module._zeropower_via_newtonschulz = lambda update, *_: gathered_optimizers.orthogonalised(update.clone())
         try:
             return super().step(closure)
         finally:

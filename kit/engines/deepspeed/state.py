@@ -28,8 +28,8 @@ from deepspeed.utils import (
     safe_set_local_optimizer_state,
 )
 
+from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.base import StateKind
-from kit.engines.factored import second_moment, set_second_moment
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 Parameter = Any

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.base import StateKind
-from kit.engines.factored import second_moment, set_second_moment
 from kit.engines.torch.eight_bit import EightBitOptimizer
 from kit.engines.torch.fsdp import local_shard
+from kit.engines.torch.gathered_optimizers import Adafactor, Muon
 from kit.engines.torch.lion import Lion
-from kit.engines.torch.whole_matrix import Adafactor, Muon
 from kit.specs.job import OptimizerSpec
 
 

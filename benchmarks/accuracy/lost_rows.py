@@ -8,9 +8,7 @@ from typing import Any
 from benchmarks.accuracy import memory, throughput
 
 
-def no_longer_predicted(
-    results: Iterable[memory.Result | throughput.Result], snapshot: dict[str, Any]
-) -> tuple[int, list[str]]:
+def lost_rows(results: Iterable[memory.Result | throughput.Result], snapshot: dict[str, Any]) -> tuple[int, list[str]]:
     """How many figures ``snapshot`` (of ``benchmarks.snapshot --data``) predicted, and a line for each that is left out
     now."""
     earlier = {name: values for rows in snapshot["accuracy"].values() for name, values in rows.items()}
