@@ -14,7 +14,7 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import ADDED_TO_JOB, JobSpec
 from kit.specs.layout import ADDED, DEFAULTS, ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
@@ -63,8 +63,7 @@ class Plan:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
         decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
         del decisive["cluster"]["gpu"]["generation"]  # of the GPU's name; plans of version 2 do not say it
-        decisive["layout"] = _written(decisive["layout"])
-        return _digest(decisive)
+        return _digest(_written(decisive))
 
     @property
     def model_digest(self) -> str:
@@ -74,8 +73,7 @@ class Plan:
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
-        plain = strict_yaml.to_plain(self)
-        return strict_yaml.dump(plain | {"layout": _written(plain["layout"])})
+        return strict_yaml.dump(_written(strict_yaml.to_plain(self)))
 
     def save(self, path: str | Path) -> None:
         """Write the plan as YAML. Raises ``SpecError`` if the file exists or cannot be written."""
@@ -102,14 +100,21 @@ class Plan:
         return strict_yaml.parse(cls, document.data | {"schema_version": SCHEMA_VERSION}, document)
 
 
-def _written(layout: dict[str, Any]) -> dict[str, Any]:
+def _written(plan: dict[str, Any]) -> dict[str, Any]:
     """Drops sizes that the engine does not read, and defaults of fields that plans of this version may lack: a plan
     keeps its digest when kit learns a new field."""
-    return {
+    layout = {
         name: value
-        for name, value in layout.items()
+        for name, value in plan["layout"].items()
         if not (value is None and name in ZERO_KEYS) and not (name in ADDED and value == DEFAULTS[name])
     }
+    for (*parents, name), default in ADDED_TO_JOB.items():
+        owner = plan["job"]
+        for parent in parents:
+            owner = owner[parent] or {}
+        if owner.get(name) == default:
+            owner.pop(name, None)
+    return plan | {"layout": layout}
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.specs.balancing import BalancingSpec
@@ -76,6 +77,11 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
+
+
+ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {}
+"""Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
+default: so the plan keeps its digest when kit learns a new field."""
 
 
 def job_defaults(model: ModelSpec) -> dict[str, Any]:
