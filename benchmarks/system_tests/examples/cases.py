@@ -51,8 +51,11 @@ _REPORT = '{"engine"'
 
 OWN_OPTIMIZER = "own optimizer"
 """accelerate_loop.py under the files without an optimizer, beside which it makes torch's AdamW."""
-SCRIPTS = ("accelerate_loop", OWN_OPTIMIZER, "trainer", "trl_sft", "trl_dpo")
+SCRIPTS = ("accelerate_loop", OWN_OPTIMIZER, "trainer", "trl_sft", "trl_dpo", "trl_reward", "trl_kto", "trl_grpo")
 _LOOPS = ("accelerate_loop", OWN_OPTIMIZER)
+_BY_PROCESS = ("trl_kto", "trl_grpo")
+"""Scripts whose rows depend on the processes: KTO pairs prompts with answers of other rows of the micro batch, and each
+process draws completions from its own seed. Their reference is DDP on as many processes."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,13 @@ class ExampleError(AssertionError):
 
 
 def alone(script: str, directory: Path) -> Facts:
-    """The script on one process, without a launcher and without a configuration."""
-    accumulation = GLOBAL_BATCH // MICRO_BATCH
-    arguments = _arguments(script, directory, accumulation)
-    return _run([sys.executable, str(file_of(script)), *arguments], directory)
+    """The script without any configuration: on one process without a launcher, or under DDP on two."""
+    processes = 2 if script in _BY_PROCESS else 1
+    arguments = [str(file_of(script)), *_arguments(script, directory, GLOBAL_BATCH // MICRO_BATCH // processes)]
+    if processes == 1:
+        return _run([sys.executable, *arguments], directory)
+    ddp = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    return _run([*LAUNCH, *ddp, *arguments], with_files(directory / f"{script} DDP", None), launched=True)
 
 
 def plain_torch(directory: Path) -> Facts:
@@ -132,7 +138,7 @@ def file_of(script: str) -> Path:
 
 
 def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
-    model = str(directory / "model")
+    model = str(directory / ("reward" if script == "trl_reward" else "model"))
     if script in _LOOPS:
         sizes = {
             "block": BLOCK,
@@ -148,6 +154,12 @@ def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
         "trainer": ["--text", str(directory / "text.txt"), "--block", str(BLOCK)],
         "trl_sft": ["--chats", str(directory / "chats.jsonl")],
         "trl_dpo": ["--preferences", str(directory / "preferences.jsonl")],
+        "trl_reward": ["--preferences", str(directory / "preferences.jsonl")],
+        "trl_kto": ["--answers", str(directory / "answers.jsonl")],
+        "trl_grpo": [
+            *("--prompts", str(directory / "prompts.jsonl"), "--beta", "0.1"),
+            *("--num_generations", "2", "--max_completion_length", "8"),
+        ],
     }[script]
     # As ds_config.json has them; under a launcher they are given once more, by the plan.
     common = {

@@ -21,27 +21,30 @@ LEARNING_RATE = 1e-3
 EPS = 1e-4
 """Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 ROWS = 24
-"""Chats, and preferences, of the TRL scripts."""
+"""Rows of each file of the TRL scripts."""
 
 
 def prepare(directory: Path = DIRECTORY) -> Path:
-    """``model/`` with a byte tokenizer and its chat template, ``text.txt``, ``chats.jsonl``, ``preferences.jsonl``."""
+    """``model/`` with a byte tokenizer and its chat template, ``reward/`` with a score in place of its head,
+    ``text.txt``, and rows for each of TRL's trainers."""
     if (directory / "complete").exists():
         return directory
     shutil.rmtree(directory, ignore_errors=True)
-    model = directory / "model"
-    model.mkdir(parents=True)
-    _write_tokenizer(model)
-    _write_model(model)
+    for name in ("model", "reward"):
+        (directory / name).mkdir(parents=True)
+        _write_tokenizer(directory / name)
+        _write_model(directory / name)
     (directory / "text.txt").write_text(Path(json.__file__).read_text(encoding="utf-8")[:20_000], encoding="utf-8")
-    chats, preferences = [], []
+    rows: dict[str, list[dict[str, Any]]] = {"chats": [], "preferences": [], "answers": [], "prompts": []}
     for k in range(ROWS):
         prompt = [{"role": "user", "content": f"What is {k} and {k}?"}]
         good, bad = ([{"role": "assistant", "content": text}] for text in (f"{2 * k}." + "." * (k % 5), "Who knows?"))
-        chats.append({"messages": prompt + good})
-        preferences.append({"prompt": prompt, "chosen": good, "rejected": bad})
-    for name, rows in (("chats", chats), ("preferences", preferences)):
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows["chats"].append({"messages": prompt + good})
+        rows["preferences"].append({"prompt": prompt, "chosen": good, "rejected": bad})
+        rows["answers"].append({"prompt": prompt, "completion": bad if k % 3 == 0 else good, "label": k % 3 != 0})
+        rows["prompts"].append({"prompt": prompt})
+    for name, kind in rows.items():
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kind), encoding="utf-8")
     (directory / "complete").touch()
     return directory
 
@@ -78,11 +81,13 @@ def _write_tokenizer(directory: Path) -> None:
 
 def _write_model(directory: Path) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        num_labels=1,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(directory)
+    kind = LlamaForSequenceClassification if directory.name == "reward" else LlamaForCausalLM
+    kind(config).save_pretrained(directory)

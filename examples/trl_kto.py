@@ -1,0 +1,48 @@
+"""TRL's KTOTrainer on judged answers: a plain script, nothing of kit's.
+
+    kit emit recipe.yaml --out run
+    accelerate launch --config_file run/accelerate.yaml examples/trl_kto.py --model DIR --answers FILE.jsonl …
+
+Rows are {"prompt", "completion", "label"}: two lists of messages, and whether the answer is wanted. Arguments that the
+plan decides stand in run/ds_config.md. The model is its own reference.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from datasets import load_dataset
+from transformers import HfArgumentParser, Trainer
+from trl import KTOConfig, KTOTrainer
+
+
+@dataclass
+class Arguments:
+    """What is trained on what."""
+
+    model: str = field(metadata={"help": "Hugging Face directory"})
+    answers: str = field(metadata={"help": "jsonl file"})
+
+
+def main() -> None:
+    args, training = HfArgumentParser((Arguments, KTOConfig)).parse_args_into_dataclasses()
+    rows = load_dataset("json", data_files=args.answers, split="train")
+    trainer = KTOTrainer(model=args.model, args=training, train_dataset=rows)
+    trainer.train()
+    report(trainer)
+    trainer.accelerator.end_training()
+
+
+def report(trainer: Trainer) -> None:
+    """One line, from one process, that says what really ran: launchers fall back to less in silence."""
+    model, steps = trainer.model_wrapped, [entry for entry in trainer.state.log_history if "loss" in entry]
+    stage = int(model.zero_optimization_stage()) if hasattr(model, "zero_optimization_stage") else None
+    facts = {"engine": type(model).__name__, "zero_stage": stage, "processes": trainer.args.world_size}
+    curve = {"losses": [step["loss"] for step in steps], "norms": [step["grad_norm"] for step in steps]}
+    if trainer.is_world_process_zero():
+        print(json.dumps({**facts, **curve}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
