@@ -42,7 +42,9 @@ def emit(
         raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = plan_recipe(recipe, overrides)
     files = sorted(path.name for path in _emit(loaded, result, out, target or []).path.iterdir())
-    text = f"{out}: {', '.join(files)}\nstart it: kit train {out}    or: {out}/launch.sh"
+    own_loop = "launch.sh" in files
+    start = f"kit train {out}    or: {out}/launch.sh" if own_loop else f"as {out}/README.md says"
+    text = f"{out}: {', '.join(files)}\nstart it: {start}"
     answer({"directory": str(out), "files": files}, text, as_json)
 
 

@@ -19,7 +19,7 @@ def predict(workload: Workload) -> Prediction:
     model, cluster, job, layout = workload.model, workload.cluster, workload.job, workload.layout
     components = step_time_components_s(workload)
     step_time_s = sum(components.values())
-    tokens_per_s = layout.global_batch_size * job.seq_length / step_time_s
+    tokens_per_s = job.tokens_per_step / step_time_s
     seconds = job.total_tokens / tokens_per_s
     peak = layout.world_size * peak_flops_per_s(cluster.gpu, job.precision)
     evidence = step_time_evidence(workload)

@@ -38,7 +38,7 @@ def operation(workload: Workload, step_time_s: float) -> Operation:
     between = GPU_HOURS_PER_FAILURE * SECONDS_PER_HOUR / cluster.num_gpus
     interval = max(math.sqrt(2 * write * between), step_time_s)
     lost = write / interval + (interval / 2 + RESTART_S + read) / between
-    batch = job.global_batch_size * job.seq_length
+    batch = job.tokens_per_step
     return Operation(
         checkpoint_gb=size / GB,
         checkpoint_s=write,

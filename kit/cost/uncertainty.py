@@ -30,6 +30,8 @@ def step_time_evidence(workload: Workload) -> Evidence:
         assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
         return Evidence(None, f"no published run on {cluster.gpu.name} to compare with{assumed}")
     what = "experts" if model.num_experts else "dense"
+    if workload.trl is not None:
+        return Evidence(None, f"no published run of TRL's {workload.trl.trainer} to compare with")
     if layout.uses_nvme:
         return Evidence(None, "no published run offloads to disks")
     special, huggingface = _special(workload), layout.implementation == "huggingface"

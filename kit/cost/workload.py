@@ -22,6 +22,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import LOSS_CHUNK_TOKENS, Layout
 from kit.specs.model import ModelSpec
+from kit.specs.objectives import TrlObjective, trl_objective
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
@@ -139,9 +140,40 @@ class Workload:
     # ---------------------------------------------------------------- tokens
 
     @cached
+    def trl(self) -> TrlObjective | None:
+        """What TRL's trainer does beside the step; None where kit's own loop trains."""
+        return trl_objective(self.job)
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether there is a second, frozen copy of the weights. With LoRA the adapters are switched off instead."""
+        return self.trl is not None and self.trl.reference_forwards > 0 and self.job.lora is None
+
+    @property
+    def vllm_share(self) -> float:
+        """Share of a GPU's memory that a vLLM in the same process keeps; 0 without one."""
+        share = self.job.grpo and self.job.grpo.vllm_gpu_memory_utilization
+        return share or 0.0 if self.job.objective == "grpo" else 0.0
+
+    @property
+    def completions(self) -> float:
+        """Completions of a step on one rank. TRL generates them at once (steps_per_generation is the accumulation)."""
+        return self.layout.global_batch_size / self.layout.dp
+
+    @property
+    def cached_bytes_per_token(self) -> float:
+        """Bytes of keys and values of one generated token in all layers, in 16 bits."""
+        return 2.0 * 2 * self.model.key_value_width * self.model.num_layers
+
+    @cached
+    def sequences(self) -> int:
+        """Sequences of a micro batch."""
+        return self.layout.micro_batch_size * (1 if self.trl is None else self.trl.sequences)
+
+    @cached
     def tokens(self) -> float:
         """Tokens of a micro batch on one context-parallel rank."""
-        return self.layout.micro_batch_size * self.job.seq_length / self.layout.cp
+        return self.sequences * self.job.seq_length / self.layout.cp
 
     @cached
     def shard_tokens(self) -> float:
@@ -149,9 +181,15 @@ class Workload:
         return self.tokens / (self.layout.tp if self.layout.sp else 1)
 
     @cached
+    def chunked_loss(self) -> bool:
+        """Whether the logits of a chunk of tokens exist at a time: by kit's loss, or by the head that TRL gives a model
+        (trl/trainer/utils.py, add_fused_lm_head)."""
+        return self.layout.chunked_loss or self.trl is not None
+
+    @cached
     def chunk_tokens(self) -> float:
         """Tokens whose logits exist at once in the loss."""
-        if not self.layout.chunked_loss:
+        if not self.chunked_loss:
             return self.tokens
         if self.layout.loss_kernel == "liger":
             return liger_chunk(int(self.tokens), self.model.vocab_size, self.model.hidden_size)[1]
@@ -273,7 +311,7 @@ class Workload:
     @cached
     def compiled_loss(self) -> bool:
         """Whether torch.compile fuses the operators of the loss."""
-        return self.layout.chunked_loss and self.layout.compile_layers
+        return self.chunked_loss and self.layout.compile_layers
 
     @cached
     def gradient_accumulation_fusion(self) -> bool:

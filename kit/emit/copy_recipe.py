@@ -14,9 +14,18 @@ from kit.errors import RunDirectoryError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
+from kit.specs.objectives import TRL
 from kit.specs.recipe import Recipe, load_recipe, merged_text
 from kit.specs.run import RunSpec, run_paths
 from kit.specs.shipped import example_script, headline, recipe_path
+
+_TRL_DATA = {
+    "trl_dpo.py": "preferences",
+    "trl_reward.py": "preferences",
+    "trl_kto.py": "answers",
+    "trl_grpo.py": "prompts",
+}
+"""Script → its argument that names the rows."""
 
 
 def copy_recipe(name: str, target: Path) -> Path:
@@ -72,9 +81,8 @@ def _by_hand(script: str, recipe: Recipe, plan: Plan) -> str:
     from the script's arguments."""
     arguments = training_arguments(plan)
     data = "--chats ../data/chats.jsonl"
-    if "dpo" in script:
-        data = "--preferences ../data/preferences.jsonl"
-        arguments["per_device_train_batch_size"] //= 2  # TRL counts pairs, the plan sequences
+    if (kind := _TRL_DATA.get(script)) is not None:
+        data = f"--{kind} ../data/{kind}.jsonl"
     words = [word for key, value in arguments.items() for word in (f"--{key}", str(value).lower())]
     return (
         f"cd run && deepspeed --num_gpus {plan.cluster.gpus_per_node} {script} --deepspeed ds_config.trainer.json "
@@ -97,7 +105,7 @@ def _page(name: str, line: str, recipe: Recipe, needed: list[str], script: tuple
     own = ""
     if script is not None:
         own = f"With TRL's trainer:\n\n```\n{_by_hand(script[0], recipe, script[1])}\n```\n\n"
-        if "dpo" in script[0]:
+        if objective in TRL:
             after = "`recipe.yaml` is yours to change; then `kit emit recipe.yaml --out run2`."
             return f"# {name}\n\n{line}\n\n{own}{after}\n"
         own += "With kit's own loop:\n\n"

@@ -168,7 +168,7 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
     The window is a fiftieth of the run, from 50 to 1,000 steps; DeepSpeed's default of 1,000 is too long for a run of a
     few hundred steps. One overflow does not change the scale (hysteresis 2), because it may come from one bad batch.
     """
-    steps = plan.job.total_tokens // (plan.job.global_batch_size * plan.job.seq_length)
+    steps = plan.job.total_tokens // plan.job.tokens_per_step
     return {
         "enabled": True,
         "loss_scale": 0,

@@ -42,7 +42,7 @@ def _fine_tunes(plan: Plan) -> bool:
     """Whether programs for Hugging Face models train the plan: all ranks data-parallel, by DeepSpeed, DDP or FSDP2."""
     job, layout = plan.job, plan.layout
     adapted = job.lora is None or job.lora.targets == "all-linear"
-    known = job.objective != "seq2seq" and job.precision in ("bf16", "fp16", "fp32") and job.optimizer.name == "adamw"
+    known = job.objective in ("pretrain", "sft") and job.precision != "fp8" and job.optimizer.name == "adamw"
     of_torch = _on_torch(plan) and layout.tp == 1
     return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
 

@@ -10,6 +10,7 @@ from kit.emit.markdown import plain
 from kit.emit.trainer import for_trainer, training_arguments
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
+from kit.specs.objectives import TRL
 
 _ACCELERATE = "accelerate launch --config_file"
 
@@ -17,10 +18,15 @@ _ACCELERATE = "accelerate launch --config_file"
 def readme(plan: Plan) -> str:
     """Markdown: a section for each way to run the plan, and the reasons for missing ways."""
     several = " Run it on every node with NODE_RANK and MASTER_ADDR." if plan.cluster.num_nodes > 1 else ""
-    sections = [
+    head = [
         f"# {plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}",
         f"{describe(plan.layout)}. `plan.yaml` has the layout, the predictions and the reason of each decision. "
         "Run every command in this directory.",
+    ]
+    if plan.job.objective in TRL:
+        return "\n\n".join([*head, *_trl(plan)]) + "\n"
+    sections = [
+        *head,
         f"## kit's own training loop\n\n`run.yaml` names the data and the checkpoints.{several}",
         _command("./launch.sh"),
     ]
@@ -34,6 +40,18 @@ def readme(plan: Plan) -> str:
         sections.append("## Megatron-LM's pretrain_gpt.py")
         sections.append(f"There is no `pretrain_gpt.sh`: {reason}." if reason else "`pretrain_gpt.sh` starts it.")
     return "\n\n".join(sections) + "\n"
+
+
+def _trl(plan: Plan) -> list[str]:
+    """How to start TRL's trainer, which trains the plan's objective."""
+    arguments = " ".join(f"--{key} {str(value).lower()}" for key, value in training_arguments(plan).items())
+    script = f"trl_{plan.job.objective}.py"
+    several = " --machine_rank N --main_process_ip HOST" if plan.cluster.num_nodes > 1 else ""
+    return [
+        f"## TRL's {TRL[plan.job.objective].trainer}",
+        f"`{script}` is kit's examples/{script}, or your own. kit's own loop does not train this objective.",
+        _command(f"{_ACCELERATE} accelerate.yaml{several} {script} {arguments} --model DIR …"),
+    ]
 
 
 def _own_scripts(plan: Plan) -> list[str]:

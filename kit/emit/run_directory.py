@@ -61,6 +61,7 @@ from kit.planner.plan import Plan
 from kit.planner.schedule import length
 from kit.specs import strict_yaml
 from kit.specs.layout import ZERO_KEYS
+from kit.specs.objectives import TRL
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
 from kit.specs.text import check_line, shown
 from kit.specs.text_files import MOST_BYTES, open_regular, parse_json, read_text, reason
@@ -174,6 +175,9 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
 """Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
 
 
+_OWN_LOOP = frozenset(file.name for target in (launch, slurm, kubernetes, skypilot) for file in target.FILES)
+"""Files that start kit's own training loop."""
+
 TARGETS = tuple(dict.fromkeys(file.target for file in DERIVED_FILES if file.target))
 """Values of ``kit emit --target``."""
 
@@ -182,7 +186,12 @@ def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
     """Name → text of every file that follows from the plan alone, plan.yaml included."""
     files = {"plan.yaml": plan.to_yaml()}
     wanted = (file for file in DERIVED_FILES if not file.target or file.target in targets)
-    return files | {file.name: file.text(plan) for file in wanted if file.applies(plan)}
+    return files | {file.name: file.text(plan) for file in wanted if _applies(file, plan)}
+
+
+def _applies(file: DerivedFile, plan: Plan) -> bool:
+    """Whether a plan's run directory may have the file. TRL's objectives are not of kit's own loop."""
+    return file.applies(plan) and not (file.name in _OWN_LOOP and plan.job.objective in TRL)
 
 
 def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
@@ -261,7 +270,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
 def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
     """Differences between a file on disk and the text that kit derives from plan and run."""
     file, name = path / derived.name, derived.name
-    if not derived.applies(plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
+    if not _applies(derived, plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
         return []
     if file.suffix not in (".json", ".yaml"):
         return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]

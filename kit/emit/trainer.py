@@ -13,6 +13,8 @@ from typing import Any
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
+from kit.specs.job import GrpoSpec, JobSpec
+from kit.specs.objectives import TRL
 
 AUTO = "auto"
 
@@ -59,7 +61,25 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         (job.precision, job.precision != "fp32" and not layout.autocast, True),
         ("gradient_checkpointing", layout.recompute == "full", True),
         ("use_cpu", plan.cluster.gpu.device == "cpu", True),
+        *_of_trl(job),
     )
+
+
+def _of_trl(job: JobSpec) -> list[tuple[str, object, Any]]:
+    """Arguments of TRL's configurations (trl/trainer/*_config.py)."""
+    if job.objective not in TRL:
+        return []
+    if job.objective != "grpo":
+        return [("max_length", True, job.seq_length)]
+    grpo, share = job.grpo or GrpoSpec(), job.grpo and job.grpo.vllm_gpu_memory_utilization
+    return [
+        ("num_generations", True, grpo.num_generations),
+        ("max_completion_length", True, grpo.max_completion_length),
+        ("beta", True, grpo.beta),
+        ("use_vllm", share, True),
+        ("vllm_mode", share, "colocate"),
+        ("vllm_gpu_memory_utilization", share, share),
+    ]
 
 
 FILES = (DerivedFile("ds_config.trainer.json", lambda plan: json_text(trainer_config(plan)), for_trainer),)

@@ -258,7 +258,7 @@ class _NodeType:
         goodput = operation(workload, step_s(found)).goodput
         if not goodput:
             return None, _Miss(math.inf, f"{nodes} x {self.name}: loses all its time to failures")
-        steps = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length)
+        steps = self.job.total_tokens / self.job.tokens_per_step
         seconds = steps * step_s(found) / goodput
         price = cluster.price_per_node_hour_usd
         option = ClusterOption(

@@ -25,6 +25,8 @@ from kit.preflight.requirements import (
     gpus_here,
 )
 from kit.specs.catalog import load_model
+from kit.specs.job import Objective
+from kit.specs.objectives import TRL
 from kit.units import to_gib
 
 _SHAPE = (
@@ -45,6 +47,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     one per line."""
     plan, run = rundir.plan, rundir.run
     require(
+        _objective(plan.job.objective),
         *_packages(rundir),
         check_versions(),
         check_gpus(plan, gpus_here()),
@@ -58,6 +61,13 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         _asynchronous(rundir),
         _checkpoint(rundir, resume_from),
     )
+
+
+def _objective(objective: Objective) -> CheckResult | None:
+    """Checks that kit's own loop trains the objective."""
+    row = TRL.get(objective)
+    said = f"job.objective={objective} is trained by TRL's {row.trainer if row else ''}, not by kit's own loop"
+    return failure("objective", said, "start it as README.md in the run directory says") if row else None
 
 
 def _packages(rundir: RunDirectory) -> list[CheckResult]:

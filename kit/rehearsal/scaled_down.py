@@ -18,6 +18,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec, Precision
 from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
+from kit.specs.objectives import TRL
 
 VOCAB_SIZE = 256
 """One token per byte, so that any text is data without a tokenizer."""
@@ -165,6 +166,10 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
 
 def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
     replaced = []
+    if job.objective in TRL:
+        script = f"examples/trl_{job.objective}.py"
+        replaced.append(f"objective={job.objective} -> sft, for kit's own loop; make prove NAME=examples runs {script}")
+        job = dataclasses.replace(job, objective="sft", grpo=None)
     if job.precision != "fp32":
         replaced.append(f"precision={job.precision} -> fp32 for the exact curve, which rounding would blur")
     if _emulates(job, layout):

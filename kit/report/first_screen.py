@@ -36,7 +36,7 @@ def first_screen(
     title = (
         f"{plan.model.name} · {human_count(count(plan.model).total)} parameters · {cluster.num_gpus} × "
         f"{cluster.gpu.name} ({node}) · {job.precision} · {job.seq_length:,} tokens · "
-        f"{job.global_batch_size:,} sequences a step"
+        f"{job.global_batch_size:,} {job.rows} a step"
     )
     lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
     for label, text in _rows(plan):

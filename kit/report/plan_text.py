@@ -27,7 +27,7 @@ def render(plan: Plan) -> str:
 
 def _title(plan: Plan) -> str:
     model, cluster, job = plan.model, plan.cluster, plan.job
-    tokens = human_count(job.global_batch_size * job.seq_length)
+    tokens = human_count(job.tokens_per_step)
     nodes = f"{cluster.num_nodes} x {cluster.name}" if cluster.num_nodes > 1 else cluster.name
     size = human_count(count(model).total)
     return "\n".join(

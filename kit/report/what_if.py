@@ -123,6 +123,8 @@ def bindings(plan: Plan) -> tuple[Binding, ...]:
         "launch": ("host processor", "kernels launched more slowly than they run"),
         "offload": ("host memory and PCIe", "optimizer state and weights away from the GPU"),
         "optimizer": ("GPU memory bandwidth", "the optimizer's step"),
+        "scoring": ("compute", "forwards without gradient of the model and its reference"),
+        "generation": ("generation", "completions, a token at a time"),
     }
     step = plan.predicted.step_time_s
     found: dict[str, tuple[float, list[str]]] = {}

@@ -18,7 +18,7 @@ _MOST_TOKENS = 10**18
 _LONGEST_SEQUENCE = 10**8
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-Objective = Literal["pretrain", "sft", "seq2seq"]
+Objective = Literal["pretrain", "sft", "seq2seq", "dpo", "kto", "reward", "grpo"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "muon"]
 
 
@@ -53,17 +53,33 @@ class LoraSpec:
 
 
 @spec
+class GrpoSpec:
+    """How GRPO generates completions (arXiv 2402.03300). Names and defaults are those of TRL's GRPOConfig."""
+
+    num_generations: Annotated[int, Within(ge=2, le=4096)] = 8
+    """Completions of a prompt, which are compared with each other."""
+    max_completion_length: Annotated[int, Within(gt=0, le=_LONGEST_SEQUENCE)] = 512
+    """Tokens of a completion; the prompt takes the rest of seq_length."""
+    beta: Annotated[float, Within(ge=0, le=100)] = 0.0
+    """Weight of the KL term; above 0 a reference model is held."""
+    vllm_gpu_memory_utilization: Annotated[float, Within(gt=0, lt=1)] | None = None
+    """Share of each GPU's memory for a vLLM on the same GPU (TRL's own default is 0.3); null: transformers
+    generates."""
+
+
+@spec
 class JobSpec:
     """A training job."""
 
     objective: Objective = "pretrain"
-    """pretrain: every token counts. sft: rows with label masks. seq2seq: pairs, for an encoder-decoder."""
+    """pretrain: every token counts. sft: rows with label masks. seq2seq: pairs, for an encoder-decoder. dpo, kto,
+    reward, grpo: TRL's trainers, under kit's files."""
     lora: LoraSpec | None = None
     """Train adapters instead of the weights; null: all weights."""
     seq_length: Annotated[int, Within(gt=0, le=_LONGEST_SEQUENCE)] = 4096
     """Tokens in a sequence."""
     global_batch_size: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)] = 512
-    """Sequences in an optimizer step."""
+    """Sequences in an optimizer step; pairs for dpo and reward, completions for grpo."""
     total_tokens: Annotated[int, Within(gt=0, le=_MOST_TOKENS)] = 100_000_000_000
     """Token budget; days and money are predicted for it, and it bounds the run unless run.steps does."""
     precision: Precision = "bf16"
@@ -77,9 +93,21 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
+    grpo: GrpoSpec | None = None
+    """For objective grpo; null: the defaults."""
+
+    @property
+    def rows(self) -> str:
+        """What a batch counts."""
+        return {"dpo": "pairs", "reward": "pairs", "grpo": "completions"}.get(self.objective, "sequences")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that an optimizer step trains on; both answers of a pair count."""
+        return self.global_batch_size * self.seq_length * (2 if self.rows == "pairs" else 1)
 
 
-ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {}
+ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {("grpo",): None}
 """Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
 default: so the plan keeps its digest when kit learns a new field."""
 

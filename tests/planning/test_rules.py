@@ -12,9 +12,9 @@ from kit.planner.divisors import divisors
 from kit.planner.rules import is_legal, rule_names, violations
 from kit.specs.catalog import load_model
 from tests.planning.examples import cluster, deepspeed, job, megatron
-from tests.planning.rule_cases import LLAMA, Case, filled, of_deepspeed, of_megatron, of_torch, settled
+from tests.planning.rule_cases import LLAMA, Case, filled, of_deepspeed, of_megatron, of_torch, of_trl, settled
 
-CASES = [*of_torch.CASES, *of_deepspeed.CASES, *of_megatron.CASES]
+CASES = [*of_torch.CASES, *of_deepspeed.CASES, *of_megatron.CASES, *of_trl.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")

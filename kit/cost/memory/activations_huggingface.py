@@ -9,6 +9,7 @@ formulas with the tensors that ``torch.autograd.graph.saved_tensors_hooks`` sees
 from __future__ import annotations
 
 from kit.cost.model.flops import STATE_CHUNK
+from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import LoraSpec
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
@@ -25,7 +26,7 @@ def loss_bytes(workload: Workload) -> float:
     softcap's derivative, the gradient of the head's input for all tokens, the head's fp32 gradient, and the 16-bit
     result of the GEMM that is added to it.
     """
-    if workload.layout.chunked_loss:
+    if workload.chunked_loss:
         model, trained = workload.model, workload.job.lora is None
         copies = 4 + (workload.element if workload.element < 4 else 0) + (4 if model.logit_softcap is not None else 0)
         if workload.layout.loss_kernel == "liger":
@@ -75,7 +76,7 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         # (sdpa_attention.py, create_position_bias_mask); encoder layers share one tensor.
         share = (model.num_layers if model.is_encoder_decoder else 0) / workload.num_layers
         a_position = workload.element * model.num_attention_heads + 1
-        terms["bias"] = share * a_position * workload.job.seq_length / workload.layout.micro_batch_size
+        terms["bias"] = share * a_position * workload.job.seq_length / workload.sequences
     return terms
 
 
@@ -346,3 +347,18 @@ def _dropped_out(workload: Workload, terms: dict[str, float], of_mlp: bool) -> d
     # The output of the dropout replaces the input of the down-projection.
     product = {"mlp": terms["mlp"] - element * f} if of_mlp and model.gated_mlp else {}
     return {"adapters": (element + 1) * inputs} | product
+
+
+# ---------------------------------------------------------------- generation, by TRL's GRPOTrainer
+
+
+def generation_bytes(workload: Workload) -> float:
+    """Bytes that transformers' generation needs on a GPU, before the step's forward: keys and values of the rank's
+    completions of the whole step, their logits, and at ZeRO-3 the gathered weights (ds3_gather_for_generation)."""
+    if workload.trl is None or not workload.trl.generates or workload.vllm_share:
+        return 0.0
+    rows, model = workload.completions, workload.model
+    whole = workload.layout.engine == "deepspeed" and workload.layout.zero_stage == 3
+    gathered = workload.element * count(model).total if whole else 0.0
+    cached = workload.cached_bytes_per_token * rows * workload.job.seq_length
+    return gathered + cached + 4.0 * rows * model.vocab_size

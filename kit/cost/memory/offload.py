@@ -116,7 +116,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
     of_trained = states.gradients + states.optimizer + (PINNED_ROUNDING - 1) * pinned
     of_weights = PINNED_ROUNDING * states.weights * count(model).total
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
-    return to_gib(rank * layout.world_size / cluster.num_nodes)
+    return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
 
 
 def host_load_gib_per_node(workload: Workload) -> float:
@@ -135,3 +135,10 @@ def nvme_gib_per_node(workload: Workload) -> float:
     model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     share = nvme_state_bytes(layout, precision).total * count(model).total / layout.tp
     return to_gib(share * layout.world_size / cluster.num_nodes)
+
+
+def _reference_gib_per_node(workload: Workload) -> float:
+    """GiB of an offloaded reference model in a node's memory."""
+    if not workload.holds_reference or workload.layout.offload_param == "none":
+        return 0.0
+    return to_gib(workload.element * count(workload.model).total / workload.cluster.num_nodes)

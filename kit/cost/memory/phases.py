@@ -101,6 +101,8 @@ class RankParts:
     """Gradients of earlier losses (multi-token prediction), and of deferred weight-gradient GEMMs."""
     loss: float = 0.0
     """Peak of head and loss."""
+    generation: float = 0.0
+    """Keys, values, logits and gathered weights while completions are generated (GRPO)."""
     after_backward: float = 0.0
     """Gradients at the end of backward that are not yet accumulated."""
     load: float | None = None
@@ -142,6 +144,7 @@ def peak_bytes(parts: RankParts) -> float:
         states.gradients_in_step + states.extra_in_step,
         states.gradients_between_steps + parts.save,
         parts.gathered_in_loss + sum(parts.casts_in_forward) + in_forward,
+        states.gradients_between_steps + parts.generation,
     )
     peak = states.weights + states.optimizer + parts.buffers + max(moments)
     return peak if parts.load is None else max(peak, parts.load)
@@ -181,7 +184,7 @@ def rank_memory(parts: RankParts) -> RankMemory:
     built = between if parts.load is None else dict.fromkeys(constant, 0.0) | {"weights": parts.load}
     phases = {
         "load": built,
-        "forward": _fullest(loss, casts),
+        "forward": _fullest(loss, casts, between | {"activations": parts.generation}),
         "backward": _fullest(first_back, ended),
         "step": step,
         "save": between | {"buffers": buffers + parts.save},

@@ -6,24 +6,26 @@ from kit.cost.memory.activations_huggingface import (
     after_layers,
     cross_attention,
     fp8_cast_workspace,
+    generation_bytes,
     layer_bytes,
     layer_input,
     layer_terms,
     loss_bytes,
 )
 from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.model.params import count
 from kit.cost.workload import Workload
 
 
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Memory of a rank by part; all ranks are alike, since these engines have one pipeline stage."""
     model, recompute = workload.model, workload.layout.recompute
-    counts = [(bool(kind), count) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
+    counts = [(bool(kind), number) for kind, number in enumerate(workload.stage_kinds[stage]) if number]
     whole = {kind: layer_bytes(workload, kind) for kind, _ in counts}
     after_forward, in_loss = engine.autocast_copies
     decoders = model.num_layers if model.is_encoder_decoder else 0
     crossed = cross_attention(workload) if decoders else 0.0
-    saved = sum(count * _saved(workload, kind, whole[kind]) for kind, count in counts)
+    saved = sum(number * _saved(workload, kind, whole[kind]) for kind, number in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too; all decoder layers read its output.
     saved += after_layers(workload) * (2 if decoders else 1)
@@ -39,7 +41,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     # autocast caches casts of weights until the forward pass ends, before the loss.
     casts = (after_forward, 2.0 * model.vocab_size * workload.chunk_tokens) if after_forward > in_loss else (0.0, 0.0)
     return RankParts(
-        states=states,
+        states=states._replace(weights=states.weights + reference_bytes(workload)),
         buffers=engine.buffers + cublas_workspaces(workload.generation),
         gathered_in_loss=engine.gathered[0],
         gathered=engine.gathered[1],
@@ -50,6 +52,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         recomputed_layer=recomputed,
         backward_workspace=workspace,
         loss=loss_bytes(workload),
+        generation=generation_bytes(workload),
         load=engine.load * workload.parameters[stage].total or None,
         save=4.0 * engine.largest_parameter,
     )
@@ -79,3 +82,18 @@ def _backward_workspace(workload: Workload, has_experts: bool) -> float:
     routed, width = model.experts_per_token * workload.tokens, model.moe_ffn_hidden_size
     of_weights = (2 if model.gated_mlp else 1) * width * (model.num_experts * h - routed) - h * routed
     return workload.element * max(routed * (3 * width / tp + 2 * h), of_weights)
+
+
+def reference_bytes(workload: Workload) -> float:
+    """Bytes of the reference model on a GPU; 0 where its weights are offloaded.
+
+    With LoRA it is the model with its adapters switched off. TRL loads it in fp32 and gives it to FSDP2 like the model.
+    Under DeepSpeed it has the engine's precision, sharded at stage 3 and otherwise whole (trl/models/utils.py,
+    prepare_deepspeed).
+    """
+    layout = workload.layout
+    if not workload.holds_reference or layout.offload_param != "none":
+        return 0.0
+    sharded = layout.zero_stage >= (2 if layout.engine == "torch" else 3)
+    each = workload.weight_bytes if layout.engine == "torch" else workload.element
+    return each * count(workload.model).total / (layout.dp if sharded else 1)

@@ -65,10 +65,7 @@ def _fully_sharded(
     layout, how = workload.layout, workload.execution
     # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
     m = layout.gradient_accumulation_steps if layout.pp == 1 or layout.zero_stage == 3 else 1
-    # DeepSpeed gathers each linear layer separately; it does not shard smaller parameters.
-    messages = workload.num_layers * ((7 if workload.model.gated_mlp else 4) if how.engine == "deepspeed" else 1)
-    width = 2.0 if workload.keeps_bf16_weights else 1.0
-    width = 4.0 if how.precision == "fp32" else width
+    messages, width = _gathers(workload)
     gather = first = _gather_s(ranks, experts, parameters, width, messages)
     scatter = _gather_s(ranks, experts, parameters, how.gradient_bytes, messages)
     if how.zero_plus_plus is not None:
@@ -81,6 +78,27 @@ def _fully_sharded(
     unhidden = how.unhidden_sharding
     forwards = [max(exposed(each, forward), unhidden * each) for each in (first, gather)]
     return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), unhidden * back)
+
+
+def _gathers(workload: Workload) -> tuple[int, float]:
+    """(messages, bytes per parameter) of a gather of all weights. DeepSpeed gathers each linear layer separately; it
+    does not shard smaller parameters."""
+    how = workload.execution
+    messages = workload.num_layers * ((7 if workload.model.gated_mlp else 4) if how.engine == "deepspeed" else 1)
+    width = 2.0 if workload.keeps_bf16_weights else 1.0
+    return messages, 4.0 if how.precision == "fp32" else width
+
+
+def forward_gather_s(gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float) -> float:
+    """Exposed seconds of the gathers of one forward without gradient; 0 unless weights are sharded. ``forward``: its
+    compute seconds."""
+    layout, how = workload.layout, workload.execution
+    ranks = gpu.group(layout.dp * layout.cp, layout.tp)
+    if ranks.size == 1 or not (layout.zero_stage == 3 or (layout.zero_stage == 2 and how.engine == "fsdp")):
+        return 0.0
+    messages, width = _gathers(workload)
+    gather = _gather_s(ranks, gpu.group(layout.expert_dp, layout.ep * layout.etp), parameters, width, messages)
+    return max(exposed(gather, forward), how.unhidden_sharding * gather)
 
 
 STAGE3_COPIES = 12.0

@@ -143,7 +143,7 @@ def _torchao_weight_casts(workload: Workload) -> float:
 def loss_elementwise_bytes(workload: Workload) -> float:
     """Bytes that the loss moves per token in forward and backward: cast, log-softmax, its gradient, cast back."""
     entries = workload.model.vocab_size / workload.layout.tp
-    if workload.layout.chunked_loss and workload.implementation == "huggingface":
+    if workload.chunked_loss and workload.implementation == "huggingface":
         return _chunked_loss_bytes(workload, entries)
     if workload.compiled_loss or workload.cross_entropy != "unfused":
         return 14.0 * entries

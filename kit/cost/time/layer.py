@@ -14,6 +14,7 @@ from kit.cost.model.params import count
 from kit.cost.time import elementwise
 from kit.cost.time.gpu import GemmPerf, GpuPerf, matmul_s
 from kit.cost.workload import Workload
+from kit.specs.job import GrpoSpec
 
 Gemm = tuple[float, float, float, float]
 """(rows, columns, inner, count) of a forward GEMM."""
@@ -99,7 +100,7 @@ def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
     heads = model.num_attention_heads / layout.tp
     query, value = model.head_dim, model.value_width / model.num_attention_heads
     if workload.execution.attention == "unfused":
-        count = heads * layout.micro_batch_size / layout.cp
+        count = heads * workload.sequences / layout.cp
         element = 4.0 if workload.execution.precision == "fp32" else 2.0
         gemms = matmul_s(gpu.matmul, s, s, query, count, element) + matmul_s(gpu.matmul, s, value, s, count, element)
         return gemms + elementwise.SCORE_PASSES * element * count * s * s / gpu.bytes_per_s
@@ -110,7 +111,7 @@ def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
     window = model.sliding_window if model.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
     seen += elementwise.ATTENTION_BLOCK / 2
-    flops = 2.0 * heads * layout.micro_batch_size * s * seen / layout.cp * (query + value)
+    flops = 2.0 * heads * workload.sequences * s * seen / layout.cp * (query + value)
     # Few blocks of queries leave multiprocessors idle.
     ramp = s / (s + elementwise.ATTENTION_RAMP)
     # Without the zig-zag order the last context-parallel rank attends to the whole sequence, and the others wait.
@@ -171,3 +172,29 @@ def _backward_s(rates: GemmPerf, workload: Workload, gemm: Gemm) -> float:
         return of_input  # frozen weights have no gradient; the adapters' GEMMs are small
     summed = 2.0 * workload.main_gradient_bytes if workload.gradient_accumulation_fusion else 2.0
     return of_input + matmul_s(rates, columns, inner, rows, count, output_bytes=summed)
+
+
+def generation_s(gpu: GpuPerf, workload: Workload) -> float:
+    """Seconds to generate a rank's completions of the whole step, all at once.
+
+    Each token reads all weights, and the keys and values so far. transformers also waits for the host to launch each
+    layer's kernels; under FSDP2 every token gathers the weights, at ZeRO-3 the whole generation does once. Rows end
+    together here: completions that end earlier save less than their share.
+    """
+    model, layout, grpo = workload.model, workload.layout, workload.job.grpo or GrpoSpec()
+    rows, counts = workload.completions, count(model)
+    tokens = min(grpo.max_completion_length, workload.job.seq_length)
+    prompt = workload.job.seq_length - tokens
+    flops = 2.0 * rows * (counts.active_matrices + model.vocab_size * model.hidden_size) / gpu.matmul.flops_per_s
+    cached = rows * workload.cached_bytes_per_token * (prompt + tokens / 2)
+    token = max((2.0 * counts.total + cached) / gpu.bytes_per_s, flops)
+    ranks, once = gpu.group(layout.dp, 1), 0.0
+    if not workload.vllm_share:
+        kernels = model.num_layers * elementwise.layer_kernels(workload, model.num_experts > 0)
+        token = max(token, kernels * gpu.rates.kernel_launch_us * 1e-6)
+        gather = ranks.all_gather_s(workload.element * counts.total, model.num_layers) if ranks.size > 1 else 0.0
+        sharded = layout.zero_stage >= (2 if layout.engine == "torch" else 3)
+        if sharded and layout.engine == "torch":
+            token += gather
+        once = gather if sharded and layout.engine == "deepspeed" else 0.0
+    return once + prompt * flops + tokens * token

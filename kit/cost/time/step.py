@@ -9,9 +9,9 @@ from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
-from kit.cost.time.data_parallel import data_parallel_s, exposed
+from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
 from kit.cost.time.gpu import GpuPerf, gpu_perf
-from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time, shared_experts_s
+from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time, shared_experts_s
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.workload import ExecutionModel, Workload
 from kit.specs.layout import Layout
@@ -110,7 +110,7 @@ class StepTimeModel:
             + self._small_buckets_s(workload),
             "offload": 0.0,
             "optimizer": self._optimizer_s(workload, parameters),
-        }
+        } | _trl_components_s(self.gpu, workload, parameters, window)
         return self.with_offload(workload, parameters, components)
 
     def layers_s(self, workload: Workload) -> float:
@@ -270,3 +270,16 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
             seconds += element * total / disk
         seconds += m * exposed(link, compute)
     return seconds
+
+
+def _trl_components_s(gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float) -> dict[str, float]:
+    """Component → seconds of a step. ``forward``: seconds of one micro batch's forward."""
+    row = workload.trl
+    if row is None:
+        return {}
+    passes = row.policy_forwards + row.reference_forwards
+    each = forward + forward_gather_s(gpu, workload, parameters, forward)
+    components = {"scoring": passes * workload.layout.gradient_accumulation_steps * each}
+    if row.generates:
+        components["generation"] = generation_s(gpu, workload)
+    return components

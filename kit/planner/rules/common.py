@@ -13,6 +13,7 @@ from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
 from kit.specs.model import ModelSpec
+from kit.specs.objectives import TRL
 
 # ---------------------------------------------------------------- sizes
 
@@ -202,7 +203,7 @@ def _whole_samples(layout: Layout) -> bool:
 
 def _objectives(layout: Layout) -> tuple[str, ...]:
     if _whole_samples(layout):
-        return ("pretrain", "sft", "seq2seq")
+        return ("pretrain", "sft", "seq2seq", *TRL)
     # Only kit's own attention (kit/engines/megatron/model/attention.py) knows the document of each position.
     own_attention = layout.engine == "megatron" and layout.implementation == "local"
     return ("pretrain", "sft") if own_attention else ("pretrain",)
