@@ -82,6 +82,11 @@ def generation_of(gpu: GpuSpec) -> str:
     return gpu.generation or str(rows("gpus").get(gpu.name, {}).get("generation", "unknown"))
 
 
+def runs_rocm(gpu: GpuSpec) -> bool:
+    """Whether the GPU is AMD's: torch calls it ``cuda`` too, but its libraries are ROCm's."""
+    return generation_of(gpu).startswith("cdna")
+
+
 def usable_gib(gpu: GpuSpec) -> float:
     """GiB that a plan may fill."""
     return gpu.memory_gib * (1 - overheads().margin)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kit.emit.megatron
+from kit.cost.hardware import generation_of, runs_rocm
 from kit.planner.plan import Plan
 from kit.specs.catalog.rows import rows
 
@@ -67,7 +68,8 @@ def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
 def _variables(plan: Plan) -> tuple[Variable, ...]:
     """Variables of every process, in order, without the fabric's."""
     layout, on_gpus, several = plan.layout, plan.cluster.gpu.device == "cuda", plan.layout.world_size > 1
-    rows = (
+    rocm = runs_rocm(plan.cluster.gpu)
+    chosen = (
         # torch 2.13: all attempts share one store (distributed/elastic/rendezvous/dynamic_rendezvous.py), and
         # distributed/rendezvous.py no longer separates their keys.
         (
@@ -86,10 +88,12 @@ def _variables(plan: Plan) -> tuple[Variable, ...]:
             on_gpus and kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1),
             "CUDA_DEVICE_MAX_CONNECTIONS",
             "1",
-            "kernels start in the order they were issued, so that collectives overlap with the matmul before them",
+            "Megatron-LM asks for it where tensors or sequences are split; AMD's runtime does not read it"
+            if rocm
+            else "kernels start in the order they were issued, so that collectives overlap with the matmul before them",
         ),
         (
-            on_gpus,
+            on_gpus and not rocm,
             "PYTORCH_CUDA_ALLOC_CONF",
             "expandable_segments:True",
             "segments that grow in place fragment less when sequence lengths or stages differ",
@@ -103,7 +107,18 @@ def _variables(plan: Plan) -> tuple[Variable, ...]:
         ),
         (on_gpus and several, "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and written when a collective times out"),
     )
-    return tuple(Variable(name, value, why) for wanted, name, value, why in rows if wanted)
+    every = tuple(Variable(name, value, why) for wanted, name, value, why in chosen if wanted)
+    return every + (_amds(plan) if rocm else ())
+
+
+def _amds(plan: Plan) -> tuple[Variable, ...]:
+    """Variables of ``rocm.yaml`` for the plan's GPUs."""
+    generation, several = generation_of(plan.cluster.gpu), plan.layout.world_size > 1
+    return tuple(
+        Variable(name, row["value"], row["why"])
+        for name, row in rows("rocm").items()
+        if generation in (row["generations"] or (generation,)) and (several or not row["several"])
+    )
 
 
 def assignments(plan: Plan) -> list[str]:

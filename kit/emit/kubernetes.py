@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any
 
+from kit.cost.hardware import runs_rocm
 from kit.emit.derived_file import DerivedFile
 from kit.emit.launch import processes_per_node
 from kit.emit.slurm import notice_s
@@ -22,8 +23,6 @@ MOUNTED_AT = "/kit/run"
 _LONGEST_NAME = 40
 """Characters of a name. A DNS label has 63, and JobSet appends the job's name and two indices."""
 _PORT = "29500"
-_GPU_RESOURCES = {"cdna2": "amd.com/gpu", "cdna3": "amd.com/gpu", "cdna4": "amd.com/gpu"}
-"""GPU generation → resource name of its device plugin, if it is not NVIDIA's."""
 _NODE = "node"
 """Name of the replicated job; Kubeflow's torch runtime has a job and a container of this name too."""
 _HEADER = f"""\
@@ -138,7 +137,7 @@ def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resources(plan: Plan) -> dict[str, Any]:
-    kind = _GPU_RESOURCES.get(plan.cluster.gpu.generation or "", "nvidia.com/gpu")
+    kind = "amd.com/gpu" if runs_rocm(plan.cluster.gpu) else "nvidia.com/gpu"
     limits: dict[str, Any] = {kind: str(plan.cluster.gpus_per_node)}
     host_gib = math.ceil(plan.predicted.host_ram_gib_per_node)
     return {"limits": limits, **({"requests": {"memory": f"{host_gib}Gi"}} if host_gib else {})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 
+from kit.cost.hardware import runs_rocm
 from kit.emit.deepspeed import runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.environment import assignments, deepspeed_env, interface_lines, names
@@ -33,7 +34,7 @@ def _launch_script(plan: Plan) -> str:
 
 def _nsight(plan: Plan) -> list[str]:
     """Lines that wrap the command in Nsight Systems. The worker's ``--profile`` steps are its capture range."""
-    if plan.cluster.gpu.device != "cuda":
+    if plan.cluster.gpu.device != "cuda" or runs_rocm(plan.cluster.gpu):
         return []
     options = "--trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop"
     return [f"# Nsight Systems: nsys profile {options} -o nsight ./launch.sh --profile 5-8"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from kit.cost.hardware import runs_rocm
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 
@@ -33,6 +34,7 @@ def sbatch(plan: Plan) -> str:
     job_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plan.model.name)
     hours = max(1, math.ceil(min(plan.predicted.days * 24 * MARGIN, LONGEST_HOURS)))
     cluster = plan.cluster
+    devices = "--rocm" if runs_rocm(cluster.gpu) else "--nv"  # Apptainer's user guide, "GPU Support"
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" if cluster.gpu.device == "cuda" else ""
     return f"""#!/usr/bin/env bash
 #SBATCH --job-name={job_name}
@@ -66,7 +68,7 @@ pyxis=() apptainer=()
 if [ -n "${{CONTAINER_IMAGE:-}}" ]; then
   pyxis=(--container-image="$CONTAINER_IMAGE" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
 elif [ -n "${{APPTAINER_IMAGE:-}}" ]; then
-  apptainer=(apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$APPTAINER_IMAGE")
+  apptainer=(apptainer exec {devices} --bind "$PWD" --pwd "$PWD" "$APPTAINER_IMAGE")
 fi
 srun --kill-on-bad-exit=1 "${{pyxis[@]}}" "${{apptainer[@]}}" \\
   bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &

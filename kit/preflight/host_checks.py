@@ -51,7 +51,7 @@ def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
 def cuda(facts: Facts, required: Requirements | None) -> CheckResult:
     """Compares torch's CUDA version with the driver, and with nvcc if DeepSpeed compiles operators."""
     if required is not None and not required.cuda:
-        return skipped("cuda", "the plan is for CPU processes")
+        return skipped("cuda", "the plan is not for NVIDIA's GPUs, and kit reads nvidia-smi alone")
     built, gpus, nvcc = facts["torch_cuda"], facts["gpus"], facts["tools"]["nvcc"]
     if gpus is None:
         if required is not None:
@@ -77,7 +77,7 @@ def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
     """Checks that a node has the planned number of GPUs and the planned memory on each."""
     gpus = facts["gpus"]
     if required is None or not required.cuda or not isinstance(gpus, list):
-        return skipped("gpus", "no plan for GPUs, or no GPU")
+        return skipped("gpus", "no plan for NVIDIA's GPUs, or none here")
     name = gpus[0]["name"] if gpus else "no GPU"
     smallest = min((gpu["memory_total_mib"] or 0.0 for gpu in gpus), default=0.0) / 1024
     return judge(

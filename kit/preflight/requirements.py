@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kit.emit.megatron
+from kit.cost.hardware import runs_rocm
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
@@ -44,6 +45,7 @@ class Requirements:
     packages: tuple[str, ...]
     """Distributions that must be installed."""
     cuda: bool
+    """Whether the plan is for NVIDIA's GPUs; kit asks nvidia-smi alone."""
     gpus_per_node: int
     gpu_gib: float
     """Predicted peak of one GPU."""
@@ -75,7 +77,7 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(
         packages=tuple(packages),
-        cuda=on_gpus,
+        cuda=on_gpus and not runs_rocm(plan.cluster.gpu),
         gpus_per_node=processes_per_node(plan),
         gpu_gib=predicted.peak_gib if on_gpus else 0.0,
         host_gib=host_gib(plan),

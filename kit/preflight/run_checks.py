@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kit.emit.megatron
+from kit.cost.hardware import runs_rocm
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
@@ -70,6 +71,9 @@ def _objective(objective: Objective) -> CheckResult | None:
     return failure("objective", said, "start it as README.md in the run directory says") if row else None
 
 
+_AMDS_ENGINE = "build github.com/ROCm/TransformerEngine: PyPI's package is for NVIDIA's GPUs"
+
+
 def _packages(rundir: RunDirectory) -> list[CheckResult]:
     """Checks that the engine's packages are installed; one failure for each problem."""
     plan, layout, job = rundir.plan, rundir.plan.layout, rundir.plan.job
@@ -100,7 +104,7 @@ def _packages(rundir: RunDirectory) -> list[CheckResult]:
         ),
         (True, engine, PACKAGES[layout.engine], install_engine),
         (megatron, engine, ("megatron.core",), install_engine),
-        (te, engine, ("transformer_engine",), install_engine),
+        (te, engine, ("transformer_engine",), _AMDS_ENGINE if runs_rocm(plan.cluster.gpu) else install_engine),
     )
     found = []
     for wanted, what, modules, fix in needs:

@@ -178,6 +178,13 @@ def test_operators_that_cannot_be_compiled(here: dict[str, Any], tmp_path: Path)
     assert "nvcc is 11.8" in failures(check_host(other, needs, "node-0"))["cuda"]
 
 
+def test_a_node_of_amds_gpus_needs_no_nvidia_smi(here: dict[str, Any], tmp_path: Path) -> None:
+    bare = here | {"gpus": None}
+    for cluster, missing in (("8xH100", True), ("8xMI300X", False)):
+        needs = requirements_of(rundir(tmp_path / cluster, cluster, zero_stage=2))
+        assert ("cuda" in failures(check_host(bare, needs, "node-0"))) == missing
+
+
 @pytest.mark.parametrize(
     ("change", "check", "says"),
     [

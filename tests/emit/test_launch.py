@@ -34,9 +34,11 @@ INTEGRATORS = {
     "hgx-a800",
     "hgx-h800",
     "gh200-node",
+    "server-mi325x",
+    "server-mi355x",
 }
-OTHER_BACKENDS = {"frontier", "nd96isr-mi300x-v5", "server-mi325x", "server-mi355x"}
-"""RCCL: nothing here was read for it."""
+SLINGSHOT = {"frontier"}
+"""Its site's modules set what the plugin for libfabric needs."""
 SPY = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > "$SPY_FILE"
 env | sort >> "$SPY_FILE"
@@ -166,10 +168,46 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path) -> None:
 def test_every_node_with_a_fabric_is_in_one_row() -> None:
     listed = [node for fabric in fabrics() for node in fabric.nodes]
     assert len(listed) == len(set(listed))
-    assert set(listed) | INTEGRATORS | OTHER_BACKENDS == set(node_names())
+    assert set(listed) | INTEGRATORS | SLINGSHOT == set(node_names())
     for fabric in fabrics():
         assert fabric.source
         assert all(len(variable.why) > 10 for variable in fabric.variables)
+
+
+AMD = {
+    "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True",
+    "GPU_MAX_HW_QUEUES=2",
+    "TORCH_NCCL_HIGH_PRIORITY=1",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    "HSA_NO_SCRATCH_RECLAIM=1",
+    "NCCL_NET=IB",
+}
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
+def test_processes_on_amds_gpus_get_amds_variables_and_none_of_nvidias(engine: str, tmp_path: Path) -> None:
+    plan = planned(engine, "nd96isr-mi300x-v5:2")
+    seen = run("launch.sh", plan, tmp_path, NODE_RANK="1", MASTER_ADDR="127.0.0.1")
+    assert set(seen) >= AMD
+    sets = [line for line in seen if line.startswith(("CUDA_", "PYTORCH_CUDA_", "NVTE_", "NVIDIA_"))]
+    asked = ["CUDA_DEVICE_MAX_CONNECTIONS=1"] if engine == "megatron" and plan.layout.tp * plan.layout.cp > 1 else []
+    assert sets == asked
+    texts = "".join(text for name, text in files_of(plan, ("k8s", "sky")).items() if name.endswith((".sh", ".sbatch")))
+    assert [word for word in ("nsys", "--nv ", "PYTORCH_CUDA_ALLOC") if word in texts] == []
+    assert "apptainer exec --rocm " in texts
+    if engine == "deepspeed":
+        assert set(deepspeed_env(plan).splitlines()) >= AMD
+
+
+@pytest.mark.parametrize(
+    ("cluster", "communicates", "old_firmware"),
+    [("1xMI300X", False, False), ("8xMI355X", True, True), ("8xMI250X", True, False)],
+)
+def test_rccls_variables_are_for_ranks_that_communicate(cluster: str, communicates: bool, old_firmware: bool) -> None:
+    pins = kit.Pins(engine="torch")
+    text = "\n".join(assignments(kit.plan("llama-3.2-1b", cluster, pins=pins)))
+    assert "PYTORCH_HIP_ALLOC_CONF" in text
+    assert ("GPU_MAX_HW_QUEUES" in text, "HSA_NO_SCRATCH_RECLAIM" in text) == (communicates, old_firmware)
 
 
 def test_a_profile_of_the_host_is_read_where_it_is(tmp_path: Path) -> None:

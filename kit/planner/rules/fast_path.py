@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.hardware import runs_rocm
 from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 
@@ -151,7 +152,20 @@ FLASH_GENERATIONS = {"flash3": ("hopper",), "flash4": ("hopper", "blackwell")}
 )
 def attention_kernel_generation(w: Workload) -> bool:
     """FlashAttention 3 and 4 raise on other GPUs."""
-    return w.generation not in FLASH_GENERATIONS.get(w.layout.attention_kernel, (w.generation,))
+    chosen = FLASH_GENERATIONS.get(w.layout.attention_kernel, (w.generation,))
+    return w.generation not in chosen and not runs_rocm(w.cluster.gpu)
+
+
+@rule(
+    "torch",
+    says=lambda w: (
+        f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name}: torch's ROCm build has AOTriton's and "
+        "CK's flash kernels alone, which are its default; leave it out"
+    ),
+)
+def attention_kernel_rocm(w: Workload) -> bool:
+    """ATen/native/transformers/cuda/sdp_utils.cpp, can_use_cudnn_attention: false where USE_ROCM is defined."""
+    return w.layout.attention_kernel != "default" and runs_rocm(w.cluster.gpu)
 
 
 @rule(

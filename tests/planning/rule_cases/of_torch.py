@@ -253,6 +253,17 @@ CASES = [
         torch(zero_stage=3, attention_kernel="cudnn"),
         gpus="8xA100-80GB",
     ),
+    *(
+        Case(
+            "attention_kernel_rocm",
+            torch(zero_stage=3, attention_kernel=kernel),
+            f"attention_kernel={kernel} on {gpu}: torch's ROCm build has AOTriton's .* leave it out",
+            torch(zero_stage=3),
+            gpus=f"8x{gpu}",
+            good_gpus=f"8x{gpu}",
+        )
+        for kernel, gpu in (("cudnn", "MI300X"), ("flash3", "MI355X"))
+    ),
     Case(
         "attention_kernel_family",
         torch(zero_stage=3, attention_kernel="cudnn"),
