@@ -2,7 +2,8 @@
 
     python -m tests.diagnose.log_score     (make prove NAME=doctor-corpus)
 
-``log_corpus/train.yaml`` is what the patterns were written from; ``held_out.yaml`` and ``fresh.yaml`` are not.
+``log_corpus/train.yaml`` is what the patterns were written from; ``held_out.yaml`` and ``fresh.yaml`` are not, and
+the doctor named 3 of the 14 in ``later.yaml`` before any pattern was written from them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import yaml
 from kit.diagnose.logs.diagnosis import diagnose
 
 CORPUS = Path(__file__).parent / "log_corpus"
-PARTS = ("train", "held_out", "fresh")
+PARTS = ("train", "held_out", "fresh", "later")
 HEALTHY = "none"
 
 
