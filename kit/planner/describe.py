@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
 
 from kit.specs.layout import DEFAULTS, FLAGS, Layout
 
@@ -27,7 +29,9 @@ def describe(layout: Layout) -> str:
     sizes = [f"{name}={size}" for name in ("tp", "cp", "pp", "vp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     ends = [str(end) for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
     stages = f"end stages of {' and '.join(ends)} layers" if ends else ""
-    flags = [_flag(layout, name) for name in FLAGS]
+    # Nearly all flags have their defaults; comparing tuples finds the others without a call for each.
+    given = zip(FLAGS, _values_of(layout), _DEFAULTS, strict=True)
+    flags = [_flag(layout, name, value) for name, value, default in given if value != default]
     batches = f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"
     parts = [
         engine_name(layout),
@@ -42,8 +46,12 @@ def describe(layout: Layout) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _flag(layout: Layout, name: str) -> str:
-    value, text = getattr(layout, name), FLAGS[name].text
-    if value == DEFAULTS[name] or (name == "cp_comm_type" and layout.cp == 1):
+_values_of = attrgetter(*FLAGS)
+_DEFAULTS = tuple(DEFAULTS[name] for name in FLAGS)
+
+
+def _flag(layout: Layout, name: str, value: Any) -> str:
+    if name == "cp_comm_type" and layout.cp == 1:
         return ""
+    text = FLAGS[name].text
     return text.get(value, "") if isinstance(text, Mapping) else text.format(value=value)

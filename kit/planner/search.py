@@ -18,7 +18,7 @@ from kit.cost.memory.deepspeed_sizes import LIVE_SHARE
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
-from kit.planner.candidates import all_layouts, layouts
+from kit.planner.candidates import TooSlow, all_layouts, layouts
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
@@ -96,14 +96,29 @@ def search(request: Request) -> SearchResult:
         return min(usable, least + (live if layout.zero_stage == 3 else 0.0))
 
     # A layout that takes longer than the fastest usual one is not chosen; only the reasons for a further one name it.
-    most_s, slow = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf), list[Workload]()
-    further = _considered(request, scorer, limit_gib, further=True, most_gib=least, most_s=most_s, slow=slow)
+    most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
+    too_slow = _slower_than(request, scorer, most_s) if most_s < math.inf else None
+    further = [*_considered(request, scorer, limit_gib, True, least, too_slow)]
     considered = (*usual, *(_fitting(further) if least <= usable else further))
     best = _best(considered)
     if best in usual:
         return SearchResult(best=best, considered=usual, further=False)
-    others = _fitting(scorer.candidate(w, limit_gib(w.layout)) for w in slow)
-    return SearchResult(best=best, considered=(*considered, *others), further=True)
+    if too_slow is not None:
+        considered = (*usual, *_fitting(_considered(request, scorer, limit_gib, True, least)))
+    return SearchResult(best=best, considered=considered, further=True)
+
+
+def faster_than(request: Request, most_s: float) -> Candidate | None:
+    """The best layout if a usual one takes less than ``most_s``; otherwise None, without a whole search."""
+    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
+    usual = _considered(request, scorer, lambda _: usable, too_slow=_slower_than(request, scorer, most_s))
+    quick = any(candidate.step_time_s is not None and candidate.step_time_s < most_s for candidate in usual)
+    best = search(request).best if quick else None
+    return best if best is not None and step_s(best) < most_s else None
+
+
+def _slower_than(request: Request, scorer: LayoutScorer, most_s: float) -> TooSlow:
+    return TooSlow(lambda layout: scorer.least_s(request.workload(layout)) > most_s)
 
 
 def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
@@ -174,15 +189,14 @@ def _considered(
     limit_gib: Callable[[Layout], float],
     further: bool = False,
     most_gib: float = math.inf,
-    most_s: float = math.inf,
-    slow: list[Workload] | None = None,
+    too_slow: TooSlow | None = None,
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``. Layouts
-    that take longer than ``most_s`` are added to ``slow`` instead."""
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``, ``too_slow``: see
+    ``layouts``."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
-        for index, layout in enumerate(layouts(request, engine, further, most_gib)):
+        for index, layout in enumerate(layouts(request, engine, further, most_gib, too_slow)):
             if previous is not None and _needs_no_less(previous, layout):
                 continue
             workload = request.workload(layout)
@@ -190,9 +204,6 @@ def _considered(
                 first = index == 0 and engine == "megatron"
                 if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
                     break
-                continue
-            if slow is not None and scorer.least_s(workload) > most_s:
-                slow.append(workload)
                 continue
             candidate = scorer.candidate(workload, limit_gib(layout))
             previous = layout if candidate.step_time_s is None else None

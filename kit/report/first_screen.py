@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from kit.cost.hardware import usable_gib
 from kit.cost.model.params import count
@@ -45,6 +46,7 @@ def first_screen(
     return "\n".join([*lines, *_labelled("next", then, style)]).replace("\u00a0", " ")
 
 
+@lru_cache(maxsize=8192)  # the page of kit ui asks it of every layout, and again after each change
 def spoken(description: str) -> str:
     """``describe``'s line in the field's words: ``megatron, tp=2, sp`` → ``Megatron-core TP 2 + sequence parallel``."""
     engine, *parts = [part for part in description.split(", ") if part != "dp=1"]

@@ -8,6 +8,7 @@ and reads and writes about twice as much in element-wise operators.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kit.cost.model.flops import layer_attention_flops_per_token
 from kit.cost.model.params import count
@@ -41,13 +42,11 @@ class LayerTime:
 def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime:
     """Times of a layer with or without experts."""
     model = workload.model
-    experts = expert_gemms(workload) if has_experts else []
     mlp = mlp_gemms(workload, model.shared_ffn_hidden_size if has_experts else model.ffn_hidden_size)
-    gemms = [(gpu.matmul, gemm) for gemm in attention_gemms(workload)]
-    gemms += [(gpu.others, gemm) for gemm in experts]
-    gemms += [(gpu.matmul, gemm) for gemm in mlp]
-    gemms_forward = sum(matmul_s(rates, *gemm) for rates, gemm in gemms)
-    gemms_backward = sum(_backward_s(rates, workload, gemm) for rates, gemm in gemms)
+    parts = [gemms_s(gpu.matmul, workload, attention_gemms(workload)), gemms_s(gpu.matmul, workload, mlp)]
+    if has_experts:
+        parts.append(gemms_s(gpu.others, workload, expert_gemms(workload)))
+    gemms_forward, gemms_backward = map(sum, zip(*parts, strict=True))
     attention = attention_forward_s(gpu, workload)
     elements = elementwise.layer_elementwise_bytes(workload, has_experts) / gpu.bytes_per_s
     attention_backward = 2.5 * attention if workload.execution.attention != "unfused" else 2.0 * attention
@@ -71,11 +70,7 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
 
 def shared_experts_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     """(forward, backward) of the GEMMs of a layer's shared experts."""
-    gemms = mlp_gemms(workload, workload.model.shared_ffn_hidden_size)
-    return (
-        sum(matmul_s(gpu.matmul, *gemm) for gemm in gemms),
-        sum(_backward_s(gpu.matmul, workload, gemm) for gemm in gemms),
-    )
+    return gemms_s(gpu.matmul, workload, mlp_gemms(workload, workload.model.shared_ffn_hidden_size))
 
 
 def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
@@ -83,7 +78,8 @@ def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     tokens = workload.tokens
     gemm = (tokens, workload.model.vocab_size / workload.layout.tp, workload.model.hidden_size, 1.0)
     loss = tokens * elementwise.loss_elementwise_bytes(workload) / gpu.bytes_per_s
-    return matmul_s(gpu.others, *gemm) + loss / 2, _backward_s(gpu.others, workload, gemm) + loss / 2
+    forward, backward = gemms_s(gpu.others, workload, [gemm])
+    return forward + loss / 2, backward + loss / 2
 
 
 def embedding_s(gpu: GpuPerf, workload: Workload) -> float:
@@ -165,13 +161,23 @@ def expert_gemms(workload: Workload) -> list[Gemm]:
     ]
 
 
-def _backward_s(rates: GemmPerf, workload: Workload, gemm: Gemm) -> float:
-    rows, columns, inner, count = gemm
-    of_input = matmul_s(rates, rows, inner, columns, count)
-    if workload.job.lora is not None:
-        return of_input  # frozen weights have no gradient; the adapters' GEMMs are small
-    summed = 2.0 * workload.main_gradient_bytes if workload.gradient_accumulation_fusion else 2.0
-    return of_input + matmul_s(rates, columns, inner, rows, count, output_bytes=summed)
+def gemms_s(rates: GemmPerf, workload: Workload, gemms: list[Gemm]) -> tuple[float, float]:
+    """(forward, backward) seconds of GEMMs. Frozen weights have no gradient; the adapters' GEMMs are small."""
+    fused = workload.gradient_accumulation_fusion
+    summed = 2.0 * workload.main_gradient_bytes if fused else 2.0
+    return _gemms_s(rates, tuple(gemms), None if workload.job.lora is not None else summed)
+
+
+@lru_cache(maxsize=4096)  # most layouts of a search share theirs
+def _gemms_s(rates: GemmPerf, gemms: tuple[Gemm, ...], summed: float | None) -> tuple[float, float]:
+    """``summed``: bytes per weight gradient to add it up; None if there are none."""
+    forward = backward = 0.0
+    for rows, columns, inner, number in gemms:
+        forward += matmul_s(rates, rows, columns, inner, number)
+        backward += matmul_s(rates, rows, inner, columns, number)
+        if summed is not None:
+            backward += matmul_s(rates, columns, inner, rows, number, output_bytes=summed)
+    return forward, backward
 
 
 def generation_s(gpu: GpuPerf, workload: Workload) -> float:
