@@ -52,7 +52,7 @@ def convert_model(
         typer.Argument(help="A checkpoint of kit, DeepSpeed, Megatron, FSDP or DCP, or a Hugging Face model."),
     ],
     out: OutDir,
-    to: Annotated[str, typer.Option(help="hf, exchange, megatron or dcp (torch.distributed.checkpoint).")] = "hf",
+    to: Annotated[str, typer.Option(help="hf, exchange, megatron, dcp (torch's) or universal (DeepSpeed's).")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
         Path | None, typer.Option(help="Copy tokenizer files from this Hugging Face directory.")

@@ -152,6 +152,44 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
         assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
 
 
+@pytest.mark.parametrize(("writer", "stage"), [("trainer-zero-3", 2), ("trainer-zero-3", 3), ("trainer-zero-2", 1)])
+def test_deepspeed_continues_from_the_universal_checkpoint_that_kit_writes(written, tmp_path, writer, stage):
+    path, expected = written[writer]
+    checkpoint = tmp_path / "checkpoint-3"
+    assert convert(path, "universal", checkpoint).endswith("with Adam's state")
+    if stage == 3:
+        a_tensor_for_torch(checkpoint)
+    assert error(continued_by_trainer(writer, stage, tmp_path), expected) < CLOSEST
+    for file in checkpoint.glob("*/zero/*/exp_avg.pt"):
+        change(file, lambda loaded: loaded["param"].mul_(1.5))
+    assert error(continued_by_trainer(writer, stage, tmp_path), expected) > 1e-4
+
+
+def a_tensor_for_torch(checkpoint: Path) -> None:
+    """torch's AdamW, which needs no compiler, takes a step count that is a tensor; DeepSpeed's own take numbers."""
+    (path,) = checkpoint.glob("*/zero/optimizer_state.pt")
+    change(path, lambda loaded: loaded["optimizer_state_dict"]["state"].update({0: {"step": torch.tensor(3.0)}}))
+
+
+def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) -> list[tuple[float, float]]:
+    """Steps 4 to 6 of the Trainer in one process, from the universal checkpoint in ``root``. ``optimizer``: parameters
+    of that in the ds_config."""
+    job = {"optimizer": dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay(writer)), "grad_clip": 0.7}
+    chosen = tiny.plan(job=job, engine="deepspeed", zero_stage=stage, gradient_accumulation_steps=2)
+    config = trainer_config(chosen) | {"checkpoint": {"load_universal": True}}
+    config["optimizer"]["params"] |= optimizer
+    if writer == "trainer-zero-2":
+        del config["optimizer"]
+    start = cases.hf_directory(root)
+    return pool("deepspeed", 1).run(foreign.by_trainer, chosen, start, root, True, config)[0][foreign.SAVED_AT :]
+
+
+def test_weights_alone_make_no_universal_checkpoint(written, tmp_path):
+    with pytest.raises(CheckpointError, match="has no state of Adam, which DeepSpeed's load_universal needs"):
+        convert(cases.hf_directory(tmp_path), "universal", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_path):
     path, _ = written["trainer-zero-2"]
     convert(path, "exchange", tmp_path / "exchange")

@@ -29,8 +29,9 @@ from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.foreign.torch_files import adapter_config
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
+from kit.training.checkpoint.to_universal import write_universal
 
-_FORMATS = ("hf", "exchange", "megatron", "dcp")
+_FORMATS = ("hf", "exchange", "megatron", "dcp", "universal")
 _ADAPTERS = "adapter_config.json"
 """peft's configuration of adapters."""
 
@@ -91,6 +92,8 @@ def convert(
         _write_exchange(opened, out)
     elif to == "dcp":
         _write_distributed(opened, out)
+    elif to == "universal":
+        write_universal(opened.model, opened.sources, opened.counters, Path(out), Path(source))
     else:
         _write_megatron(opened, out, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"

@@ -242,7 +242,7 @@ def _commands(found: Recognised, path: Path) -> list[str]:
     if found.format == "native":
         return ["kit train RUN --resume auto", convert.format("exchange") + "  (written by Megatron)"]
     if found.format == "exchange":
-        return [f"kit train RUN --resume {path}", *map(convert.format, ("hf", "megatron", "dcp"))]
+        return [f"kit train RUN --resume {path}", *map(convert.format, ("hf", "megatron", "dcp", "universal"))]
     if found.format == "file":
         return []
     return [convert.format("exchange") + ", then kit train RUN --resume DIRECTORY"]

@@ -29,26 +29,27 @@ from kit.training.checkpoint.foreign.source import (
     tagged,
 )
 
-_FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
+FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
+"""Kind of state → its file, in the directory of each parameter."""
 
 
 def universal_directory(directory: Path) -> Path | None:
     """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
     candidates = tagged(directory, "latest_universal")
-    return next((each for each in candidates if any(each.glob(f"zero/*/{_FILES[StateKind.MASTER]}"))), None)
+    return next((each for each in candidates if any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}"))), None)
 
 
 def read_universal(directory: Path) -> ForeignState:
     """Open a universal checkpoint. Raises CheckpointError for parameters without a file of each kind that others have,
     mixed steps and damaged files."""
-    found: dict[StateKind, dict[str, StoredTensor]] = {kind: {} for kind in _FILES}
+    found: dict[StateKind, dict[str, StoredTensor]] = {kind: {} for kind in FILES}
     steps = set()
     with described(directory, "ds_to_universal.py"):
         folders = sorted(each for each in (directory / "zero").iterdir() if each.is_dir())
         settings = {} if not (files := deepspeed.deepspeed_files(directory)) else deepspeed.load_file(files[0])
         shapes = {name: tuple(shape) for group in settings.get("param_shapes") or () for name, shape in group.items()}
         for folder in folders:
-            for kind, name in _FILES.items():
+            for kind, name in FILES.items():
                 if (folder / name).is_file():
                     found[kind][folder.name] = _stored(folder / name, shapes.get(folder.name))
             if (folder / "step.pt").is_file():
@@ -58,12 +59,12 @@ def read_universal(directory: Path) -> ForeignState:
     for kind, tensors in found.items():
         if tensors and (lost := [folder.name for folder in folders if folder.name not in tensors]):
             raise CheckpointError(
-                f"{directory}/zero/{lost[0]} has no {_FILES[kind]}; copy the checkpoint again, complete"
+                f"{directory}/zero/{lost[0]} has no {FILES[kind]}; copy the checkpoint again, complete"
             )
     require_one_step(directory, steps)
     if not steps:
         steps = _steps_beside(directory)
-    missing = [_FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
+    missing = [FILES[kind] for kind in MOMENTS if not found[kind]] or ([] if steps else ["step.pt"])
     counters = START
     if steps and not missing:
         (taken,) = steps
