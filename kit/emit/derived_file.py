@@ -28,6 +28,10 @@ class DerivedFile:
     start; it honours and records all other edits."""
     target: str = ""
     """Name in ``kit emit --target`` that writes the file; empty: always written."""
+    refuses: Callable[[Plan], str] = lambda _: (
+        "it has no file for this plan (docs/launch.md says which plans it is for)"
+    )
+    """Why a plan that does not have the file has none; read where --target asks for it."""
     committed: bool = False
     """Whether ``launch/RECIPE/`` of a checkout has the file (``kit emit --check``)."""
 

@@ -9,6 +9,8 @@
                       ds_config.json for the Hugging Face Trainer
     ds_config.own_optimizer.json, accelerate.own_optimizer.yaml
                       for accelerate scripts that make their own optimizer
+    ds_config.deepcompile.json, ds_config.superoffload.json
+                      with one of DeepSpeed's newer switches, where --target asks for them
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
                       files that start several nodes
     k8s.jobset.yaml, k8s.trainjob.yaml, sky.yaml
@@ -43,6 +45,7 @@ from kit.emit import (
     accelerate,
     deepspeed,
     deepspeed_rationale,
+    deepspeed_switches,
     kubernetes,
     launch,
     megatron,
@@ -57,6 +60,7 @@ from kit.emit import (
 from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile, json_text
 from kit.errors import RunDirectoryError, SpecError
+from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.schedule import length
 from kit.specs import strict_yaml
@@ -170,6 +174,7 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *kubernetes.FILES,
     *skypilot.FILES,
     *other_trainers.FILES,
+    *deepspeed_switches.FILES,
     *readme.FILES,
 )
 """Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
@@ -202,6 +207,10 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     """
     if unknown := [target for target in targets if target not in TARGETS]:
         raise SpecError(f"--target {shown(unknown[0], str)}: unknown; use {' or '.join(TARGETS)}")
+    for target in targets:
+        of_target = [file for file in DERIVED_FILES if file.target == target]
+        if not any(_applies(file, plan) for file in of_target):
+            raise SpecError(f"--target {target} for {describe(plan.layout)}: {of_target[0].refuses(plan)}")
     length(plan, run)  # raises where the schedule does not fit
     path = Path(path).resolve()
     check_line("run directory", str(path))

@@ -298,6 +298,15 @@ def misuse(chosen, start, directory):
 EDITS = {
     "another stage": ({"zero_optimization": {"stage": 1}}, "zero_stage=1 was started where the plan has 2"),
     "round robin": ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "round_robin_gradients"),
+    "ZenFlow": (
+        {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
+        "every weight is in the wrong place",
+    ),
+    "SuperOffload": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+        "where no exchange checkpoint finds them",
+    ),
+    "DeepCompile": ({"compile": {"deepcompile": True}}, "does not call engine.compile"),
     "own accumulation": ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation"),
     "a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {}}}, "run.schedule"),
     "bf16": ({"bf16": {"enabled": True}}, "precision=bf16 was started where the plan has fp32"),

@@ -143,6 +143,9 @@ DEEPSPEED_CASES = (
     LintCase("scheduler-name", BASE | {"scheduler": {"type": "WarmupLr"}}, BASE | {"scheduler": {"type": "WarmupLR"}}),
     LintCase("zero-stage", zero(4), zero(3), refused=True),
     LintCase(
+        "zenflow-weights", zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1}), zero(2, offload_optimizer=CPU)
+    ),
+    LintCase(
         "other-stage-key", zero(2, stage3_max_live_parameters=1e9), zero(3, stage3_max_live_parameters=1e9), "warning"
     ),
     LintCase("other-stage-key", zero(3, round_robin_gradients=True), zero(1, round_robin_gradients=True), "warning"),

@@ -37,6 +37,23 @@ table(
 )
 
 
+table(
+    "deepspeed",
+    {
+        Rule("zenflow-weights", "ds", "ZenFlow, which permutes the weights", "trains from wrong weights"): (
+            Case(
+                "error",
+                "zero_optimization.zenflow",
+                lambda c: bool(c.get("zero_optimization.zenflow")),
+                "DeepSpeed 0.19.8 flattens matrices transposed and reads them back in another order: at stages 1 and 2 "
+                "every weight is in the wrong place before the first step",
+                "remove the section; offload_optimizer alone keeps the weights",
+            ),
+        ),
+    },
+)
+
+
 @check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"))
 def keys_of_another_stage(config: Config) -> Iterator[Finding]:
     """DeepSpeed accepts keys of another stage and ignores them."""

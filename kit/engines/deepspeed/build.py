@@ -128,9 +128,25 @@ def _complete_environment() -> None:
 
 def _check_settings(settings: dict[str, Any]) -> None:
     """Refuse edits of ds_config.json that DeepSpeed accepts but that would silently give wrong results here."""
+    zero = settings.get("zero_optimization", {})
     for wrong, why in (
         (
-            settings.get("zero_optimization", {}).get("round_robin_gradients"),
+            zero.get("zenflow"),
+            "zero_optimization.zenflow: DeepSpeed 0.19.8 flattens matrices transposed and reads them back in another "
+            "order (stage_1_and_2.py, _update_model_bit16_weights), so every weight is in the wrong place; remove it",
+        ),
+        (
+            (zero.get("offload_optimizer") or {}).get("super_offload"),
+            "offload_optimizer.super_offload=true: it keeps the moments in a process of its own, where no "
+            "exchange checkpoint finds them; remove it, or use ds_config.superoffload.json with your own script",
+        ),
+        (
+            settings.get("compile", {}).get("deepcompile"),
+            "compile.deepcompile=true: this engine does not call engine.compile(), without which DeepSpeed ignores the "
+            "key; remove it, or use ds_config.deepcompile.json with a script of your own",
+        ),
+        (
+            zero.get("round_robin_gradients"),
             "zero_optimization.round_robin_gradients=true: DeepSpeed then maps parameters to the wrong parts of the "
             "master weights when they are exported (stage_1_and_2.py, _link_all_hp_params); remove the key",
         ),

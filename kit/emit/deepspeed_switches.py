@@ -1,0 +1,78 @@
+"""``ds_config.deepcompile.json`` and ``ds_config.superoffload.json``: the plan's configuration with one of DeepSpeed
+0.19.8's newer switches, for scripts of your own. ``kit emit --target deepcompile|superoffload``.
+
+kit's cost model does not price them, so no search chooses one, and kit's own loop refuses them
+(``kit/engines/deepspeed/build.py``). There is no file for ZenFlow: it permutes the weights (docs/deepspeed.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kit.emit.deepspeed import ds_config
+from kit.emit.derived_file import DerivedFile, json_text
+from kit.emit.trainer import for_trainer
+from kit.planner.plan import Plan
+
+SUPERCHIPS = ("GH200", "GB200", "GB300")
+"""GPUs beside a host with NVLink-C2C, by the first word of their catalog name."""
+
+
+def _of_own_scripts(plan: Plan) -> Iterator[str]:
+    if not for_trainer(plan):
+        yield "it needs engine=deepspeed on a Hugging Face model with tp=1, cp=1"
+
+
+def _deepcompile_refuses(plan: Plan) -> Iterator[str]:
+    """engine.py, get_deepcompile_backend; compile/util.py, is_deepcompile_supported. It takes the hooks of ZeRO's own
+    optimizer, and stage 1 with an fp32 sum of bf16 gradients has another (BF16_Optimizer)."""
+    layout = plan.layout
+    yield from _of_own_scripts(plan)
+    if plan.cluster.gpu.device != "cuda":
+        yield "it needs GPUs: its operators are CUDA's"
+    if layout.zero_stage == 0 or (layout.zero_stage == 1 and layout.gradient_accumulation_steps > 1):
+        yield "it needs zero_stage=2 or 3, or 1 with one micro batch a step"
+    if layout.uses_nvme or layout.offload_param != "none" or layout.compile_layers:
+        yield "it needs offload_param=none, no nvme and compile_layers=false"
+
+
+def _superoffload_refuses(plan: Plan) -> Iterator[str]:
+    """superoffload_stage3.py, _validate_superoffload_accelerator; offload_config.py: stage 3."""
+    layout, gpu = plan.layout, plan.cluster.gpu
+    yield from _of_own_scripts(plan)
+    if (layout.zero_stage, layout.offload_optimizer, layout.offload_param) != (3, "cpu", "none"):
+        yield "it needs zero_stage=3, offload_optimizer=cpu and offload_param=none"
+    if plan.job.optimizer.name != "adamw" or plan.job.precision != "bf16":
+        yield "it needs optimizer.name=adamw and precision=bf16"
+    if not gpu.name.startswith(SUPERCHIPS):
+        yield f"it needs a superchip ({', '.join(SUPERCHIPS)}), and {gpu.name} is none"
+
+
+def deepcompile(plan: Plan) -> dict[str, Any]:
+    """The script calls ``engine.compile()`` after ``deepspeed.initialize``; accelerate does so for a dynamo backend."""
+    return ds_config(plan) | {"compile": {"deepcompile": True}}
+
+
+def superoffload(plan: Plan) -> dict[str, Any]:
+    """The whole optimizer stays on the host, as the plan counts it (``ratio`` is 1). With gradient clipping DeepSpeed
+    steps after backward; without, while backward runs (superoffload_stage3.py)."""
+    config = ds_config(plan)
+    config["zero_optimization"]["offload_optimizer"] |= {"super_offload": True, "cpuadam_cores_perc": 0.9}
+    return config
+
+
+def _file(name: str, config: Callable[[Plan], dict[str, Any]], refuses: Callable[[Plan], Iterator[str]]) -> DerivedFile:
+    return DerivedFile(
+        f"ds_config.{name}.json",
+        lambda plan: json_text(config(plan)),
+        lambda plan: not any(refuses(plan)),
+        target=name,
+        refuses=lambda plan: "; ".join(refuses(plan)),
+    )
+
+
+FILES = (
+    _file("deepcompile", deepcompile, _deepcompile_refuses),
+    _file("superoffload", superoffload, _superoffload_refuses),
+)
