@@ -66,6 +66,8 @@ def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> Model
 
     answer = counted(config, name)
     text = config.get("text_config") if answer is None else answer.get("sizes")
+    if answer is None and isinstance(text, dict) and "tie_word_embeddings" in config:
+        text = text | {"tie_word_embeddings": config["tie_word_embeddings"]}
     if isinstance(text, dict) and text.get("model_type") in _MODEL_TYPES:
         return model_from_config(text, name, f"{source}, text part of {shown(config['model_type'], str)}")
     return approximated(config, answer, name, source)

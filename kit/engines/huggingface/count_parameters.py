@@ -40,7 +40,11 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in CONFIG_MAPPING:
         return {"refused": "unknown"}
     given = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
-    text = CONFIG_MAPPING[kind].from_dict(given).get_text_config(decoder=True)
+    whole = CONFIG_MAPPING[kind].from_dict(given)
+    text = whole.get_text_config(decoder=True)
+    if text is not whole and hasattr(whole, "tie_word_embeddings"):
+        # The class of the whole model ties its head; the text part's own key is not read.
+        text.tie_word_embeddings = whole.tie_word_embeddings
     kind = text.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return {"refused": "no causal language model", "model_type": kind}

@@ -20,6 +20,7 @@ from kit.engines.huggingface import encoder_decoder, fused_experts
 from kit.engines.huggingface.buffers import SavedBuffers, is_buffer
 from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
+from kit.engines.huggingface.text_part import of_text
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, EngineError, SpecError
 from kit.specs.families import FAMILIES, families_where
@@ -191,8 +192,14 @@ def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: d
     later = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= last]
     for name in later:
         del names[name]
-    if later and (not dist.is_initialized() or dist.get_rank() == 0):
-        print(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained", flush=True)
+    if later:
+        _say_once(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained")
+
+
+def _say_once(what: str) -> None:
+    """Print, on rank 0."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(what, flush=True)
 
 
 class HfDirectory(SafetensorsSource):
@@ -200,20 +207,23 @@ class HfDirectory(SafetensorsSource):
 
     Old files are accepted: adds a missing base prefix (GPT-2 on the Hub has ``wte.weight``), and omits buffers that old
     versions saved (causal masks, inverse frequencies). Also omits the output projection of a model with tied
-    embeddings, and, with a warning, layers of multi-token prediction. Raises CheckpointError if config.json or the
+    embeddings, and, with a word, layers of multi-token prediction, and all but the text part of a model of text and
+    images. Raises CheckpointError if config.json or the
     weights are missing.
     """
 
     def __init__(self, path: Path | str) -> None:
         directory = Path(path)
-        config = _read_config(directory)
-        _check_not_quantised(directory, config)
         files = weight_files(directory)
+        config, own = of_text(_read_config(directory), files)
+        _check_not_quantised(directory, config)
+        if others := len(files) - len(own):
+            _say_once(f"{others} tensors beside the text part of {directory} are left out: not trained")
         family = config.get("model_type")
         prefix = next((traits.prefix for name, traits in FAMILIES.items() if name == family), "model.")
         renames = {
-            stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
-            for stored in files
+            name if name.startswith((prefix, "lm_head.", "embed_out.")) else prefix + name: stored
+            for name, stored in own.items()
             if not stored.endswith(_BUFFERS)
         }
         _drop_later_predictions(directory, config, renames)
