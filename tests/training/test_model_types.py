@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.count_parameters import described
+from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import HfDirectory, random_model
 from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
@@ -164,6 +166,25 @@ def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Pat
     source = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, source.read(name)), name
+
+
+@pytest.mark.parametrize("model_type", ["apertus", "granitemoe", "olmo3", "qwen3_next"])
+def test_weights_of_a_directory_are_those_that_transformers_loads(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensor by tensor where the names are the module's; by transformers where it fuses experts or saves more."""
+    spec = spec_of(model_type)
+    model = random_model(spec, seed=3)
+    model.save_pretrained(tmp_path)
+    source = hf_weights(spec, tmp_path)
+    assert all(torch.equal(source.read(name), parameter) for name, parameter in model.named_parameters())
+    assert ("loaded whole by every process" in capsys.readouterr().out) is (model_type != "olmo3")
+    if model_type == "granitemoe":
+        weights = load_file(tmp_path / "model.safetensors")
+        del weights["model.layers.0.input_layernorm.weight"]
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"lacks 1 tensors of granitemoe, first model\.layers\.0\."):
+            hf_weights(spec, tmp_path)
 
 
 @pytest.mark.parametrize(

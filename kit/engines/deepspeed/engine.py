@@ -25,7 +25,7 @@ from kit.engines.deepspeed.build import build_deepspeed, parameter_state, releas
 from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
 from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
-from kit.engines.huggingface.models import HfDirectory
+from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
 from kit.errors import CheckpointError, EngineError
@@ -70,7 +70,7 @@ class DeepSpeedEngine(Engine):
             shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
             self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
         elif rundir.run.model_path is not None:
-            self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
+            self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
 
     # ------------------------------------------------------------------ one optimizer step
 

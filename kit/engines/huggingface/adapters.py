@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import GeneratedSource, StateKind, TensorSource
 from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import (
-    HfDirectory,
     build_skeleton,
     check_shape,
     fill_buffers,
@@ -173,13 +173,13 @@ def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping
     return source_for_model(rundir.plan.model, frozen_weights(rundir), shapes, buffers, StateKind.MASTER)
 
 
-def frozen_weights(rundir: RunDirectory) -> HfDirectory:
+def frozen_weights(rundir: RunDirectory) -> TensorSource:
     """The weights that adapters belong to. Raises EngineError without ``run.model_path``."""
     if rundir.run.model_path is None:
         raise EngineError(
             "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
         )
-    return HfDirectory(rundir.run.model_path)
+    return hf_weights(rundir.plan.model, rundir.run.model_path)
 
 
 def scale_bytes(model: torch.nn.Module) -> int:

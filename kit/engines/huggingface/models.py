@@ -193,10 +193,10 @@ def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: d
     for name in later:
         del names[name]
     if later:
-        _say_once(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained")
+        say_once(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained")
 
 
-def _say_once(what: str) -> None:
+def say_once(what: str) -> None:
     """Print, on rank 0."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(what, flush=True)
@@ -214,11 +214,12 @@ class HfDirectory(SafetensorsSource):
 
     def __init__(self, path: Path | str) -> None:
         directory = Path(path)
+        whole = _read_config(directory)
+        _check_not_quantised(directory, whole)
         files = weight_files(directory)
-        config, own = of_text(_read_config(directory), files)
-        _check_not_quantised(directory, config)
+        config, own = of_text(whole, files)
         if others := len(files) - len(own):
-            _say_once(f"{others} tensors beside the text part of {directory} are left out: not trained")
+            say_once(f"{others} tensors beside the text part of {directory} are left out: not trained")
         family = config.get("model_type")
         prefix = next((traits.prefix for name, traits in FAMILIES.items() if name == family), "model.")
         renames = {

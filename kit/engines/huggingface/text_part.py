@@ -12,8 +12,6 @@ from typing import Any
 
 _PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 """Beginning of a stored name → what the text model has in its place."""
-_OUTER = ("tie_word_embeddings", "quantization_config")
-"""Keys that stand beside the text part, and are of it too."""
 
 
 def of_text(config: Mapping[str, Any], names: Iterable[str]) -> tuple[Mapping[str, Any], dict[str, str]]:
@@ -24,7 +22,7 @@ def of_text(config: Mapping[str, Any], names: Iterable[str]) -> tuple[Mapping[st
     inner, stored = config.get("text_config"), list(names)
     if not isinstance(inner, dict):
         return config, {name: name for name in stored}
-    outer = {key: config[key] for key in _OUTER if key in config}
+    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}  # the whole model's class ties
     old = next((old for old in _PREFIXES if any(name.startswith(old) for name in stored)), "model.")
     new = _PREFIXES.get(old, "model.")
     renamed = {new + name.removeprefix(old): name for name in stored if name.startswith(old)}

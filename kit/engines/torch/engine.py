@@ -21,7 +21,8 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, Sta
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
+from kit.engines.huggingface.loaded import hf_weights
+from kit.engines.huggingface.models import build_model, check_names, check_shape, source_for_model
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import choose_attention
@@ -87,7 +88,7 @@ class TorchEngine(Engine):
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
         elif rundir.run.model_path is not None:
-            self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
+            self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients. The host waits for the device once, and copies loss, token count and gradient
