@@ -46,6 +46,33 @@ def test_a_spike_that_goes_back_is_no_divergence(tmp_path: Path) -> None:
     assert (cause.cause, cause.step) == ("loss-divergence", 8)
 
 
+TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=1800000)"
+
+
+@pytest.mark.parametrize(
+    "line", ["step {i}/40  loss {loss}", "{{'loss': {loss}, 'epoch': 0.{i}}}", "iteration {i}/ 40 | lm loss: {loss} |"]
+)
+@pytest.mark.parametrize(
+    ("losses", "zero"),
+    [
+        ([2.5, 2.4, 2.2, 0.0, 0.0, 0.0], True),
+        ([2.5, 2.4, 2.2, 0.0, 0.0], False),
+        ([2.5, 0.4, 0.05, 0.0, 0.0, 0.0], False),  # it has learned its few samples by heart
+        ([2.5, 0.0, 0.0, 0.0, 2.4, 2.3], False),
+        ([0.0] * 9, False),
+    ],
+)
+def test_a_loss_that_falls_to_zero_comes_before_the_time_out_that_follows(line, losses, zero, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    text = "".join(line.format(i=i, loss=loss) + "\n" for i, loss in enumerate(losses, start=1))
+    log.write_text(text)
+    assert [cause.cause for cause in diagnose([log])] == ["loss-zero"] * zero
+    log.write_text(text + TIMED_OUT + "\n")
+    assert [cause.cause for cause in diagnose([log])] == ["loss-zero"] * zero + ["collective-timeout"]
+    if zero and line.startswith("step"):
+        assert diagnose([log])[0].step == 4
+
+
 @pytest.mark.parametrize(
     ("load", "dead", "steps", "expected"),
     [

@@ -20,11 +20,15 @@ MOST_TIMES = 4096
 _STEP = rb"[sS]tep[ =:]+(\d{1,18})(?:/\d+)?\b[^\n\r]{0,400}?\b"
 _NUMBER = rb"[ =:]+(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 LOSS = re.compile(_STEP + rb"[lL]oss" + _NUMBER)
+BARE_LOSS = re.compile(rb"(?:\{'|\blm )loss'?" + _NUMBER.replace(b"+(", b"+'?(", 1))
+"""Matches a loss without a step, as transformers' Trainer and Megatron-LM log it; only a fall to zero is looked for."""
 TIME = re.compile(_STEP + rb"(?:work|compute)[_ ]time(?:_s)?" + _NUMBER)
 """Matches a rank's own working time of a step. The step time itself is the same on all ranks, since they wait for the
 slowest."""
 DIVERGED = 1.5
 """A loss has diverged if it ends above this many times its lowest level; a temporary spike does not count."""
+NOT_YET_ZERO = 0.1
+"""A loss that trains towards zero passes through values below this; one that breaks does not."""
 LEVEL = 5
 """Number of logged losses whose median is a level. At the end, this many losses must all be above."""
 
@@ -63,6 +67,26 @@ class Losses:
 
 
 @dataclass
+class Zeros:
+    """Zeros at the end of the logged losses of one rank."""
+
+    before: float = 0.0
+    """The last loss that was not zero."""
+    count: int = 0
+    first: tuple[int | None, Place] | None = None
+    """Step and place of the first zero after it."""
+
+    def add(self, loss: float, step: int | None, place: Place) -> None:
+        """Adds the next loss."""
+        if loss:
+            self.before, self.count = loss, 0
+            return
+        if not self.count:
+            self.first = (step, place)
+        self.count += 1
+
+
+@dataclass
 class Curves:
     """Step times and losses of every rank."""
 
@@ -70,9 +94,16 @@ class Curves:
     where: dict[int, Place] = field(default_factory=dict)
     losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
 
+    zeros: dict[int | None, Zeros] = field(default_factory=lambda: defaultdict(Zeros))
+
+    def add_bare_loss(self, match: re.Match[bytes], place: Place) -> None:
+        """Adds one match of ``BARE_LOSS``."""
+        self.zeros[place.rank].add(float(match[1]), None, place)
+
     def add_loss(self, match: re.Match[bytes], place: Place) -> None:
         """Adds one match of ``LOSS``."""
         self.losses[place.rank].add(float(match[2]), int(match[1]), place)
+        self.zeros[place.rank].add(float(match[2]), int(match[1]), place)
 
     def add_time(self, match: re.Match[bytes], place: Place) -> None:
         """Adds one match of ``TIME``."""
@@ -85,7 +116,7 @@ class Curves:
 
     def causes(self) -> list[Cause]:
         """Causes that the curves show."""
-        return [*_slow_ranks(self.times, self.where), *_divergence(self.losses)]
+        return [*_slow_ranks(self.times, self.where), *_divergence(self.losses), *_fell_to_zero(self.zeros)]
 
 
 def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) -> list[Cause]:
@@ -107,6 +138,28 @@ def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) ->
                 )
             )
     return found
+
+
+def _fell_to_zero(zeros: Mapping[int | None, Zeros]) -> list[Cause]:
+    """A loss that was above ``NOT_YET_ZERO`` and is exactly 0 in every later line; the first such rank only."""
+    for logged in zeros.values():
+        if logged.count >= FEWEST_STEPS and logged.before > NOT_YET_ZERO and logged.first is not None:
+            step, place = logged.first
+            return [
+                Cause(
+                    cause="loss-zero",
+                    meaning=f"the loss was {logged.before:.3g} and is exactly 0 since: it is not a number, which the "
+                    "Trainer logs as 0, or no label is left",
+                    fix="logging_nan_inf_filter=false of the Trainer shows them; bf16 in place of fp16, a lower rate; "
+                    "look for samples whose labels are all -100",
+                    ranks=() if place.rank is None else (place.rank,),
+                    place=place.name,
+                    evidence=place.text,
+                    weight=3,
+                    step=step,
+                )
+            ]
+    return []
 
 
 def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.diagnose.logs.cause import Cause
-from kit.diagnose.logs.curves import LOSS, TIME, Curves
+from kit.diagnose.logs.curves import BARE_LOSS, LOSS, TIME, Curves
 from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, PHASES, WORKER_FAILED, Pattern
 from kit.diagnose.logs.reading import Line, Piece, pieces
 from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
@@ -109,13 +109,16 @@ class Scan:
 
     def _read_curves(self, piece: Piece, share: int, steps: dict[int | None, int]) -> None:
         stop = piece.begin + (piece.end - piece.begin) // share
-        for regex, add in ((LOSS, self.curves.add_loss), (TIME, self.curves.add_time)):
+        curves = self.curves
+        readers = ((LOSS, curves.add_loss), (BARE_LOSS, curves.add_bare_loss), (TIME, curves.add_time))
+        for regex, add in readers:
             number, counted = piece.line, piece.begin
             for match in regex.finditer(piece.text, piece.begin, stop):
                 number += piece.text.count(b"\n", counted, match.start())
                 counted = match.start()
                 place = piece.place_at(match, number)
-                steps[place.rank] = int(match[1])
+                if regex is not BARE_LOSS:
+                    steps[place.rank] = int(match[1])
                 add(match, place)
 
 
