@@ -137,6 +137,10 @@ PROOFS: dict[str, Proof] = {
         "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
         "benchmarks.system_tests.slurm", needs="root, slurm-wlm, munge",
     ),
+    "checkpoints": _proof(
+        "checkpoints that other programs wrote here, from → to, continued; damaged copies; writes docs/checkpoints.md",
+        5, "benchmarks.system_tests.checkpoints --write",
+    ),
     "trackers": _proof(
         "TensorBoard, W&B, MLflow and Trackio written by a run and read back", 1, "benchmarks.system_tests.trackers",
         needs=TRACKERS,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.emit.trainer import trainer_config, training_arguments
 from kit.engines.base import IGNORE_INDEX, MicroBatch
@@ -104,6 +105,39 @@ def by_trainer(chosen: Plan, start: Path, out: Path, resume: bool = False, confi
     finally:
         unset_hf_deepspeed_config()
         AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
+
+
+def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
+    """Train on DeepSpeed's engine alone: its checkpoint at step 3, then on to step 6. Returns losses and norms."""
+    import deepspeed
+    import torch.distributed as dist
+    from deepspeed.utils import groups
+    from transformers import AutoModelForCausalLM
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    dtype = torch.bfloat16 if chosen.job.precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=dtype)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config(chosen))
+    for group in engine.optimizer.param_groups:
+        group["lr"] = chosen.job.learning_rate
+    curve = []
+    for step in range(STEPS):
+        rows = [Rows()[step * 4 + dist.get_rank() * 2 + k] for k in range(2)]
+        inputs, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
+        tokens = torch.tensor(int((labels != IGNORE_INDEX).sum()))
+        dist.all_reduce(tokens)
+        loss = engine(input_ids=inputs, labels=labels, num_items_in_batch=tokens).loss
+        engine.backward(loss * dist.get_world_size())
+        engine.step()
+        total = loss.detach().float()
+        dist.all_reduce(total)
+        curve.append((float(total), float(engine.get_global_grad_norm())))
+        if step + 1 == SAVED_AT:
+            engine.save_checkpoint(str(out))
+    engine.destroy()
+    groups._release_process_group_references(group=None)
+    return curve
 
 
 def by_fsdp(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:

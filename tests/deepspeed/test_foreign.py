@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,10 @@ CLOSEST = 1e-5
 """Relative, of losses and norms: other orders of sums in fp32."""
 
 
+Curve = list[tuple[float, float]]
+"""Loss and gradient norm of each step."""
+
+
 def plan(target: str, decay: float) -> Any:
     """4 sequences a step. ``decay``: an optimizer that a ds_config names decays norms too, kit's does not."""
     optimizer = dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay)
@@ -43,7 +48,15 @@ def plan(target: str, decay: float) -> Any:
 
 
 def decay(writer: str) -> float:
-    return 0.0 if writer == "trainer-zero-3" else 0.1
+    """ZeRO-3 and plain DeepSpeed take the optimizer of the ds_config."""
+    return 0.0 if writer == "trainer-zero-3" or "deepspeed" in writer else 0.1
+
+
+def with_precision(chosen: Any, writer: str) -> Any:
+    """The plan with the precision of a writer that is called by one."""
+    if "bf16" not in writer:
+        return chosen
+    return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, precision="bf16"))
 
 
 def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
@@ -52,8 +65,10 @@ def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
     if writer == "accelerate-fsdp":
         return pool("deepspeed", 2).run(foreign.by_fsdp, plan("zero-2", decay(writer)), start, out)[0]
     chosen = plan(writer[-6:], decay(writer))
+    if "deepspeed" in writer:
+        return pool("deepspeed", 2).run(foreign.by_deepspeed, with_precision(chosen, writer), start, out)[0]
     config = trainer_config(chosen)
-    if writer == "trainer-zero-2":
+    if decay(writer):
         del config["optimizer"]
     return pool("deepspeed", 2).run(foreign.by_trainer, chosen, start, out, False, config)[0]
 
@@ -63,15 +78,16 @@ def written(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("foreign"))
 
 
-def write_all(root: Path) -> dict[str, tuple[Path, list[tuple[float, float]]]]:
+def write_all(root: Path, writers: Sequence[str] = WRITERS) -> dict[str, tuple[Path, list[tuple[float, float]]]]:
     """Writer → (its checkpoint of step 3, the curve of its steps 4 to 6)."""
     start = cases.hf_directory(root)
     found = {}
-    for writer in WRITERS:
+    for writer in writers:
         curve = write(writer, start, root / writer)
         path = root / writer / ("checkpoint-3" if "trainer" in writer else "")
         found[writer] = (path, curve[foreign.SAVED_AT :])
-    shutil.copy(start / "config.json", root / "accelerate-fsdp")
+        if not (path / "config.json").exists():
+            shutil.copy(start / "config.json", path)
     return found
 
 
@@ -82,7 +98,7 @@ def error(found: list[tuple[float, float]], expected: list[tuple[float, float]])
 
 
 def continued(target: str, writer: str, exchange: Path, directory: Path) -> list[tuple[float, float]]:
-    chosen = plan(target, decay(writer))
+    chosen = with_precision(plan(target, decay(writer)), writer)
     if target == "torch on 1":
         with process_group_of_one():
             return foreign.by_kit(chosen, exchange, directory)
@@ -178,7 +194,7 @@ def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) 
     chosen = tiny.plan(job=job, engine="deepspeed", zero_stage=stage, gradient_accumulation_steps=2)
     config = trainer_config(chosen) | {"checkpoint": {"load_universal": True}}
     config["optimizer"]["params"] |= optimizer
-    if writer == "trainer-zero-2":
+    if decay(writer):
         del config["optimizer"]
     start = cases.hf_directory(root)
     return pool("deepspeed", 1).run(foreign.by_trainer, chosen, start, root, True, config)[0][foreign.SAVED_AT :]
@@ -277,6 +293,10 @@ DAMAGES = {
         lambda root: cut(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
         "rank_00_optim_states.pt cannot be read",
     ),
+    "a flipped byte of a tensor": (
+        lambda root: flip(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        r"rank_00_optim_states.pt is damaged \(.*data/",
+    ),
     "an unknown class": (
         lambda root: change(
             root / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt",
@@ -299,6 +319,36 @@ DAMAGES = {
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_flipped_byte_of_a_distributed_checkpoint_is_named(written, tmp_path):
+    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
+    flip(tmp_path / "copy" / "pytorch_model_fsdp_0" / "__1_0.distcp")
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is damaged"):
+        convert(tmp_path / "copy", "exchange", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_contents_that_claims_terabytes_is_named(written, tmp_path):
+    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
+    claim = b"\x80\x05\x96" + (1 << 46).to_bytes(8, "little")  # BYTEARRAY8: unpickling raises MemoryError
+    (tmp_path / "copy" / "optimizer_0" / ".metadata").write_bytes(claim)
+    with pytest.raises(CheckpointError, match=r"optimizer_0 is not a torch_dist checkpoint"):
+        convert(tmp_path / "copy", "exchange", tmp_path / "out")
+
+
+def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):
+    shutil.copytree(written["trainer-zero-2"][0], tmp_path / "copy")
+    (tmp_path / "copy" / "trainer_state.json").unlink()
+    (path,) = (tmp_path / "copy" / "global_step3").glob("*_model_states.pt")
+    change(path, lambda loaded: loaded.update(global_steps=4))
+    assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "exchange", tmp_path / "out")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

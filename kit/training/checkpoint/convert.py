@@ -27,7 +27,7 @@ from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheck
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
-from kit.training.checkpoint.foreign.torch_files import adapter_config
+from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 from kit.training.checkpoint.to_universal import write_universal
 
@@ -119,6 +119,7 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
         return _Opened("hf", load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
     if found.format not in ("deepspeed", "universal", "dcp", "peft") or found.open is None:
         raise CheckpointError(f"{path} ({found.program}) is not converted: {'; '.join(found.notes) or 'see inspect'}")
+    verify_archives(found.directory)
     spec, state = _model_of(path, model), found.open()
     lora = _lora(path, spec, state) if (path / _ADAPTERS).is_file() else None
     sources = state.sources(spec, adapters=lora is not None)
@@ -231,6 +232,8 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
         counters = manifest.counters
     spec, lora = _model_of(path, model), _adapters_of_run(path, model)
     checkpoint = torch_dist.Checkpoint(directory)
+    if counters is None:
+        checkpoint.verify()
     adam = offline.has_moments(checkpoint, spec, lora) and not checkpoint.of_sgd()
     kinds = KINDS if adam else (StateKind.MASTER,)
     if counters is None:

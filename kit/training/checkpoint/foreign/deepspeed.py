@@ -164,6 +164,8 @@ def _read(directory: Path) -> ForeignState:
     if not notes or steps is not None:
         counters = dataclasses.replace(counters, optimizer_steps=min(steps or 0, step) if whole else 0)
     dtype = _dtype(first.get("ds_config"))
+    if steps is not None and steps != step - int(first.get("skipped_steps") or 0):
+        notes.append(f"Adam made {steps} of {step} steps: check that all files are of one checkpoint")
     return ForeignState(
         weights, whole, counters, layout | {"zero_stage": stage} | dtype, ranks_states[0].adam, tuple(notes)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,26 @@ def read_weights(files: Mapping[str, Path]) -> ForeignState:
         dtype = (source.read_block(name, 0, 0, 0) if shape else source.read(name)).dtype
         found[name] = StoredTensor(shape, dtype, partial(source.read, name))
     return ForeignState(found)
+
+
+def verify_archives(directory: Path) -> None:
+    """Read every file of ``torch.save`` in a checkpoint and compare it with the CRC-32 of its parts, which torch
+    does not compare. Raises CheckpointError that names the damaged file."""
+    from kit.engines.megatron.checkpoint.torch_dist import Checkpoint
+
+    paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
+    for path in paths:
+        if path.name == ".metadata":
+            with described(path, "torch.distributed.checkpoint"):
+                Checkpoint(path.parent).verify()
+        if path.suffix in (".pt", ".bin") and path.is_file() and zipfile.is_zipfile(path):
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()
+            except Exception as error:  # a damaged archive may raise anything
+                damaged = str(error)[:200]
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
 
 
 def with_trainer_state(state: ForeignState, directory: Path) -> ForeignState:
