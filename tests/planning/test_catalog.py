@@ -232,6 +232,7 @@ def test_every_gpu_has_a_node(name: str) -> None:
         ("aws:p4d.24xlarge:8", "p4d.24xlarge", 8, 8),
         ("P4D.24xlarge:2", "p4d.24xlarge", 8, 2),
         ("p5.48xlarge", "p5.48xlarge", 8, 1),
+        ("oci:BM.GPU.H100.8:2", "bm.gpu.h100.8", 8, 2),
         ("dgx-h100:4", "dgx-h100", 8, 4),
         ("1xRTX4090", "workstation-rtx-4090", 1, 1),
         ("8xRTX-3090", "workstation-rtx-3090", 8, 1),
