@@ -195,6 +195,12 @@ class Workload:
             return liger_chunk(int(self.tokens), self.model.vocab_size, self.model.hidden_size)[1]
         return min(self.tokens, LOSS_CHUNK_TOKENS)
 
+    @cached
+    def routed_per_token(self) -> float:
+        """Experts that the fullest rank computes per token of its own. Without expert parallelism each rank computes
+        its own tokens, however uneven its experts are."""
+        return self.model.experts_per_token * (self.job.expert_load if self.layout.ep > 1 else 1.0)
+
     # ---------------------------------------------------------------- layers and parameters
 
     @cached

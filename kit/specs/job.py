@@ -93,6 +93,9 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
+    expert_load: Annotated[float, Within(ge=1, le=1000)] = 1.0
+    """Tokens of the fullest expert-parallel rank over the mean: all ranks wait for it, and it needs the most memory.
+    The metric expert_load_max of an earlier run is the fullest expert's, which is no less. 1: even loads."""
     grpo: GrpoSpec | None = None
     """For objective grpo; null: the defaults."""
 
@@ -107,7 +110,7 @@ class JobSpec:
         return self.global_batch_size * self.seq_length * (2 if self.rows == "pairs" else 1)
 
 
-ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {("grpo",): None}
+ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {("grpo",): None, ("expert_load",): 1.0}
 """Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
 default: so the plan keeps its digest when kit learns a new field."""
 

@@ -13,6 +13,7 @@ from kit.cost.collectives import group
 from kit.cost.hardware import shared
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.flops import model_flops_per_token
+from kit.cost.time.layer import expert_gemms
 from kit.cost.time.step import StepTimer, bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
@@ -174,3 +175,18 @@ def test_times_of_layers_are_shared_by_equal_layers_alone(engine: str) -> None:
         chosen = {name: rng.choice(values) for name, values in own.items()}
         workload = Workload(model, machines, job(), Layout(engine=engine, dp=8, **chosen))  # type: ignore[arg-type]
         assert shared.components_s(workload) == StepTimer().components_s(workload), chosen
+
+
+def test_all_ranks_wait_for_the_fullest_experts() -> None:
+    """Twice the load doubles the rows of the experts' GEMMs and the bytes of the all-to-alls, and only with EP."""
+    machines, model = cluster("32xH100"), load_model("mixtral-8x7b")
+    split = megatron(tp=2, sp=True, ep=8, etp=1, dp=16, gradient_accumulation_steps=8)
+    even, uneven = (Workload(model, machines, job(expert_load=load), split) for load in (1.0, 2.0))
+    for gemm, fuller in zip(expert_gemms(even)[1:], expert_gemms(uneven)[1:], strict=True):
+        assert fuller == (2 * gemm[0], *gemm[1:])
+    a, b = step_time_components_s(even), step_time_components_s(uneven)
+    assert 1.5 < b["expert_parallel"] / a["expert_parallel"] < 2  # latency stays
+    assert b["compute"] > a["compute"]
+    assert peak_gib(uneven) > peak_gib(even)
+    whole = [each.with_layout(split.but(ep=1, etp=2)) for each in (even, uneven)]
+    assert step_time_components_s(whole[0]) == step_time_components_s(whole[1])

@@ -248,7 +248,7 @@ def _experts(workload: Workload, element: int) -> dict[str, float]:
     """
     model = workload.model
     widths = 7 if model.traits.activation == "clamped_swiglu" else 4
-    routed = element * model.experts_per_token * (2 * model.hidden_size + widths * model.moe_ffn_hidden_size)
+    routed = element * workload.routed_per_token * (2 * model.hidden_size + widths * model.moe_ffn_hidden_size)
     router = 4.0 * model.num_experts + (4 * model.hidden_size if model.latent and element == 2 else 0)
     shared = _mlp(model, model.shared_ffn_hidden_size / workload.layout.tp, element)
     if model.traits.shared_expert_gate:

@@ -105,7 +105,7 @@ def _experts(workload: Workload) -> dict[str, float]:
     frozen = workload.job.lora is not None
     token = 0.0 if frozen else model.hidden_size * layout.etp / layout.tp
     width = (5 if frozen else 6) * model.moe_ffn_hidden_size / layout.tp
-    return {"experts": workload.element * model.experts_per_token * (token + width) * workload.tokens}
+    return {"experts": workload.element * workload.routed_per_token * (token + width) * workload.tokens}
 
 
 def backward_workspace_bytes(workload: Workload, has_experts: bool) -> float:
@@ -120,7 +120,7 @@ def backward_workspace_bytes(workload: Workload, has_experts: bool) -> float:
     if not has_experts:
         width = (3 if model.gated_mlp else 2) * model.ffn_hidden_size / workload.layout.tp
         return hidden + max(element * width * workload.tokens, _scores(workload))
-    arrived = workload.shard_tokens * model.experts_per_token * workload.layout.etp
+    arrived = workload.shard_tokens * workload.routed_per_token * workload.layout.etp
     token = element * model.hidden_size * arrived
     one_expert = (
         12 * model.moe_ffn_hidden_size / workload.layout.etp * arrived / (model.num_experts / workload.layout.ep)

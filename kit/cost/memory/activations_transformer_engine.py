@@ -111,7 +111,7 @@ def _experts(workload: Workload) -> dict[str, float]:
     model, tp, etp = workload.model, workload.layout.tp, workload.layout.etp
     gate = 2 if model.gated_mlp else 1
     copies = workload.shard_tokens if workload.layout.sp else workload.tokens / max(1, tp / etp)
-    arrived = copies * model.experts_per_token * etp
+    arrived = copies * workload.routed_per_token * etp
     width = model.moe_ffn_hidden_size / etp
     of_input = _input_bytes(workload)
     # Only SwiGLU has a fused kernel with the router's probability; GELU's output and its product are two tensors.

@@ -79,7 +79,7 @@ def _backward_workspace(workload: Workload, has_experts: bool) -> float:
     model, h, tp = workload.model, workload.model.hidden_size, workload.layout.tp
     if not has_experts:
         return workload.element * (3 * model.ffn_hidden_size / tp + 2 * h) * workload.tokens
-    routed, width = model.experts_per_token * workload.tokens, model.moe_ffn_hidden_size
+    routed, width = workload.routed_per_token * workload.tokens, model.moe_ffn_hidden_size
     of_weights = (2 if model.gated_mlp else 1) * width * (model.num_experts * h - routed) - h * routed
     return workload.element * max(routed * (3 * width / tp + 2 * h), of_weights)
 

@@ -144,7 +144,7 @@ def backward_workspace(workload: Workload, stage: int) -> float:
     widest = element * matrices * model.ffn_hidden_size / tp * workload.tokens
     layers = workload.stage_layers(stage)
     if layers and model.has_experts(layers[-1]):
-        arrived = workload.shard_tokens * model.experts_per_token
+        arrived = workload.shard_tokens * workload.routed_per_token
         widest = element * (matrices * model.moe_ffn_hidden_size + model.hidden_size) * arrived
     scores = 0.0
     if workload.attention == "unfused":

@@ -79,10 +79,10 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     h, width, copies = model.hidden_size, model.ffn_hidden_size / tp, 0.0
     rotated = 0.0 if model.learned_positions else (model.query_width + model.key_value_width) / tp
     if has_experts:
-        width = (model.experts_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size) / tp
+        width = (workload.routed_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size) / tp
         # Tokens are permuted, sent, received and sorted on the way to their experts and back; each copy is read and
         # written.
-        copies = 6 * element * model.experts_per_token * h * tokens / tp
+        copies = 6 * element * workload.routed_per_token * h * tokens / tp
     norm, residual, rotation, activation = _operators(workload.execution.code, model.gated_mlp, element)
     residual += 1.0 if workload.hidden_dropout else 0.0
     total = 2 * (norm + residual) * h * outer + tokens * (rotation * rotated + activation * width) + copies

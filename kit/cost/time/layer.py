@@ -148,11 +148,11 @@ def mlp_gemms(workload: Workload, width: int) -> list[Gemm]:
 
 
 def expert_gemms(workload: Workload) -> list[Gemm]:
-    """Forward GEMMs of router and experts under even routing: a rank receives as many tokens as it sends."""
+    """Forward GEMMs of router and experts on the fullest rank."""
     model, layout, h = workload.model, workload.layout, workload.model.hidden_size
     local = model.num_experts / layout.ep
     own = workload.tokens / layout.tp
-    rows = own * model.experts_per_token * layout.etp / local * workload.capacity_factor
+    rows = own * workload.routed_per_token * layout.etp / local * workload.capacity_factor
     width = model.moe_ffn_hidden_size / layout.etp
     return [
         (own, float(model.num_experts), h, 1.0),

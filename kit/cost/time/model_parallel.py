@@ -82,7 +82,7 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     With tensor parallelism inside experts, its ranks also all-gather tokens and reduce-scatter outputs. ``forward``,
     ``backward``: seconds of the compute that can run meanwhile, where anything can.
     """
-    layout, experts_per_token = workload.layout, workload.model.experts_per_token
+    layout, experts_per_token = workload.layout, workload.routed_per_token
     sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
     one_way = _dispatch_s(workload, gpu.group(layout.ep, layout.etp), sent)
     if layout.etp > 1:
@@ -97,13 +97,14 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
 
 def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
     """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens."""
-    experts_per_token = workload.model.experts_per_token
+    experts_per_token = workload.routed_per_token  # the others wait for the rank that receives the most
     if group.size == 1:
         return 0.0
     if not workload.execution.once_per_node or group.nodes == 1:
         return group.all_to_all_s(token_bytes * experts_per_token)
     # A token is sent once to each other node that has one of its experts.
-    reached = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** experts_per_token)
+    chosen = workload.model.experts_per_token
+    reached = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** chosen) * experts_per_token / chosen
     across = token_bytes * reached / group.port_bytes_per_s
     inside = token_bytes * experts_per_token / group.inner_bytes_per_s
     return max(across, inside) + group.latency_s

@@ -239,6 +239,12 @@ def lora(w: Workload) -> str | None:
 # ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO
 
 
+@rule(says=lambda w: f"job.expert_load={w.job.expert_load:g} with {w.model.name}, which has no experts; leave it out")
+def expert_load_of_experts(w: Workload) -> bool:
+    """A model without experts has no load of experts."""
+    return w.job.expert_load != 1 and not w.model.num_experts
+
+
 @rule()
 def balancing(w: Workload) -> str | None:
     """Expert balancing needs a trained router, and rows without padding, because padding would count as tokens."""

@@ -281,4 +281,12 @@ CASES = [
         megatron(moe_shared_expert_overlap=True, ep=8),
         model="deepseek-v3",
     ),
+    Case(
+        "expert_load_of_experts",
+        megatron(tp=2),
+        "expert_load=1.5 with llama-3.1-8b, which has no experts",
+        megatron(tp=2),
+        change={"expert_load": 1.5},
+        good_change={"expert_load": 1.0},
+    ),
 ]
