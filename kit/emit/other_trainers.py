@@ -68,6 +68,7 @@ def _arguments(plan: Plan) -> dict[str, Any]:
     )
     if (lora := plan.job.lora) is not None:
         arguments |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
+        arguments |= chosen(("use_rslora", lora.use_rslora, True))
     return arguments
 
 
@@ -117,7 +118,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
     if lora is not None:
         data |= {"adapter": "qlora" if lora.four_bit else "lora", "load_in_4bit": lora.four_bit}
         data |= {"lora_r": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
-        data["lora_target_linear"] = True
+        data |= chosen(("lora_target_linear", True, True), ("peft_use_rslora", lora.use_rslora, True))
     return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,11 +46,18 @@ class LoraSpec:
     rank: Annotated[int, Within(gt=0, le=65536)] = 16
     alpha: Annotated[float, Within(gt=0, le=1e6)] = 32.0
     """Adapters are scaled by alpha/rank."""
+    use_rslora: bool = False
+    """Scale adapters by alpha/√rank, so that a large rank learns as fast as a small one (arXiv 2312.03732)."""
     dropout: Annotated[float, Within(ge=0, lt=1)] = 0.0
     targets: Literal["attention", "all-linear"] = "all-linear"
     """Linear layers that get adapters: those of attention, or all but the output head."""
     four_bit: bool = False
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of B·A."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 @spec
@@ -110,7 +118,11 @@ class JobSpec:
         return self.global_batch_size * self.seq_length * (2 if self.rows == "pairs" else 1)
 
 
-ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {("grpo",): None, ("expert_load",): 1.0}
+ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
+    ("grpo",): None,
+    ("expert_load",): 1.0,
+    ("lora", "use_rslora"): False,
+}
 """Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
 default: so the plan keeps its digest when kit learns a new field."""
 

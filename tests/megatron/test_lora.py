@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -27,6 +29,7 @@ CASES = {
     "dp2-ep2-mixtral": ("mixtral", LORA, {"dp": 2, "ep": 2, "zero_stage": 1}),
     "tp2-sp-ep2-deepseek": ("deepseek_v3", ATTENTION, {"tp": 2, "sp": True, "ep": 2}),
     "tp2-sp-gemma2": ("gemma2", LORA, {"tp": 2, "sp": True}),
+    "tp2-rslora-llama": ("llama", dataclasses.replace(LORA, use_rslora=True), {"tp": 2}),
     "tp2-sp-granite": ("granite", LORA, {"tp": 2, "sp": True}),
 }
 

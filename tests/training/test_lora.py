@@ -156,7 +156,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
     ("family", "lora", "layouts"),
     [
         ("llama", LORA, [("torch", 0), ("torch", 3), ("megatron", 1), ("deepspeed", 2), ("deepspeed", 3)]),
-        ("gpt2", LoraSpec(rank=2, alpha=2, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
+        ("gpt2", LoraSpec(rank=2, alpha=2, use_rslora=True, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
     ],
 )
 def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):

@@ -70,6 +70,7 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        use_rslora=lora.use_rslora,
         lora_dropout=lora.dropout,
         target_modules=sorted(targets),
         bias="none",

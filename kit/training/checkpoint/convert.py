@@ -132,16 +132,17 @@ def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
     config = adapter_config(path)
     with described(path / _ADAPTERS, "peft"):
         other = next(
-            (key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if config.get(key)), ""
+            (key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if config.get(key)), ""
         )
         if config.get("peft_type") != "LORA" or other:
             raise CheckpointError(
                 f"{path} has adapters of type {config.get('peft_type')} {other}, which kit does not train"
             )
         rank, alpha, dropout = int(config["r"]), float(config["lora_alpha"]), float(config.get("lora_dropout") or 0)
+        rslora = config.get("use_rslora") is True
     names = {plain_name(name) for name in state.weights}
     for targets in ("attention", "all-linear"):
-        lora = LoraSpec(rank=rank, alpha=alpha, dropout=dropout, targets=targets)
+        lora = LoraSpec(rank=rank, alpha=alpha, use_rslora=rslora, dropout=dropout, targets=targets)
         if names == checkpoint_shapes(model, lora).keys():
             return lora
     raise CheckpointError(

@@ -165,14 +165,14 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
 
 
 class _Merged(TensorSource):
-    """A ``TensorSource`` of merged weights, W + (alpha/rank)·B·A, as in peft."""
+    """A ``TensorSource`` of merged weights, W + scale·B·A, as in peft."""
 
     def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
         """``base``: directory of the frozen model. Raises CheckpointError if its tensor names are not the model's."""
         assert exchange.lora is not None
         self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
         check_names(tensor_shapes(exchange.model), self._base)
-        self._scale = exchange.lora.alpha / exchange.lora.rank
+        self._scale = exchange.lora.scale
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
         self._transposed = exchange.model.traits.conv1d
 
