@@ -47,8 +47,8 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Checks packages, model, data, machine and checkpoint of a run. Raises ``RunDirectoryError`` with every problem,
     one per line."""
     plan, run = rundir.plan, rundir.run
+    require(_objective(plan.job.objective))  # the others would name what kit's own loop lacks
     require(
-        _objective(plan.job.objective),
         *_packages(rundir),
         check_versions(),
         check_gpus(plan, gpus_here()),

@@ -17,11 +17,14 @@ from kit.cost.memory.peak import parts_of
 from kit.cost.memory.rank_huggingface import reference_bytes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
-from kit.emit.run_directory import files_of
+from kit.emit.run_directory import files_of, write
+from kit.errors import RunDirectoryError
 from kit.planner.plan import Plan
+from kit.preflight.run_checks import preflight
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import ADDED_TO_JOB, GrpoSpec, JobSpec, LoraSpec, Objective
 from kit.specs.layout import Pins
+from kit.specs.run import DataSpec, RunSpec
 from kit.units import GIB
 
 MODEL, CLUSTER = load_model("llama-3.1-8b"), parse_cluster("8xH100")
@@ -157,3 +160,11 @@ def test_what_a_plan_may_lack_is_the_default() -> None:
         for name in path:
             owner = getattr(owner, name)
         assert owner == default, path
+
+
+def test_kit_train_names_trl(tmp_path: Path) -> None:
+    """One problem, and what to do: not the data that kit's own loop would need."""
+    written = write(planned("dpo", ZERO3), RunSpec(data=DataSpec(train=str(tmp_path / "none"))), tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"trained by TRL's DPOTrainer, .*README\.md") as refused:
+        preflight(written)
+    assert "convert data" not in str(refused.value)

@@ -210,7 +210,13 @@ def _objectives(layout: Layout) -> tuple[str, ...]:
     return ("pretrain", "sft") if own_attention else ("pretrain",)
 
 
-@rule(says=lambda w: f"objective={w.job.objective} is not supported; use {one_of(_objectives(w.layout))}")
+@rule(
+    says=lambda w: (
+        f"objective={w.job.objective} is not supported on engine={w.layout.engine} with this layout; use "
+        f"{one_of(_objectives(w.layout))}"
+        + ("" if _whole_samples(w.layout) else ", or engine=torch or deepspeed with tp=1, cp=1")
+    )
+)
 def objective(w: Workload) -> bool:
     """Samples of SFT and of pairs have different lengths, and pairs a source; not every split supports this."""
     return w.job.objective not in _objectives(w.layout)

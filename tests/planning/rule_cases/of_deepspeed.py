@@ -350,7 +350,7 @@ CASES = [
     Case(
         "objective",
         deepspeed(zero_stage=1, tp=2),
-        "objective=sft is not supported; use pretrain",
+        "objective=sft is not supported on engine=deepspeed with this layout; use pretrain, or",
         deepspeed(zero_stage=1),
         change={"objective": "sft"},
     ),
