@@ -20,7 +20,9 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory, hf_config
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
+from kit.training.checkpoint.engine_checkpoint import MANIFEST
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.foreign.recognise import inspected
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool
@@ -52,6 +54,14 @@ def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_wri
     assert (found.counters, found.model) == (expected.counters, expected.model)
     for kind in checkpoints.KINDS:
         assert same(found.source(kind), expected.source(kind))
+
+
+def test_inspect_proposes_the_conversion_only_of_megatrons_own_files(saved, tmp_path):
+    native = saved[2] / "step-00000002"
+    assert any("--to exchange" in command for command in inspected(native).can)
+    (tmp_path / "state").mkdir()  # as an engine with files of its own leaves it
+    shutil.copyfile(native / MANIFEST, tmp_path / MANIFEST)
+    assert list(inspected(tmp_path).can) == ["kit train RUN --resume auto"]
 
 
 def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):

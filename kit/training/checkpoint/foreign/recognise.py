@@ -240,7 +240,9 @@ def _commands(found: Recognised, path: Path) -> list[str]:
     model = "" if (path / "config.json").is_file() or found.format in ("exchange", "native") else " --model MODEL"
     convert = f"kit convert model {path} --to {{}} --out DIRECTORY{model}"
     if found.format == "native":
-        return ["kit train RUN --resume auto", convert.format("exchange") + "  (written by Megatron)"]
+        # Of the other engines' files only the run itself knows the layout; it writes an exchange checkpoint at its end.
+        by_megatron = torch_dist_directory(path) is not None
+        return ["kit train RUN --resume auto", *([convert.format("exchange")] if by_megatron else [])]
     if found.format == "exchange":
         return [f"kit train RUN --resume {path}", *map(convert.format, ("hf", "megatron", "dcp", "universal"))]
     if found.format == "file":
