@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import Text, Within, spec
+from kit.specs.base import Within, spec
 
 if TYPE_CHECKING:
     from kit.specs.model import ModelSpec
@@ -39,13 +39,6 @@ class OptimizerSpec:
     weight_decay: Annotated[float, Within(ge=0, le=100)] = 0.1
 
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
-def _listed(targets: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (targets,) if isinstance(targets, str) else targets
-
-
 @spec
 class LoraSpec:
     """Low-rank adapters on frozen weights (arXiv 2106.09685)."""
@@ -56,16 +49,10 @@ class LoraSpec:
     use_rslora: bool = False
     """Scale adapters by alpha/√rank, so that a large rank learns as fast as a small one (arXiv 2312.03732)."""
     dropout: Annotated[float, Within(ge=0, lt=1)] = 0.0
-    targets: Literal["attention", "all-linear"] | tuple[Text, ...] = "all-linear"
-    """Linear layers that get adapters: those of attention, all but the output head, or a list of last names, such as
-    [q_proj, v_proj]."""
+    targets: Literal["attention", "all-linear"] = "all-linear"
+    """Linear layers that get adapters: those of attention, or all but the output head."""
     four_bit: bool = False
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
-
-    @property
-    def beyond_attention(self) -> bool:
-        """Whether a layer outside of attention may get an adapter."""
-        return self.targets == "all-linear" or not {"attention", *_ATTENTION}.issuperset(_listed(self.targets))
 
     @property
     def scale(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cost.model.lora import adapter_parameters_of, named_targets
+from kit.cost.model.lora import adapter_parameters_of
 from kit.engines.huggingface.adapters import adapter_shapes
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
@@ -37,15 +37,3 @@ def test_as_many_as_peft_makes(name: str, targets: str) -> None:
     model, lora = replace(load_model(name), num_layers=2), LoraSpec(rank=8, targets=targets)  # type: ignore[arg-type]
     made = sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
     assert adapter_parameters_of(model, lora) == made
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if named_targets(load_model(name))])
-def test_a_list_of_layers_gets_as_many_as_peft_makes(name: str) -> None:
-    """Each layer that may be listed, alone: the list knows its inputs and outputs."""
-    model = replace(load_model(name), num_layers=2)
-    for target in named_targets(model):
-        lora = LoraSpec(rank=8, targets=(target,))
-        shapes = adapter_shapes(model, lora)
-        assert all(f".{target}.lora_" in each for each in shapes)
-        assert adapter_parameters_of(model, lora) == sum(math.prod(shape) for shape in shapes.values()), target
-        assert lora.beyond_attention is (target in ("gate_proj", "up_proj", "down_proj"))

@@ -320,7 +320,7 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
     if traits.qk_norm == "head" and "qk_norm" in terms:
         terms["qk_norm"] *= 4 / (8 if traits.zero_centred_norm else 4 + element)
     copies = workload.autocast
-    of_mlp = lora.beyond_attention and not has_experts
+    of_mlp = lora.targets == "all-linear" and not has_experts
     terms["adapters"] = element * (h * (1 if traits.fused_qkv or not copies else 3) + (query if copies else 0))
     if of_mlp:
         # terms["mlp"] already has the input of the down-projection.

@@ -84,20 +84,13 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
     no layer gets an adapter.
     """
     head = model.get_output_embeddings()
-    linears = {
-        name: name.rpartition(".")[2]
+    names = {
+        name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and module is not head
+        and (lora.targets == "all-linear" or any(part in name for part in _ATTENTION))
     }
-    if not isinstance(lora.targets, str):
-        if unknown := sorted(set(lora.targets) - set(linears.values())):
-            raise EngineError(
-                f"lora.targets has {unknown[0]}, which {type(model).__name__} has not; it has "
-                f"{', '.join(sorted(set(linears.values())))}"
-            )
-        return sorted(set(lora.targets))
-    everywhere = lora.targets == "all-linear"
-    names = {last for name, last in linears.items() if everywhere or any(part in name for part in _ATTENTION)}
     if not names:
         raise EngineError(
             f"lora.targets={lora.targets} finds no linear layer in {type(model).__name__}; use all-linear"

@@ -7,7 +7,6 @@ from math import gcd
 from operator import attrgetter
 from typing import Any
 
-from kit.cost.model.lora import named_targets
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
@@ -227,13 +226,6 @@ def lora(w: Workload) -> str | None:
     """LoRA needs unsplit Hugging Face layers, or Megatron's local layers. NVMe offload was not tested with frozen
     weights."""
     chosen, layout = w.job.lora, w.layout
-    if chosen is not None and not isinstance(chosen.targets, str):
-        known = named_targets(w.model)
-        if unknown := [name for name in chosen.targets or ("[]",) if name not in known]:
-            fix = f"use {', '.join(known)}, or attention or all-linear" if known else "use attention or all-linear"
-            return f"lora.targets has {unknown[0]}, which kit does not know of {w.model.name}; {fix}"
-        if layout.engine == "megatron":
-            return "lora.targets as a list on engine=megatron; use attention or all-linear, or engine=torch"
     if chosen is None or (_whole_samples(layout) and not layout.uses_nvme):
         return None
     if layout.engine != "megatron" or layout.implementation != "local":

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from kit.cost.model.lora import named_targets
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory, check_names, check_shape, tensor_shapes
@@ -143,17 +141,13 @@ def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
         rank, alpha, dropout = int(config["r"]), float(config["lora_alpha"]), float(config.get("lora_dropout") or 0)
         rslora = config.get("use_rslora") is True
     names = {plain_name(name) for name in state.weights}
-    listed = config.get("target_modules")
-    kinds: list[Any] = ["attention", "all-linear"]
-    if isinstance(listed, list) and set(map(str, listed)) <= named_targets(model).keys():
-        kinds.append(tuple(sorted(map(str, listed))))
-    for targets in kinds:
+    for targets in ("attention", "all-linear"):
         lora = LoraSpec(rank=rank, alpha=alpha, use_rslora=rslora, dropout=dropout, targets=targets)
         if names == checkpoint_shapes(model, lora).keys():
             return lora
     raise CheckpointError(
         f"{path} has adapters on {shown(config.get('target_modules'))}; kit's are on all layers of attention, "
-        f"on all linear layers, or on a list of these (lora.targets): merge these with peft's merge_and_unload"
+        f"or on all linear layers (lora.targets): merge these with peft's merge_and_unload"
     )
 
 

@@ -286,19 +286,4 @@ CASES = [
         torch(),
         model="qwen3-next-80b-a3b",
     ),
-    Case(
-        "lora",
-        torch(),
-        "lora.targets has w1, which kit does not know of llama-3.1-8b; use q_proj, k_proj, v_proj, o_proj, gate_proj",
-        torch(),
-        change={"lora": LoraSpec(targets=("q_proj", "w1"))},
-        good_change={"lora": LoraSpec(targets=("q_proj", "up_proj"))},
-    ),
-    Case(
-        "lora",
-        megatron(tp=2),
-        "lora.targets as a list on engine=megatron",
-        torch(),
-        change={"lora": LoraSpec(targets=("q_proj",))},
-    ),
 ]
