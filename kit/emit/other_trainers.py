@@ -41,7 +41,10 @@ def _on_torch(plan: Plan) -> bool:
 def _fine_tunes(plan: Plan) -> bool:
     """Whether programs for Hugging Face models train the plan: all ranks data-parallel, by DeepSpeed, DDP or FSDP2."""
     job, layout = plan.job, plan.layout
-    adapted = job.lora is None or job.lora.targets == "all-linear"
+    adapted = job.lora is None or (
+        (job.lora.targets == "all-linear" or bool(job.lora.target_modules))
+        and not (job.lora.rank_pattern or job.lora.alpha_pattern)
+    )
     known = job.objective in ("pretrain", "sft") and job.precision != "fp8" and job.optimizer.name == "adamw"
     of_torch = _on_torch(plan) and layout.tp == 1
     return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
@@ -118,7 +121,10 @@ def axolotl(plan: Plan) -> dict[str, Any]:
     if lora is not None:
         data |= {"adapter": "qlora" if lora.four_bit else "lora", "load_in_4bit": lora.four_bit}
         data |= {"lora_r": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
-        data |= chosen(("lora_target_linear", True, True), ("peft_use_rslora", lora.use_rslora, True))
+        data |= (
+            {"lora_target_modules": list(lora.target_modules)} if lora.target_modules else {"lora_target_linear": True}
+        )
+        data |= chosen(("peft_use_rslora", lora.use_rslora, True))
     return data
 
 
@@ -139,7 +145,7 @@ def llamafactory(plan: Plan) -> dict[str, Any]:
     if data.pop("gradient_checkpointing", False) is False:
         data["disable_gradient_checkpointing"] = True  # which LLaMA-Factory turns on by itself
     if lora is not None:
-        data["lora_target"] = "all"
+        data["lora_target"] = ",".join(lora.target_modules) or "all"
         data |= {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
     return data
 
@@ -157,7 +163,7 @@ def ms_swift(plan: Plan) -> dict[str, Any]:
         **({"gradient_checkpointing": False} | _arguments(plan)),
     }
     if lora is not None:
-        data["target_modules"] = ["all-linear"]
+        data["target_modules"] = list(lora.target_modules) or ["all-linear"]
         data |= {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
     return data
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 
 class FrozenMap(dict[str, Any]):
@@ -17,6 +20,13 @@ class FrozenMap(dict[str, Any]):
 
     def __reduce__(self) -> tuple[type[FrozenMap], tuple[dict[str, Any]]]:
         return FrozenMap, (dict(self),)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:
+        """For the JSON schema of a field's default."""
+        from pydantic_core.core_schema import dict_schema
+
+        return dict_schema()
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a spec never changes; make another one with dataclasses.replace")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import Within, spec
+from kit.specs.base import Checked, Text, Within, spec
+from kit.specs.frozen import FrozenMap
 
 if TYPE_CHECKING:
     from kit.specs.model import ModelSpec
@@ -39,25 +40,48 @@ class OptimizerSpec:
     weight_decay: Annotated[float, Within(ge=0, le=100)] = 0.1
 
 
+ATTENTION_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+MLP_LAYERS = frozenset({"gate_proj", "up_proj", "down_proj"})
+_Rank = Annotated[int, Within(gt=0, le=65536)]
+_Alpha = Annotated[float, Within(gt=0, le=1e6)]
+
+
 @spec
 class LoraSpec:
-    """Low-rank adapters on frozen weights (arXiv 2106.09685)."""
+    """Low-rank adapters on frozen weights (arXiv 2106.09685). Names are those of peft's LoraConfig."""
 
-    rank: Annotated[int, Within(gt=0, le=65536)] = 16
-    alpha: Annotated[float, Within(gt=0, le=1e6)] = 32.0
+    rank: _Rank = 16
+    alpha: _Alpha = 32.0
     """Adapters are scaled by alpha/rank."""
     use_rslora: bool = False
     """Scale adapters by alpha/√rank, so that a large rank learns as fast as a small one (arXiv 2312.03732)."""
     dropout: Annotated[float, Within(ge=0, lt=1)] = 0.0
     targets: Literal["attention", "all-linear"] = "all-linear"
     """Linear layers that get adapters: those of attention, or all but the output head."""
+    target_modules: tuple[Text, ...] = ()
+    """Last names of the layers that get adapters, such as [q_proj, v_proj]; empty: those of targets."""
+    rank_pattern: Annotated[dict[Text, _Rank], Checked(FrozenMap)] = FrozenMap({})
+    """Last name of a layer → its rank, where it is not rank."""
+    alpha_pattern: Annotated[dict[Text, _Alpha], Checked(FrozenMap)] = FrozenMap({})
+    """Last name of a layer → its alpha, where it is not alpha."""
     four_bit: bool = False
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
 
     @property
-    def scale(self) -> float:
-        """Factor of B·A."""
-        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+    def layers(self) -> frozenset[str]:
+        """Llama's names of the layers that get adapters, for every family."""
+        return frozenset(self.target_modules) or ATTENTION_LAYERS | (
+            frozenset() if self.targets == "attention" else MLP_LAYERS
+        )
+
+    def rank_of(self, layer: str) -> int:
+        """Rank of the adapters of a layer, which is given by its last name."""
+        return int(self.rank_pattern.get(layer, self.rank))
+
+    def scale_of(self, layer: str) -> float:
+        """Factor of B·A of a layer, which is given by its last name."""
+        alpha, rank = float(self.alpha_pattern.get(layer, self.alpha)), self.rank_of(layer)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 @spec
@@ -122,6 +146,9 @@ ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
     ("grpo",): None,
     ("expert_load",): 1.0,
     ("lora", "use_rslora"): False,
+    ("lora", "target_modules"): (),
+    ("lora", "rank_pattern"): {},
+    ("lora", "alpha_pattern"): {},
 }
 """Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
 default: so the plan keeps its digest when kit learns a new field."""

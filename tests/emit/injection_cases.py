@@ -110,12 +110,13 @@ def _approximate(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(data: Any, place: Place, is_key: bool, text: str) -> None:
-    for step in place if is_key else place[:-1]:
+    steps = place if is_key else place[:-1]
+    for step, after in zip(steps, (*place[1:], None), strict=False):
         if isinstance(data, dict) and data.get(step) is None:
-            data[step] = {}
+            data[step] = [] if after == 0 else {}
         data = data[step]
     if is_key:
-        data[text] = 1.0
+        data[text] = 1
     elif isinstance(data, list):
         data[:] = [text, *data[1:]]
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def test_adapters_are_those_of_the_job() -> None:
     assert files["llamafactory.yaml"]["finetuning_type"] == files["ms_swift.yaml"]["tuner_type"] == "lora"
     assert {files[name]["lora_rank"] for name in ("llamafactory.yaml", "ms_swift.yaml")} == {8}
     assert files["axolotl.yaml"]["lora_r"] == 8
+    assert files["axolotl.yaml"]["lora_target_linear"]
+    listed = LoraSpec(target_modules=("q_proj", "v_proj"))
+    files = of(kit.plan("llama-3.1-8b", "8xH100", replace(job, lora=listed), FSDP2))
+    assert (
+        files["axolotl.yaml"]["lora_target_modules"] == files["ms_swift.yaml"]["target_modules"] == ["q_proj", "v_proj"]
+    )
+    assert files["llamafactory.yaml"]["lora_target"] == "q_proj,v_proj"
 
 
 def test_accelerates_launcher_reads_the_sizes_of_tensor_parallelism(tmp_path: Path) -> None:

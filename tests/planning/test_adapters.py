@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cost.model.lora import adapter_parameters_of
+from kit.cost.model.lora import adapter_parameters_of, named_layers
 from kit.engines.huggingface.adapters import adapter_shapes
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
@@ -37,3 +37,22 @@ def test_as_many_as_peft_makes(name: str, targets: str) -> None:
     model, lora = replace(load_model(name), num_layers=2), LoraSpec(rank=8, targets=targets)  # type: ignore[arg-type]
     made = sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
     assert adapter_parameters_of(model, lora) == made
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if named_layers(load_model(name))])
+def test_listed_layers_get_as_many_as_peft_makes(name: str) -> None:
+    """Each layer alone, with a rank of its own."""
+    model = replace(load_model(name), num_layers=2)
+    for layer in named_layers(model):
+        lora = LoraSpec(rank=8, target_modules=(layer,), rank_pattern={layer: 5})
+        shapes = adapter_shapes(model, lora)
+        assert all(f".{layer}.lora_" in each for each in shapes)
+        assert adapter_parameters_of(model, lora) == sum(map(math.prod, shapes.values())), layer
+        assert (
+            adapter_parameters_of(model, replace(lora, rank_pattern={})) == adapter_parameters_of(model, lora) * 8 / 5
+        )
+
+
+def test_a_rank_of_one_layer_among_all() -> None:
+    model, lora = replace(load_model("llama-3.2-1b"), num_layers=2), LoraSpec(rank=8, rank_pattern={"down_proj": 3})
+    assert adapter_parameters_of(model, lora) == sum(map(math.prod, adapter_shapes(model, lora).values()))

@@ -32,6 +32,8 @@ from tests.training.batches import micro_batches, sample
 from tests.workers import pool
 
 LORA = LoraSpec(rank=4, alpha=16)
+LISTED = LoraSpec(rank=2, alpha=4, target_modules=("q_proj", "k_proj", "v_proj", "down_proj"))
+PATTERNS = LoraSpec(rank=4, alpha=16, use_rslora=True, rank_pattern={"q_proj": 2}, alpha_pattern={"up_proj": 5.0})
 JOB: dict[str, Any] = {"optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
 
 
@@ -156,6 +158,8 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
     ("family", "lora", "layouts"),
     [
         ("llama", LORA, [("torch", 0), ("torch", 3), ("megatron", 1), ("deepspeed", 2), ("deepspeed", 3)]),
+        ("llama", LISTED, [("torch", 3), ("deepspeed", 2), ("megatron", 1)]),
+        ("llama", PATTERNS, [("torch", 3), ("deepspeed", 3)]),
         ("gpt2", LoraSpec(rank=2, alpha=2, use_rslora=True, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
     ],
 )

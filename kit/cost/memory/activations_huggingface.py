@@ -11,7 +11,7 @@ from __future__ import annotations
 from kit.cost.model.flops import STATE_CHUNK
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
-from kit.specs.job import LoraSpec
+from kit.specs.job import MLP_LAYERS, LoraSpec
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 
 LOSS_BYTES = 12.0
@@ -320,32 +320,41 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
     if traits.qk_norm == "head" and "qk_norm" in terms:
         terms["qk_norm"] *= 4 / (8 if traits.zero_centred_norm else 4 + element)
     copies = workload.autocast
-    of_mlp = lora.targets == "all-linear" and not has_experts
-    terms["adapters"] = element * (h * (1 if traits.fused_qkv or not copies else 3) + (query if copies else 0))
-    if of_mlp:
-        # terms["mlp"] already has the input of the down-projection.
-        terms["adapters"] += element * h * (2 if copies and model.gated_mlp and not traits.fused_gate_up else 1)
-    elif not has_experts:
+    layers = _adapted_layers(model, lora, has_experts)
+    of_hidden = sum(len(layers & each) if copies else min(1, len(layers & each)) for each in _ONE_INPUT)
+    terms["adapters"] = element * (h * of_hidden + (query if copies and "o_proj" in layers else 0))
+    # terms["mlp"] already has the input of the down-projection.
+    if "down_proj" not in layers and not has_experts:
         terms["mlp"] -= element * f if model.gated_mlp or traits.activation != "relu" else 0
     if lora.dropout:
-        terms |= _dropped_out(workload, terms, of_mlp)
-    matrices = 4 + ((3 if model.gated_mlp else 2) if of_mlp else 0)
-    terms["adapters"] += element * lora.rank * matrices
+        terms |= _dropped_out(workload, terms, layers)
+    terms["adapters"] += element * sum(map(lora.rank_of, layers))
     return terms
 
 
-def _dropped_out(workload: Workload, terms: dict[str, float], of_mlp: bool) -> dict[str, float]:
+_ONE_INPUT = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+"""Layers that share their input, of the hidden size."""
+
+
+def _adapted_layers(model: ModelSpec, lora: LoraSpec, has_experts: bool) -> frozenset[str]:
+    """Layers with an adapter, by Llama's names; a fused layer counts as its first tensor."""
+    traits = model.traits
+    missing = {"k_proj", "v_proj"} if traits.fused_qkv else set()
+    missing |= {"gate_proj"} if traits.fused_gate_up or not model.gated_mlp else set()
+    return lora.layers - missing - (MLP_LAYERS if has_experts else set())
+
+
+def _dropped_out(workload: Workload, terms: dict[str, float], layers: frozenset[str]) -> dict[str, float]:
     """Terms of adapters and MLP with LoRA dropout. Each adapter saves the mask of its input, one byte per element
     (torch, native_dropout), and the output of the dropout. Under autocast this output replaces the adapter's copy."""
-    model, element, traits = workload.model, workload.element, workload.model.traits
+    model, element = workload.model, workload.element
     h, f, query = model.hidden_size, model.ffn_hidden_size / workload.layout.tp, model.query_width / workload.layout.tp
-    inputs = h * (1 if traits.fused_qkv else 3) + query
-    if of_mlp:
-        inputs += h * (2 if model.gated_mlp and not traits.fused_gate_up else 1) + f
+    inputs = float(h) * sum(len(layers & each) for each in _ONE_INPUT)
+    inputs += (query if "o_proj" in layers else 0) + (f if "down_proj" in layers else 0)
     if workload.autocast:
         return {"adapters": terms["adapters"] + inputs}
     # The output of the dropout replaces the input of the down-projection.
-    product = {"mlp": terms["mlp"] - element * f} if of_mlp and model.gated_mlp else {}
+    product = {"mlp": terms["mlp"] - element * f} if "down_proj" in layers and model.gated_mlp else {}
     return {"adapters": (element + 1) * inputs} | product
 
 

@@ -21,9 +21,12 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     # outputs.
     width = 4 if model.traits.zero_centred_norm else element
     norms = (4 if model.traits.norm_placement == "both" else 2) * (width * model.hidden_size + statistics)
-    adapted = workload.job.lora is None or workload.job.lora.targets == "all-linear"
+    lora = workload.job.lora
     # Frozen weights without adapters do not need their input in backward.
-    terms = {"norms": (norms + (2 if adapted else 1) * element * model.hidden_size) * shard}
+    inputs = (
+        2 if lora is None else _adapted(lora, "q_proj", "k_proj", "v_proj") + _adapted(lora, "gate_proj", "up_proj")
+    )
+    terms = {"norms": (norms + inputs * element * model.hidden_size) * shard}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     if not model.learned_positions:
         # Each layer casts cos and sin for query and for key (rope_utils.py); sequences of a micro batch share them.
@@ -33,16 +36,22 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     else:
         # Gate and up are one tensor (2f); silu(gate), up + offset and their product are 1f each (transformer/mlp.py,
         # glu). Without a gate: input and output of the activation.
-        widths = (5 if model.gated_mlp else 2) - (0 if adapted else 1)
+        widths = (5 if model.gated_mlp else 2) - (0 if lora is None or _adapted(lora, "down_proj") else 1)
         terms["mlp"] = widths * element * model.ffn_hidden_size / workload.layout.tp * tokens
-    if workload.job.lora is not None:
-        terms["adapters"] = element * _low_rank(workload, workload.job.lora, has_experts) * tokens
+    if lora is not None:
+        terms["adapters"] = element * _low_rank(workload, lora, has_experts) * tokens
     return terms
+
+
+def _adapted(lora: LoraSpec, *layers: str) -> bool:
+    return not lora.layers.isdisjoint(layers)
 
 
 def _low_rank(workload: Workload, lora: LoraSpec, has_experts: bool) -> int:
     """Elements per token of the adapters' A · input in a layer: the rank for each adapted matrix."""
     model = workload.model
+    if lora.target_modules:
+        return lora.rank * len(set(lora.target_modules))
     matrices = 2 if model.traits.fused_qkv else 4
     if model.latent is not None:
         matrices = 5 if model.latent.q_lora_rank else 4

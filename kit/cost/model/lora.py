@@ -9,6 +9,24 @@ from kit.specs.model import ModelSpec
 
 
 @lru_cache(maxsize=64)
+def named_layers(model: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Last name of each linear layer that ``lora.target_modules`` may list → (inputs, outputs). Empty where a family
+    fuses projections or gives them other names. Only attention's of a model with experts, whose MLPs differ."""
+    traits, h, ffn = model.traits, model.hidden_size, model.ffn_hidden_size
+    fused = traits.fused_qkv or traits.fused_gate_up or traits.conv1d or model.latent is not None
+    if fused or not model.gated_mlp or model.is_encoder_decoder or model.approximate is not None:
+        return {}
+    query, key_value = model.query_width, model.key_value_width
+    attention = {"q_proj": (h, query), "k_proj": (h, key_value), "v_proj": (h, key_value), "o_proj": (query, h)}
+    mlp = {"gate_proj": (h, ffn), "up_proj": (h, ffn), "down_proj": (ffn, h)}
+    return attention if model.num_experts else attention | mlp
+
+
+def _of_layer(inputs: int, outputs: int, row_parallel: bool, tp: int) -> float:
+    return inputs / tp + outputs if row_parallel else inputs + outputs / tp
+
+
+@lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec, tp: int = 1) -> float:
     """Adapter parameters of the whole model on one of ``tp`` tensor-parallel ranks. Routed experts are one fused tensor
     and get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules).
@@ -16,6 +34,13 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec, tp: int = 1) -> floa
     Every rank has the whole A of a column-parallel layer, and the whole B of a row-parallel layer
     (kit/engines/megatron/model/adapted_linear.py).
     """
+    if lora.target_modules or lora.rank_pattern:
+        named = {name: widths for name, widths in named_layers(model).items() if name in lora.layers}
+        ranks = (
+            lora.rank_of(name) * _of_layer(*widths, name in ("o_proj", "down_proj"), tp)
+            for name, widths in named.items()
+        )
+        return model.num_layers * sum(ranks)
     h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
 
     def column(*outputs: int, inputs: int = h) -> float:

@@ -8,6 +8,7 @@ from kit.cost.collectives import Group
 from kit.cost.hardware import shared
 from kit.cost.time.gpu import GpuPerf
 from kit.cost.workload import Workload
+from kit.specs.job import MLP_LAYERS
 
 
 class Exposed(NamedTuple):
@@ -45,7 +46,7 @@ def tensor_parallel(
     blocks = 1 if experts else 2
     one_way = blocks * group.all_reduce_s(size)
     if workload.job.lora is not None:  # between A and B, over one or three ranks (engines/megatron/adapters.py)
-        adapted = blocks if workload.job.lora.targets == "all-linear" else 1
+        adapted = blocks if MLP_LAYERS & workload.job.lora.layers else 1
         one_way += adapted * group.all_reduce_s(workload.tokens * 2 * workload.job.lora.rank * 2.0)
     regathered = blocks * group.all_gather_s(size) if layout.sp else 0.0
     hidden_forward = shared().overlap * gemms_forward if how.overlaps_tensor_parallel else 0.0

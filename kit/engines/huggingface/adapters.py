@@ -72,6 +72,8 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         use_rslora=lora.use_rslora,
         lora_dropout=lora.dropout,
+        rank_pattern=dict(lora.rank_pattern),
+        alpha_pattern=dict(lora.alpha_pattern),
         target_modules=sorted(targets),
         bias="none",
     )
@@ -84,12 +86,19 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
     no layer gets an adapter.
     """
     head = model.get_output_embeddings()
-    names = {
-        name.rpartition(".")[2]
+    linears = {
+        name: name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D))
-        and module is not head
-        and (lora.targets == "all-linear" or any(part in name for part in _ATTENTION))
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+    }
+    if unknown := sorted(set(lora.target_modules) - set(linears.values())):
+        raise EngineError(
+            f"lora.target_modules has {unknown[0]}, which {type(model).__name__} has not; it has "
+            f"{', '.join(sorted(set(linears.values())))}"
+        )
+    everywhere = lora.targets == "all-linear"
+    names = set(lora.target_modules) or {
+        last for name, last in linears.items() if everywhere or any(part in name for part in _ATTENTION)
     }
     if not names:
         raise EngineError(

@@ -41,4 +41,4 @@ def add_adapters(
         of_tensor = torch.zeros(len(linear.weight), len(of_b.hugging_face))
         for piece in of_b.sharding.slices([shapes[each] for each in of_b.hugging_face], model, tp, rank):
             of_tensor[piece.at : piece.at + piece.length, piece.tensor] = 1
-        linear.adapter = Adapter(linear, config, of_tensor, lora.rank, lora.scale)
+        linear.adapter = Adapter(linear, config, of_tensor, lora.rank, lora.scale_of(""))

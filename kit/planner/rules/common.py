@@ -7,6 +7,7 @@ from math import gcd
 from operator import attrgetter
 from typing import Any
 
+from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
@@ -221,6 +222,39 @@ def objective(w: Workload) -> bool:
     return w.job.objective not in _objectives(w.layout)
 
 
+_FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+
+
+@rule()
+def lora_layers(w: Workload) -> str | None:
+    """Layers are listed by the names that kit knows of the model, so that their sizes are counted."""
+    chosen = w.job.lora
+    if chosen is None or not (chosen.target_modules or chosen.rank_pattern or chosen.alpha_pattern):
+        return None
+    known = named_layers(w.model)
+    for key in ("target_modules", "rank_pattern", "alpha_pattern"):
+        if unknown := [name for name in getattr(chosen, key) if name not in known]:
+            fix = f"use {', '.join(known)}" if known else "leave it out, or use lora.targets"
+            return f"lora.{key} has {unknown[0]}, which kit does not know of {w.model.name}; {fix}"
+        if key != "target_modules" and (idle := [name for name in getattr(chosen, key) if name not in chosen.layers]):
+            return f"lora.{key} has {idle[0]}, which gets no adapter; leave it out, or add it to lora.target_modules"
+    if chosen.rank_pattern and w.model.num_shared_experts and "up_proj" in chosen.layers:
+        return f"lora.rank_pattern with adapters on the shared experts of {w.model.name}; list lora.target_modules"
+    if w.layout.engine != "megatron":
+        return None
+    for fused in _FUSED_ON_MEGATRON:
+        if (listed := fused & set(chosen.target_modules)) and listed != fused:
+            return (
+                f"lora.target_modules has {', '.join(sorted(listed))} alone on engine=megatron, where "
+                f"{', '.join(sorted(fused))} are one layer; list all of them, or use engine=torch"
+            )
+    if chosen.rank_pattern or chosen.alpha_pattern:
+        return (
+            "lora.rank_pattern or alpha_pattern on engine=megatron, whose fused layers have one rank; use engine=torch"
+        )
+    return None
+
+
 @rule()
 def lora(w: Workload) -> str | None:
     """LoRA needs unsplit Hugging Face layers, or Megatron's local layers. NVMe offload was not tested with frozen
@@ -234,7 +268,7 @@ def lora(w: Workload) -> str | None:
         return "lora.four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch"
     if chosen.dropout:
         return f"lora.dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch"
-    if chosen.targets == "all-linear" and w.model.num_shared_experts:
+    if chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts:
         return (
             f"lora.targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by "
             "the names of the shared ones; use targets=attention"

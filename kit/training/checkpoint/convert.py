@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kit.cost.model.lora import named_layers
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory, check_names, check_shape, tensor_shapes
@@ -131,23 +133,29 @@ def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
     other kinds of adapters, or adapters on other layers."""
     config = adapter_config(path)
     with described(path / _ADAPTERS, "peft"):
-        other = next(
-            (key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if config.get(key)), ""
-        )
+        other = next((key for key in ("use_dora", "modules_to_save") if config.get(key)), "")
         if config.get("peft_type") != "LORA" or other:
             raise CheckpointError(
                 f"{path} has adapters of type {config.get('peft_type')} {other}, which kit does not train"
             )
         rank, alpha, dropout = int(config["r"]), float(config["lora_alpha"]), float(config.get("lora_dropout") or 0)
         rslora = config.get("use_rslora") is True
+        patterns: dict[str, Any] = {key: dict(config.get(key) or {}) for key in ("rank_pattern", "alpha_pattern")}
+        listed = sorted(map(str, config.get("target_modules") or []))
+        lora = LoraSpec(rank=rank, alpha=alpha, use_rslora=rslora, dropout=dropout, **patterns)
+    if unknown := sorted(set().union(*patterns.values()) - named_layers(model).keys()):
+        raise CheckpointError(f"{path} has a rank or alpha of {unknown[0]} alone, which kit does not train")
     names = {plain_name(name) for name in state.weights}
-    for targets in ("attention", "all-linear"):
-        lora = LoraSpec(rank=rank, alpha=alpha, use_rslora=rslora, dropout=dropout, targets=targets)
-        if names == checkpoint_shapes(model, lora).keys():
-            return lora
+    choices: list[dict[str, Any]] = [{"targets": "attention"}, {"targets": "all-linear"}]
+    if listed and set(listed) <= named_layers(model).keys():
+        choices.append({"target_modules": tuple(listed)})
+    for choice in choices:
+        chosen = replace(lora, **choice)
+        if names == checkpoint_shapes(model, chosen).keys():
+            return chosen
     raise CheckpointError(
-        f"{path} has adapters on {shown(config.get('target_modules'))}; kit's are on all layers of attention, "
-        f"or on all linear layers (lora.targets): merge these with peft's merge_and_unload"
+        f"{path} has adapters on {shown(config.get('target_modules'))}; kit's are on all layers of attention, on all "
+        f"linear layers, or on a list of layers whose names it knows: merge these with peft's merge_and_unload"
     )
 
 

@@ -172,7 +172,7 @@ class _Merged(TensorSource):
         assert exchange.lora is not None
         self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
         check_names(tensor_shapes(exchange.model), self._base)
-        self._scale = exchange.lora.scale
+        self._lora = exchange.lora
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
         self._transposed = exchange.model.traits.conv1d
 
@@ -191,5 +191,6 @@ class _Merged(TensorSource):
         a = f"{adapters.PREFIX}{stem}.lora_A.weight"
         if last != "weight" or a not in self._adapted:
             return weight
-        update = self._scale * self._adapters.read(a.replace("lora_A", "lora_B")) @ self._adapters.read(a)
+        scale = self._lora.scale_of(stem.rpartition(".")[2])
+        update = scale * self._adapters.read(a.replace("lora_A", "lora_B")) @ self._adapters.read(a)
         return weight.float() + (update.T if self._transposed else update)
