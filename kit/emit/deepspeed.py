@@ -179,13 +179,28 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _split(names: str, adapter: str, how: str) -> dict[str, Any]:
+    return {"patterns": [rf".*\.({names})_proj(\.base_layer|\.{adapter}\.default)?\.weight$"], "partition_type": how}
+
+
+# DeepSpeed's own plan does not know the names of peft's layers. It splits B of a column-parallel layer like the weight
+# and A of a row-parallel layer; the other half is whole on every rank.
+_ADAPTED_LAYERS = {
+    "use_default_specs": False,
+    "layer_specs": [_split("q|k|v|gate|up", "lora_B", "column"), _split("o|down", "lora_A", "row")],
+}
+
+
 def _parallelism(plan: Plan) -> dict[str, Any]:
     """AutoTP and Ulysses. ZeRO over Megatron needs an argument (``mpu``), not a key."""
     layout = plan.layout
     auto_tp = layout.tp > 1 and layout.implementation == "huggingface"
+    # Every rank needs all logits, because the loss is computed outside of the model.
+    tensor_parallel: dict[str, Any] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
+    if plan.job.lora is not None:
+        tensor_parallel["partition_config"] = _ADAPTED_LAYERS
     return chosen(
-        # Every rank needs all logits, because the loss is computed outside of the model.
-        ("tensor_parallel", auto_tp, {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}),
+        ("tensor_parallel", auto_tp, tensor_parallel),
         ("sequence_parallel_size", layout.cp > 1, layout.cp),
         # With sequence parallelism DeepSpeed reduces in fp32 by default (engine.py, _configure_distributed_model).
         ("seq_parallel_communication_data_type", layout.cp > 1, plan.job.precision),

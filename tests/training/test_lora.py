@@ -115,10 +115,14 @@ def start(tmp_path: Path, family: Any = "llama") -> Path:
     return tmp_path / "hf"
 
 
-def directory(path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LORA, family: Any = "llama", **job: Any):
-    """Two processes, eight samples a step."""
-    layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+def directory(
+    path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LORA, family: Any = "llama", split="dp", **job: Any
+):
+    """Two processes, eight samples a step. ``split``: what the processes split."""
+    layout = {"engine": engine, "zero_stage": stage, split: 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
     layout |= {"implementation": "local"} if engine == "megatron" else {}
+    layout |= {"gradient_accumulation_steps": 4} if split != "dp" else {}
+    layout |= {"cp_comm_type": "a2a"} if split == "cp" else {}
     plan = tiny.plan(tiny.model(family), job={**JOB, "lora": lora, **job}, **layout)
     return tiny.run_directory(path, plan, model_path=str(hf))
 
@@ -159,17 +163,30 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
     [
         ("llama", LORA, [("torch", 0), ("torch", 3), ("megatron", 1), ("deepspeed", 2), ("deepspeed", 3)]),
         ("llama", LISTED, [("torch", 3), ("deepspeed", 2), ("megatron", 1)]),
-        ("llama", PATTERNS, [("torch", 3), ("deepspeed", 3)]),
+        (
+            "llama",
+            LORA,
+            [
+                ("torch", 2, "tp"),
+                ("torch", 3, "tp"),
+                ("deepspeed", 2, "tp"),
+                ("deepspeed", 3, "cp"),
+                ("deepspeed", 2, "cp"),
+            ],
+        ),
+        ("llama", PATTERNS, [("torch", 3), ("deepspeed", 3), ("deepspeed", 1, "tp")]),
+        ("qwen2", LoraSpec(rank=2, targets="attention"), [("deepspeed", 2, "tp"), ("torch", 3, "tp")]),
         ("gpt2", LoraSpec(rank=2, alpha=2, use_rslora=True, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
     ],
 )
 def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
     hf = start(tmp_path, family)
     losses, gradients = reference(hf, family, lora)
-    curves = {}
-    for engine, stage in layouts:
-        place = tmp_path / f"{engine}{stage}"
-        found, other = pool(engine, 2).run(train, directory(place, hf, engine, stage, lora, family), place / "exchange")
+    curves: dict[Path, Any] = {}
+    for engine, stage, *split in layouts:
+        place = tmp_path / "-".join(map(str, (engine, stage, *split)))
+        rundir = directory(place, hf, engine, stage, lora, family, *split)
+        found, other = pool(engine, 2).run(train, rundir, place / "exchange")
         assert [loss for loss, _ in found["curve"][:2]] == pytest.approx(losses, rel=1e-6)
         assert found["gradients"].keys() == gradients.keys()
         for name, gradient in gradients.items():
@@ -177,12 +194,15 @@ def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
             assert error < 1e-5, (engine, stage, name)
         assert found["curve"] == other["curve"]
         assert np.allclose(found["native"], found["curve"][2:], rtol=1e-6)
-        curves[engine, stage] = found["curve"]
+        plan = rundir.plan
+        states = parts_of(Workload(plan.model, plan.cluster, plan.job, plan.layout), 0).states
+        assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001), (engine, stage)
+        curves[place] = found["curve"]
     # From each exchange checkpoint the curve goes on under the next layout.
-    for (engine, stage), (after, after_stage) in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
-        exchange = tmp_path / f"{engine}{stage}" / "exchange"
-        rundir = directory(tmp_path / "resumed", hf, after, after_stage, lora, family)
-        assert np.allclose(pool(after, 2).run(resume, rundir, exchange)[0], curves[engine, stage][2:], rtol=1e-5)
+    for place, (after, after_stage, *split) in zip(curves, [*layouts[1:], layouts[0]], strict=True):
+        exchange = place / "exchange"
+        rundir = directory(tmp_path / "resumed", hf, after, after_stage, lora, family, *split)
+        assert np.allclose(pool(after, 2).run(resume, rundir, exchange)[0], curves[place][2:], rtol=1e-5)
     check_exports(exchange, hf, tmp_path)
 
 

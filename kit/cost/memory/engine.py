@@ -65,7 +65,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         autocast_copies=copies,
         deferred_head_gradient=_deferred_head_gradient(workload),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
-        load=4.0 if whole_on_device else 0.0,
+        load=4.0 * count(model).total if whole_on_device else 0.0,
         largest_parameter=_exported(model, layout, optimizer),
     )
     if lora is None:
@@ -135,7 +135,10 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     each = adapter_parameters_of(model, lora, layout.tp) / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = of_adapters = memory.dense
-    load, gathered, matrix_weights = 0.0, memory.gathered, None
+    # AutoTP splits the frozen weights after every rank has loaded all of them (kit/engines/deepspeed/autotp.py).
+    whole = layout.engine == "deepspeed" and layout.tp > 1
+    load = float(workload.element) * count(model).total if whole else 0.0
+    gathered, matrix_weights = memory.gathered, None
     if layout.engine == "torch":
         sharded = layout.zero_stage > 0
         if workload.job.precision == "bf16":
@@ -157,7 +160,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
             (parameters,) = workload.parameters
             # kit quantises whole weights and shards them afterwards (kit/engines/deepspeed/data_parallel.py).
             in_four_bits = parameters.dense_matrices / parameters.total
-            load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
+            load = (NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)) * parameters.total
     return memory._replace(
         adapters=adapters,
         deferred_head_gradient=0.0,

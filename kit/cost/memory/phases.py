@@ -69,7 +69,7 @@ class EngineMemory(NamedTuple):
     """Bytes of a tied head's gradient, which autograd keeps until it can add the embedding's. 0 for FSDP2, where it is
     part of ``gathered``."""
     load: float = 0.0
-    """Bytes per parameter while the model is built; 0: no more than afterwards."""
+    """Bytes of weights while the model is built; 0: no more than afterwards."""
     largest_parameter: int = 0
     """Elements of the largest parameter, which an export gathers."""
 

@@ -53,7 +53,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         backward_workspace=workspace,
         loss=loss_bytes(workload),
         generation=generation_bytes(workload),
-        load=engine.load * workload.parameters[stage].total or None,
+        load=engine.load or None,
         save=4.0 * engine.largest_parameter,
     )
 

@@ -19,6 +19,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
+from kit.engines.huggingface.adapters import ADAPTER, build_frozen
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 
@@ -36,7 +37,12 @@ class AutoTensorParallel(DataParallel):
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
         """Build the whole model; ``deepspeed.initialize`` splits it."""
         device = torch.device(get_accelerator().current_device_name())
-        model = build_model(self.rundir, torch.float32, device)
+        lora = self.rundir.plan.job.lora
+        if lora is None:
+            model = build_model(self.rundir, torch.float32, device)
+        else:
+            model = build_frozen(self.rundir, lora, device)
+            _bare_adapters(model)
         if self.rundir.plan.layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
         return model
@@ -89,3 +95,27 @@ class AutoTensorParallel(DataParallel):
                 "exported here; use implementation=local for tensor parallelism of this model"
             )
         return int(record["partition_dim"]), list(record["partition_sizes"])
+
+
+class _Adapted(torch.nn.Module):
+    """A frozen layer with its adapter, under peft's names, without peft's property ``weight``: DeepSpeed would take the
+    whole for one linear layer, and lose the adapter (module_inject/auto_tp.py, _replace_module)."""
+
+    def __init__(self, layer: Any) -> None:
+        """``layer``: peft's layer."""
+        super().__init__()
+        self.base_layer, self.lora_A, self.lora_B = layer.base_layer, layer.lora_A, layer.lora_B
+        self._scale = layer.scaling[ADAPTER]
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        """(…, inputs) → (…, outputs) of this rank. The adapter computes in its own dtype, as in peft."""
+        low = self.lora_A[ADAPTER](input_.to(self.lora_A[ADAPTER].weight.dtype))
+        output: torch.Tensor = self.base_layer(input_)
+        return output + (self._scale * self.lora_B[ADAPTER](low)).to(output.dtype)
+
+
+def _bare_adapters(model: torch.nn.Module) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if hasattr(child, "lora_A"):
+                setattr(module, name, _Adapted(child))

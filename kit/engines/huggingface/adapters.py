@@ -32,7 +32,7 @@ from kit.specs.model import ModelSpec
 
 PREFIX = "base_model.model."
 """peft's prefix to a model's own names."""
-_ADAPTER = "default"
+ADAPTER = "default"
 """peft's name of the adapter. It is part of parameter names in memory, but not on disk."""
 _ATTENTION = ("attn", "attention", "Attention")
 """Strings that occur in the names of transformers' attention modules."""
@@ -56,9 +56,9 @@ def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
     """Freeze ``model`` and inject adapters, in place: A random, B zero (see ``InitialAdapters``), both fp32."""
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(peft_config(lora, target_modules(model, lora)), model, _ADAPTER)
+    inject_adapter_in_model(peft_config(lora, target_modules(model, lora)), model, ADAPTER)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(f".{_ADAPTER}." in name)
+        parameter.requires_grad_(f".{ADAPTER}." in name)
         if parameter.requires_grad and not hasattr(parameter, "ds_id"):
             parameter.data = parameter.data.float()
 
@@ -110,7 +110,7 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Name → parameter of all trained parameters. Adapters have their names in peft's files."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    middle = f".{_ADAPTER}."
+    middle = f".{ADAPTER}."
     return {PREFIX + n.replace(middle, ".") if middle in n else n: parameter for n, parameter in trained.items()}
 
 

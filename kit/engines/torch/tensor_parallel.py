@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
+from kit.engines.huggingface.adapters import ADAPTER
 from kit.errors import EngineError
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -38,9 +40,19 @@ def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         for pattern, style in patterns.items()
     }
     plan = {
-        name: style()
-        for name, _ in model.named_modules()
+        part: style()
+        for name, module in model.named_modules()
         for pattern, style in names.items()
         if pattern.fullmatch(name)
+        for part in _parts(name, module, style)
     }
     parallelize_module(model, mesh, plan)
+
+
+def _parts(name: str, module: torch.nn.Module, style: type[ParallelStyle]) -> list[str]:
+    """Linear layers that are sharded like the layer ``name``: itself, or with a LoRA adapter the frozen layer, and B of
+    a column-parallel or A of a row-parallel layer. The adapter's other half is whole on every rank, with equal
+    gradients."""
+    if not hasattr(module, "lora_A"):
+        return [name]
+    return [f"{name}.base_layer", f"{name}.lora_{'B' if style is ColwiseParallel else 'A'}.{ADAPTER}"]

@@ -257,13 +257,20 @@ def lora_layers(w: Workload) -> str | None:
 
 @rule()
 def lora(w: Workload) -> str | None:
-    """LoRA needs unsplit Hugging Face layers, or Megatron's local layers. NVMe offload was not tested with frozen
+    """LoRA trains on Hugging Face layers and on Megatron's local layers. NVMe offload was not tested with frozen
     weights."""
     chosen, layout = w.job.lora, w.layout
-    if chosen is None or (_whole_samples(layout) and not layout.uses_nvme):
+    if chosen is None:
+        return None
+    if layout.implementation == "huggingface" and not layout.uses_nvme:
+        if layout.tp > 1 and (chosen.four_bit or chosen.dropout):
+            what = "four_bit=true" if chosen.four_bit else f"dropout={chosen.dropout:g}"
+            return f"lora.{what} with tp={layout.tp} on Hugging Face layers was not tested; leave it out, or use tp=1"
         return None
     if layout.engine != "megatron" or layout.implementation != "local":
-        return "lora={…} is not supported; leave it out, or use engine=megatron with implementation=local"
+        return (
+            "lora={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local"
+        )
     if chosen.four_bit:
         return "lora.four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch"
     if chosen.dropout:
