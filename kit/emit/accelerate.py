@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, chosen
 from kit.errors import EngineError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -102,6 +102,7 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
         # One rank reads the weights and sends the other ranks their shards.
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_activation_checkpointing": plan.layout.recompute == "full",
+        **chosen(("fsdp_offload_params", plan.layout.offload_param != "none", True)),
     }
 
 

@@ -91,6 +91,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "reshard_after_forward": True,
         "state_dict_type": "SHARDED_STATE_DICT",
         "cpu_ram_efficient_loading": True,
+        **chosen(("offload_params", layout.offload_param != "none", True)),
     }
     sharded = layout.engine == "torch" and layout.zero_stage == 3
     data: dict[str, Any] = {

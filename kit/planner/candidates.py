@@ -63,7 +63,7 @@ def layouts(
         return _megatron(request, further, most_gib, too_slow)
     if engine == "deepspeed":
         return _deepspeed(request, further)
-    return iter(()) if further else _torch(request)
+    return _torch(request, further)
 
 
 def all_layouts(request: Request, engine: EngineName) -> Iterator[Layout]:
@@ -71,9 +71,13 @@ def all_layouts(request: Request, engine: EngineName) -> Iterator[Layout]:
     return itertools.chain(layouts(request, engine), layouts(request, engine, further=True))
 
 
-def _torch(request: Request) -> Iterator[Layout]:
+def _torch(request: Request, further: bool) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
     offload = _pinned_offload(pins)
+    if further:
+        if job.lora is None or offload != ("none", "none") or pins.offload_param or pins.offload_optimizer:
+            return
+        offload = ("cpu", "cpu")
     for split in _torch_splits(cluster, pins):
         dp = split.data_parallel(cluster)
         whole = [0] if split.tp == 1 or pins.tp else []  # DDP does not combine with tensor parallelism

@@ -81,7 +81,7 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
         gpus_per_node=processes_per_node(plan),
         gpu_gib=predicted.peak_gib if on_gpus else 0.0,
         host_gib=host_gib(plan),
-        cpu_adam=offloads,
+        cpu_adam=offloads and plan.layout.engine == "deepspeed",
         nvme_gib=predicted.nvme_gib_per_node,
         num_nodes=cluster.num_nodes,
         paths=(str(rundir.path / "plan.yaml"), str(rundir.path / "run.yaml"), *data, *model),

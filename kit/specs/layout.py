@@ -97,8 +97,9 @@ class Layout:
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
-    offload_optimizer: Annotated[Offload, Flag(("deepspeed",), _HOST)] = "none"
-    offload_param: Annotated[Offload, Flag(("deepspeed",), _WEIGHTS_ON_HOST)] = "none"
+    offload_optimizer: Annotated[Offload, Flag(("torch", "deepspeed"), _HOST)] = "none"
+    offload_param: Annotated[Offload, Flag(("torch", "deepspeed"), _WEIGHTS_ON_HOST)] = "none"
+    """torch: FSDP2's CPUOffloadPolicy, which takes both to host memory, for frozen weights with adapters."""
     zero_hpz: Annotated[Size, Flag(("deepspeed",), "hpZ {value}")] = 1
     """ZeRO++: ranks over which parameters are sharded a second time, so that backward gathers inside a node
     (zero_hpz_partition_size, arXiv 2306.10209); 1 = off."""

@@ -149,7 +149,9 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         require(check_gpus(rundir.plan, [(device.name, to_gib(device.total_memory)) for device in devices]))
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "gloo" if on_cpu else "nccl"
+    # FSDP2's offload reduces the gradient norm, and gathers tensors for checkpoints, in host memory.
+    offloads = rundir.plan.layout.engine == "torch" and rundir.plan.layout.offload_param != "none"
+    backend = "gloo" if on_cpu else "cpu:gloo,cuda:nccl" if offloads else "nccl"
     if "RANK" in os.environ:
         hang = timedelta(seconds=rundir.run.limits.hang_seconds or 0)
         dist.init_process_group(backend, timeout=max(_COLLECTIVE_TIMEOUT, hang + timedelta(minutes=10)))

@@ -81,7 +81,10 @@ def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
     ]
     assert found[-1] == "job.lora: adapters trained instead of all weights"
     part = list(changes_of(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
-    assert part == ["4 GPUs of a g6e.48xlarge instead of 1"]
+    assert part == [
+        "4 GPUs of a g6e.48xlarge instead of 1",
+        "job.lora: adapters on 4-bit weights (QLoRA) trained instead of all weights",  # in host memory
+    ]
 
 
 def test_the_nearest_miss_may_be_of_host_memory() -> None:

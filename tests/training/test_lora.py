@@ -119,9 +119,10 @@ def directory(
     path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LORA, family: Any = "llama", split="dp", **job: Any
 ):
     """Two processes, eight samples a step. ``split``: what the processes split."""
-    layout = {"engine": engine, "zero_stage": stage, split: 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+    layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
     layout |= {"implementation": "local"} if engine == "megatron" else {}
-    layout |= {"gradient_accumulation_steps": 4} if split != "dp" else {}
+    layout |= {"dp": 1, split: 2, "gradient_accumulation_steps": 4} if split in ("tp", "cp") else {}
+    layout |= {"offload_param": "cpu", "offload_optimizer": "cpu"} if split == "offload" else {}
     layout |= {"cp_comm_type": "a2a"} if split == "cp" else {}
     plan = tiny.plan(tiny.model(family), job={**JOB, "lora": lora, **job}, **layout)
     return tiny.run_directory(path, plan, model_path=str(hf))
@@ -169,6 +170,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
             [
                 ("torch", 2, "tp"),
                 ("torch", 3, "tp"),
+                ("torch", 3, "offload"),
                 ("deepspeed", 2, "tp"),
                 ("deepspeed", 3, "cp"),
                 ("deepspeed", 2, "cp"),
@@ -196,7 +198,10 @@ def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
         assert np.allclose(found["native"], found["curve"][2:], rtol=1e-6)
         plan = rundir.plan
         states = parts_of(Workload(plan.model, plan.cluster, plan.job, plan.layout), 0).states
-        assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001), (engine, stage)
+        if split == ["offload"]:
+            assert states.weights == states.gradients == states.optimizer == 0
+        else:
+            assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001), (engine, stage)
         curves[place] = found["curve"]
     # From each exchange checkpoint the curve goes on under the next layout.
     for place, (after, after_stage, *split) in zip(curves, [*layouts[1:], layouts[0]], strict=True):
@@ -265,17 +270,20 @@ def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
     return peak.grown, held
 
 
-def test_a_model_in_four_bits_is_never_whole(tmp_path):
-    """Weights are read and quantised one by one: beside what stays, a few copies of one. The plan knows what stays."""
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
+    """Weights are read and quantised one by one: beside what stays, a few copies of one. FSDP2 shards each layer before
+    it reads the next. The plan knows what stays."""
     size = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
     spec = tiny.model(num_layers=8, head_dim=64, **size)
     random = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec)), torch.bfloat16, "cpu")
     random.save_pretrained(tmp_path / "hf")
     whole, largest = sum(p.numel() for p in random.parameters()), 512 * 1536
     lora = dataclasses.replace(LORA, four_bit=True)
-    plan = tiny.plan(spec, job={**JOB, "lora": lora, "precision": "bf16"})
+    layout = {"zero_stage": 3, "dp": 2} if processes == 2 else {}
+    plan = tiny.plan(spec, job={**JOB, "lora": lora, "precision": "bf16"}, **layout)
     rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"))
-    ((grown, held),) = pool("torch", 1).run(load_and_weigh, rundir)
+    grown, held = pool("torch", processes).run(load_and_weigh, rundir)[0]
     assert grown < sum(held.values()) + 4 * 4 * largest
     assert grown < whole, "half of the model in 16 bits"
     weights = parts_of(Workload(spec, plan.cluster, plan.job, plan.layout), 0).states.weights

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
-from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
@@ -23,10 +23,6 @@ from kit.units import to_gib
 
 _ZERO3_SUB_GROUP = 10**9
 """Parameters per sub group of a ZeRO-3 step, DeepSpeed's default (runtime/zero/config.py)."""
-
-
-_NF4_CODES = 0.5
-"""Bytes of a weight in nf4 without its scales."""
 
 
 def engine_memory(workload: Workload) -> EngineMemory:
@@ -139,23 +135,24 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     whole = layout.engine == "deepspeed" and layout.tp > 1
     load = float(workload.element) * count(model).total if whole else 0.0
     gathered, matrix_weights = memory.gathered, None
+    in_host = layout.offload_param != "none"
     if layout.engine == "torch":
         sharded = layout.zero_stage > 0
         if workload.job.precision == "bf16":
             dense = dense._replace(weights=dense.weights / 2)  # frozen weights have no fp32 master weights
         own = 4.0 / (layout.dp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
-        of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
+        if not in_host:
+            of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, lora.four_bit)
     if lora.four_bit:
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
-        in_host = layout.offload_param != "none"
         owners = (
             layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
         )
-        matrix_weights = (0.0 if in_host else _NF4_CODES / owners) + NF4_TWICE_BYTES - _NF4_CODES
+        matrix_weights = (0.0 if in_host else NF4_CODES / owners) + NF4_TWICE_BYTES - NF4_CODES
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
             (parameters,) = workload.parameters
             # kit quantises whole weights and shards them afterwards (kit/engines/deepspeed/data_parallel.py).
@@ -177,11 +174,13 @@ def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, flo
     """``fsdp_buffers`` for frozen weights, which have no gradients; 4-bit weights are gathered as 4-bit codes."""
     counts, layout, element = count(workload.model), workload.layout, float(workload.element)
     root = element * (counts.total - counts.layers)
-    per_matrix = _NF4_CODES if four_bit else element
+    per_matrix = NF4_CODES if four_bit else element
     rest = counts.layer.total - counts.layer.matrices
     layer = (per_matrix * counts.layer.matrices + element * rest) / layout.tp
     kept = layer * counts.num_layers if layout.zero_stage == 2 else 0.0
-    return root + kept, root + max(kept, 2 * layer), root
+    # A rank's own part of the next layer is copied from the host before it is gathered.
+    own = layer / layout.dp if layout.offload_param != "none" else 0.0
+    return root + kept, root + max(kept, 2 * layer + own), root
 
 
 def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""Host memory and NVMe space of DeepSpeed's offload: bytes per parameter on a rank, and GiB per node.
+"""Host memory and NVMe space of offload, DeepSpeed's or FSDP2's: bytes per parameter on a rank, and GiB per node.
 
 DeepSpeed 0.19: runtime/zero/stage3.py (_create_fp32_partitions, initialize_optimizer_states,
 _setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: ZeRO-Infinity (arXiv 2104.07857).
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
+from kit.cost.memory.states import NF4_CODES
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -54,6 +55,11 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     micro batches, and in fp32 for the optimizer. At stage 3 the sum is in host memory even if the optimizer is on NVMe
     (stage3.py, grad_partitions_flat_buffer)."""
     element = _element(layout, precision)
+    if layout.engine == "torch":
+        if layout.offload_param == "none":
+            return OffloadedBytes()
+        each = 1 / _ranks(layout)
+        return OffloadedBytes(weights=element * each, gradients=4.0 * each, optimizer=12.0 * each)
     accumulates = layout.gradient_accumulation_steps > 1
     weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
@@ -108,25 +114,40 @@ def host_buffer_bytes(workload: Workload) -> float:
 
 def host_ram_gib_per_node(workload: Workload) -> float:
     """GiB of host memory that offload takes on each node. Frozen weights have neither gradients nor optimizer state."""
-    model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
+    cluster, layout, precision = workload.cluster, workload.layout, workload.job.precision
     states = host_state_bytes(layout, precision)
     # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's master weights and Adam's
     # moments are pageable.
     pinned = states.gradients + (states.optimizer / 3 if layout.zero_stage < 3 else 0.0)
     of_trained = states.gradients + states.optimizer + (PINNED_ROUNDING - 1) * pinned
-    of_weights = PINNED_ROUNDING * states.weights * count(model).total
+    of_weights = PINNED_ROUNDING * states.weights / _element(layout, precision) * stored_weight_bytes(workload)
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
+
+
+def stored_weight_bytes(workload: Workload) -> float:
+    """Bytes of all weights as the host stores them: those of linear layers in nf4, if they are quantised."""
+    lora, element = workload.job.lora, _element(workload.layout, workload.job.precision)
+    total = count(workload.model).total
+    if lora is None or not lora.four_bit:
+        return element * total
+    matrices = sum(parameters.dense_matrices for parameters in workload.parameters)
+    return NF4_CODES * matrices + element * (total - matrices)
 
 
 def host_load_gib_per_node(workload: Workload) -> float:
     """GiB of host memory on a node while weights are loaded: offloaded state, one Python process per rank, and the
     largest parameter. Each rank loads one whole fp32 parameter at a time and then shards it (kit/engines,
-    import_state).
+    import_state). With adapters FSDP2 loads a whole layer, and embedding and head, before it shards them; with tensor
+    parallelism the whole model (kit/engines/torch/fsdp.py).
     """
     model, cluster, layout = workload.model, workload.cluster, workload.layout
     ranks = layout.world_size / cluster.num_nodes
     reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
+    if layout.engine == "torch" and layout.zero_stage and workload.job.lora is not None:
+        counts, stored = count(model), stored_weight_bytes(workload)
+        root = _element(layout, workload.job.precision) * (counts.total - counts.layers)
+        reading += stored if layout.tp > 1 else max(root, (stored - root) / model.num_layers)
     return host_ram_gib_per_node(workload) + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 

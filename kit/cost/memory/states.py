@@ -11,6 +11,8 @@ from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 from kit.specs.optimizers import OPTIMIZERS, Moments
 
+NF4_CODES = 0.5
+"""Bytes of a weight in nf4 without its scales."""
 NF4_BYTES = 0.5 + 4 / 64
 """Bytes per weight: four bits, and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -63,6 +65,8 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
     shards everything at stages 2 and 3; gathered weights are counted as buffers. The optimizer casts bf16 gradients to
     fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
     """
+    if layout.offload_param != "none":  # everything is on the host between its uses
+        return StateBytes(weights=0.0, gradients=0.0, gradients_in_forward=0.0, optimizer=0.0)
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     short = layout.gradient_dtype == "bf16"

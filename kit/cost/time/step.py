@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
+from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
@@ -247,7 +248,7 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
     moments are read and written, and gradients written and read.
     """
     cluster, layout = workload.cluster, workload.layout
-    total = count(workload.model).total
+    total = workload.trained_parameters
     share = total / layout.dp
     element = float(workload.element)
     pcie = pcie_bytes_per_s(cluster.gpu)
@@ -264,10 +265,11 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
         # Sub groups are processed one after the other, without overlap.
         seconds += (2 * 12.0 + 2 * 4.0) * total / disk
     if layout.offload_param != "none":
-        link = 2 * element * share / pcie
+        weights = stored_weight_bytes(workload)
+        link = 2 * weights / layout.dp / pcie
         if layout.offload_param == "nvme":
-            link = max(link, 2 * element * total / disk)
-            seconds += element * total / disk
+            link = max(link, 2 * weights / disk)
+            seconds += weights / disk
         seconds += m * exposed(link, compute)
     return seconds
 

@@ -34,21 +34,25 @@ PREFIX = "base_model.model."
 """peft's prefix to a model's own names."""
 ADAPTER = "default"
 """peft's name of the adapter. It is part of parameter names in memory, but not on disk."""
+_WRAPPED = ".base_layer."
+"""Part of the names of weights that have an adapter."""
 _ATTENTION = ("attn", "attention", "Attention")
 """Strings that occur in the names of transformers' attention modules."""
 
 
-def build_frozen(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
-    """Build the plan's model on ``device`` with frozen weights from ``run.model_path``, and inject adapters.
-
-    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4. Raises EngineError without
-    ``run.model_path``, because adapters on random weights are useless. Raises CheckpointError if names or shapes differ
-    from the model's.
-    """
+def frozen_skeleton(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
+    """The plan's model with adapters, all parameters on meta, buffers on ``device``."""
     model = build_skeleton(rundir.plan.model)
     fill_buffers(model, device)
-    _load_whole(model, rundir, device, lora.four_bit)
     adapt(model, lora)
+    return model
+
+
+def build_frozen(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
+    """The plan's model on ``device``, with frozen weights from ``run.model_path`` and adapters. Raises as
+    ``FrozenWeights``."""
+    model = frozen_skeleton(rundir, lora, device)
+    FrozenWeights(model, rundir, device).load(model)
     return model
 
 
@@ -139,28 +143,58 @@ class InitialAdapters(GeneratedSource):
         return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
 
 
-@torch.no_grad()
-def _load_whole(model: PreTrainedModel, rundir: RunDirectory, device: torch.device, four_bit: bool) -> None:
-    """Load every parameter of a model on meta to ``device``, in the precision of the computation. ``four_bit``: the
-    weights of linear layers, except the head, in nf4."""
-    dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    source = _frozen_source(model, rundir, shapes)
-    owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append((module, key))
-    quantised = _to_quantise(model) if four_bit else set()
-    # Quantised weights last: ``_quantise`` replaces the linear layer, and moves its bias to the new one.
-    for name, parameter in sorted(model.named_parameters(), key=lambda named: named[0] in quantised):
-        check_shape(name, shapes[name], source.shape(name))
-        value = source.read(name).to(device=device, dtype=dtype, copy=True)  # ``read`` may return a view of the file
-        if name in quantised:
-            _quantise(model, name.removesuffix(".weight"), value, dtype)
-            continue
-        frozen = torch.nn.Parameter(value, requires_grad=False)
-        for module, key in owners[id(parameter)]:  # a tied parameter has several
-            setattr(module, key, frozen)
+class FrozenWeights:
+    """Loads the frozen weights of a model on meta, module by module, from ``run.model_path``.
+
+    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4.
+    """
+
+    def __init__(self, model: PreTrainedModel, rundir: RunDirectory, device: torch.device) -> None:
+        """``model``: from ``frozen_skeleton``. Raises EngineError without ``run.model_path``, because adapters on
+        random weights are useless. Raises CheckpointError if names differ from the model's."""
+        lora = rundir.plan.job.lora
+        self._device = device
+        self._dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
+        self._frozen = {
+            name.replace(_WRAPPED, "."): parameter
+            for name, parameter in model.named_parameters()
+            if f".{ADAPTER}." not in name
+        }
+        self._quantised = _to_quantise(model) if lora is not None and lora.four_bit else set()
+        self._source = _frozen_source(model, rundir, {name: tuple(each.shape) for name, each in self._frozen.items()})
+
+    @torch.no_grad()
+    def load(self, module: torch.nn.Module) -> None:
+        """Load what is still on meta below ``module``, and allocate its adapters, in place. ``module``: the model or a
+        part of it that has all owners of a tied weight. Raises CheckpointError for a wrong shape."""
+        owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for owner in list(module.modules()):
+            for key, parameter in list(owner.named_parameters(recurse=False)):
+                if not parameter.is_meta:
+                    continue
+                if parameter.requires_grad:  # an adapter, whose values are imported after all weights
+                    setattr(owner, key, torch.nn.Parameter(torch.empty_like(parameter, device=self._device)))
+                else:
+                    owners.setdefault(id(parameter), []).append((owner, key))
+        names = [name for name, parameter in self._frozen.items() if id(parameter) in owners]
+        # Quantised weights last: ``_quantised_layer`` takes the bias from the layer that it replaces.
+        for name in sorted(names, key=self._quantised.__contains__):
+            self._load(name, module, owners[id(self._frozen[name])])
+
+    def _load(self, name: str, module: torch.nn.Module, owners: list[tuple[torch.nn.Module, str]]) -> None:
+        check_shape(name, tuple(self._frozen[name].shape), self._source.shape(name))
+        # ``read`` may return a view of the file.
+        value = self._source.read(name).to(device=self._device, dtype=self._dtype, copy=True)
+        if name not in self._quantised:
+            frozen = torch.nn.Parameter(value, requires_grad=False)
+            for owner, key in owners:
+                setattr(owner, key, frozen)
+            return
+        ((linear, _),) = owners
+        for parent in list(module.modules()):
+            for child, each in list(parent.named_children()):
+                if each is linear:
+                    setattr(parent, child, _quantised_layer(linear, value, self._dtype))
 
 
 @torch.no_grad()
@@ -194,23 +228,23 @@ def frozen_weights(rundir: RunDirectory) -> TensorSource:
 
 def scale_bytes(model: torch.nn.Module) -> int:
     """Bytes of the quantisation scales, which are not parameters."""
-    states = [state for p in model.parameters() if (state := getattr(p, "quant_state", None)) is not None]
+    states = [state for each in model.modules() if (state := getattr(each, "quant_state", None)) is not None]
     return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
 
 
 def _to_quantise(model: PreTrainedModel) -> set[str]:
     linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    return {f"{name}.weight" for name, module in linear.items() if module is not model.get_output_embeddings()}
+    frozen = {name for name, module in linear.items() if module is not model.get_output_embeddings()}
+    return {f"{name}.weight".replace(_WRAPPED, ".") for name in frozen if ".lora_" not in name}
 
 
-def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:
-    """Replace linear layer ``name`` by an nf4 layer with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
+def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype) -> torch.nn.Module:
+    """The linear layer with ``value`` as its weight, in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
     try:
         from bitsandbytes.nn.modules import Linear4bit, Params4bit
     except ImportError as error:
         raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
 
-    linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
     quantised: Any = Linear4bit(
         linear.in_features,
@@ -227,5 +261,4 @@ def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dt
     quantised.weight.module = quantised
     quantised.quant_state = quantised.weight.quant_state
     quantised.bias = linear.bias
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, quantised)
+    return quantised

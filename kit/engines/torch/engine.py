@@ -19,7 +19,14 @@ import torch.distributed as dist
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface import experts
-from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
+from kit.engines.huggingface.adapters import (
+    FrozenWeights,
+    InitialAdapters,
+    build_frozen,
+    frozen_skeleton,
+    scale_bytes,
+    trainable,
+)
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import build_model, check_names, check_shape, source_for_model
@@ -48,12 +55,14 @@ class TorchEngine(Engine):
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
         self.optimizer_name = plan.job.optimizer.name
-        init_device = _init_device(rundir, self._device)
-        self._model = (
-            build_model(rundir, torch.float32, init_device)
-            if self._lora is None
-            else build_frozen(rundir, self._lora, init_device)
-        )
+        load = None
+        if self._lora is None:
+            self._model = build_model(rundir, torch.float32, _init_device(rundir, self._device))
+        elif plan.layout.zero_stage == 0:
+            self._model = build_frozen(rundir, self._lora, self._device)
+        else:
+            self._model = frozen_skeleton(rundir, self._lora, self._device)
+            load = FrozenWeights(self._model, rundir, torch.device("cpu")).load
         if plan.job.precision == "fp8":
             # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
@@ -68,7 +77,8 @@ class TorchEngine(Engine):
             self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, self._compression), bf16
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
-            self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
+            offload = plan.layout.offload_param != "none"
+            self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh, offload, load)
             self._autocast_dtype = None
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
         self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it
@@ -278,8 +288,7 @@ def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
     all weights come from a directory, otherwise host memory, from which FSDP2 moves it layer by layer."""
     if rundir.plan.layout.zero_stage == 0:
         return device
-    from_disk = rundir.run.model_path is not None and rundir.plan.job.lora is None
-    return torch.device("meta" if from_disk else "cpu")
+    return torch.device("cpu" if rundir.run.model_path is None else "meta")
 
 
 def _device(kind: str) -> torch.device:

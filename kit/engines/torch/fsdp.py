@@ -8,14 +8,14 @@ gradients. With tensor parallelism the ranks of a tensor-parallel group compute 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
@@ -41,20 +41,32 @@ class FsdpModel:
         compute_dtype: torch.dtype | None,
         device: torch.device,
         mesh: DeviceMesh,
+        offload: bool = False,
+        load: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
         """``model``: on ``device``, in host memory, or on meta; on meta, ``fill`` every parameter afterwards.
         ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
-        ``build_mesh``."""
+        ``build_mesh``. ``offload``: keep parameters, gradients and moments in host memory between their uses.
+        ``load``: fills what is on meta below a module, which is then sharded at once, so that no rank ever has the
+        whole model."""
         if mesh["tp"].size() > 1:
             # This logger advises one collective over both mesh dimensions for full tensors. Only checkpoints gather
             # full tensors, so the advice does not matter.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            if load is not None:
+                load(model)
             cut(model, mesh["tp"])
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+        every: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy, "offload_policy": place}
         for layer in transformer_layers(model):
-            fully_shard(layer, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=zero_stage == 3)
+            if load is not None:
+                load(layer)
+            fully_shard(layer, reshard_after_forward=zero_stage == 3, **every)
+        if load is not None:
+            load(model)
         # The root has embedding and output projection. Backward needs them at once, so forward does not free them.
-        fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model, reshard_after_forward=False, **every)
         if next(model.parameters()).is_meta:
             model.to_empty(device=device)
             fill_buffers(model, device)

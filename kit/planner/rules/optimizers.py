@@ -22,10 +22,11 @@ def optimizer(w: Workload) -> bool:
 
 
 @rule(
+    "torch",
     "deepspeed",
     says=lambda w: (
-        f"optimizer.name={w.job.optimizer.name} with offload_optimizer={w.layout.offload_optimizer}: DeepSpeed steps "
-        "offloaded state with its own Adam; use offload_optimizer=none, or optimizer.name=adamw"
+        f"optimizer.name={w.job.optimizer.name} with offload_optimizer={w.layout.offload_optimizer}, where AdamW steps "
+        "on the host; use offload_optimizer=none, or optimizer.name=adamw"
     ),
 )
 def offload_needs_adam(w: Workload) -> bool:

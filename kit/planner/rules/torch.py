@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node
 from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
@@ -29,6 +30,35 @@ def torch_zero(w: Workload) -> bool:
 def torch_tp_family(w: Workload) -> bool:
     """kit/engines/torch/tensor_parallel.py uses transformers' tensor-parallel plans, which not every family has."""
     return w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel
+
+
+@rule("torch")
+def fsdp2_offload(w: Workload) -> str | None:
+    """CPUOffloadPolicy takes weights, gradients and optimizer state to the host together, where torch's AdamW steps.
+    kit times that step for adapters alone; DeepSpeed has a kernel for whole models."""
+    layout, places = w.layout, {w.layout.offload_param, w.layout.offload_optimizer}
+    if places == {"none"}:
+        return None
+    said = f"offload_param={layout.offload_param}, offload_optimizer={layout.offload_optimizer} on engine=torch"
+    if places != {"cpu"}:
+        return f"{said}: FSDP2 offloads both to host memory, or none; use cpu for both, or engine=deepspeed"
+    if layout.zero_stage != 3 or layout.tp > 1:
+        return f"{said} with zero_stage={layout.zero_stage}, tp={layout.tp}; use zero_stage=3 and tp=1"
+    return f"{said} trains adapters only; set job.lora, or use engine=deepspeed" if w.job.lora is None else None
+
+
+@rule("torch")
+def host_memory_while_loading(w: Workload) -> str | None:
+    """With adapters every rank builds the whole frozen model in host memory before FSDP2 shards it."""
+    if w.job.lora is None or not w.layout.zero_stage or w.cluster.host_ram_gib is None:
+        return None
+    needed, usable = host_load_gib_per_node(w), HOST_SHARE * w.cluster.host_ram_gib
+    if needed <= usable:
+        return None
+    return (
+        f"loading {w.model.name} with lora on engine=torch needs {needed:.0f} GiB of host memory a node, and "
+        f"{usable:.0f} of {w.cluster.name} are usable; use engine=deepspeed with zero_stage=3, or lora.four_bit=true"
+    )
 
 
 @rule("torch", says=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")

@@ -10,6 +10,8 @@ from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
 
 _SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
+ON_HOST = torch(zero_stage=3, offload_param="cpu", offload_optimizer="cpu")
+
 CASES = [
     Case(
         "balancing",
@@ -335,5 +337,37 @@ CASES = [
         torch(),
         change={"lora": LoraSpec(alpha_pattern={"q_proj": 4.0})},
         good_change={"lora": LoraSpec(alpha_pattern={"q_proj": 4.0})},
+    ),
+    Case(
+        "fsdp2_offload",
+        torch(zero_stage=3, offload_param="cpu"),
+        "offload_param=cpu, offload_optimizer=none on engine=torch: FSDP2 offloads both to host memory, or none",
+        ON_HOST,
+        change={"lora": LoraSpec()},
+        good_change={"lora": LoraSpec()},
+    ),
+    Case(
+        "fsdp2_offload",
+        dataclasses.replace(ON_HOST, zero_stage=2),
+        "zero_stage=2, tp=1; use zero_stage=3 and tp=1",
+        ON_HOST,
+        change={"lora": LoraSpec()},
+        good_change={"lora": LoraSpec()},
+    ),
+    Case(
+        "fsdp2_offload",
+        ON_HOST,
+        "trains adapters only; set job.lora, or use engine=deepspeed",
+        ON_HOST,
+        good_change={"lora": LoraSpec()},
+    ),
+    Case(
+        "host_memory_while_loading",
+        torch(zero_stage=3, tp=2),
+        "loading llama-3.1-405b with lora on engine=torch needs [0-9]+ GiB of host memory a node",
+        torch(zero_stage=3),
+        model="llama-3.1-405b",
+        change={"lora": LoraSpec()},
+        good_change={"lora": LoraSpec()},
     ),
 ]
