@@ -56,6 +56,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_token_dispatcher_type": "layout.moe_token_dispatcher",
     "transformer_config.moe_flex_dispatcher_backend": "layout.moe_token_dispatcher",
     "transformer_config.moe_shared_expert_overlap": "layout.moe_shared_expert_overlap",
+    "transformer_config.overlap_moe_expert_parallel_comm": "layout.overlap_moe_expert_parallel_comm",
     "transformer_config.moe_grouped_gemm": "layout.implementation",
     "transformer_config.moe_permute_fusion": "layout.implementation",
     "transformer_config.moe_router_num_groups": "model.router_groups",
@@ -210,6 +211,7 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
         ("moe_shared_expert_gate", model.traits.shared_expert_gate, True),
         ("moe_flex_dispatcher_backend", layout.moe_token_dispatcher != "alltoall", layout.moe_token_dispatcher),
         ("moe_shared_expert_overlap", layout.moe_shared_expert_overlap, True),
+        ("overlap_moe_expert_parallel_comm", layout.overlap_moe_expert_parallel_comm, True),
         # Transformer Engine multiplies all experts of a rank by one call, and permutes tokens by one kernel.
         ("moe_grouped_gemm", layout.implementation == "transformer_engine", True),
         ("moe_permute_fusion", layout.implementation == "transformer_engine", True),

@@ -211,6 +211,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "transformer_config.moe_token_dispatcher_type": _value("--moe-token-dispatcher-type"),
     "transformer_config.moe_flex_dispatcher_backend": _value("--moe-flex-dispatcher-backend"),
     "transformer_config.moe_shared_expert_overlap": _if("--moe-shared-expert-overlap"),
+    "transformer_config.overlap_moe_expert_parallel_comm": _if("--overlap-moe-expert-parallel-comm"),
     "transformer_config.moe_grouped_gemm": _if("--moe-grouped-gemm"),
     "transformer_config.moe_permute_fusion": _if("--moe-permute-fusion"),
     "transformer_config.expert_model_parallel_size": _value("--expert-model-parallel-size"),

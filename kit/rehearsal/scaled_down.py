@@ -39,6 +39,7 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "attention_kernel": ("default", _KERNELS),
     "loss_kernel": ("torch", _KERNELS),
     "moe_token_dispatcher": ("alltoall", "other dispatchers are for GPUs"),
+    "overlap_moe_expert_parallel_comm": (False, "kit's worker has no such schedule; Megatron-LM has"),
 }
 """Field of the layout → (its value in the copy, the reason)."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}

@@ -93,6 +93,8 @@ class Layout:
     """Read only with experts. deepep and hybridep are packages of their own, for GPUs."""
     moe_shared_expert_overlap: Annotated[bool, Flag(("megatron",), "shared-expert overlap", added=True)] = False
     """Compute shared experts on a second stream while tokens are sent."""
+    overlap_moe_expert_parallel_comm: Annotated[bool, Flag(("megatron",), "all-to-alls overlapped", added=True)] = False
+    """Send one micro batch's tokens while another computes. Megatron-LM's schedule; kit's worker has none."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
@@ -225,6 +227,7 @@ class Pins:
     etp: Size | None = None
     moe_token_dispatcher: TokenDispatcher | None = None
     moe_shared_expert_overlap: bool | None = None
+    overlap_moe_expert_parallel_comm: bool | None = None
     sp: bool | None = None
     zero_stage: ZeroStage | None = None
     offload_optimizer: Offload | None = None

@@ -94,6 +94,18 @@ def test_experts_get_the_fast_options(dispatcher):
     assert (flags["--moe-token-dispatcher-type"], flags.get("--moe-flex-dispatcher-backend")) == expected
 
 
+def test_megatron_lm_overlaps_the_all_to_alls():
+    layout = {"ep": 2, "dp": 2, "overlap_moe_expert_parallel_comm": True}
+    plan = tiny.plan(
+        tiny.model("mixtral"),
+        job={"precision": "bf16"},
+        engine="megatron",
+        implementation="transformer_engine",
+        **layout,
+    )
+    assert "--overlap-moe-expert-parallel-comm" in parsed(plan)
+
+
 def test_what_flags_cannot_say_is_not_written():
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
     linear = {"rope_type": "linear", "factor": 2.0}

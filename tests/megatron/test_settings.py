@@ -134,6 +134,20 @@ def test_an_unknown_value_or_key_is_refused():
         transformer_config({**settings, "calculate_per_token_loss": False})
 
 
+def test_megatron_core_takes_overlapped_all_to_alls():
+    from kit.engines.megatron.model.build import transformer_config
+
+    layout = {
+        "engine": "megatron",
+        "implementation": "local",
+        "ep": 2,
+        "dp": 2,
+        "overlap_moe_expert_parallel_comm": True,
+    }
+    settings = megatron_settings(tiny.plan(tiny.model("mixtral"), job={"precision": "bf16"}, **layout))
+    assert transformer_config(settings["transformer_config"]).overlap_moe_expert_parallel_comm
+
+
 def test_guarded_keys_exist_and_name_recipe_keys():
     emitted = set()
     for plan in plans():
@@ -142,6 +156,7 @@ def test_guarded_keys_exist_and_name_recipe_keys():
     # fp8 and the options of experts have their own tests.
     options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
     own = {"model.rotary_base", "transformer_config.fp8", *(f"transformer_config.moe_{option}" for option in options)}
+    own.add("transformer_config.overlap_moe_expert_parallel_comm")
     assert set(PLAN_OWNED_KEYS) - emitted == own
     sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
     for recipe_key in PLAN_OWNED_KEYS.values():

@@ -138,6 +138,7 @@ def test_faster_dispatch_and_overlapped_shared_experts_shorten_a_step() -> None:
     assert dispatch == pytest.approx(sends / model.experts_per_token, rel=0.15)
     overlapped = expert_parallel(moe_shared_expert_overlap=True)
     assert 0.3 * expert_parallel() < overlapped < expert_parallel()
+    assert expert_parallel(overlap_moe_expert_parallel_comm=True, recompute="none") < overlapped
 
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -151,6 +152,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "etp": (1, 2),
     "moe_token_dispatcher": ("alltoall", "deepep"),
     "moe_shared_expert_overlap": (False, True),
+    "overlap_moe_expert_parallel_comm": (False, True),
     "sp": (False, True),
     "zero_stage": (0, 1),
     "recompute": ("none", "selective", "full"),

@@ -88,7 +88,8 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
     """Bytes saved for backward on a rank of ``stage``, over all micro batches in flight. ``chunk_bytes`` gives the
     bytes that one micro batch saves in the layers of a chunk; None: the sum of ``layer_saved``."""
     pp = workload.layout.pp
-    counts = in_flight(pp, workload.layout.vp, workload.layout.gradient_accumulation_steps, stage)
+    ahead = int(workload.layout.overlap_moe_expert_parallel_comm)
+    counts = in_flight(pp, workload.layout.vp, workload.layout.gradient_accumulation_steps, stage, ahead)
     if chunk_bytes:
         chunks = zip(workload.chunks[stage::pp], counts, strict=True)
         total = sum(count * chunk_bytes(workload, layers) for layers, count in chunks)

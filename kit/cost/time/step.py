@@ -143,6 +143,7 @@ class StepTimeModel:
             layout.etp,
             layout.moe_token_dispatcher,
             layout.moe_shared_expert_overlap,
+            layout.overlap_moe_expert_parallel_comm,
             layout.cp_comm_type,
             layout.recompute,
         )

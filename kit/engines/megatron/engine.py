@@ -30,6 +30,7 @@ from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.routing import MegatronRouting
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.random import RandomSource
+from kit.errors import EngineError
 
 
 class MegatronEngine(Engine):
@@ -39,6 +40,11 @@ class MegatronEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
+        if plan.layout.overlap_moe_expert_parallel_comm:
+            raise EngineError(
+                "layout.overlap_moe_expert_parallel_comm=true: kit's worker has no schedule that runs two micro "
+                "batches beside each other; start Megatron-LM by pretrain_gpt.sh, or leave it out"
+            )
         self.optimizer_name = plan.job.optimizer.name
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)

@@ -398,3 +398,20 @@ def shared_experts_exist(w: Workload) -> bool:
 def shared_expert_overlap_needs_alltoall(w: Workload) -> bool:
     """transformer_config.py: only the all-to-all dispatcher calls shared experts."""
     return w.layout.moe_shared_expert_overlap and w.layout.moe_token_dispatcher != "alltoall"
+
+
+@rule("megatron")
+def expert_parallel_overlap(w: Workload) -> str | None:
+    """The assertions of megatron-core's transformer_config.py."""
+    layout, said = w.layout, "overlap_moe_expert_parallel_comm=true"
+    if not layout.overlap_moe_expert_parallel_comm:
+        return None
+    broken = {
+        "ep=1, where no token is sent; use ep>1": layout.ep == 1,
+        "recompute=full; use none or selective": layout.recompute == "full",
+        "precision=fp32; use bf16": w.job.precision == "fp32",
+        f"pp={layout.pp}, vp=1; use vp>1, or pp=1": layout.pp > 1 and layout.vp == 1,
+        "moe_shared_expert_overlap=true; use one of them": layout.moe_shared_expert_overlap,
+    }
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
+    return found and f"{said} with {found}, or leave it out"

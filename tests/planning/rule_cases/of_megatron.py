@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.layout import Layout
 from tests.planning.examples import megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
+
+
+def overlapped(**changes: Any) -> Layout:
+    """A layout whose all-to-alls are overlapped."""
+    layout = megatron(overlap_moe_expert_parallel_comm=True, ep=4)
+    return dataclasses.replace(layout, **changes)
+
 
 CASES = [
     *(
@@ -288,5 +297,29 @@ CASES = [
         megatron(tp=2),
         change={"expert_load": 1.5},
         good_change={"expert_load": 1.0},
+    ),
+    *(
+        Case(
+            "expert_parallel_overlap",
+            overlapped(**bad),
+            f"overlap_moe_expert_parallel_comm=true with {said}",
+            overlapped(),
+            model="mixtral-8x7b",
+            change=change,
+            good_change={"precision": "bf16"},
+        )
+        for bad, said, change in (
+            ({"ep": 1}, "ep=1, where no token is sent; use ep>1, or leave it out", {}),
+            ({"recompute": "full"}, "recompute=full; use none or selective", {}),
+            ({}, "precision=fp32; use bf16", {"precision": "fp32"}),
+            ({"pp": 2}, "pp=2, vp=1; use vp>1, or pp=1", {}),
+        )
+    ),
+    Case(
+        "expert_parallel_overlap",
+        overlapped(moe_shared_expert_overlap=True),
+        "overlap_moe_expert_parallel_comm=true with moe_shared_expert_overlap=true; use one of them",
+        overlapped(),
+        model="deepseek-v3",
     ),
 ]
