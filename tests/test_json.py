@@ -26,6 +26,7 @@ COMMANDS = {
     "emit": [("emit", RECIPE, "--out", "run")],
     "convert": [("convert", "data", "corpus.txt", "--tokenizer", str(prepare().model), "--out", "train")],
     "convert inspect": [("convert", "inspect", str(prepare().model))],
+    "generate": [("generate", str(prepare().model), "--prompt", "import os", "--max-new-tokens", "2")],
     "lint": [("lint", "ds_config.json")],
     "doctor": [("doctor",)],
     "doctor LOGS": [("doctor", "train.log")],

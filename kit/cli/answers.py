@@ -18,6 +18,7 @@ from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
 from kit.specs.shipped import ShippedRecipe
 from kit.training.checkpoint.inspected import Inspected
+from kit.training.completion import Completion
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ ANSWERS: dict[str, Any] = {
     "emit": Written,
     "convert": Converted,
     "convert inspect": Inspected,
+    "generate": list[Completion],
     "lint": list[FindingJson],
     "doctor": list[CheckResult],
     "doctor LOGS": list[Cause],

@@ -16,6 +16,7 @@ COMMANDS = {
     **dict.fromkeys(("emit", "train", "rehearse", "recipes"), "runs"),
     **dict.fromkeys(("lint", "doctor"), "checks"),
     "convert": "conversions",
+    "generate": "generation",
     "ui": "ui",
 }
 """Command → the file of this package that defines it: a function, or an app of commands, of the same name. The order is

@@ -1,0 +1,63 @@
+"""``kit generate`` says what transformers says of the same weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from kit.cli import app
+from kit.errors import CheckpointError
+from kit.training.checkpoint.convert import convert
+from kit.training.generate import generate
+from tests.support.assets import prepare
+
+PROMPTS = ["import os\n", "def "]
+
+
+def expected(directory: Path, prompt: str) -> str:
+    """transformers' greedy continuation of eight tokens, in bf16."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    given = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(input_ids=given["input_ids"], max_new_tokens=8, do_sample=False)
+    return tokenizer.decode(output[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer, in bf16."""
+    directory = tmp_path_factory.mktemp("generate") / "model"
+    shutil.copytree(prepare().model, directory)
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def test_a_model_and_a_checkpoint_of_it_continue_alike(model: Path, tmp_path: Path) -> None:
+    convert(model, "exchange", tmp_path / "exchange")
+    for path, tokenizer in ((model, None), (tmp_path / "exchange", model)):
+        found = generate(path, PROMPTS, tokenizer=tokenizer, max_new_tokens=8)
+        assert [each.completion for each in found] == [expected(model, prompt) for prompt in PROMPTS]
+        assert [each.prompt for each in found] == PROMPTS
+
+
+def test_draws_repeat_with_their_seed(model: Path) -> None:
+    first, again, other = (generate(model, ["x"], temperature=2.0, seed=seed)[0].completion for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
+    convert(model, "exchange", tmp_path / "exchange")
+    with pytest.raises(CheckpointError, match=r"exchange has no tokenizer .* name its directory with --tokenizer"):
+        generate(tmp_path / "exchange", PROMPTS)
+    done = CliRunner().invoke(app, ["generate", str(tmp_path), "--tokenizer", str(model), "--prompt", "x"])
+    assert done.exit_code
+    assert "checkpoint" in str(done.exception)
+    done = CliRunner().invoke(app, ["generate", str(model), "--prompt", "def ", "--max-new-tokens", "8"])
+    assert done.stdout == "def " + expected(model, "def ") + "\n"
