@@ -97,3 +97,20 @@ class StatusAllReduce:
             self._work.wait()
             self._work = None
         return self._values.tolist()
+
+
+class GatheredFloat:
+    """Gathers one number of each rank, on the host. The constructor is collective."""
+
+    def __init__(self) -> None:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
+
+    def __call__(self, value: float) -> list[float]:
+        """Collective. The value of every rank, in rank order."""
+        if self._group is None:
+            return [value]
+        mine = torch.tensor(value, dtype=torch.float64)
+        values = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(values, mine, group=self._group)
+        return [each.item() for each in values]

@@ -31,6 +31,7 @@ from kit.training.profile import Profiler
 from kit.training.resume import resume_from
 from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping, Watchdog, mark, watchdog
+from kit.training.stragglers import Slowest, Stragglers
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -116,6 +117,7 @@ class _Run:
         self.anomalies = AnomalyHandler(engine, run.stability, checkpoints, self.logger, beat, counters.step)
         self.status = StatusAllReduce()
         self.clock = StepClock()
+        self.stragglers = Stragglers(engine, plan, self.logger)
         self.stopped = Reason.NONE
         self.measured = Measured()
         self.validated_step: int | None = None
@@ -150,8 +152,10 @@ class _Run:
             batch = self.loader.step(before.position, size)
             if another:
                 self.loader.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
-        with clock.part("forward_backward"), self.profiler.span("forward_backward"):
+        timed = self.stragglers.timed(before.step + 1)
+        with clock.part("forward_backward"), self.profiler.span("forward_backward"), timed:
             loss = engine.forward_backward(batch)
+        self.stragglers.sample(clock.parts_s["data"], batch)
         self.status.start([self.stopping.mine(), clock.parts_s["data"], peak_gib(plan)])
         with clock.part("optimizer"), self.profiler.span("optimizer"):
             decision = self.anomalies.judge(loss.mean)
@@ -195,10 +199,11 @@ class _Run:
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
         agreed = self._agree(result.counters)
         routing = self.engine.routing_metrics()
+        slowest = self.stragglers.judge(step, self.clock.step_s)
         is_last = step == last_step or bool(self.stopped)
         if self.engine.is_main:
             due = is_last or _is_due(step, run.logging.every_steps)
-            self.logger.log_step(self._metrics(result, agreed, validated, routing), due)
+            self.logger.log_step(self._metrics(result, agreed, validated, routing, slowest), due)
         if is_last or _is_due(step, run.checkpoint.every_steps):
             self._save(result.counters, wait=is_last)
 
@@ -237,6 +242,7 @@ class _Run:
         agreed: Sequence[float],
         validated: float | None,
         routing: Mapping[str, float | None],
+        slowest: Slowest | None,
     ) -> StepMetrics:
         plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
         tokens_per_s = result.size * plan.job.seq_length / step_s
@@ -261,6 +267,8 @@ class _Run:
             optimizer_s=clock.parts_s.get("optimizer", 0.0),
             loop_s=clock.gap_s,
             memory_gib=agreed[2] if on_gpu else None,
+            slowest_rank=slowest.rank if slowest else None,
+            slowest_rank_ratio=slowest.ratio if slowest else None,
             loss_scale=result.norms.loss_scale if result.norms else None,
             event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
             eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),

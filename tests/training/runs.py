@@ -22,6 +22,8 @@ TIMING = (
     "forward_backward_s",
     "optimizer_s",
     "loop_s",
+    "slowest_rank",
+    "slowest_rank_ratio",
     "checkpoint_s",
     "eta_s",
 )

@@ -1,6 +1,6 @@
 """Causes that ``metrics.jsonl`` shows: lines that are no JSON, experts that get no tokens or far too many, and two runs
 that wrote to one run directory at the same time. A single run logs each step once and in order, also after resumes and
-rewinds."""
+rewinds. ``events.jsonl`` beside it names slow ranks."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def of_metrics(path: Path) -> Iterator[Cause]:
     yield from _no_json(path)
     yield from _two_runs(path)
     yield from _unbalanced_experts(path)
+    yield from _slow_ranks(path.with_name("events.jsonl"))
 
 
 def _no_json(path: Path) -> Iterator[Cause]:
@@ -136,3 +137,32 @@ def _unbalanced_experts(path: Path) -> Iterator[Cause]:
             weight=1,
             step=int(values["step"]),
         )
+
+
+def _slow_ranks(events: Path) -> Iterator[Cause]:
+    """The rank that the run named as slow last, unless it kept pace again later."""
+    slow = None
+    if events.is_file():
+        with open(events, "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
+                if b'"event": "slow rank' in line:
+                    try:
+                        row = json.loads(line)
+                        values = int(row["rank"]), str(row["host"])[:100], int(row["step"]), row.get("ratio")
+                    except (ValueError, LookupError, TypeError, RecursionError):
+                        continue
+                    slow = (number, line, values) if row["event"] == "slow rank" else None
+    if slow is None:
+        return
+    number, line, (rank, host, step, ratio) = slow
+    times = f"{ratio:.1f} times as long as" if isinstance(ratio, int | float) else "longer than"
+    yield Cause(
+        cause="slow-rank",
+        meaning=f"rank {rank} on {host} works {times} the others, who wait for it, since step {step}",
+        fix="run kit doctor on that host: clocks, temperature, ECC, neighbours of its GPU, its disk; or drain the node",
+        ranks=(rank,),
+        place=f"{events}:{number}",
+        evidence=line.decode(errors="replace").strip(),
+        weight=2,
+        step=step,
+    )

@@ -50,6 +50,11 @@ class StepMetrics:
     optimizer_s: float | None = None
     loop_s: float | None = None
     """Time between the previous step and this one: metrics, trackers, status all-reduce. Not part of step_time_s."""
+    slowest_rank: int | None = None
+    """The rank whose own work takes longest compared with the others of its pipeline stage; null in steps without a
+    comparison."""
+    slowest_rank_ratio: float | None = None
+    """Its time over the median of the others."""
     memory_gib: float | None = None
     """Peak memory that torch allocated up to this step's backward, on the GPU with the most; null on CPU processes."""
     loss_scale: float | None = None

@@ -22,6 +22,8 @@ GAUGES = {
     "kit_forward_backward_seconds": ("forward_backward_s", "Forward and backward"),
     "kit_optimizer_seconds": ("optimizer_s", "Optimizer step"),
     "kit_loop_seconds": ("loop_s", "The training loop's own time between steps"),
+    "kit_slowest_rank": ("slowest_rank", "Rank whose own work takes longest"),
+    "kit_slowest_rank_ratio": ("slowest_rank_ratio", "Its time over the median of the others"),
     "kit_checkpoint_stall_seconds": ("checkpoint_s", "Training stood still for a checkpoint"),
     "kit_tokens_per_second": ("tokens_per_s", "Over all GPUs"),
     "kit_tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", "Per GPU"),

@@ -1,0 +1,97 @@
+"""A slow rank is named while the run goes on, whichever part of its own work is slow; ranks that keep pace are not."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from kit.diagnose.logs.diagnosis import diagnose
+from kit.training import stragglers
+from tests.training import runs, tiny
+from tests.workers import pool
+
+FAULTS = {"data": "kit.training.data.loader.Prefetcher.step", "forward": "torch.nn.Linear.forward"}
+
+
+def _train(rundir, fault, until):
+    """Rank 1 sleeps in each call of ``fault``, in the first ``until`` steps."""
+    import pydoc
+
+    import torch.distributed as dist
+
+    from kit.training.loop import _Run
+
+    owner, _, name = FAULTS.get(fault, FAULTS["data"]).rpartition(".")
+    owner, step, now = pydoc.locate(owner), _Run.step, [0]
+    real = getattr(owner, name)
+
+    def slow(self, *arguments):
+        if fault in FAULTS and dist.get_rank() == 1 and now[0] <= until:
+            time.sleep(0.05 if fault == "data" else 0.004)  # fifteen linear layers a micro batch
+        return real(self, *arguments)
+
+    def counted(self, counters, last):
+        now[0] = counters.step + 1
+        return step(self, counters, last)
+
+    setattr(owner, name, slow)
+    _Run.step = counted
+    try:
+        return runs.run_any(rundir)
+    finally:
+        setattr(owner, name, real)
+        _Run.step = step
+
+
+def trained(tmp_path, fault, steps=20, until=20, **layout):
+    """(events, the rows in which ranks were compared, run directory)"""
+    rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2, **layout), steps=steps)
+    pool("torch", 2).run(_train, rundir, fault, until)
+    events, rows = (
+        [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for path in (rundir.path / "events.jsonl", rundir.path / "metrics.jsonl")
+    )
+    slow = [event for event in events if "slow" in event["event"]]
+    return slow, [row for row in rows if row["slowest_rank"] is not None], rundir
+
+
+@pytest.mark.parametrize(("fault", "layout"), [("data", {}), ("forward", {}), ("forward", {"zero_stage": 3})])
+def test_a_slow_rank_is_named_within_two_comparisons(tmp_path, fault, layout):
+    events, rows, rundir = trained(tmp_path, fault, **layout)
+    assert [(event["event"], event["step"], event["rank"]) for event in events] == [("slow rank", 20, 1)]
+    assert [row["step"] for row in rows] == [10, 20]
+    assert all(row["slowest_rank"] == 1 and row["slowest_rank_ratio"] > stragglers.SLOW for row in rows)
+    (cause,) = diagnose([rundir.path])
+    assert (cause.cause, cause.ranks, cause.step) == ("slow-rank", (1,), 20)
+    assert f"rank 1 on {events[0]['host']} works" in cause.meaning
+
+
+def test_ranks_that_keep_pace_are_not_named(tmp_path):
+    events, rows, rundir = trained(tmp_path, None)
+    assert len(rows) == 2
+    assert not events
+    assert not diagnose([rundir.path])
+
+
+def test_a_rank_that_recovers_is_not_in_the_diagnosis(tmp_path):
+    events, _, rundir = trained(tmp_path, "data", steps=40)
+    assert [event["event"] for event in events] == ["slow rank", "slow rank keeps pace"]
+    assert not diagnose([rundir.path])
+
+
+@pytest.mark.parametrize(
+    ("times", "stages", "named"),
+    [
+        ([1, 1, 1, 2], 1, (3, 2.0)),
+        ([1, 1, 4, 4], 2, (0, 1.0)),  # another stage has other layers
+        ([1, 1, 4, 12], 2, (3, 3.0)),
+        ([3, 3, 1, 1], 1, (0, 3.0)),  # two that wait for each other
+        ([1, 5], 2, None),
+        ([0, 0], 1, None),
+    ],
+)
+def test_ranks_are_compared_within_their_stage(times, stages, named):
+    found = stragglers.slowest(times, stages)
+    assert (found and (found.rank, found.ratio)) == named
