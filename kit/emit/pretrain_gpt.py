@@ -8,7 +8,7 @@ Data, schedule and checkpoints are in run.yaml, so the user gives them as argume
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kit.emit.derived_file import DerivedFile
@@ -84,6 +84,23 @@ def pretrain_gpt_script(plan: Plan) -> str:
         " ".join(["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']),
     ]
     return "\n".join(lines) + "\n"
+
+
+def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
+    """The script with a run's blend as ``--data-path``. ``blend``: (weight, prefix) of each set; a prefix is absolute,
+    below ``~``, or relative to the script's directory."""
+    if not blend:
+        return text
+    words = " ".join(f"{weight} {_from_anywhere(prefix)}" for weight, prefix in blend)
+    here = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
+    return text.replace("\narguments=(\n", f"\n{here}\narguments=(\n    --data-path {words}\n", 1)
+
+
+def _from_anywhere(prefix: str) -> str:
+    """A shell word."""
+    if prefix.startswith("~/"):
+        return '"$HOME"/' + shlex.quote(prefix[2:])
+    return shlex.quote(prefix) if prefix.startswith("/") else '"$HERE"/' + shlex.quote(prefix)
 
 
 def _job_arguments(plan: Plan) -> list[Args]:

@@ -219,8 +219,11 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
         )
     files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
-    portable = {key: _portable(named, path) for key, named in run_paths(run).items()}
-    files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(with_paths(run, portable)))
+    portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
+    files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
+    if script := files.get("pretrain_gpt.sh"):
+        blend = [(part.weight, part.path) for part in portable.data.blend.values()]
+        files["pretrain_gpt.sh"] = pretrain_gpt.with_blend(script, blend)
     manifest = {
         "format": FORMAT,
         "plan_hash": plan.digest,

@@ -21,7 +21,7 @@ from kit.preflight.check_result import CheckResult, failure
 from kit.preflight.facts import free_bytes, installed_version
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
-from kit.specs.run import RunSpec
+from kit.specs.run import RunSpec, data_paths
 from kit.units import to_gib
 
 PACKAGES = {
@@ -72,7 +72,7 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     if kit.emit.megatron.applies(plan):
         packages.append("megatron-core")
     one = to_gib(checkpoint_bytes(plan.workload))
-    data = [f"{prefix}{end}" for prefix in (run.data.train, run.data.validation) if prefix for end in (".bin", ".idx")]
+    data = [f"{prefix}{end}" for prefix in data_paths(run.data).values() for end in (".bin", ".idx")]
     model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from kit.preflight.requirements import (
 from kit.specs.catalog import load_model
 from kit.specs.job import Objective
 from kit.specs.objectives import TRL
+from kit.specs.run import DataSpec, data_paths
 from kit.units import to_gib
 
 _SHAPE = (
@@ -53,8 +55,8 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         check_versions(),
         check_gpus(plan, gpus_here()),
         _model(rundir),
-        _data("run.data.train", run.data.train, rundir),
-        _data("run.data.validation", run.data.validation, rundir),
+        *(_data(f"run.{key}", prefix, rundir) for key, prefix in data_paths(run.data).items()),
+        _one_tokenizer(run.data),
         _disk(rundir),
         check_nvme(plan, run, rundir.path),
         check_libaio(plan),
@@ -171,11 +173,28 @@ def _tokenizer_size(path: Path) -> int:
     return max(ids, default=-1) + 1
 
 
-def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | None:
+def _one_tokenizer(data: DataSpec) -> CheckResult | None:
+    """Checks that all pairs of several sets were tokenised alike, as far as their sidecars say."""
+    first: tuple[str, Any] | None = None
+    for key, prefix in data_paths(data).items() if data.blend or data.validation_sets else ():
+        try:
+            facts = json.loads(Path(f"{prefix}.json").read_text(encoding="utf-8"))
+            found = facts["tokenizer"], facts["vocab_size"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # without a sidecar; or damaged, which _data reports
+        if first is not None and found != first[1]:
+            said = (
+                f"run.{key}={prefix}: was tokenised with {found[0]} ({found[1]} ids) and run.{first[0]} with "
+                f"{first[1][0]} ({first[1][1]} ids); one model reads both"
+            )
+            return failure("data", said, f"tokenise both alike; if they are, write the same name into {prefix}.json")
+        first = first or (key, found)
+    return None
+
+
+def _data(key: str, prefix: str, rundir: RunDirectory) -> CheckResult | None:
     """Checks that the .bin/.idx pair exists, fits the objective, is long enough, and has no token id beyond the model's
     vocabulary."""
-    if prefix is None:
-        return None
     job, name, vocab_size = rundir.plan.job, Path(prefix).name, rundir.plan.model.vocab_size
     missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
     if missing:
@@ -183,7 +202,11 @@ def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | N
         return failure("data", f"{key}={prefix}: {name}{missing[0]} is missing", fix)
     sidecar = Path(prefix + ".json")
     if not sidecar.is_file():
-        return None
+        return (
+            None
+            if os.path.getsize(f"{prefix}.bin")
+            else failure("data", f"{key}={prefix}: holds no text", "leave it out")
+        )
     try:
         facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

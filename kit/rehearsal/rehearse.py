@@ -21,6 +21,7 @@ from kit.planner.plan import Plan
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster
+from kit.specs.frozen import FrozenMap
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
 
@@ -156,7 +157,11 @@ def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
         model_path=str(directory / "model"),
         nvme_path=str(directory / "nvme") if offloads else None,
         data=dataclasses.replace(
-            data, train=str(directory / "data/train"), validation=str(directory / "data/validation")
+            data,
+            train=str(directory / "data/train"),
+            blend=FrozenMap({}),
+            validation=str(directory / "data/validation"),
+            validation_sets=FrozenMap({}),
         ),
         steps=STEPS,
         checkpoint=CheckpointSpec(every_steps=SAVE_EVERY, keep_last=2, asynchronous=base.checkpoint.asynchronous),

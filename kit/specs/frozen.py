@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class FrozenMap(dict[str, Any]):
-    """JSON values by name. It behaves as a dict; lists are stored as tuples."""
+    """JSON values or specs by name. It behaves as a dict; lists are stored as tuples."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__({key: _frozen(value) for key, value in values.items()})
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(json.dumps(self, sort_keys=True))
+        return hash(json.dumps(self, sort_keys=True, default=hash))
 
     def __reduce__(self) -> tuple[type[FrozenMap], tuple[dict[str, Any]]]:
         return FrozenMap, (dict(self),)

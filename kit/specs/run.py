@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import Text, Within, spec
+from kit.specs.base import Checked, Text, Within, spec
+from kit.specs.frozen import FrozenMap
 from kit.specs.job import MOST_SEQUENCES
-from kit.specs.text import check_line
+from kit.specs.text import check_line, shown
 
 _MOST_STEPS = 10**11
 """So many steps of the largest batch are fewer than 2**63 sequences, and one a millisecond takes three years."""
@@ -21,19 +23,52 @@ Seed = Annotated[int, Within(ge=0, lt=2**32)]
 """NumPy and Megatron take 32 bits."""
 
 
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Tags of TensorBoard and labels of Prometheus take these, and an override such as ``run.data.blend.web.weight=2``."""
+
+
+@spec
+class BlendedSetSpec:
+    """One training set of a blend."""
+
+    path: Text
+    """Prefix of its pair (without ``.bin``)."""
+    weight: Annotated[float, Within(gt=0, le=1e12)]
+    """Its share of the samples, over the sum of all weights."""
+
+
 @spec
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them."""
 
-    train: Text
-    """Prefix of the training pair (without ``.bin``)."""
+    train: Text | None = None
+    """Prefix of the training pair (without ``.bin``); null with ``blend``."""
+    blend: Annotated[dict[Text, BlendedSetSpec], Checked(FrozenMap)] = FrozenMap({})
+    """Name → training set, instead of ``train``: samples come from several sets by weight, in the order of Megatron's
+    ``--data-path WEIGHT PREFIX …``. A set that is used up starts its next epoch."""
     validation: Text | None = None
     """Prefix of the held-out pair."""
+    validation_sets: Annotated[dict[Text, Text], Checked(FrozenMap)] = FrozenMap({})
+    """Name → prefix of a further held-out pair, whose loss is logged under its name."""
     seed: Seed = 1234
     """Seed of the sample order."""
     packing: bool = False
     """sft: put as many rows into a sequence as fit, each with its own positions and attention. A sample is then one
     such sequence, and a step has job.global_batch_size of them."""
+
+    def __post_init__(self) -> None:
+        if self.train is None and not self.blend:
+            raise SpecError("train is required and missing; give the prefix of one set, or several as blend")
+        if self.train is not None and self.blend:
+            raise SpecError(f"train={self.train} and blend are both there; leave out train, or list it in blend")
+        for name in (*self.blend, *self.validation_sets):
+            if not _SET_NAME.fullmatch(name):
+                raise SpecError(f"the data set {shown(name)} has a name for metrics: use letters, digits, _ and -")
+
+    @property
+    def training_paths(self) -> tuple[str, ...]:
+        """Prefix of every training pair."""
+        return tuple(part.path for part in self.blend.values()) or (str(self.train),)
 
 
 @spec
@@ -190,15 +225,21 @@ class RunSpec:
     """Sequences of one evaluation, the first of the held-out set in file order."""
 
 
+def data_paths(data: DataSpec) -> dict[str, str]:
+    """Key → prefix, of every pair that the data name."""
+    paths = {
+        "train": data.train,
+        **{f"blend.{name}.path": part.path for name, part in data.blend.items()},
+        "validation": data.validation,
+        **{f"validation_sets.{name}": path for name, path in data.validation_sets.items()},
+    }
+    return {f"data.{key}": path for key, path in paths.items() if path}
+
+
 def run_paths(run: RunSpec) -> dict[str, str]:
     """Key → path, of every path that the run names."""
-    paths = {
-        "data.train": run.data.train,
-        "data.validation": run.data.validation,
-        "model_path": run.model_path,
-        "nvme_path": run.nvme_path,
-    }
-    return {key: path for key, path in paths.items() if path}
+    own = {"model_path": run.model_path, "nvme_path": run.nvme_path}
+    return data_paths(run.data) | {key: path for key, path in own.items() if path}
 
 
 def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
@@ -206,9 +247,25 @@ def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
     control character in its name."""
     for key, path in paths.items():
         check_line(f"run.{key}", path)
-    data = {key.removeprefix("data."): path for key, path in paths.items() if key.startswith("data.")}
-    own = {key: path for key, path in paths.items() if not key.startswith("data.")}
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, **data), **own)  # type: ignore[arg-type]
+
+    data = run.data
+    blend = {
+        name: dataclasses.replace(part, path=paths.get(f"data.blend.{name}.path", part.path))
+        for name, part in data.blend.items()
+    }
+    sets = {name: paths.get(f"data.validation_sets.{name}", path) for name, path in data.validation_sets.items()}
+    return dataclasses.replace(
+        run,
+        model_path=paths.get("model_path", run.model_path),
+        nvme_path=paths.get("nvme_path", run.nvme_path),
+        data=dataclasses.replace(
+            data,
+            train=paths.get("data.train", data.train),
+            blend=blend,
+            validation=paths.get("data.validation", data.validation),
+            validation_sets=sets,
+        ),
+    )
 
 
 def absolute_paths(run: RunSpec, base: Path) -> RunSpec:

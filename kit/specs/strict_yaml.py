@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kit.errors import SpecError
 from kit.specs.base import adapter
@@ -106,7 +106,10 @@ def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
 def _valid_keys(kind: Any, location: Location) -> list[str]:
     """Field names of the dataclass at a location inside ``kind``."""
     for step in location:
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+            continue
         kind = get_type_hints(kind).get(str(step)) if is_dataclass(kind) else None
-        options = [arg for arg in get_args(kind) if is_dataclass(arg)]
+        options = [arg for arg in get_args(kind) if is_dataclass(arg) and get_origin(kind) is not dict]
         kind = options[0] if options else kind
     return [field.name for field in fields(kind)] if is_dataclass(kind) else []

@@ -86,7 +86,9 @@ def _of_run(path: Path) -> dict[str, str]:
         "model": plain(plan.model.name),
         **started,
         "objective": job.objective,
-        "data": plain(Path(run.data.train).name),  # without the directories of somebody's machine
+        "data": plain(
+            ", ".join(Path(path).name for path in run.data.training_paths)
+        ),  # without the directories of somebody's machine
         "sequence length": f"{job.seq_length:,}",
         "global batch": f"{job.global_batch_size:,} sequences",
         "precision": job.precision,

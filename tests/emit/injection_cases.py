@@ -113,10 +113,10 @@ def put(data: Any, place: Place, is_key: bool, text: str) -> None:
     steps = place if is_key else place[:-1]
     for step, after in zip(steps, (*place[1:], None), strict=False):
         if isinstance(data, dict) and data.get(step) is None:
-            data[step] = [] if after == 0 else {}
+            data[step] = [] if after == 0 else {"weight": 1} if step == "key" else {}
         data = data[step]
     if is_key:
-        data[text] = 1
+        data[text] = {"blend": {"path": "a", "weight": 1}, "validation_sets": "a"}.get(str(place[-1]), 1)
     elif isinstance(data, list):
         data[:] = [text, *data[1:]]
     else:

@@ -10,7 +10,7 @@ import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError, RunDirectoryError
 from kit.preflight.run_checks import preflight
-from kit.specs.run import DataSpec, RunSpec
+from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
 
 CONFIG = {
     "model_type": "llama",
@@ -67,6 +67,28 @@ def test_data_that_the_model_cannot_read(rundir: RunDirectory, tmp_path: Path) -
     check(rundir, "holds token 128 and the model's vocab_size is 128")
     (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 1, "num_tokens": 32}))
     check(rundir, "32 tokens make no sample of job.seq_length=32")
+
+
+def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path: Path) -> None:
+    def with_second(**facts: object) -> RunDirectory:
+        known = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128}
+        for name, values in (("train", known), ("second", known | facts)):
+            for suffix in (".bin", ".idx"):
+                (tmp_path / f"{name}{suffix}").touch()
+            (tmp_path / f"{name}.json").write_text(json.dumps(values))
+        sets = {name: BlendedSetSpec(path=str(tmp_path / name), weight=1) for name in ("train", "second")}
+        return dataclasses.replace(rundir, run=RunSpec(data=DataSpec(blend=sets)))
+
+    preflight(with_second())
+    check(with_second(tokenizer="theirs"), "run.data.blend.second.path=", "was tokenised with theirs", "with ours")
+    check(with_second(vocab_size=100), "(100 ids)")
+    check(with_second(num_tokens=0), "second: 0 tokens make no sample")
+    check(with_second(max_token_id=128), "second: holds token 128")
+    without_sidecar = with_second()
+    (tmp_path / "second.json").unlink()
+    check(without_sidecar, "second: holds no text")
+    (tmp_path / "second.idx").unlink()
+    check(without_sidecar, "second.idx is missing")
 
 
 def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from kit.emit.megatron import megatron_settings
 from kit.emit.pretrain_gpt import _FLAGS, pretrain_gpt_arguments, pretrain_gpt_script, why_not
-from kit.emit.run_directory import files_of
+from kit.emit.run_directory import files_of, write
+from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
 from tests.megatron.test_settings import plans
 from tests.training import tiny
 
@@ -149,3 +150,20 @@ def test_bash_passes_on_what_was_planned(tmp_path, nodes):
     missing = subprocess.run(["bash", str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert missing.returncode != 0
     assert "MEGATRON_LM: directory of a Megatron-LM checkout" in missing.stderr
+
+
+def test_a_blend_of_the_run_is_its_data_path(tmp_path):
+    plan = next(plan for plan in plans() if plan.layout.tp == 2)
+    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "a set"), 0.25)}
+    blend = {name: BlendedSetSpec(path=path, weight=weight) for name, (path, weight) in paths.items()}
+    run = RunSpec(data=DataSpec(blend=blend))
+    script = write(plan, run, tmp_path / "run").path / "pretrain_gpt.sh"
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    variables = {"PYTHON": str(python), "MEGATRON_LM": "/m"}
+    ran = subprocess.run(["bash", str(script)], env=os.environ | variables, capture_output=True, text=True, check=True)
+    words = ran.stdout.splitlines()
+    found = words[words.index("--data-path") + 1 :][:4]
+    assert [float(found[0]), float(found[2])] == [7.0, 0.25]
+    assert [str(Path(place).resolve()) for place in (found[1], found[3])] == ["/sets/it's web", str(tmp_path / "a set")]

@@ -133,3 +133,30 @@ def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> No
     recipe.write_text("model: llama-3.2-1b\ncluster:\n  node: p5.49xlarge\n")
     with pytest.raises(SpecError, match=r"mine.yaml:3: cluster.node: .*did you mean p5.48xlarge"):
         load_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("{}", "train is required and missing; give the prefix of one set, or several as blend"),
+        ("{train: a, blend: {web: {path: a, weight: 1}}}", "train=a and blend are both there"),
+        ("{blend: {web: {path: a, weight: -1}}}", "run.data.blend.web.weight=-1: should be greater than 0"),
+        ("{blend: {web: {path: a, weight: 0}}}", "run.data.blend.web.weight=0: should be greater than 0"),
+        ("{blend: {web: {path: a, wieght: 1}}}", "run.data.blend.web.wieght: unknown key; did you mean weight"),
+        ("{blend: {a/b: {path: a, weight: 1}}}", "the data set 'a/b' has a name for metrics"),
+    ],
+)
+def test_a_blend_that_is_none(tmp_path, data, said):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"model: llama-3.1-8b\ncluster: 8xH100\nrun: {{data: {data}}}\n")
+    with pytest.raises(SpecError) as caught:
+        load_recipe(file)
+    assert said in str(caught.value)
+
+
+def test_paths_of_a_blend_are_relative_to_the_recipe(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    data = "{blend: {web: {path: d/web, weight: 7}}, validation_sets: {web: v/web}}"
+    file.write_text(f"model: llama-3.1-8b\ncluster: 8xH100\nrun: {{data: {data}}}\n")
+    found = load_recipe(file).run.data
+    assert (found.blend["web"].path, found.validation_sets["web"]) == (str(tmp_path / "d/web"), str(tmp_path / "v/web"))

@@ -12,9 +12,9 @@ from kit.engines.base import Engine, MicroBatch
 from kit.errors import DataError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
+from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.order import order
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
 
 
@@ -44,17 +44,17 @@ def training_batches(
 ) -> list[MicroBatch]:
     """This rank's micro batches of the step that follows ``samples_seen`` samples.
 
-    The step has the samples at positions ``samples_seen`` to ``samples_seen + global batch`` of ``order``, on every
+    The step has the samples at positions ``samples_seen`` to ``samples_seen + global batch`` of the order, on every
     layout. ``bucketed``: distribute the samples longest first, so that samples of one micro batch, and micro batches
     that ranks compute at the same time, are about equally long. The step's gradient does not change.
     """
     if bucketed:
-        drawn = [order(seed, len(samples), samples_seen + k) for k in range(shard.global_batch_size)]
+        drawn = [samples.drawn(seed, samples_seen + k) for k in range(shard.global_batch_size)]
         drawn.sort(key=lambda index: (-samples.length(index), index))
         indices = [[drawn[k] for k in shard.positions(a)] for a in range(shard.gradient_accumulation_steps)]
     else:
         indices = [
-            [order(seed, len(samples), samples_seen + k) for k in shard.positions(a)]
+            [samples.drawn(seed, samples_seen + k) for k in shard.positions(a)]
             for a in range(shard.gradient_accumulation_steps)
         ]
     return [samples.micro_batch(each) for each in indices]
@@ -104,8 +104,11 @@ class DataLoader:
                 "sequences anyway and pairs have two lengths; leave it out"
             )
 
+        blend, train = run.data.blend.values(), run.data.train
         return cls(
-            training=samples(run.data.train),
+            training=samples(train)
+            if train is not None
+            else BlendedSamples([samples(part.path) for part in blend], [part.weight for part in blend]),
             validation=None if run.data.validation is None else samples(run.data.validation),
             shard=DataParallelShard(
                 micro_batch_size=plan.layout.micro_batch_size,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,22 +14,38 @@ from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
+from kit.training.data.order import order
 
 
-class Samples(Protocol):
+class Samples(ABC):
     """Numbered samples, and micro batches of them."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """Number of samples in an epoch."""
 
+    def drawn(self, seed: int, position: int) -> int:
+        """Sample at ``position`` of an endless sequence of epochs."""
+        return order(seed, len(self), position)
+
+    @abstractmethod
     def length(self, index: int) -> int:
         """Number of tokens of a sample. Does not read the sample."""
 
+    @abstractmethod
+    def read(self, index: int | None) -> Any:
+        """One sample, for ``collate``. None stands for a sample with masked labels only."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any]) -> MicroBatch:
+        """Micro batch of samples that ``read`` returned."""
+
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Micro batch of these samples. None stands for a sample with masked labels only."""
+        """Micro batch of these samples."""
+        return self.collate([self.read(index) for index in indices])
 
 
-class GptSamples:
+class GptSamples(Samples):
     """Sample i reads tokens i·s to i·s + s + 1, with s the sequence length: the first s are inputs, the last s labels.
 
     Attention is not reset between documents, as by default in Megatron-LM. Raises DataError if there is less than one
@@ -65,19 +82,21 @@ class GptSamples:
         """The sequence length, for all samples."""
         return self._seq_length
 
-    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Micro batch of windows of the token stream."""
-        windows = np.stack(
-            [self._tokens.read((index or 0) * self._seq_length, self._seq_length + 1) for index in indices]
-        )
+    def read(self, index: int | None) -> tuple[np.ndarray, bool]:
+        """(window of the token stream, whether its labels count)."""
+        return self._tokens.read((index or 0) * self._seq_length, self._seq_length + 1), index is not None
+
+    def collate(self, samples: Sequence[tuple[np.ndarray, bool]]) -> MicroBatch:
+        """Micro batch of windows."""
+        windows = np.stack([window for window, _ in samples])
         # Without a sidecar the ids are not checked yet. An id outside the vocabulary would end in a device-side assert.
         self._tokens.check_token_id(int(windows.max()), self._vocab_size)
         labels = windows[:, 1:].copy()
-        labels[[index is None for index in indices]] = IGNORE_INDEX
+        labels[[not counts for _, counts in samples]] = IGNORE_INDEX
         return MicroBatch(input_ids=torch.from_numpy(windows[:, :-1].copy()), labels=torch.from_numpy(labels))
 
 
-class RowSamples:
+class RowSamples(Samples):
     """A sample is one row, padded to the longest row of its micro batch."""
 
     def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
@@ -92,13 +111,16 @@ class RowSamples:
         """Number of tokens of the row; for seq2seq, of the longer of source and target."""
         return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
 
-    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+    def read(self, index: int | None) -> Row:
+        """One row."""
+        return _masked(self._rows[0]) if index is None else self._rows[index]
+
+    def collate(self, samples: Sequence[Row]) -> MicroBatch:
         """Micro batch of padded rows."""
-        rows = [_masked(self._rows[0]) if index is None else self._rows[index] for index in indices]
-        return padded(rows, self._seq_length, self._fixed)
+        return padded(samples, self._seq_length, self._fixed)
 
 
-class PackedSamples:
+class PackedSamples(Samples):
     """A sample is several rows that together fit into ``seq_length``. Rows do not attend to each other (``packed``)."""
 
     def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
@@ -113,11 +135,13 @@ class PackedSamples:
         """Number of tokens of all rows of the pack."""
         return int(self._rows.lengths[self._packs[index]].sum())
 
-    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+    def read(self, index: int | None) -> list[Row]:
+        """The rows of a pack."""
+        return [_masked(self._rows[0])] if index is None else [self._rows[row] for row in self._packs[index]]
+
+    def collate(self, samples: Sequence[Sequence[Row]]) -> MicroBatch:
         """Micro batch of packed rows."""
-        filler = [_masked(self._rows[0])]
-        chosen = [filler if i is None else [self._rows[row] for row in self._packs[i]] for i in indices]
-        return packed(chosen, self._seq_length, self._fixed)
+        return packed(samples, self._seq_length, self._fixed)
 
 
 def _masked(row: Row) -> Row:

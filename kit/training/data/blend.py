@@ -1,0 +1,94 @@
+"""Blends: samples of several sets by weight, in the order of Megatron's ``--data-path WEIGHT PREFIX …``.
+
+Draw k takes the set that lags most behind its share: the first with the largest ``weight · max(k, 1) - taken``
+(megatron/core/datasets/helpers.cpp, ``build_blending_indices``). A draw therefore depends on all draws before it. They
+are computed in blocks, of which only the counts at the end are kept: a run that resumes at draw k computes k draws, at
+about a second a million, and holds as little memory as a new run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from kit.engines.base import MicroBatch
+from kit.training.data.order import order
+from kit.training.data.samples import Samples
+
+_BLOCK = 1 << 15
+"""Draws that are computed at a time; some forty milliseconds."""
+
+
+class Draws:
+    """Which set each draw of a blend takes, and which of the set's samples."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        shares = np.array(weights, dtype=np.float64)
+        for _ in range(2):  # megatron-core does so twice, and a last bit decides between sets that lag equally
+            shares = shares / np.sum(shares)
+        self._shares: list[float] = shares.tolist()
+        self._starts = [[0] * len(weights)]
+        self._block = lru_cache(maxsize=2)(self._drawn)
+        self._lock = Lock()  # a thread reads ahead
+
+    def __call__(self, position: int) -> tuple[int, int]:
+        """(set, number of its earlier draws) of the draw at ``position``."""
+        number, offset = divmod(position, _BLOCK)
+        with self._lock:
+            while len(self._starts) <= number:
+                self._block(len(self._starts) - 1)
+            return self._block(number)[offset]
+
+    def _drawn(self, number: int) -> list[tuple[int, int]]:
+        taken, shares, found = list(self._starts[number]), self._shares, []
+        for position in range(number * _BLOCK, (number + 1) * _BLOCK):
+            reach = float(max(position, 1))
+            lags = [share * reach - count for share, count in zip(shares, taken, strict=True)]
+            chosen = lags.index(max(lags))
+            found.append((chosen, taken[chosen]))
+            taken[chosen] += 1
+        if len(self._starts) == number + 1:
+            self._starts.append(taken)
+        return found
+
+
+class BlendedSamples(Samples):
+    """The samples of several sets, numbered through. A set that is used up starts its next epoch."""
+
+    def __init__(self, sets: Sequence[Samples], weights: Sequence[float]) -> None:
+        self._sets, self._draws = sets, Draws(weights)
+        self._starts = [0, *accumulate(map(len, sets))]
+
+    def __len__(self) -> int:
+        """Number of samples of all sets."""
+        return self._starts[-1]
+
+    def drawn(self, seed: int, position: int) -> int:
+        """Sample at ``position`` of the blend's endless sequence."""
+        chosen, earlier = self._draws(position)
+        return self._starts[chosen] + order(seed, len(self._sets[chosen]), earlier)
+
+    def set_of(self, index: int) -> int:
+        """Number of the set that a sample belongs to."""
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
+
+    def length(self, index: int) -> int:
+        """Number of tokens of a sample."""
+        chosen = self.set_of(index)
+        return self._sets[chosen].length(index - self._starts[chosen])
+
+    def read(self, index: int | None) -> Any:
+        """One sample of its set."""
+        if index is None:
+            return self._sets[0].read(None)
+        chosen = self.set_of(index)
+        return self._sets[chosen].read(index - self._starts[chosen])
+
+    def collate(self, samples: Sequence[Any]) -> MicroBatch:
+        """Micro batch of samples of any sets."""
+        return self._sets[0].collate(samples)

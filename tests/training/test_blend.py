@@ -1,0 +1,130 @@
+"""Blends: the order is Megatron's, every engine sees it, and a run that is killed sees the rest of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kit.engines.torch.engine import TorchEngine
+from kit.specs.run import BlendedSetSpec, DataSpec
+from kit.training.data import blend
+from kit.training.data.blend import BlendedSamples, Draws
+from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.order import order
+from kit.training.data.samples import GptSamples
+from kit.training.loop import train
+from tests.training import runs, tiny
+from tests.workers import pool
+
+WEIGHTS = {"web": 6.1, "code": 2.7, "maths": 1.3}
+
+
+def sets(directory, documents=40):
+    """Name → prefix of a small set; every one has tokens of its own."""
+    found = {}
+    for seed, name in enumerate(WEIGHTS):
+        found[name] = str(directory / name)
+        with IndexedWriter(found[name], tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
+            for document in tiny.documents(seed=seed)[: documents - 10 * seed]:
+                writer.add_document(document)
+    return found
+
+
+def blended(paths):
+    return {name: BlendedSetSpec(path=paths[name], weight=weight) for name, weight in WEIGHTS.items()}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("weights", [(6.1, 2.7, 1.3), (7, 3, 0.001), (1, 1, 1), (0.3, 0.3, 0.4)])
+def test_the_order_is_that_of_megatrons_data_path(tmp_path, weights):
+    """By its own builder, as pretrain_gpt.py calls it for ``--data-path w p w p w p``."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.utils import get_blend_from_list
+    from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
+
+    words = [word for weight, path in zip(weights, sets(tmp_path).values(), strict=True) for word in (weight, path)]
+    config = GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=tiny.SEQ_LENGTH,
+        blend=get_blend_from_list([str(word) for word in words]),
+        split="100,0,0",
+        tokenizer=NullTokenizer(tiny.VOCAB_SIZE),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        mid_level_dataset_surplus=1.0,
+    )
+    size = 3000
+    theirs = BlendedMegatronDatasetBuilder(GPTDataset, [size, 0, 0], lambda: True, config).build()[0]
+    draws = Draws(weights)
+    ours = np.array([draws(position) for position in range(size)])
+    assert len(theirs) >= size
+    assert (ours[:, 0] == theirs.dataset_index[:size]).all()
+    assert (ours[:, 1] == theirs.dataset_sample_index[:size]).all()
+
+
+def test_far_positions_are_those_of_megatrons_function(monkeypatch):
+    """Over several blocks, and from any of them."""
+    from megatron.core.datasets import helpers_cpp
+
+    monkeypatch.setattr(blend, "_BLOCK", 1000)
+    shares = np.array([6.1, 2.7, 1.3, 1.3])
+    shares = shares / shares.sum()
+    index, sample = np.zeros(20_500, np.int16), np.zeros(20_500, np.int64)
+    helpers_cpp.build_blending_indices(index, sample, shares / shares.sum(), 4, 20_500, False)
+    draws = Draws([6.1, 2.7, 1.3, 1.3])
+    for position in (20_499, 0, 12_000, 11_999, 500, 20_000):
+        assert draws(position) == (index[position], sample[position])
+
+
+def test_every_set_goes_through_its_own_epochs(tmp_path):
+    parts = [GptSamples(IndexedTokens(path), 32, tiny.VOCAB_SIZE) for path in sets(tmp_path).values()]
+    samples = BlendedSamples(parts, list(WEIGHTS.values()))
+    starts, seen = [0, len(parts[0]), len(parts[0]) + len(parts[1])], ([], [], [])
+    for position in range(600):
+        index = samples.drawn(7, position)
+        seen[samples.set_of(index)].append(index - starts[samples.set_of(index)])
+    for part, found in zip(parts, seen, strict=True):
+        assert found == [order(7, len(part), k) for k in range(len(found))]
+    for weight, found in zip(WEIGHTS.values(), seen, strict=True):
+        assert abs(len(found) - 600 * weight / sum(WEIGHTS.values())) < 1
+    window = samples.micro_batch([starts[1], starts[2] + 1])
+    assert (window.labels[0].numpy() == parts[1][0][1]).all()
+    assert (window.labels[1].numpy() == parts[2][1][1]).all()
+
+
+LAYOUTS = [
+    {"engine": "torch"},
+    {"engine": "deepspeed", "zero_stage": 1},
+    {"engine": "megatron", "implementation": "local"},
+]
+
+
+def start_and_export(rundir):
+    """Two steps, and their exchange checkpoint: weights from which every engine can start."""
+    train(TorchEngine(rundir), rundir, stop_at_step=2)
+
+
+def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    """On two processes, bit for bit; the curves of the engines are one curve, which other data do not have."""
+    paths, curves = sets(tmp_path), []
+    start = runs.prepare(tmp_path / "start", tiny.plan(dp=2), data=DataSpec(blend=blended(paths)))
+    pool("torch", 2).run(start_and_export, start)
+
+    def losses(layout, name, data, *stops):
+        engine = layout["engine"]
+        rundir = runs.prepare(tmp_path / engine / name, tiny.plan(dp=2, **layout), data=data)
+        for stop, resume in zip((*stops, None), (start.path, *("auto" for _ in stops)), strict=True):
+            pool(engine, 2).run(runs.run_any, rundir, stop, resume)
+        return [row["loss"] for row in runs.metrics(rundir)]
+
+    for layout in LAYOUTS:
+        curves.append(losses(layout, "whole", start.run.data))
+        assert losses(layout, "stopped", start.run.data, 4) == curves[-1]
+    assert len(curves[0]) == 4
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], rel=1e-5)
+    even = {name: BlendedSetSpec(path=path, weight=1) for name, path in paths.items()}
+    for other in (DataSpec(train=paths["web"]), DataSpec(blend=even)):
+        assert losses(LAYOUTS[0], str(hash(other)), other) != curves[0]
