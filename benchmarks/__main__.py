@@ -129,6 +129,10 @@ PROOFS: dict[str, Proof] = {
         "launch files on two and three hosts (namespaces, sshd, pdsh) beside one process", 5,
         "benchmarks.system_tests.hosts", needs="root",
     ),
+    "elastic": _proof(
+        "a host killed, the run goes on with fewer, the host returns, the run grows; a spare; beside a quiet run",
+        10, "benchmarks.system_tests.hosts.elastic", needs="root",
+    ),
     "preflight": _proof(
         "differences planted on three hosts, and what the doctor says of each", 4,
         "benchmarks.system_tests.preflight --bandwidth", needs="root",

@@ -9,6 +9,7 @@ from kit.cost.hardware import runs_rocm
 from kit.emit.deepspeed import runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.environment import assignments, deepspeed_env, interface_lines, names
+from kit.planner.elastic import legal_nodes
 from kit.planner.plan import Plan
 
 WORKER = "kit.training"
@@ -42,9 +43,11 @@ def _nsight(plan: Plan) -> list[str]:
 
 def _elastic_script(plan: Plan) -> str:
     """A bash script that runs once on each node and needs no rank: torchrun finds the nodes by a c10d rendezvous, and
-    after a failure starts all of them again from the newest checkpoint. The layout fixes how many nodes there are."""
+    after a failure starts all of them again from the newest checkpoint, on fewer nodes where MIN_NODES allows it. Nodes
+    beyond the plan's wait as spares."""
+    most, legal = plan.cluster.num_nodes, " ".join(map(str, legal_nodes(plan)))
     rendezvous = [
-        f"--nnodes {plan.cluster.num_nodes}",
+        f'--nnodes "$MIN_NODES:{most}"',
         "--rdzv-backend c10d",
         '--rdzv-endpoint "$RDZV_ENDPOINT"',
         '--rdzv-id "$RDZV_ID"',
@@ -52,7 +55,7 @@ def _elastic_script(plan: Plan) -> str:
     ]
     lines = [
         "#!/usr/bin/env bash",
-        f"# {plan.model.name} on {plan.cluster.name}: the same command on each of {plan.cluster.num_nodes} nodes.",
+        f"# {plan.model.name} on {plan.cluster.name}: the same command on each of {most} nodes, and on spares.",
         "# Arguments go to the worker: --stop-at-step N.",
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
@@ -61,6 +64,13 @@ def _elastic_script(plan: Plan) -> str:
         "# One node's address and a port, the same on all; and a name, so that two runs do not meet.",
         ': "${RDZV_ENDPOINT:?host:port of one node, the same on all}"',
         'RDZV_ID="${RDZV_ID:-$(basename "$PWD")}" MASTER_ADDR="${RDZV_ENDPOINT%:*}"',
+        "# The run goes on with so few nodes; these keep the global batch, are legal and fit.",
+        f'MIN_NODES="${{MIN_NODES:-{most}}}" LEGAL_NODES="{legal}"',
+        'if [[ ! "$MIN_NODES" =~ ^[0-9]+$ || " $LEGAL_NODES " != *" $MIN_NODES "* ]]; then',
+        '  echo "error: MIN_NODES=$MIN_NODES: the plan keeps its global batch on $LEGAL_NODES nodes" >&2',
+        "  exit 2",
+        "fi",
+        f'if [ "$MIN_NODES" -lt {most} ]; then set -- --min-nodes "$MIN_NODES" "$@"; fi',
         *interface_lines(plan),
         f'exec "$PYTHON" -m torch.distributed.run --nproc-per-node {processes_per_node(plan)} {" ".join(rendezvous)} '
         f'-m {WORKER} . --resume auto "$@"',

@@ -21,6 +21,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus, check_versions
+from kit.training.elastic import on_started
 from kit.training.launcher import ends_with_launcher
 from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
 from kit.units import to_gib
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     try:
         rundir = RunDirectory.open(arguments.run_directory)
+        if arguments.min_nodes is not None:
+            rundir = on_started(rundir, int(os.environ.get("WORLD_SIZE", "1")), arguments.min_nodes)
+            _announce_nodes(rundir)
         _check_world_size(rundir)
         with ends_with_launcher(), process_group(rundir):
             from kit.training.run_lock import run_lock
@@ -67,6 +71,7 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
             stop_at_step=arguments.stop_at_step,
             started=started,
             profile=arguments.profile,
+            elastic=arguments.min_nodes is not None,
         )
     finally:
         engine.close()
@@ -112,6 +117,17 @@ def _check_world_size(rundir: RunDirectory) -> None:
         raise EngineError(
             f"{started} processes were started where the plan has {planned}; start it with launch.sh, "
             "or re-plan for the GPUs at hand (kit emit RECIPE cluster=…)"
+        )
+
+
+def _announce_nodes(rundir: RunDirectory) -> None:
+    """Print, on rank 0, on how many nodes an elastic run goes on."""
+    if os.environ.get("RANK", "0") == "0":
+        nodes, layout = rundir.plan.cluster.num_nodes, rundir.plan.layout
+        print(
+            f"elastic: {nodes} nodes, dp={layout.dp}, gradient_accumulation_steps="
+            f"{layout.gradient_accumulation_steps}, global_batch_size={layout.global_batch_size}",
+            flush=True,
         )
 
 
@@ -182,6 +198,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
     parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
     parser.add_argument("--take-over", action="store_true", help="whoever holds run.lock: it is surely gone")
+    parser.add_argument("--min-nodes", type=int, default=None, help="go on with so few nodes (launch_elastic.sh)")
     # DeepSpeed's launcher adds this option to every command. The environment has the same value in LOCAL_RANK.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)

@@ -52,11 +52,13 @@ def train(
     export_at_end: bool = True,
     started: float | None = None,
     profile: tuple[int, int] | None = None,
+    elastic: bool = False,
 ) -> Summary:
     """Collective. Train to the end of the run, or to ``stop_at_step``; write metrics, checkpoints and the summary.
 
     ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). ``started``: ``time.monotonic()``
-    when the process began. ``profile``: first and last step of a trace.
+    when the process began. ``profile``: first and last step of a trace. ``elastic``: checkpoints must fit another
+    number of nodes.
 
     After the last step the loop writes a native checkpoint, and with ``export_at_end`` an exchange checkpoint
     ``checkpoints/exchange-step-NNNNNNNN``. If a native checkpoint cannot be written, the loop reports it and trains on.
@@ -74,7 +76,7 @@ def train(
         prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
         loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
         stack.callback(loader.close)
-        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run))
+        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run), elastic)
         dog.beat("resuming", _PATIENCE)
         counters = resume_from(engine, checkpoints.native, rundir.path / "metrics.jsonl", resume)
         if engine.is_main:

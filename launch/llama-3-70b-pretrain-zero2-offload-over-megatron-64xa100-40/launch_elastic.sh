@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# llama-3-70b on p4d.24xlarge: the same command on each of 8 nodes.
+# llama-3-70b on p4d.24xlarge: the same command on each of 8 nodes, and on spares.
 # Arguments go to the worker: --stop-at-step N.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -22,6 +22,13 @@ export FI_EFA_USE_HUGE_PAGE="${FI_EFA_USE_HUGE_PAGE:-0}"
 # One node's address and a port, the same on all; and a name, so that two runs do not meet.
 : "${RDZV_ENDPOINT:?host:port of one node, the same on all}"
 RDZV_ID="${RDZV_ID:-$(basename "$PWD")}" MASTER_ADDR="${RDZV_ENDPOINT%:*}"
+# The run goes on with so few nodes; these keep the global batch, are legal and fit.
+MIN_NODES="${MIN_NODES:-8}" LEGAL_NODES="4 8"
+if [[ ! "$MIN_NODES" =~ ^[0-9]+$ || " $LEGAL_NODES " != *" $MIN_NODES "* ]]; then
+  echo "error: MIN_NODES=$MIN_NODES: the plan keeps its global batch on $LEGAL_NODES nodes" >&2
+  exit 2
+fi
+if [ "$MIN_NODES" -lt 8 ]; then set -- --min-nodes "$MIN_NODES" "$@"; fi
 # gloo takes the address that the host's own name stands for, on Debian 127.0.1.1: name the interface.
 kit_interface() {
   local address; address="$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}')"
@@ -33,4 +40,4 @@ kit_interface() {
 if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null; then
   GLOO_SOCKET_IFNAME="$(kit_interface "$MASTER_ADDR")"; export GLOO_SOCKET_IFNAME
 fi
-exec "$PYTHON" -m torch.distributed.run --nproc-per-node 8 --nnodes 8 --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID" --max-restarts "${MAX_RESTARTS:-3}" -m kit.training . --resume auto "$@"
+exec "$PYTHON" -m torch.distributed.run --nproc-per-node 8 --nnodes "$MIN_NODES:8" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID" --max-restarts "${MAX_RESTARTS:-3}" -m kit.training . --resume auto "$@"

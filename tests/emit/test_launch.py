@@ -84,9 +84,25 @@ def test_a_node_gets_its_rank_and_the_fabric(plan: Plan, tmp_path: Path) -> None
 
 def test_elastic_needs_no_rank(plan: Plan, tmp_path: Path) -> None:
     seen = run("launch_elastic.sh", plan, tmp_path, RDZV_ENDPOINT="127.0.0.1:29600")
-    for word, value in (("--rdzv-backend", "c10d"), ("--rdzv-endpoint", "127.0.0.1:29600"), ("--nnodes", "2")):
+    for word, value in (("--rdzv-backend", "c10d"), ("--rdzv-endpoint", "127.0.0.1:29600"), ("--nnodes", "2:2")):
         assert seen[seen.index(word) + 1] == value
     assert seen[seen.index("--resume") + 1] == "auto"
+    assert "--min-nodes" not in seen
+
+
+def test_elastic_goes_on_with_fewer_nodes_where_asked(plan: Plan, tmp_path: Path) -> None:
+    seen = run("launch_elastic.sh", plan, tmp_path, RDZV_ENDPOINT="127.0.0.1:29600", MIN_NODES="1")
+    assert seen[seen.index("--nnodes") + 1] == "1:2"
+    assert seen[seen.index("--min-nodes") + 1] == "1"
+
+
+@pytest.mark.parametrize("least", ["0", "3", "-1", "1 2", "*", "one"])
+def test_elastic_refuses_other_numbers_of_nodes(least: str, tmp_path: Path) -> None:
+    script = files_of(planned("torch", "p5.48xlarge:2"))["launch_elastic.sh"]
+    environment = {**os.environ, "RDZV_ENDPOINT": "127.0.0.1:29600", "MIN_NODES": least, "PYTHON": "false"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"error: MIN_NODES={least}: the plan keeps its global batch on 1 2 nodes" in done.stderr
 
 
 def test_what_the_caller_set_stays(tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ from kit.training import stragglers
 from tests.training import runs, tiny
 from tests.workers import pool
 
-FAULTS = {"data": "kit.training.data.loader.Prefetcher.step", "forward": "torch.nn.Linear.forward"}
+FAULTS = {
+    "data": "kit.training.data.loader.Prefetcher.step",
+    "forward": "torch.nn.Linear.forward",
+    "embedding": "megatron.core.tensor_parallel.layers.VocabParallelEmbedding.forward",
+}
+SLEEP_S = {"data": 0.05, "forward": 0.004, "embedding": 0.03}
+"""A micro batch has fifteen linear layers and one embedding."""
 
 
 def _train(rundir, fault, until):
@@ -23,13 +29,13 @@ def _train(rundir, fault, until):
 
     from kit.training.loop import _Run
 
-    owner, _, name = FAULTS.get(fault, FAULTS["data"]).rpartition(".")
+    owner, name = FAULTS.get(fault, FAULTS["data"]).rsplit(".", 1)
     owner, step, now = pydoc.locate(owner), _Run.step, [0]
     real = getattr(owner, name)
 
     def slow(self, *arguments):
         if fault in FAULTS and dist.get_rank() == 1 and now[0] <= until:
-            time.sleep(0.05 if fault == "data" else 0.004)  # fifteen linear layers a micro batch
+            time.sleep(SLEEP_S[fault])
         return real(self, *arguments)
 
     def counted(self, counters, last):
@@ -48,7 +54,7 @@ def _train(rundir, fault, until):
 def trained(tmp_path, fault, steps=20, until=20, **layout):
     """(events, the rows in which ranks were compared, run directory)"""
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2, **layout), steps=steps)
-    pool("torch", 2).run(_train, rundir, fault, until)
+    pool(rundir.plan.layout.engine, 2).run(_train, rundir, fault, until)
     events, rows = (
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for path in (rundir.path / "events.jsonl", rundir.path / "metrics.jsonl")
@@ -57,7 +63,17 @@ def trained(tmp_path, fault, steps=20, until=20, **layout):
     return slow, [row for row in rows if row["slowest_rank"] is not None], rundir
 
 
-@pytest.mark.parametrize(("fault", "layout"), [("data", {}), ("forward", {}), ("forward", {"zero_stage": 3})])
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("fault", "layout"),
+    [
+        ("data", {}),
+        ("forward", {}),
+        ("forward", {"zero_stage": 3}),
+        ("forward", {"engine": "deepspeed", "zero_stage": 3}),
+        ("embedding", {"engine": "megatron", "implementation": "local"}),
+    ],
+)
 def test_a_slow_rank_is_named_within_two_comparisons(tmp_path, fault, layout):
     events, rows, rundir = trained(tmp_path, fault, **layout)
     assert [(event["event"], event["step"], event["rank"]) for event in events] == [("slow rank", 20, 1)]

@@ -57,7 +57,7 @@ def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirec
     (directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names), encoding="utf-8")
     log = directory / "log.txt"
     processes = [
-        _start(name, case.script.format(rank=number, first=names[0]), directory, log)
+        start(name, case.script.format(rank=number, first=names[0]), directory, log)
         for number, name in enumerate(names)
         if case.on_every_host or number == 0
     ]
@@ -72,7 +72,8 @@ def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirec
     return rundir, (case.title, str(case.num_hosts))
 
 
-def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Popen[bytes]:
+def start(host: str, script: str, directory: Path, log: Path, **more: str) -> subprocess.Popen[bytes]:
+    """Run a script on a host by ssh, in a run directory. ``more``: further variables."""
     environment = {
         "PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
@@ -81,6 +82,7 @@ def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Pop
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "DS_ACCELERATOR": "cpu",
+        **more,
     }
     with log.open("ab") as stream:
         words = namespaces.remote(host, f"cd {directory} && {script}", environment)

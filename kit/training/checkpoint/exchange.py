@@ -120,9 +120,15 @@ def is_exchange(directory: Path) -> bool:
 def newest_exchange(root: Path) -> Path | None:
     """The exchange checkpoint of the highest step in ``root``; None if there is none. Raises OSError if ``root`` cannot
     be listed."""
+    found = exchanges(root)
+    return found[max(found)] if found else None
+
+
+def exchanges(root: Path) -> dict[int, Path]:
+    """Step → exchange checkpoint in ``root``. Raises OSError if ``root`` cannot be listed."""
     listed = root.iterdir() if root.is_dir() else ()
-    paths = (path for path in listed if _STEP.fullmatch(path.name) and is_exchange(path))
-    return max(paths, key=lambda path: path.name.rpartition("-")[2], default=None)
+    named = ((_STEP.fullmatch(path.name), path) for path in listed)
+    return {int(match[1]): path for match, path in named if match and is_exchange(path)}
 
 
 def _read(path: Path) -> tuple[_Contents, int]:

@@ -6,18 +6,25 @@ has its own process group (gloo), so that its collectives do not mix with those 
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from kit.engines.base import Engine
+from kit.engines.collective import run_collectively
 from kit.errors import CheckpointError
+from kit.planner.plan import Plan
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.exchange import exchanges
+from kit.training.checkpoint.storage import kept
+from kit.training.checkpoint.transfer import export_exchange
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -26,8 +33,9 @@ if TYPE_CHECKING:
 class CheckpointManager:
     """Saves one checkpoint at a time, at once or in a thread. Every method is collective."""
 
-    def __init__(self, native: NativeCheckpoints, asynchronous: bool) -> None:
-        self.native, self._asynchronous = native, asynchronous
+    def __init__(self, native: NativeCheckpoints, asynchronous: bool, exported: Plan | None = None) -> None:
+        """``exported``: write an exchange checkpoint of this plan too, unless the engine's own fit every layout."""
+        self.native, self._asynchronous, self._exported = native, asynchronous, exported
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -36,8 +44,9 @@ class CheckpointManager:
         checkpoint and the copy."""
 
     @classmethod
-    def open(cls, rundir: RunDirectory, length: RunLength) -> CheckpointManager:
-        """Open the checkpoints of a run directory with its settings."""
+    def open(cls, rundir: RunDirectory, length: RunLength, elastic: bool = False) -> CheckpointManager:
+        """Open the checkpoints of a run directory with its settings. ``elastic``: they must fit another number of
+        nodes."""
         plan, spec = rundir.plan, rundir.run.checkpoint
         operation = plan.predicted.operation
         native = NativeCheckpoints(
@@ -50,13 +59,15 @@ class CheckpointManager:
             length=length,
             model=f"{plan.layout.engine} {plan.model_digest}",
         )
-        return cls(native, spec.asynchronous)
+        return cls(native, spec.asynchronous, plan if elastic else None)
 
     def save(self, engine: Engine, counters: Counters, wait: bool) -> str | None:
         """Save a checkpoint. Returns None, or the reason why it could not be written. If asynchronous and without
         ``wait``, the reason is about the previous checkpoint."""
         began = time.perf_counter()
         try:
+            if self._exported is not None and not engine.fits_every_layout:
+                self._export(engine, counters, self._exported)
             if not self._asynchronous:
                 self.native.save(engine, counters)
                 return None
@@ -67,6 +78,26 @@ class CheckpointManager:
             return str(error)
         finally:
             self.stalls_s.append(time.perf_counter() - began)
+
+    def _export(self, engine: Engine, counters: Counters, plan: Plan) -> None:
+        """Write the exchange checkpoint of a step, before the native one, which may be of no use. Keeps as many."""
+        native = self.native
+        directory = native.root / f"exchange-step-{counters.step:08d}"
+
+        def remove(paths: Iterable[Path]) -> None:
+            for path in paths:
+                if path.exists():
+                    shutil.rmtree(path)
+
+        run_collectively(engine.is_main, lambda: remove([directory]), f"replacing {directory}")
+        export_exchange(engine, directory, counters, model=plan.model, lora=plan.job.lora)
+
+        def remove_old() -> None:
+            there = exchanges(native.root)
+            stay = kept(sorted(there, reverse=True), native.keep_last, native.keep_every_steps)
+            remove(there[step] for step in there.keys() - set(stay))
+
+        run_collectively(engine.is_main, remove_old, f"removing old checkpoints of {native.root}")
 
     def wait(self) -> str | None:
         """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""

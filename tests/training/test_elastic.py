@@ -1,0 +1,148 @@
+"""A run goes on with fewer nodes than planned: which numbers are legal, what is planned again, and the same curve."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import kit
+from kit.emit.deepspeed import ds_config
+from kit.emit.run_directory import RunDirectory, write
+from kit.errors import EngineError, PlanError, SpecError
+from kit.planner.elastic import legal_nodes, on_nodes
+from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, ScheduleSpec
+from kit.training.elastic import on_started
+from tests.training import runs, tiny
+from tests.workers import WorkerError, pool
+
+
+def planned(nodes=4, batch=64, **pins):
+    """Llama 3.1 8B on nodes of eight H100."""
+    job = kit.JobSpec(seq_length=4096, global_batch_size=batch, total_tokens=10**9)
+    chosen = {"engine": "deepspeed", "implementation": "huggingface", "zero_stage": 3, "tp": 1, "micro_batch_size": 1}
+    return kit.plan("llama-3.1-8b", f"p5.48xlarge:{nodes}", job, kit.Pins(**(chosen | pins)))
+
+
+def test_fewer_nodes_keep_the_batch_and_everything_but_data_parallelism():
+    plan = planned()
+    assert legal_nodes(plan) == (1, 2, 4)
+    two = on_nodes(plan, 2)
+    assert (two.layout.dp, two.layout.gradient_accumulation_steps, two.cluster.num_nodes) == (16, 4, 2)
+    kept = {"dp": plan.layout.dp, "gradient_accumulation_steps": plan.layout.gradient_accumulation_steps}
+    assert dataclasses.replace(two.layout, **kept) == plan.layout
+    assert two.layout.global_batch_size == plan.layout.global_batch_size
+    assert two.predicted.step_time_s > 1.5 * plan.predicted.step_time_s
+    assert on_nodes(plan, 4) is plan
+
+
+@pytest.mark.parametrize(
+    ("pins", "nodes", "why"),
+    [
+        ({}, 3, r"3 of 4 nodes: global_batch_size=64 is no multiple of micro_batch_size=1 · dp=24; use 1 or 2 or 4"),
+        ({}, 0, "must be from 1 to 4"),
+        ({}, 5, "must be from 1 to 4"),
+        (
+            {"engine": "megatron", "implementation": None, "zero_stage": 1, "tp": 8, "pp": 2},
+            1,
+            "8 GPUs are no multiple",
+        ),
+    ],
+)
+def test_other_numbers_are_refused_by_name(pins, nodes, why):
+    with pytest.raises(PlanError, match=why):
+        on_nodes(planned(**pins), nodes)
+
+
+def test_a_layout_that_does_not_fit_on_fewer_nodes_is_refused():
+    job = kit.JobSpec(seq_length=2048, global_batch_size=64, total_tokens=10**9)
+    pins = kit.Pins(engine="deepspeed", implementation="huggingface", zero_stage=3, tp=1, offload_optimizer="none")
+    plan = kit.plan("llama-3-70b", "p5.48xlarge:8", job, pins)
+    with pytest.raises(PlanError, match=r"1 of 8 nodes: .* GiB per GPU, .* usable"):
+        on_nodes(plan, 1)
+
+
+def emitted(tmp_path, schedule=None) -> RunDirectory:
+    run = RunSpec(data=DataSpec(train="/data/train"), schedule=schedule or ScheduleSpec())
+    return write(planned(), run, tmp_path / "run")
+
+
+def test_the_engine_reads_what_two_nodes_would_have_been_given_and_edits_by_hand(tmp_path):
+    rundir = emitted(tmp_path)
+    rundir = dataclasses.replace(rundir, settings={**rundir.settings, "wall_clock_breakdown": True})
+    found = on_started(rundir, 16, 1)
+    assert found.settings == {**ds_config(found.plan), "wall_clock_breakdown": True}
+    assert found.settings["gradient_accumulation_steps"] == 4
+    assert found.plan == on_nodes(rundir.plan, 2)
+    assert on_started(rundir, 32, 1) is rundir
+
+
+@pytest.mark.parametrize(
+    ("processes", "least", "error", "why"),
+    [
+        (8, 2, EngineError, "8 processes were started and the run needs 2 to 4 nodes of 8"),
+        (12, 1, EngineError, "12 processes were started"),
+        (24, 1, PlanError, "3 of 4 nodes: global_batch_size=64 is no multiple"),
+        (32, 3, PlanError, "3 of 4 nodes: global_batch_size=64 is no multiple"),
+        (32, 5, PlanError, "5 of 4 nodes: must be from 1 to 4"),
+        (40, 1, PlanError, "5 of 4 nodes: must be from 1 to 4"),
+    ],
+)
+def test_what_cannot_be_started(tmp_path, processes, least, error, why):
+    with pytest.raises(error, match=why):
+        on_started(emitted(tmp_path), processes, least)
+
+
+def test_a_batch_ramp_must_fit_the_smaller_world_too(tmp_path):
+    ramp = BatchRampSpec(start=32, increment=32, samples=320)
+    rundir = emitted(tmp_path, ScheduleSpec(batch_ramp=ramp))
+    assert on_started(rundir, 16, 1).plan.cluster.num_nodes == 2
+    odd = dataclasses.replace(rundir.run, schedule=ScheduleSpec(batch_ramp=dataclasses.replace(ramp, start=4)))
+    with pytest.raises(SpecError, match="batch_ramp"):
+        on_started(dataclasses.replace(rundir, run=odd), 16, 1)
+
+
+def test_the_command_says_so_without_a_traceback(tmp_path, monkeypatch, capsys):
+    from kit.training.__main__ import main
+
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    assert main([str(emitted(tmp_path).path), "--min-nodes", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: 3 of 4 nodes: global_batch_size=64 is no multiple")
+
+
+def _part(rundir, stop_at_step, elastic=True):
+    return runs.run_any(rundir, stop_at_step=stop_at_step, resume="auto", elastic=elastic)
+
+
+def test_a_run_shrinks_and_grows_on_its_curve(tmp_path):
+    """ZeRO-style shards of one world size do not fit another: the exchange checkpoint of the same step does."""
+    options = {"checkpoint": CheckpointSpec(every_steps=1, keep_last=2)}
+    two = tiny.plan(dp=2, zero_stage=3, gradient_accumulation_steps=1)
+    one = tiny.plan(dp=1, zero_stage=0, gradient_accumulation_steps=2)
+    whole = runs.prepare(tmp_path / "whole", two, **options)
+    rundir = runs.prepare(tmp_path / "run", two, **options)
+    alone = dataclasses.replace(rundir, plan=one)
+    pool("torch", 2).run(_part, whole, None, False)
+    pool("torch", 2).run(_part, rundir, 2)
+    pool("torch", 1).run(_part, alone, 4)
+    assert runs.names(rundir.path / "checkpoints") == [
+        *(f"exchange-step-{step:08d}" for step in (3, 4)),
+        "latest",
+        *(f"step-{step:08d}" for step in (3, 4)),
+    ]
+    pool("torch", 2).run(_part, rundir, None)
+    expected, found = runs.metrics(whole), runs.metrics(rundir)
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    for row, other in zip(expected, found, strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4)
+
+
+def test_without_elastic_it_does_not_change_its_size(tmp_path):
+    """The fault that shows that the exchange checkpoint is needed."""
+    two = tiny.plan(dp=2, zero_stage=3)
+    rundir = runs.prepare(tmp_path / "run", two, checkpoint=CheckpointSpec(every_steps=1))
+    pool("torch", 2).run(_part, rundir, 2, False)
+    alone = dataclasses.replace(rundir, plan=tiny.plan(dp=1, gradient_accumulation_steps=2))
+    with pytest.raises(WorkerError, match="native checkpoints fit one plan"):
+        pool("torch", 1).run(_part, alone, None)
