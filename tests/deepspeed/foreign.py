@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,6 @@ def by_trainer(chosen: Plan, start: Path, out: Path, resume: bool = False, confi
 def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
     """Train on DeepSpeed's engine alone: its checkpoint at step 3, then on to step 6. Returns losses and norms."""
     import deepspeed
-    import torch.distributed as dist
     from deepspeed.utils import groups
     from transformers import AutoModelForCausalLM
 
@@ -121,6 +121,50 @@ def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, floa
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config(chosen))
     for group in engine.optimizer.param_groups:
         group["lr"] = chosen.job.learning_rate
+
+    def stepped(loss: torch.Tensor) -> None:
+        engine.backward(loss)
+        engine.step()
+
+    curve = _steps(engine, stepped, lambda: engine.save_checkpoint(str(out)))
+    engine.destroy()
+    groups._release_process_group_references(group=None)
+    return curve
+
+
+def by_accelerate(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
+    """Train by accelerate's Accelerator on DeepSpeed; ``save_state`` at step 3, then on to step 6. Returns losses and
+    norms."""
+    import deepspeed
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DummyOptim
+    from deepspeed.utils import groups
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    try:
+        accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config(chosen)))
+        model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
+        engine, _ = accelerator.prepare(model, DummyOptim(model.parameters(), lr=chosen.job.learning_rate))
+        curve = _steps(engine, accelerator.backward, lambda: accelerator.save_state(str(out)))
+        engine.destroy()
+        groups._release_process_group_references(group=None)
+        return curve
+    finally:
+        unset_hf_deepspeed_config()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _steps(
+    engine: Any, stepped: Callable[[torch.Tensor], object], save: Callable[[], object]
+) -> list[tuple[float, float]]:
+    """Losses and norms of every step of a DeepSpeed engine. ``stepped``: backward and optimizer of a loss; ``save``:
+    writes the checkpoint."""
+    import torch.distributed as dist
+
     curve = []
     for step in range(STEPS):
         rows = [Rows()[step * 4 + dist.get_rank() * 2 + k] for k in range(2)]
@@ -128,15 +172,12 @@ def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, floa
         tokens = torch.tensor(int((labels != IGNORE_INDEX).sum()))
         dist.all_reduce(tokens)
         loss = engine(input_ids=inputs, labels=labels, num_items_in_batch=tokens).loss
-        engine.backward(loss * dist.get_world_size())
-        engine.step()
+        stepped(loss * dist.get_world_size())
         total = loss.detach().float()
         dist.all_reduce(total)
         curve.append((float(total), float(engine.get_global_grad_norm())))
         if step + 1 == SAVED_AT:
-            engine.save_checkpoint(str(out))
-    engine.destroy()
-    groups._release_process_group_references(group=None)
+            save()
     return curve
 
 

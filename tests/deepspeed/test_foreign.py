@@ -27,7 +27,7 @@ from tests.training import tiny
 from tests.training.alone import process_group_of_one
 from tests.workers import pool
 
-WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp")
+WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp", "accelerate-zero-3")
 CLOSEST = 1e-5
 """Relative, of losses and norms: other orders of sums in fp32."""
 
@@ -49,7 +49,8 @@ def plan(target: str, decay: float) -> Any:
 
 def decay(writer: str) -> float:
     """ZeRO-3 and plain DeepSpeed take the optimizer of the ds_config."""
-    return 0.0 if writer == "trainer-zero-3" or "deepspeed" in writer else 0.1
+    by_ds_config = writer == "trainer-zero-3" or "deepspeed" in writer or "accelerate-zero" in writer
+    return 0.0 if by_ds_config else 0.1
 
 
 def with_precision(chosen: Any, writer: str) -> Any:
@@ -65,6 +66,10 @@ def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
     if writer == "accelerate-fsdp":
         return pool("deepspeed", 2).run(foreign.by_fsdp, plan("zero-2", decay(writer)), start, out)[0]
     chosen = plan(writer[-6:], decay(writer))
+    if "offload" in writer:
+        chosen = dataclasses.replace(chosen, layout=dataclasses.replace(chosen.layout, offload_optimizer="cpu"))
+    if "accelerate" in writer:
+        return pool("deepspeed", 2).run(foreign.by_accelerate, chosen, start, out)[0]
     if "deepspeed" in writer:
         return pool("deepspeed", 2).run(foreign.by_deepspeed, with_precision(chosen, writer), start, out)[0]
     config = trainer_config(chosen)
@@ -113,6 +118,7 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> list
         ("trainer-zero-3", "zero-2"),
         ("trainer-zero-3", "megatron TP2"),
         ("accelerate-fsdp", "torch on 1"),
+        ("accelerate-zero-3", "zero-2"),
     ],
 )
 def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
@@ -235,6 +241,7 @@ INSPECTED = {
     "trainer-zero-2": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 2}),
     "trainer-zero-3": ("Hugging Face Trainer with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 3}),
     "accelerate-fsdp": ("accelerate: FSDP, sharded", {}),
+    "accelerate-zero-3": ("accelerate with DeepSpeed", {"world_size": 2, "dp": 2, "zero_stage": 3}),
 }
 
 
@@ -297,6 +304,10 @@ DAMAGES = {
         lambda root: flip(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
         r"rank_00_optim_states.pt is damaged \(.*data/",
     ),
+    "an archive that says it spans two disks": (
+        lambda root: of_two_disks(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        r"rank_00_optim_states.pt is damaged \(zipfiles that span multiple disks",
+    ),
     "an unknown class": (
         lambda root: change(
             root / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt",
@@ -349,6 +360,20 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
+
+
+def of_two_disks(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    locator = content.rindex(b"PK\x06\x07")  # ZIP64: its last four bytes are the number of disks
+    content[locator + 16] = 2
+    path.write_bytes(bytes(content))
+
+
+def test_a_sharded_optimizer_without_its_metadata_is_not_left_out(written, tmp_path):
+    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
+    (tmp_path / "copy" / "optimizer_0" / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer_0 has no .metadata, which torch writes last"):
+        convert(tmp_path / "copy", "exchange", tmp_path / "out")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

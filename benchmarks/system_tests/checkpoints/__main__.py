@@ -27,6 +27,9 @@ SOURCES = {
     "deepspeed-zero-2": "DeepSpeed alone, ZeRO-2",
     "deepspeed-zero-3": "DeepSpeed alone, ZeRO-3",
     "deepspeed-bf16-zero-2": "DeepSpeed alone, ZeRO-2, bf16",
+    "deepspeed-offload-zero-2": "DeepSpeed alone, ZeRO-2, optimizer on the host",
+    "accelerate-zero-2": "accelerate, DeepSpeed ZeRO-2",
+    "accelerate-zero-3": "accelerate, DeepSpeed ZeRO-3",
     "accelerate-fsdp": "accelerate, FSDP2 (torch DCP)",
 }
 TARGETS = ("torch on 1", "zero-1", "zero-2", "zero-3", "megatron TP2")

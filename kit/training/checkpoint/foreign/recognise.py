@@ -97,7 +97,8 @@ def _deepspeed(path: Path) -> Recognised | None:
     if directory is None:
         return None
     trainer = (path / "trainer_state.json").is_file()
-    program = "Hugging Face Trainer with DeepSpeed" if trainer else "DeepSpeed"
+    accelerate = directory.name == "pytorch_model"  # the tag that Accelerator.save_state chooses
+    program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
 
     def opened() -> ForeignState:
         return torch_files.with_trainer_state(deepspeed.read_deepspeed(directory), path)
@@ -112,7 +113,12 @@ def _distributed(path: Path) -> Recognised | None:
         return Recognised("Megatron: torch_dist", "megatron", directory, partial(_megatron, directory))
     model, optimizer = path / "pytorch_model_fsdp_0", path / "optimizer_0"
     if (model / ".metadata").is_file():
-        directories = [model, *([optimizer] if (optimizer / ".metadata").is_file() else [])]
+        directories = [model, *([optimizer] if optimizer.is_dir() else [])]
+        if not all((directory / ".metadata").is_file() for directory in directories):
+            raise CheckpointError(
+                f"{optimizer} has no .metadata, which torch writes last: its save was cut off, or a file is missing; "
+                "copy the checkpoint again, or remove this directory to convert the weights alone"
+            )
         trainer = (path / "trainer_state.json").is_file()
         program = "Hugging Face Trainer with FSDP" if trainer else "accelerate: FSDP, sharded"
 

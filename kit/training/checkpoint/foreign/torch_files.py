@@ -102,11 +102,13 @@ def verify_archives(directory: Path) -> None:
         if path.name == ".metadata":
             with described(path, "torch.distributed.checkpoint"):
                 Checkpoint(path.parent).verify()
-        if path.suffix in (".pt", ".bin") and path.is_file() and zipfile.is_zipfile(path):
+        if path.suffix in (".pt", ".bin") and path.is_file():
+            damaged = None
             try:
-                with zipfile.ZipFile(path) as archive:
-                    damaged = archive.testzip()
-            except Exception as error:  # a damaged archive may raise anything
+                if zipfile.is_zipfile(path):
+                    with zipfile.ZipFile(path) as archive:
+                        damaged = archive.testzip()
+            except Exception as error:  # a damaged archive may raise anything, is_zipfile too
                 damaged = str(error)[:200]
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
