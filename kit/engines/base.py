@@ -55,6 +55,13 @@ class MicroBatch:
     """An encoder's input, whose length may differ from s; ``input_ids`` and ``labels`` are then the decoder's."""
     source_mask: torch.Tensor | None = None
     """1 for each token of ``source_ids``, 0 for padding."""
+    padding: int = 0
+    """Positions of ``input_ids`` and ``source_ids`` that are padding."""
+
+    @property
+    def positions(self) -> int:
+        """Positions of ``input_ids`` and ``source_ids``, padding included."""
+        return self.input_ids.numel() + (0 if self.source_ids is None else self.source_ids.numel())
 
 
 @dataclass(frozen=True)

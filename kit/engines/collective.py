@@ -73,30 +73,33 @@ def _words(error: Exception, doing: str) -> str:
 
 
 class StatusAllReduce:
-    """All-reduces (max) a few values per step, so that all ranks stop after the same step. The constructor is
-    collective.
+    """All-reduces a few values per step, so that all ranks stop after the same step. The constructor is collective.
 
-    The values are on the host, so no rank waits for its GPU. gloo sends them while the optimizer runs; ``max`` reads
-    the result after the optimizer."""
+    The values are on the host, so no rank waits for its GPU. gloo sends them while the optimizer runs; ``result`` reads
+    them after the optimizer."""
 
     def __init__(self) -> None:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
-        self._values = torch.empty(0)
-        self._work: dist.Work | None = None
+        self._values: list[torch.Tensor] = []
+        self._work: list[dist.Work] = []
 
-    def start(self, values: Sequence[float]) -> None:
-        """Start the all-reduce of this rank's values."""
-        self._values = torch.tensor(values, dtype=torch.float64)
+    def start(self, maxima: Sequence[float], sums: Sequence[float] = ()) -> None:
+        """Start the all-reduce of this rank's values: the largest of each of ``maxima``, the sum of each of
+        ``sums``."""
+        self._values = [torch.tensor(values, dtype=torch.float64) for values in (maxima, sums)]
         if self._group is not None:
-            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            for values, how in zip(self._values, (dist.ReduceOp.MAX, dist.ReduceOp.SUM), strict=True):
+                if len(values):
+                    self._work.append(dist.all_reduce(values, how, group=self._group, async_op=True))
 
-    def max(self) -> list[float]:
-        """Wait for all ranks; return the maximum of each value over the ranks."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        return self._values.tolist()
+    def result(self) -> tuple[list[float], list[float]]:
+        """Wait for all ranks; return (maxima, sums) over the ranks."""
+        for work in self._work:
+            work.wait()
+        self._work = []
+        maxima, sums = self._values
+        return maxima.tolist(), sums.tolist()
 
 
 class GatheredFloat:

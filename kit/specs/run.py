@@ -184,6 +184,9 @@ class LoggingSpec:
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
     gradients_at_steps: tuple[_Steps, ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
+    gradient_norms_every_steps: _Steps | None = None
+    """Steps between two that log the gradient norm of each group of parameters, which reads every gradient; null:
+    never."""
     flops_profiler_at_step: _Steps | None = None
     """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
     monitors: tuple[Monitor, ...] = ()

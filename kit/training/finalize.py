@@ -34,6 +34,7 @@ class Measured:
     loss: float | None = None
     """Loss of the last step, nats per token."""
     validation_loss: float | None = None
+    validation_losses: dict[str, float] | None = None
     memory: tuple[float, str] | None = None
     """Result of ``memory_held_gib``."""
     step_times_s: list[float] = field(default_factory=list)
@@ -77,6 +78,8 @@ class Summary:
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
     """Cost of these checkpoints in object storage, at list price."""
+    validation_losses: dict[str, float] | None = None
+    """Validation loss at the end of each set of run.data.validation_sets."""
     stopped: str | None = None
     """Why the run ended before its last step; null if it did not."""
     unsaved: str | None = None
@@ -139,6 +142,7 @@ def finalize(
         tokens_seen=counters.tokens_seen,
         loss=measured.loss,
         validation_loss=measured.validation_loss,
+        validation_losses=measured.validation_losses,
         predicted_peak_gib=plan.predicted.peak_gib,
         measured_memory_gib=memory[0] if memory else None,
         measured_memory_is=memory[1] if memory else "nothing",

@@ -25,6 +25,7 @@ from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_tensors
 from kit.training.data.loader import DataLoader, Prefetcher, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
+from kit.training.gradient_norms import gradient_norms
 from kit.training.logging.metrics import StepMetrics
 from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
@@ -158,7 +159,9 @@ class _Run:
         with clock.part("forward_backward"), self.profiler.span("forward_backward"), timed:
             loss = engine.forward_backward(batch)
         self.stragglers.sample(clock.parts_s["data"], batch)
-        self.status.start([self.stopping.mine(), clock.parts_s["data"], peak_gib(plan)])
+        sums = (sum(each.padding for each in batch), sum(each.positions for each in batch))
+        maxima = (self.stopping.mine(), clock.parts_s["data"], peak_gib(plan))
+        self.status.start(maxima, () if plan.job.objective == "pretrain" else sums)
         with clock.part("optimizer"), self.profiler.span("optimizer"):
             decision = self.anomalies.judge(loss.mean)
         if self.measured.memory is None and plan.cluster.gpu.device == "cpu":
@@ -176,6 +179,7 @@ class _Run:
             total_samples=self.total_samples,
         )
         norms: Norms | None = None
+        by_group = gradient_norms(engine) if _is_due(before.step + 1, run.logging.gradient_norms_every_steps) else None
         if decision.action in APPLIES_STEP:
             with clock.part("optimizer"), self.profiler.span("optimizer"):
                 norms = engine.apply(rate)
@@ -188,7 +192,7 @@ class _Run:
             optimizer_steps=before.optimizer_steps + stepped,
         )
         grad_norm = norms.gradient if norms and stepped else None
-        return _StepResult(after, size, batch, loss, rate, decision, norms, grad_norm)
+        return _StepResult(after, size, batch, loss, rate, decision, norms, grad_norm, by_group)
 
     def log_step(self, result: _StepResult, last_step: int) -> None:
         """Collective. Log the step; validate and save a checkpoint if due."""
@@ -198,7 +202,7 @@ class _Run:
         self.measured.loss = result.loss.mean
         self.measured.step_times_s.append(self.clock.step_s)
         is_end = step == self.total_steps  # not ``last_step``: an early stop must not change the metrics
-        validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
+        validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else {}
         agreed = self._agree(result.counters)
         routing = self.engine.routing_metrics()
         slowest = self.stragglers.judge(step, self.clock.step_s)
@@ -209,15 +213,16 @@ class _Run:
         if is_last or _is_due(step, run.checkpoint.every_steps):
             self._save(result.counters, wait=is_last)
 
-    def validate(self, step: int) -> float | None:
-        """Collective. Loss on the validation data, nats per token; None without validation data."""
+    def validate(self, step: int) -> dict[str | None, float]:
+        """Collective. Loss on each set of validation data, nats per token; None is the name of run.data.validation."""
         self.validated_step = step
         self.watchdog.beat(f"validation after step {step}", _PATIENCE)
         with self.clock.part("validation"):
             batches = self.loader.validation_batches()
-            if batches is not None:
-                self.measured.validation_loss = self.engine.evaluate(batches).mean
-        return self.measured.validation_loss
+            losses = {name: self.engine.evaluate(of_set).mean for name, of_set in batches.items()}
+        self.measured.validation_loss = losses.get(None)
+        self.measured.validation_losses = _named(losses)
+        return losses
 
     def _save(self, counters: Counters, wait: bool) -> None:
         """Collective. Write a native checkpoint. Reports a failure and continues."""
@@ -229,10 +234,11 @@ class _Run:
             self.logger.log(f"no checkpoint at step {counters.step}, the run goes on: {failure}")
             self.logger.log_event("checkpoint failed", counters.step, why=failure)
 
-    def _agree(self, counters: Counters) -> list[float]:
-        """[reason to stop, longest wait for data in s, peak GPU memory in GiB], each the maximum over all ranks."""
-        agreed = self.status.max()
-        self.stopped = Reason(int(agreed[0]))
+    def _agree(self, counters: Counters) -> _Agreed:
+        """Collective."""
+        (reason, *maxima), sums = self.status.result()
+        agreed = _Agreed(*maxima, *sums)
+        self.stopped = Reason(int(reason))
         if self.stopped:
             self.logger.log_event("stopped", counters.step, why=self.stopped.words)
             self.logger.log(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
@@ -241,14 +247,17 @@ class _Run:
     def _metrics(
         self,
         result: _StepResult,
-        agreed: Sequence[float],
-        validated: float | None,
+        agreed: _Agreed,
+        validated: Mapping[str | None, float],
         routing: Mapping[str, float | None],
         slowest: Slowest | None,
     ) -> StepMetrics:
         plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
         tokens_per_s = result.size * plan.job.seq_length / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
+        padding = agreed.padding / agreed.positions if agreed.positions else 0.0
+        # Every rank counted its batch, and ranks of one data-parallel rank have the same batch.
+        counted = (agreed.positions - agreed.padding) * self.engine.dp_size / plan.layout.world_size
         return StepMetrics(
             step=result.counters.step,
             loss=result.loss.mean,
@@ -256,7 +265,8 @@ class _Run:
             learning_rate=result.rate,
             tokens=result.loss.tokens,
             samples_seen=result.counters.samples_seen,
-            validation_loss=validated,
+            validation_loss=validated.get(None),
+            validation_losses=_named(validated),
             step_time_s=step_s,
             tokens_per_s=tokens_per_s,
             # MFU is proportional to tokens/s, so scale the plan's MFU. Not on CPUs: their peak in the catalog is a
@@ -264,18 +274,33 @@ class _Run:
             mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
             batch_size=result.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
-            data_s=agreed[1],
+            tokens_per_s_without_padding=counted / step_s if agreed.positions else tokens_per_s,
+            padding_fraction=padding,
+            data_s=agreed.data_s,
             forward_backward_s=clock.parts_s["forward_backward"],
             optimizer_s=clock.parts_s.get("optimizer", 0.0),
             loop_s=clock.gap_s,
-            memory_gib=agreed[2] if on_gpu else None,
+            memory_gib=agreed.memory_gib if on_gpu else None,
             slowest_rank=slowest.rank if slowest else None,
             slowest_rank_ratio=slowest.ratio if slowest else None,
+            grad_norms=result.grad_norms,
             loss_scale=result.norms.loss_scale if result.norms else None,
             event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
             eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),
             **routing,  # type: ignore[arg-type]
         )
+
+
+class _Agreed(NamedTuple):
+    """Values over all ranks."""
+
+    data_s: float
+    """Longest wait for data."""
+    memory_gib: float
+    """Peak of the GPU with the most."""
+    padding: float = 0
+    positions: float = 0
+    """Sums of the batches of all ranks; 0 in pretraining, which has no padding."""
 
 
 class _StepResult(NamedTuple):
@@ -293,6 +318,13 @@ class _StepResult(NamedTuple):
     """Norms of the optimizer step; None if there was none."""
     grad_norm: float | None
     """Gradient norm; None if no weight has changed."""
+    grad_norms: dict[str, float] | None
+    """Gradient norm of each group of parameters, where it was asked for."""
+
+
+def _named(losses: Mapping[str | None, float]) -> dict[str, float] | None:
+    """The losses of run.data.validation_sets; None without any."""
+    return {name: loss for name, loss in losses.items() if name is not None} or None
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:

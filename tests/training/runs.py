@@ -17,6 +17,7 @@ TIMING = (
     "step_time_s",
     "tokens_per_s",
     "tokens_per_s_per_gpu",
+    "tokens_per_s_without_padding",
     "mfu",
     "data_s",
     "forward_backward_s",
@@ -41,10 +42,14 @@ def prepare(path: Path, chosen=None, **run: Any) -> tiny.TinyRunDirectory:
     return tiny.run_directory(path, chosen, **({"data": spec, "validation_sequences": 5} | run))
 
 
+def steps(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
+
+
 def metrics(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl without what differs from run to run."""
-    rows = [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
+    return [{key: value for key, value in row.items() if key not in TIMING} for row in steps(rundir)]
 
 
 def names(directory: Path) -> list[str]:

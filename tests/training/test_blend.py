@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.engines.torch.engine import TorchEngine
-from kit.specs.run import BlendedSetSpec, DataSpec
+from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
@@ -112,12 +112,20 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
     start = runs.prepare(tmp_path / "start", tiny.plan(dp=2), data=DataSpec(blend=blended(paths)))
     pool("torch", 2).run(start_and_export, start)
 
+    logging = LoggingSpec(gradient_norms_every_steps=2)
+
     def losses(layout, name, data, *stops):
         engine = layout["engine"]
-        rundir = runs.prepare(tmp_path / engine / name, tiny.plan(dp=2, **layout), data=data)
+        rundir = runs.prepare(tmp_path / engine / name, tiny.plan(dp=2, **layout), data=data, logging=logging)
         for stop, resume in zip((*stops, None), (start.path, *("auto" for _ in stops)), strict=True):
             pool(engine, 2).run(runs.run_any, rundir, stop, resume)
-        return [row["loss"] for row in runs.metrics(rundir)]
+        rows = runs.metrics(rundir)
+        for row in rows:
+            assert (row["grad_norms"] is None) == bool(row["step"] % 2)
+            if groups := row["grad_norms"]:
+                assert {"self_attn", "mlp", "embed_tokens", "lm_head"} < groups.keys()
+                assert sum(norm**2 for norm in groups.values()) == pytest.approx(row["grad_norm"] ** 2, rel=1e-5)
+        return [row["loss"] for row in rows]
 
     for layout in LAYOUTS:
         curves.append(losses(layout, "whole", start.run.data))
@@ -128,3 +136,22 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
     even = {name: BlendedSetSpec(path=path, weight=1) for name, path in paths.items()}
     for other in (DataSpec(train=paths["web"]), DataSpec(blend=even)):
         assert losses(LAYOUTS[0], str(hash(other)), other) != curves[0]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_every_validation_set_has_its_loss(tmp_path):
+    paths = sets(tmp_path)
+    held_out = {"again": paths["web"], "code": paths["code"]}
+    data = DataSpec(train=paths["maths"], validation=paths["web"], validation_sets=held_out)
+    rundir = runs.prepare(tmp_path / "run", data=data, steps=4, validation_every_steps=2)
+    summary = runs.run(rundir, export_at_end=False)
+    rows = runs.metrics(rundir)
+    assert [row["validation_losses"] is None for row in rows] == [True, False, True, False]
+    for row in rows[1::2]:
+        losses = row["validation_losses"]
+        assert list(losses) == ["again", "code"]
+        assert losses["again"] == row["validation_loss"] != losses["code"]
+    assert summary.validation_losses == rows[-1]["validation_losses"]
+    only = runs.prepare(tmp_path / "only", data=DataSpec(train=paths["maths"], validation_sets=held_out), steps=1)
+    assert runs.run(only, export_at_end=False).validation_loss is None
+    assert runs.metrics(only)[0]["validation_losses"].keys() == held_out.keys()

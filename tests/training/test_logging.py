@@ -250,10 +250,15 @@ class TestDashboard:
         from tests.training import tiny
 
         endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
-        every = {field: 1.0 for field, _ in prometheus.GAUGES.values() if field != "step"}
+        every = {
+            field: {"web": 1.0} if name in prometheus.LABELS else 1.0
+            for name, (field, _) in prometheus.GAUGES.items()
+            if field != "step"
+        }
         endpoint.log_step(metrics(1, event="loss spike: warn", **every))
         text = client.generate_latest(endpoint.registry).decode()
         endpoint.close()
+        assert re.search(r'^kit_validation_set_loss\{.*set="web"\} 1.0$', text, re.MULTILINE)
         wire = {line.split("{")[0] for line in text.splitlines() if "{" in line}
         asked = {name for expression in self.expressions() for name in re.findall(r"\bkit_\w+", expression)}
         assert asked <= wire

@@ -315,6 +315,28 @@ def test_a_run_counts_positions_and_not_labels(tmp_path):
         assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(2 * tiny.SEQ_LENGTH)
 
 
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"engine": "megatron", "implementation": "local", "tp": 2}], ids=str)
+def test_padding_is_counted_over_all_ranks(tmp_path, layout):
+    """Each position once, though the ranks of a tensor-parallel group read the same."""
+    rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
+    plan = tiny.plan(job=JOB, micro_batch_size=2, gradient_accumulation_steps=2, **layout)
+    data, dp = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1)
+    rundir = tiny.run_directory(tmp_path / "run", plan, data=data, steps=2)
+    pool(plan.layout.engine, 2).run(runs.run_any, rundir)
+    samples = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron")
+    for step, row in enumerate(runs.steps(rundir)):
+        size = plan.layout.global_batch_size
+        batches = [
+            batch
+            for rank in range(dp)
+            for batch in training_batches(samples, data.seed, step * size, DataParallelShard(2, 2, rank, dp), True)
+        ]
+        positions = sum(batch.input_ids.numel() for batch in batches)
+        real = sum(int(rows.lengths[samples.drawn(data.seed, step * size + k)]) for k in range(size))
+        assert 0 < row["padding_fraction"] == pytest.approx(1 - real / positions)
+        assert row["tokens_per_s_without_padding"] * row["step_time_s"] == pytest.approx(real)
+
+
 def test_packing_is_of_rows_alone(tmp_path):
     rows_on_disk(tmp_path / "train")
     data = DataSpec(train=str(tmp_path / "train"), packing=True)

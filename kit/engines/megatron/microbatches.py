@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -43,7 +44,9 @@ def _padded(batch: MicroBatch, length: int) -> MicroBatch:
     if not missing:
         return batch
     held = {name: value for name in _PADDING if (value := getattr(batch, name)) is not None}
-    padded = {name: torch.nn.functional.pad(value, (0, missing), value=_PADDING[name]) for name, value in held.items()}
+    padded: dict[str, Any] = {
+        name: torch.nn.functional.pad(value, (0, missing), value=_PADDING[name]) for name, value in held.items()
+    }
     return dataclasses.replace(batch, **padded)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ class DataLoader:
     seed: int
     validation_sequences: int
     bucketed: bool = False
+    validation_sets: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> DataLoader:
@@ -119,6 +121,7 @@ class DataLoader:
             seed=run.data.seed,
             validation_sequences=run.validation_sequences,
             bucketed=plan.job.objective != "pretrain",
+            validation_sets={name: samples(path) for name, path in run.data.validation_sets.items()},
         )
 
     def step(self, position: int, batch_size: int | None = None) -> list[MicroBatch]:
@@ -130,11 +133,14 @@ class DataLoader:
             shard = dataclasses.replace(shard, gradient_accumulation_steps=batch_size // per_round)
         return training_batches(self.training, self.seed, position, shard, self.bucketed)
 
-    def validation_batches(self) -> list[MicroBatch] | None:
-        """Micro batches of one evaluation; None if the run has no validation data."""
-        if self.validation is None:
-            return None
-        return validation_batches(self.validation, self.validation_sequences, self.shard)
+    def validation_batches(self) -> dict[str | None, list[MicroBatch]]:
+        """Micro batches of one evaluation, by the name of the set; None for ``run.data.validation``."""
+        sets = [(None, self.validation), *self.validation_sets.items()]
+        return {
+            name: validation_batches(samples, self.validation_sequences, self.shard)
+            for name, samples in sets
+            if samples is not None
+        }
 
 
 def should_prefetch(device: str) -> bool:
@@ -169,7 +175,7 @@ class Prefetcher:
             self._expected = position, batch_size
             self._coming = self._reader.submit(self._read, position, batch_size)
 
-    def validation_batches(self) -> list[MicroBatch] | None:
+    def validation_batches(self) -> dict[str | None, list[MicroBatch]]:
         """Micro batches of the validation data (``DataLoader.validation_batches``)."""
         return self._feed.validation_batches()
 

@@ -162,13 +162,17 @@ def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch
     text = packed([[row] for row in rows], longest, fixed)
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
-        return MicroBatch(text.input_ids, text.labels)
+        return MicroBatch(text.input_ids, text.labels, padding=text.padding)
     length = _length([len(source) for source in sources], longest, fixed)
     source_ids, mask = _blank(len(rows), length, _PADDING_ID), _blank(len(rows), length, 0)
     for place, source in enumerate(sources):
         source_ids[place, : len(source)], mask[place, : len(source)] = source, 1
     return MicroBatch(
-        text.input_ids, text.labels, source_ids=torch.from_numpy(source_ids), source_mask=torch.from_numpy(mask)
+        text.input_ids,
+        text.labels,
+        source_ids=torch.from_numpy(source_ids),
+        source_mask=torch.from_numpy(mask),
+        padding=text.padding + int(mask.size - mask.sum()),
     )
 
 
@@ -191,6 +195,7 @@ def packed(packs: Sequence[Sequence[Row]], longest: int, fixed: bool = False) ->
         labels=torch.from_numpy(labels),
         position_ids=torch.from_numpy(positions),
         sequence_ids=torch.from_numpy(documents),
+        padding=int((documents == _PADDING).sum()),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,13 @@ class StepMetrics:
     """Model FLOPs per second, with causal attention, over the peak of all devices; null on CPU processes."""
     validation_loss: float | None = None
     """Nats per token on the validation data; null at steps without validation."""
+    validation_losses: Mapping[str, float] | None = None
+    """Nats per token on each set of run.data.validation_sets, by its name; null at steps without validation."""
+    grad_norms: Mapping[str, float] | None = None
+    """Gradient norm before clipping of each group of parameters (``gradient_norms``); null at steps without."""
+    tokens_per_s_without_padding: float | None = None
+    padding_fraction: float | None = None
+    """Part of the positions of all micro batches that is padding; 0 in pretraining."""
     batch_size: int | None = None
     """Sequences of the step, over all ranks."""
     tokens_per_s_per_gpu: float | None = None
@@ -96,6 +103,7 @@ class StepMetrics:
             parts.append(f"MFU {100 * self.mfu:.1f} %")
         if self.validation_loss is not None:
             parts.append(f"validation loss {self.validation_loss:.4f}")
+        parts += [f"{name} {loss:.4f}" for name, loss in (self.validation_losses or {}).items()]
         return "  ".join(parts)
 
 

@@ -13,7 +13,9 @@ GAUGES = {
     "kit_step": ("step", "Optimizer steps done"),
     "kit_loss": ("loss", "Training loss of the last step, nats per token"),
     "kit_validation_loss": ("validation_loss", "Held-out loss where it was last measured, nats per token"),
+    "kit_validation_set_loss": ("validation_losses", "The same, of each set of run.data.validation_sets"),
     "kit_gradient_norm": ("grad_norm", "Gradient norm before clipping"),
+    "kit_group_gradient_norm": ("grad_norms", "The same, of each group of parameters where it was asked for"),
     "kit_learning_rate": ("learning_rate", "Learning rate"),
     "kit_loss_scale": ("loss_scale", "Loss scale of fp16"),
     "kit_samples_seen": ("samples_seen", "Sequences seen"),
@@ -27,6 +29,8 @@ GAUGES = {
     "kit_checkpoint_stall_seconds": ("checkpoint_s", "Training stood still for a checkpoint"),
     "kit_tokens_per_second": ("tokens_per_s", "Over all GPUs"),
     "kit_tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", "Per GPU"),
+    "kit_tokens_per_second_without_padding": ("tokens_per_s_without_padding", "Over all GPUs, without padding"),
+    "kit_padding_ratio": ("padding_fraction", "Part of the positions that is padding"),
     "kit_mfu_ratio": ("mfu", "Model FLOPs utilisation, causal attention"),
     "kit_memory_peak_gib": ("memory_gib", "Peak of the fullest GPU"),
     "kit_expert_load_max_ratio": ("expert_load_max", "Tokens of the fullest expert over the mean, worst layer"),
@@ -39,6 +43,8 @@ GAUGES = {
     "kit_eta_seconds": ("eta_s", "Until the last step"),
 }
 """Exported name → (field of a step's metrics, help)."""
+LABELS = {"kit_validation_set_loss": "set", "kit_group_gradient_norm": "group"}
+"""Label of the gauges whose field is a mapping."""
 PREDICTED = {
     "kit_predicted_memory_peak_gib": "Peak of the fullest GPU as planned",
     "kit_predicted_step_seconds": "Step time as planned",
@@ -62,7 +68,8 @@ class Prometheus(RunOutput):
         labels = {"model": plan.model.name, "engine": plan.layout.engine}
         self._labels = list(labels.values())
         self._gauges = {
-            name: client.Gauge(name, text, list(labels), registry=registry) for name, (_, text) in GAUGES.items()
+            name: client.Gauge(name, text, [*labels, *filter(None, [LABELS.get(name)])], registry=registry)
+            for name, (_, text) in GAUGES.items()
         }
         self._events = client.Counter(EVENTS, "Steps with an event", [*labels, "event"], registry=registry)
         values = (plan.predicted.peak_gib, plan.predicted.step_time_s, total_steps)
@@ -79,8 +86,8 @@ class Prometheus(RunOutput):
         """Set the gauges of all fields that are not None."""
         for name, (field, _) in GAUGES.items():
             value: Any = getattr(metrics, field)
-            if value is not None:
-                self._gauges[name].labels(*self._labels).set(value)
+            for label, number in (value if name in LABELS else {None: value}).items() if value is not None else ():
+                self._gauges[name].labels(*self._labels, *filter(None, [label])).set(number)
         if metrics.event is not None:
             self._events.labels(*self._labels, metrics.event.split(":")[0]).inc()
 

@@ -36,8 +36,11 @@ class Trackers(RunOutput):
         self._log_numbers({"checkpoint_s": stall_s}, step)
 
     def _log_numbers(self, values: Mapping[str, Any], step: int) -> None:
-        """Log the values that are numbers."""
-        numbers = {f"train/{key}": value for key, value in values.items() if _is_number(value)}
+        """Log the values that are numbers, and those of mappings as ``key/name``."""
+        flat = dict(values)
+        for key, inner in values.items():
+            flat |= {f"{key}/{name}": value for name, value in inner.items()} if isinstance(inner, Mapping) else {}
+        numbers = {f"train/{key}": value for key, value in flat.items() if _is_number(value)}
         for name, tracker in list(self._live.items()):
             try:
                 tracker.log(numbers, step=step)
