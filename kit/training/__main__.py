@@ -21,7 +21,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus, check_versions
-from kit.training.elastic import on_started
+from kit.training.elastic import on_started, wait_as_spare
 from kit.training.launcher import ends_with_launcher
 from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
 from kit.units import to_gib
@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.min_nodes is not None:
             rundir = on_started(rundir, int(os.environ.get("WORLD_SIZE", "1")), arguments.min_nodes)
             _announce_nodes(rundir)
+            if int(os.environ.get("RANK", "0")) >= rundir.plan.layout.world_size:
+                with ends_with_launcher():
+                    return wait_as_spare(rundir.path)
+            os.environ["WORLD_SIZE"] = str(rundir.plan.layout.world_size)
         _check_world_size(rundir)
         with ends_with_launcher(), process_group(rundir):
             from kit.training.run_lock import run_lock
@@ -124,8 +128,10 @@ def _announce_nodes(rundir: RunDirectory) -> None:
     """Print, on rank 0, on how many nodes an elastic run goes on."""
     if os.environ.get("RANK", "0") == "0":
         nodes, layout = rundir.plan.cluster.num_nodes, rundir.plan.layout
+        idle = int(os.environ.get("WORLD_SIZE", "1")) * nodes // layout.world_size - nodes
+        spare = f" ({idle} more wait: no layout for {nodes + idle})" if idle else ""
         print(
-            f"elastic: {nodes} nodes, dp={layout.dp}, gradient_accumulation_steps="
+            f"elastic: {nodes} nodes{spare}, dp={layout.dp}, gradient_accumulation_steps="
             f"{layout.gradient_accumulation_steps}, global_batch_size={layout.global_batch_size}",
             flush=True,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 
 import pytest
 
@@ -12,7 +14,7 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError, PlanError, SpecError
 from kit.planner.elastic import legal_nodes, on_nodes
 from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, ScheduleSpec
-from kit.training.elastic import on_started
+from kit.training.elastic import on_started, wait_as_spare
 from tests.training import runs, tiny
 from tests.workers import WorkerError, pool
 
@@ -75,6 +77,7 @@ def test_the_engine_reads_what_two_nodes_would_have_been_given_and_edits_by_hand
     assert found.settings["gradient_accumulation_steps"] == 4
     assert found.plan == on_nodes(rundir.plan, 2)
     assert on_started(rundir, 32, 1) is rundir
+    assert on_started(rundir, 24, 1).plan.cluster.num_nodes == 2, "three do not divide the batch: one waits"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +85,9 @@ def test_the_engine_reads_what_two_nodes_would_have_been_given_and_edits_by_hand
     [
         (8, 2, EngineError, "8 processes were started and the run needs 2 to 4 nodes of 8"),
         (12, 1, EngineError, "12 processes were started"),
-        (24, 1, PlanError, "3 of 4 nodes: global_batch_size=64 is no multiple"),
         (32, 3, PlanError, "3 of 4 nodes: global_batch_size=64 is no multiple"),
         (32, 5, PlanError, "5 of 4 nodes: must be from 1 to 4"),
-        (40, 1, PlanError, "5 of 4 nodes: must be from 1 to 4"),
+        (40, 1, EngineError, "40 processes were started and the run needs 1 to 4 nodes of 8"),
     ],
 )
 def test_what_cannot_be_started(tmp_path, processes, least, error, why):
@@ -105,9 +107,28 @@ def test_a_batch_ramp_must_fit_the_smaller_world_too(tmp_path):
 def test_the_command_says_so_without_a_traceback(tmp_path, monkeypatch, capsys):
     from kit.training.__main__ import main
 
-    monkeypatch.setenv("WORLD_SIZE", "24")
-    assert main([str(emitted(tmp_path).path), "--min-nodes", "1"]) == 2
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    assert main([str(emitted(tmp_path).path), "--min-nodes", "3"]) == 2
     assert capsys.readouterr().err.startswith("error: 3 of 4 nodes: global_batch_size=64 is no multiple")
+
+
+@pytest.mark.parametrize(
+    ("summary", "code"), [('{"stopped": null}', 0), ('{"stopped": "SIGTERM"}', 75), ("{", 75), (None, 75)]
+)
+def test_a_node_that_the_layout_cannot_use_waits_for_the_end(tmp_path, summary, code):
+    """A summary of an earlier start does not count; one of a stopped run neither, which torchrun starts again."""
+    (tmp_path / "summary.json").write_text('{"stopped": null}')
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(wait_as_spare(tmp_path, look_s=0.01, lost_s=0.5)))
+    waiting.start()
+    for _ in range(4):
+        time.sleep(0.25)
+        (tmp_path / "run.lock").write_text("a heartbeat")
+    assert not found
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+    waiting.join(10)
+    assert found == [code]
 
 
 def _part(rundir, stop_at_step, elastic=True):

@@ -29,7 +29,7 @@ from kit.emit.run_directory import RunDirectory
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, prepare
 
-HOSTS = ("node-0", "node-1", "node-2")
+HOSTS = ("node-0", "node-1", "node-2", "node-3")
 STEPS = 20
 KILLED_AT, RETURNS_AT = 6, 9
 LIMIT_S = 400
@@ -51,13 +51,16 @@ class Case:
     """Number of the host that is killed."""
     returns: bool
     sizes: tuple[int, ...]
+    spares: int = 0
 
 
+BY_THREES = (*TORCH, "layout.micro_batch_size=3")
 CASES = (
     Case("ddp", "DDP: killed, returned", TORCH, 3, 1, 2, True, (3, 2, 3)),
     Case("zero2", "ZeRO-2: killed, returned", ZERO2, 3, 1, 2, True, (3, 2, 3)),
     Case("megatron", "Megatron: killed, returned", ("layout.engine=megatron",), 3, 1, 2, True, (3, 2, 3)),
-    Case("spare", "DDP, plan of two, three started: killed", TORCH, 2, 2, 1, False, (2, 2)),
+    Case("surplus", "DDP, no layout for three: killed, returned", BY_THREES, 4, 1, 3, True, (4, 2, 4)),
+    Case("spare", "DDP, plan of two, three started: killed", TORCH, 2, 1, 1, False, (2, 2), 1),
 )
 
 
@@ -94,7 +97,7 @@ def launch(case: Case, directory: Path, pids: Sequence[int], more: Sequence[str]
     processes = {number: begin(number) for number in range(case.planned)}
     try:
         runs.wait_for_step([*processes.values()], directory, 1, LIMIT_S)
-        processes |= {number: begin(number) for number in range(case.planned, len(HOSTS))}
+        processes |= {number: begin(number) for number in range(case.planned, case.planned + case.spares)}
         runs.wait_for_step([*processes.values()], directory, KILLED_AT, LIMIT_S)
         kill_all(pids[case.killed])
         processes.pop(case.killed).wait()
