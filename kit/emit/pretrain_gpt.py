@@ -87,8 +87,8 @@ def pretrain_gpt_script(plan: Plan) -> str:
 
 
 def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
-    """The script with a run's blend as ``--data-path``. ``blend``: (weight, prefix) of each set; a prefix is absolute,
-    below ``~``, or relative to the script's directory."""
+    """The script with a run's blend as ``--data-path``. ``blend``: (weight, prefix) of each set; a prefix is below
+    ``~`` or relative to the script's directory."""
     if not blend:
         return text
     words = " ".join(f"{weight} {_from_anywhere(prefix)}" for weight, prefix in blend)
@@ -98,9 +98,8 @@ def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
 
 def _from_anywhere(prefix: str) -> str:
     """A shell word."""
-    if prefix.startswith("~/"):
-        return '"$HOME"/' + shlex.quote(prefix[2:])
-    return shlex.quote(prefix) if prefix.startswith("/") else '"$HERE"/' + shlex.quote(prefix)
+    below_home = prefix.startswith("~/")
+    return f'"${"HOME" if below_home else "HERE"}"/{shlex.quote(prefix[2:] if below_home else prefix)}'
 
 
 def _job_arguments(plan: Plan) -> list[Args]:

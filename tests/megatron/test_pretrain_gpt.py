@@ -152,9 +152,10 @@ def test_bash_passes_on_what_was_planned(tmp_path, nodes):
     assert "MEGATRON_LM: directory of a Megatron-LM checkout" in missing.stderr
 
 
-def test_a_blend_of_the_run_is_its_data_path(tmp_path):
+def test_a_blend_of_the_run_is_its_data_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     plan = next(plan for plan in plans() if plan.layout.tp == 2)
-    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "a set"), 0.25)}
+    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "home/a $(set)"), 0.25)}
     blend = {name: BlendedSetSpec(path=path, weight=weight) for name, (path, weight) in paths.items()}
     run = RunSpec(data=DataSpec(blend=blend))
     script = write(plan, run, tmp_path / "run").path / "pretrain_gpt.sh"
@@ -166,4 +167,7 @@ def test_a_blend_of_the_run_is_its_data_path(tmp_path):
     words = ran.stdout.splitlines()
     found = words[words.index("--data-path") + 1 :][:4]
     assert [float(found[0]), float(found[2])] == [7.0, 0.25]
-    assert [str(Path(place).resolve()) for place in (found[1], found[3])] == ["/sets/it's web", str(tmp_path / "a set")]
+    assert [str(Path(place).resolve()) for place in (found[1], found[3])] == [
+        "/sets/it's web",
+        str(tmp_path / "home/a $(set)"),
+    ]
