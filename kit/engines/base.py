@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kit.specs.job import OptimizerName
@@ -55,6 +56,8 @@ class MicroBatch:
     """An encoder's input, whose length may differ from s; ``input_ids`` and ``labels`` are then the decoder's."""
     source_mask: torch.Tensor | None = None
     """1 for each token of ``source_ids``, 0 for padding."""
+    data_set: int | None = None
+    """Number of the set of a blend that all rows are of; None: of several, or no blend."""
     padding: int = 0
     """Positions of ``input_ids`` and ``source_ids`` that are padding."""
 
@@ -184,6 +187,9 @@ class Engine(Protocol):
     is_main: bool
     """True on exactly one rank: it writes logs and single files."""
     optimizer_name: OptimizerName = "adamw"
+    set_sums: Mapping[int, tuple[float, float]] = MappingProxyType({})
+    """Set of a blend → (loss sum, counted labels) of the micro batches of that set in the last ``forward_backward``, as
+    far as this rank computed them."""
     fits_every_layout: bool = False
     """Whether ``load`` can read a checkpoint of the same model from any layout and world size."""
 

@@ -159,9 +159,10 @@ class _Run:
         with clock.part("forward_backward"), self.profiler.span("forward_backward"), timed:
             loss = engine.forward_backward(batch)
         self.stragglers.sample(clock.parts_s["data"], batch)
-        sums = (sum(each.padding for each in batch), sum(each.positions for each in batch))
+        sums: list[float] = [sum(each.padding for each in batch), sum(each.positions for each in batch)]
+        sums += [value for number in range(len(run.data.blend)) for value in engine.set_sums.get(number, (0, 0))]
         maxima = (self.stopping.mine(), clock.parts_s["data"], peak_gib(plan))
-        self.status.start(maxima, () if plan.job.objective == "pretrain" else sums)
+        self.status.start(maxima, sums)
         with clock.part("optimizer"), self.profiler.span("optimizer"):
             decision = self.anomalies.judge(loss.mean)
         if self.measured.memory is None and plan.cluster.gpu.device == "cpu":
@@ -236,8 +237,10 @@ class _Run:
 
     def _agree(self, counters: Counters) -> _Agreed:
         """Collective."""
-        (reason, *maxima), sums = self.status.result()
-        agreed = _Agreed(*maxima, *sums)
+        (reason, data_s, memory), (padding, positions, *by_set) = self.status.result()
+        pairs = zip(self.rundir.run.data.blend, by_set[::2], by_set[1::2], strict=True)
+        losses = {name: loss / labels for name, loss, labels in pairs if labels}
+        agreed = _Agreed(data_s, memory, padding, positions, losses or None)
         self.stopped = Reason(int(reason))
         if self.stopped:
             self.logger.log_event("stopped", counters.step, why=self.stopped.words)
@@ -255,7 +258,6 @@ class _Run:
         plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
         tokens_per_s = result.size * plan.job.seq_length / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
-        padding = agreed.padding / agreed.positions if agreed.positions else 0.0
         # Every rank counted its batch, and ranks of one data-parallel rank have the same batch.
         counted = (agreed.positions - agreed.padding) * self.engine.dp_size / plan.layout.world_size
         return StepMetrics(
@@ -265,6 +267,7 @@ class _Run:
             learning_rate=result.rate,
             tokens=result.loss.tokens,
             samples_seen=result.counters.samples_seen,
+            set_losses=agreed.set_losses,
             validation_loss=validated.get(None),
             validation_losses=_named(validated),
             step_time_s=step_s,
@@ -274,8 +277,8 @@ class _Run:
             mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
             batch_size=result.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
-            tokens_per_s_without_padding=counted / step_s if agreed.positions else tokens_per_s,
-            padding_fraction=padding,
+            tokens_per_s_without_padding=counted / step_s,
+            padding_fraction=agreed.padding / agreed.positions,
             data_s=agreed.data_s,
             forward_backward_s=clock.parts_s["forward_backward"],
             optimizer_s=clock.parts_s.get("optimizer", 0.0),
@@ -298,9 +301,11 @@ class _Agreed(NamedTuple):
     """Longest wait for data."""
     memory_gib: float
     """Peak of the GPU with the most."""
-    padding: float = 0
-    positions: float = 0
-    """Sums of the batches of all ranks; 0 in pretraining, which has no padding."""
+    padding: float
+    positions: float
+    """Sums over the batches of all ranks."""
+    set_losses: dict[str, float] | None
+    """Loss of each set of a blend."""
 
 
 class _StepResult(NamedTuple):

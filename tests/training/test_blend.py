@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -116,7 +118,8 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
 
     def losses(layout, name, data, *stops):
         engine = layout["engine"]
-        rundir = runs.prepare(tmp_path / engine / name, tiny.plan(dp=2, **layout), data=data, logging=logging)
+        plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
+        rundir = runs.prepare(tmp_path / engine / name, plan, data=data, logging=logging)
         for stop, resume in zip((*stops, None), (start.path, *("auto" for _ in stops)), strict=True):
             pool(engine, 2).run(runs.run_any, rundir, stop, resume)
         rows = runs.metrics(rundir)
@@ -125,14 +128,22 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
             if groups := row["grad_norms"]:
                 assert {"self_attn", "mlp", "embed_tokens", "lm_head"} < groups.keys()
                 assert sum(norm**2 for norm in groups.values()) == pytest.approx(row["grad_norm"] ** 2, rel=1e-5)
-        return [row["loss"] for row in rows]
+            if data.blend:
+                first = plan.layout.global_batch_size * (row["step"] - 1)
+                draws = Draws([part.weight for part in data.blend.values()])
+                counts = Counter(list(data.blend)[draws(first + k)[0]] for k in range(plan.layout.global_batch_size))
+                assert row["set_losses"].keys() == counts.keys()
+                mean = sum(counts[name] * loss for name, loss in row["set_losses"].items()) / counts.total()
+                assert mean == pytest.approx(row["loss"], rel=1e-6)
+        return [row["loss"] for row in rows] + [row["set_losses"] for row in rows if data.blend]
 
     for layout in LAYOUTS:
         curves.append(losses(layout, "whole", start.run.data))
         assert losses(layout, "stopped", start.run.data, 4) == curves[-1]
-    assert len(curves[0]) == 4
+    assert len(curves[0]) == 2 * 4
     for curve in curves[1:]:
-        assert curve == pytest.approx(curves[0], rel=1e-5)
+        for ours, theirs in zip(curve, curves[0], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
     even = {name: BlendedSetSpec(path=path, weight=1) for name, path in paths.items()}
     for other in (DataSpec(train=paths["web"]), DataSpec(blend=even)):
         assert losses(LAYOUTS[0], str(hash(other)), other) != curves[0]

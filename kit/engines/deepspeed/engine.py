@@ -27,7 +27,7 @@ from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
-from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
+from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.errors import CheckpointError, EngineError
 
 _TAG = "native"
@@ -84,6 +84,7 @@ class DeepSpeedEngine(Engine):
         self._pending = True
         scale = mean_scale(tokens, self._strategy.averaged_over)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        found: list[tuple[MicroBatch, torch.Tensor]] = []
         self._routing.begin(len(micro_batches), self._strategy.averaged_over, self._loss_scale)
         for index, micro_batch in enumerate(micro_batches):
             self._routing.sequences = len(micro_batch.input_ids)
@@ -92,13 +93,17 @@ class DeepSpeedEngine(Engine):
             loss = self._strategy.loss_sum(micro_batch)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
+            if micro_batch.data_set is not None:
+                found.append((micro_batch, counted_loss(loss, micro_batch)))
         self._routing.end()
         dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
         try:
-            return to_host(loss_sum, tokens)[0]
+            total, _ = to_host(loss_sum, tokens)
         except EngineError:
             self.discard()
             raise
+        self.set_sums = sums_by_set(found)
+        return total
 
     def routing_metrics(self) -> Mapping[str, float | None]:
         return self._routing.metrics()

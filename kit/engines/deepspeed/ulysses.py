@@ -87,7 +87,8 @@ class UlyssesSequenceParallel(DataParallel):
             whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
         )
         first = self._place * inputs.shape[1]
-        return MicroBatch(inputs, labels, torch.arange(first, first + inputs.shape[1]).expand_as(inputs))
+        positions = torch.arange(first, first + inputs.shape[1]).expand_as(inputs)
+        return MicroBatch(inputs, labels, positions, data_set=micro_batch.data_set)
 
     def close(self) -> None:
         """Restore torch's attention in transformers, and release the process groups that DeepSpeed's module keeps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,24 @@ def to_host(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -
     if count == 0:
         raise EngineError("no label of this step counts (all are masked); check the data's label masks")
     return LossSum(loss_sum=nats, tokens=int(count)), rest
+
+
+def counted_loss(loss: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    """(summed loss, counted labels) of a micro batch, float64, for ``sums_by_set``. The host does not wait for it."""
+    labels = (micro_batch.labels != IGNORE_INDEX).sum().to(loss.device, torch.float64, non_blocking=True)
+    return torch.stack([loss.detach().double(), labels])
+
+
+def sums_by_set(found: Iterable[tuple[MicroBatch, torch.Tensor]]) -> dict[int, tuple[float, float]]:
+    """``Engine.set_sums`` of micro batches and their (loss sum, counted labels). Waits for the device if there is a
+    blend."""
+    known = [(batch.data_set, sums) for batch, sums in found if batch.data_set is not None]
+    total: dict[int, tuple[float, float]] = {}
+    values = torch.stack([sums for _, sums in known]).tolist() if known else []
+    for (data_set, _), (loss, labels) in zip(known, values, strict=True):
+        before = total.get(data_set, (0.0, 0.0))
+        total[data_set] = before[0] + loss, before[1] + labels
+    return total
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, frozen_weights
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.kernels.loss import sums_by_set
 from kit.engines.megatron.adapters import add_adapters
 from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
@@ -204,6 +205,7 @@ class MegatronEngine(Engine):
             forward_only=forward_only,
         )
         # All-reduce the losses of this rank's micro batches. Only the last pipeline stage has losses.
+        self.set_sums = sums_by_set(zip(micro_batches, (result["sums"] for result in results), strict=False))
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
         for result in results:
             total += result["sums"]

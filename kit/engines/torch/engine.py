@@ -34,7 +34,7 @@ from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
-from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
+from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
@@ -111,6 +111,7 @@ class TorchEngine(Engine):
         # DDP and FSDP2 average gradients over dp ranks. A factor of dp turns the average into a sum.
         scale = mean_scale(tokens, self.dp_size)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        found: list[tuple[MicroBatch, torch.Tensor]] = []
         self._routing.begin(len(micro_batches), averaged_over=self.dp_size)
         for index, micro_batch in enumerate(micro_batches):
             self._routing.sequences = len(micro_batch.input_ids)
@@ -118,6 +119,8 @@ class TorchEngine(Engine):
                 loss = self._loss(micro_batch)
                 (loss * scale).backward()
             loss_sum += loss.detach()
+            if micro_batch.data_set is not None:
+                found.append((micro_batch, counted_loss(loss, micro_batch)))
         self._routing.end()
         dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
         norm = self._parallel.norm(self._gradients())
@@ -127,6 +130,7 @@ class TorchEngine(Engine):
             self.discard()
             raise
         self._norm = norm, known[0]
+        self.set_sums = sums_by_set(found)
         return total
 
     def routing_metrics(self) -> Mapping[str, float | None]:

@@ -8,6 +8,7 @@ about a second a million, and holds as little memory as a new run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -88,6 +89,11 @@ class BlendedSamples(Samples):
             return self._sets[0].read(None)
         chosen = self.set_of(index)
         return self._sets[chosen].read(index - self._starts[chosen])
+
+    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+        """Micro batch of these samples, with the set that all of them are of."""
+        sets = {None if index is None else self.set_of(index) for index in indices}
+        return dataclasses.replace(super().micro_batch(indices), data_set=sets.pop() if len(sets) == 1 else None)
 
     def collate(self, samples: Sequence[Any]) -> MicroBatch:
         """Micro batch of samples of any sets."""

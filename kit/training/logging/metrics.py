@@ -43,6 +43,9 @@ class StepMetrics:
     """Nats per token on the validation data; null at steps without validation."""
     validation_losses: Mapping[str, float] | None = None
     """Nats per token on each set of run.data.validation_sets, by its name; null at steps without validation."""
+    set_losses: Mapping[str, float] | None = None
+    """Mean loss of the step's micro batches that are of one set of run.data.blend, by its name; nats per token. With
+    one sequence in a micro batch these are all."""
     grad_norms: Mapping[str, float] | None = None
     """Gradient norm before clipping of each group of parameters (``gradient_norms``); null at steps without."""
     tokens_per_s_without_padding: float | None = None

@@ -12,6 +12,7 @@ from kit.training.logging.metrics import RunOutput, StepMetrics
 GAUGES = {
     "kit_step": ("step", "Optimizer steps done"),
     "kit_loss": ("loss", "Training loss of the last step, nats per token"),
+    "kit_set_loss": ("set_losses", "Training loss of each set of a blend, nats per token"),
     "kit_validation_loss": ("validation_loss", "Held-out loss where it was last measured, nats per token"),
     "kit_validation_set_loss": ("validation_losses", "The same, of each set of run.data.validation_sets"),
     "kit_gradient_norm": ("grad_norm", "Gradient norm before clipping"),
@@ -43,7 +44,7 @@ GAUGES = {
     "kit_eta_seconds": ("eta_s", "Until the last step"),
 }
 """Exported name → (field of a step's metrics, help)."""
-LABELS = {"kit_validation_set_loss": "set", "kit_group_gradient_norm": "group"}
+LABELS = {"kit_set_loss": "set", "kit_validation_set_loss": "set", "kit_group_gradient_norm": "group"}
 """Label of the gauges whose field is a mapping."""
 PREDICTED = {
     "kit_predicted_memory_peak_gib": "Peak of the fullest GPU as planned",
