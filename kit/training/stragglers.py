@@ -90,7 +90,7 @@ class Stragglers:
         return worst
 
     def _name(self, worst: Slowest, step: int, step_s: float) -> None:
-        slow = worst.rank if worst.ratio > SLOW and worst.excess_s > max(_LEAST * step_s, _LEAST_S) else None
+        slow = worst.rank if is_slow(worst, step_s) else None
         if slow is not None and slow == self._last != self._named:
             where = self._hosts[slow]
             told = f"works {worst.ratio:.1f} times as long as the others, {1000 * worst.excess_s:.3g} ms more a step"
@@ -102,6 +102,11 @@ class Stragglers:
             self._log.log_event("slow rank keeps pace", step, rank=self._named, host=self._hosts[self._named])
             self._named = None
         self._last = slow
+
+
+def is_slow(worst: Slowest, step_s: float) -> bool:
+    """Whether a rank is slow enough to be named, in steps of ``step_s``."""
+    return worst.ratio > SLOW and worst.excess_s > max(_LEAST * step_s, _LEAST_S)
 
 
 def slowest(times_s: Sequence[float], stages: int) -> Slowest | None:

@@ -64,6 +64,13 @@ def test_a_layout_that_does_not_fit_on_fewer_nodes_is_refused():
         on_nodes(plan, 1)
 
 
+def test_a_rule_of_the_engine_holds_on_fewer_nodes_too():
+    job = kit.JobSpec(seq_length=2048, global_batch_size=64, total_tokens=10**9)
+    plan = kit.plan("qwen3-30b-a3b", "p5.48xlarge:2", job, kit.Pins(engine="megatron", tp=1, pp=1, ep=16))
+    with pytest.raises(PlanError, match=r"1 of 2 nodes: .*ep"):
+        on_nodes(plan, 1)
+
+
 def emitted(tmp_path, schedule=None) -> RunDirectory:
     run = RunSpec(data=DataSpec(train="/data/train"), schedule=schedule or ScheduleSpec())
     return write(planned(), run, tmp_path / "run")

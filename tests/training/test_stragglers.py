@@ -98,6 +98,14 @@ def test_a_rank_that_recovers_is_not_in_the_diagnosis(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("ratio", "excess_s", "step_s", "slow"),
+    [(1.6, 0.1, 1.0, True), (1.4, 0.1, 1.0, False), (1.6, 0.01, 1.0, False), (9.0, 0.0009, 0.001, False)],
+)
+def test_a_small_difference_is_not_named(ratio, excess_s, step_s, slow):
+    assert stragglers.is_slow(stragglers.Slowest(0, ratio, excess_s), step_s) == slow
+
+
+@pytest.mark.parametrize(
     ("times", "stages", "named"),
     [
         ([1, 1, 1, 2], 1, (3, 2.0)),
