@@ -138,16 +138,14 @@ def stored_weight_bytes(workload: Workload) -> float:
 def host_load_gib_per_node(workload: Workload) -> float:
     """GiB of host memory on a node while weights are loaded: offloaded state, one Python process per rank, and the
     largest parameter. Each rank loads one whole fp32 parameter at a time and then shards it (kit/engines,
-    import_state). With adapters FSDP2 loads a whole layer, and embedding and head, before it shards them; with tensor
-    parallelism the whole model (kit/engines/torch/fsdp.py).
+    import_state). With adapters and tensor parallelism each rank of FSDP2 loads the whole model
+    (kit/engines/torch/engine.py).
     """
     model, cluster, layout = workload.model, workload.cluster, workload.layout
     ranks = layout.world_size / cluster.num_nodes
     reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
-    if layout.engine == "torch" and layout.zero_stage and workload.job.lora is not None:
-        counts, stored = count(model), stored_weight_bytes(workload)
-        root = _element(layout, workload.job.precision) * (counts.total - counts.layers)
-        reading += stored if layout.tp > 1 else max(root, (stored - root) / model.num_layers)
+    if layout.engine == "torch" and layout.tp > 1 and workload.job.lora is not None:
+        reading += stored_weight_bytes(workload)
     return host_ram_gib_per_node(workload) + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 

@@ -62,7 +62,9 @@ class TorchEngine(Engine):
             self._model = build_frozen(rundir, self._lora, self._device)
         else:
             self._model = frozen_skeleton(rundir, self._lora, self._device)
-            load = FrozenWeights(self._model, rundir, torch.device("cpu")).load
+            # Each layer is loaded and sharded alone; but tensor parallelism splits a whole model.
+            place = self._device if plan.layout.tp == 1 else torch.device("cpu")
+            load = FrozenWeights(self._model, rundir, place).load
         if plan.job.precision == "fp8":
             # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")

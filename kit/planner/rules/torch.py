@@ -49,15 +49,15 @@ def fsdp2_offload(w: Workload) -> str | None:
 
 @rule("torch")
 def host_memory_while_loading(w: Workload) -> str | None:
-    """With adapters every rank builds the whole frozen model in host memory before FSDP2 shards it."""
-    if w.job.lora is None or not w.layout.zero_stage or w.cluster.host_ram_gib is None:
+    """With adapters and tensor parallelism every rank loads the whole frozen model before it is split."""
+    if w.job.lora is None or w.layout.tp == 1 or w.cluster.host_ram_gib is None:
         return None
     needed, usable = host_load_gib_per_node(w), HOST_SHARE * w.cluster.host_ram_gib
     if needed <= usable:
         return None
     return (
-        f"loading {w.model.name} with lora on engine=torch needs {needed:.0f} GiB of host memory a node, and "
-        f"{usable:.0f} of {w.cluster.name} are usable; use engine=deepspeed with zero_stage=3, or lora.four_bit=true"
+        f"loading {w.model.name} with lora and tp={w.layout.tp} on engine=torch needs {needed:.0f} GiB of host "
+        f"memory a node, and {usable:.0f} of {w.cluster.name} are usable; use tp=1"
     )
 
 

@@ -364,7 +364,7 @@ CASES = [
     Case(
         "host_memory_while_loading",
         torch(zero_stage=3, tp=2),
-        "loading llama-3.1-405b with lora on engine=torch needs [0-9]+ GiB of host memory a node",
+        "loading llama-3.1-405b with lora and tp=2 on engine=torch needs [0-9]+ GiB of host memory a node",
         torch(zero_stage=3),
         model="llama-3.1-405b",
         change={"lora": LoraSpec()},
