@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +85,10 @@ def convert_model(
         if to != "hf":
             raise SpecError(f"--push {push} with --to {to}: the Hub takes models; use --to hf")
         refuse_early(push)
+    started = time.monotonic()
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kB
+    what += f" ({time.monotonic() - started:.1f} s, at most {peak_gib:.1f} GiB of memory)"
     if push is not None:
         what += f", uploaded to {uploaded(out, push, source)}"
     _answer(out, f"{out}: {what}", as_json)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +66,32 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     assert "checkpoint" in str(done.exception)
     done = CliRunner().invoke(app, ["generate", str(model), "--prompt", "def ", "--max-new-tokens", "8"])
     assert done.stdout == "def " + expected(model, "def ") + "\n"
+
+
+def test_a_terminal_shows_how_much_of_a_conversion_is_done(model: Path, tmp_path: Path) -> None:
+    primary, secondary = os.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "kit",
+        "convert",
+        "model",
+        str(model),
+        "--to",
+        "exchange",
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    with subprocess.Popen(words, stderr=secondary, stdout=subprocess.PIPE, text=True) as process:
+        os.close(secondary)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while part := os.read(primary, 4096):
+                shown += part
+        assert process.stdout is not None
+        said = process.stdout.read()
+    os.close(primary)
+    assert process.returncode == 0
+    assert b"tensors" in shown
+    assert b"100%" in shown
+    assert re.search(r"weights only \([\d.]+ s, at most [\d.]+ GiB of memory\)", said)

@@ -30,6 +30,7 @@ from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unli
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
+from kit.training.checkpoint.progress import shown as shown_progress
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 from kit.training.checkpoint.to_universal import write_universal
 
@@ -90,14 +91,16 @@ def convert(
     if to == "hf":
         write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
         return f"a Hugging Face model in {dtype}"
-    if to == "exchange":
-        _write_exchange(opened, out)
-    elif to == "dcp":
-        _write_distributed(opened, out)
-    elif to == "universal":
-        write_universal(opened.model, opened.sources, opened.counters, Path(out), Path(source))
-    else:
-        _write_megatron(opened, out, DTYPES[dtype])
+    with shown_progress(opened.sources) as sources:
+        opened = replace(opened, sources=sources)
+        if to == "exchange":
+            _write_exchange(opened, out)
+        elif to == "dcp":
+            _write_distributed(opened, out)
+        elif to == "universal":
+            write_universal(opened.model, opened.sources, opened.counters, Path(out), Path(source))
+        else:
+            _write_megatron(opened, out, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
     return "; ".join([f"a {to} checkpoint of {opened.model.name}, {state}", *opened.notes])
 

@@ -25,6 +25,7 @@ from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
+from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,7 +93,8 @@ def write_hf(
         source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from)
     with new_directory(Path(hf_dir)) as partial:
-        _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
+        with shown({StateKind.MASTER: source}) as sources:
+            _write_weights(sources[StateKind.MASTER], shapes, DTYPES[dtype], partial, shard_bytes)
         special_tokens = _special_tokens(extras_from)
         config = hf_config(model)
         config.update({"dtype": DTYPES[dtype], **special_tokens})

@@ -1,0 +1,53 @@
+"""A progress bar of a conversion, on a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from kit.engines.base import StateKind, TensorSource
+
+
+class _Counted(TensorSource):
+    """A source that counts the elements which are read."""
+
+    def __init__(self, source: TensorSource, advance: Callable[[int], None]) -> None:
+        self._source, self._advance = source, advance
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._counted(self._source.read(name))
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        return self._counted(self._source.read_flat(name, start, length))
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        return self._counted(self._source.read_block(name, dim, start, length))
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._advance(tensor.numel())
+        return tensor
+
+
+@contextmanager
+def shown(sources: Mapping[StateKind, TensorSource]) -> Iterator[Mapping[StateKind, TensorSource]]:
+    """The sources; while entered, a terminal shows how much of them was read, and the time left."""
+    if not sys.stderr.isatty():
+        yield sources
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    total = sum(math.prod(source.shape(name)) for source in sources.values() for name in source.names())
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tensors", total=total)
+        yield {kind: _Counted(source, lambda count: bar.advance(task, count)) for kind, source in sources.items()}
