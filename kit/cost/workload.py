@@ -269,6 +269,12 @@ class Workload:
         """Trained share of a rank's parameters: 1, or with LoRA adapters over all."""
         return 1.0 if self.adapters is None else self.adapters / parameters.total
 
+    def stepped_parameters(self, parameters: RankParameters) -> float:
+        """Trained parameters that the optimizer of a rank with ``parameters`` steps."""
+        layout = self.layout
+        ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage else (1, 1)
+        return self.trained_share(parameters) * (parameters.dense / ranks + parameters.experts / expert_ranks)
+
     @cached
     def dense_layer_matrices(self) -> float:
         """Elements of the matrices of a layer without experts, on a rank."""

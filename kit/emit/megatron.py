@@ -94,6 +94,10 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "model.rotary_base": "model.rope_theta",
     "distributed_data_parallel.use_distributed_optimizer": "layout.zero_stage",
     "optimizer.use_distributed_optimizer": "layout.zero_stage",
+    "optimizer.optimizer_cpu_offload": "layout.offload_optimizer",
+    "optimizer.optimizer_offload_fraction": "layout.offload_optimizer",
+    "optimizer.overlap_cpu_optimizer_d2h_h2d": "layout.offload_optimizer",
+    "optimizer.use_precision_aware_optimizer": "layout.offload_optimizer",
     "optimizer.bf16": "job.precision",
     "optimizer.params_dtype": "job.precision",
 }
@@ -138,8 +142,9 @@ def _fp8(plan: Plan) -> dict[str, Any]:
 
 
 def shards_optimizer(layout: Layout) -> bool:
-    """Whether Megatron's distributed optimizer is used; it needs several data-parallel ranks."""
-    return layout.zero_stage == 1 and layout.dp * layout.cp > 1
+    """Whether Megatron's distributed optimizer is used: with several data-parallel ranks, or with the optimizer on the
+    host, which is a distributed one."""
+    return layout.zero_stage == 1 and (layout.dp * layout.cp > 1 or layout.offload_optimizer != "none")
 
 
 def overlaps_gradients(layout: Layout) -> bool:
@@ -310,6 +315,12 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     adam = {"adam_beta1": job.optimizer.beta1, "adam_beta2": job.optimizer.beta2, "adam_eps": job.optimizer.eps}
     sgd = {"sgd_momentum": job.optimizer.beta1}
     is_sgd = job.optimizer.name == "sgd"
+    on_host = {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": 1.0,
+        "overlap_cpu_optimizer_d2h_h2d": True,
+        "use_precision_aware_optimizer": True,  # whose code the offload reuses
+    }
     return {
         "optimizer": "sgd" if is_sgd else "adam",
         "lr": job.learning_rate,
@@ -319,6 +330,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "bf16": job.precision in ("bf16", "fp8"),
         "params_dtype": _dtype(job),
         "use_distributed_optimizer": shards_optimizer(layout),
+        **(on_host if layout.offload_optimizer == "cpu" else {}),
     }
 
 

@@ -99,7 +99,8 @@ class Layout:
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
-    offload_optimizer: Annotated[Offload, Flag(("torch", "deepspeed"), _HOST)] = "none"
+    offload_optimizer: Annotated[Offload, Flag(text=_HOST)] = "none"
+    """megatron: its optimizer_cpu_offload. Megatron-LM runs it; kit's worker does not."""
     offload_param: Annotated[Offload, Flag(("torch", "deepspeed"), _WEIGHTS_ON_HOST)] = "none"
     """torch: FSDP2's CPUOffloadPolicy, which takes both to host memory, for frozen weights with adapters."""
     zero_hpz: Annotated[Size, Flag(("deepspeed",), "hpZ {value}")] = 1

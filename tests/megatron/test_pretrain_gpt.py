@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kit.emit.megatron import megatron_settings
 from kit.emit.pretrain_gpt import _FLAGS, pretrain_gpt_arguments, pretrain_gpt_script, why_not
 from kit.emit.run_directory import files_of, write
+from kit.errors import EngineError
+from kit.planner.make_plan import make_plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
 from tests.megatron.test_settings import plans
 from tests.training import tiny
@@ -105,6 +112,27 @@ def test_megatron_lm_overlaps_the_all_to_alls():
         **layout,
     )
     assert "--overlap-moe-expert-parallel-comm" in parsed(plan)
+
+
+def test_megatron_lm_and_megatron_core_take_the_optimizer_on_the_host():
+    from megatron.core.optimizer import OptimizerConfig
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    h20 = dataclasses.replace(parse_cluster("4x8xH20"), host_ram_gib=2048.0)
+    plan = make_plan(
+        load_model("qwen3-235b-a22b"),
+        h20,
+        JobSpec(),
+        Pins(engine="megatron", tp=4, pp=8, ep=4, last_stage_layers=10, offload_optimizer="cpu"),
+    )
+    flags = parsed(plan)
+    assert {"--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--use-distributed-optimizer"} <= flags.keys()
+    assert flags["--optimizer-offload-fraction"] == 1
+    assert megatron_settings(plan)["optimizer"].keys() <= {field.name for field in dataclasses.fields(OptimizerConfig)}
+    run = RunSpec(data=DataSpec(train="data/train"))
+    with pytest.raises(EngineError, match=r"start Megatron-LM by pretrain_gpt\.sh, or use none"):
+        MegatronEngine(SimpleNamespace(plan=plan, run=run, settings=megatron_settings(plan)))
 
 
 def test_what_flags_cannot_say_is_not_written():

@@ -50,6 +50,13 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
     assert (shrunk.pins.zero_hpz, shrunk.cluster.num_gpus) == (2, 4)
 
 
+def test_megatrons_optimizer_comes_back_from_the_host() -> None:
+    layout = PLANS["deepseek-v3-pretrain-ep-1024xh100"].layout.but(offload_optimizer="cpu")
+    shrunk = scaled_down(dataclasses.replace(PLANS["deepseek-v3-pretrain-ep-1024xh100"], layout=layout))
+    assert shrunk.pins.offload_optimizer == "none"
+    assert any(text.startswith("offload_optimizer=cpu -> none") for text in shrunk.replaced)
+
+
 def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons() -> None:
     plan = make_plan(load_model("llama-3.2-1b"), parse_cluster("1xH100"), JobSpec(precision="fp8"))
     shrunk = scaled_down(plan)

@@ -255,12 +255,15 @@ def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the
 @pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])
 def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines: str) -> None:
     """A bound above a layout's peak would drop a layout that fits."""
-    request = Request(model=load_model(name), cluster=parse_cluster(machines), job=job())
+    spec = job(precision="bf16")
+    request = Request(model=load_model(name), cluster=parse_cluster(machines), job=spec)
+    offloads = dataclasses.replace(request, pins=Pins(offload_optimizer="cpu"))
     compared = 0
-    for index, layout in enumerate(all_layouts(request, "megatron")):
+    for index, layout in enumerate((*all_layouts(request, "megatron"), *all_layouts(offloads, "megatron"))):
         w = request.workload(layout)
         if index % 7 == 0 and is_legal(w):
-            bound = least_megatron_gib(w.model, w.job, w.cluster.num_gpus, layout.tp, layout.pp, layout.ep * layout.etp)
+            sizes = (w.cluster.num_gpus, layout.tp, layout.pp, layout.ep * layout.etp)
+            bound = least_megatron_gib(w.model, w.job, *sizes, layout.offload_optimizer == "cpu")
             assert 0 < bound < peak_gib(w), describe(layout)
             compared += 1
     assert compared > 10

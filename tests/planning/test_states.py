@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s
 from kit.cost.memory.offload import host_ram_gib_per_node
+from kit.cost.memory.peak import peak_gib
 from kit.cost.memory.states import StateBytes, state_bytes
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout
@@ -65,6 +68,23 @@ def test_host_memory_of_offload() -> None:
     assert host_ram_gib_per_node(Workload(model, cluster, job(precision="bf16"), both)) == pytest.approx(
         6_738_415_616 * 24 / 2 / 2**30
     )
+
+
+def test_megatrons_optimizer_leaves_weights_and_gradients_on_the_device() -> None:
+    """On the host 12 bytes of optimizer, and 4 of pinned gradients: half as much again."""
+    model, cluster = load_model("llama-2-7b"), parse_cluster("2x8xA100-40")
+    layout = megatron(dp=16, zero_stage=1, offload_optimizer="cpu")
+    work = Workload(model, cluster, job(precision="bf16"), layout)
+    assert host_ram_gib_per_node(work) == pytest.approx(6_738_415_616 * 18 / 2 / 2**30)
+    assert host_ram_gib_per_node(work.with_layout(layout.but(offload_optimizer="none"))) == 0
+    assert state_bytes(layout, "bf16").held == 6
+    assert peak_gib(work.with_layout(layout.but(offload_optimizer="none"))) - peak_gib(work) == pytest.approx(
+        6_738_415_616 * 12 / 16 / 2**30
+    )
+    seconds = step_time_components_s(work)
+    copied = 6_738_415_616 / 16 * 6 / pcie_bytes_per_s(cluster.gpu)
+    assert seconds["optimizer"] == 0
+    assert seconds["offload"] == pytest.approx(cpu_adam_s(6_738_415_616 / 2, 1) + copied)
 
 
 def test_held_is_the_textbook_sum() -> None:

@@ -102,11 +102,14 @@ def _largest_of_megatron(model: ModelSpec) -> int:
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
 
 
-def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int) -> float:
+def least_megatron_gib(
+    model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int, offloads: bool = False
+) -> float:
     """Lower bound of the memory of Megatron's fullest rank, GiB: weights and gradients of the mean stage, optimizer
     state sharded over all GPUs, and the tensor that an export gathers.
 
-    ``expert_ranks``: ep · etp. With LoRA the bound is 0. A search uses it to skip splits before it lists layouts.
+    ``expert_ranks``: ep · etp; ``offloads``: optimizer state is on the host. With LoRA the bound is 0. A search
+    uses it to skip splits before it lists layouts.
     """
     if job.lora is not None:
         return 0.0
@@ -114,7 +117,8 @@ def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: i
     weights, masters = (4.0, 0.0) if job.precision == "fp32" else (2.0, 4.0)
     experts = counts.sum_over(range(model.num_layers), lambda layer: layer.experts)
     of_rank = ((counts.total - experts) / tp + experts / expert_ranks) / pp
-    states = (weights + 4.0) * of_rank + (masters + min(moments[:2])) * counts.total / gpus
+    states = (weights + 4.0) * of_rank
+    states += 0.0 if offloads else (masters + min(moments[:2])) * counts.total / gpus
     return to_gib(states + export_bytes(tp) * _largest_of_megatron(model))
 
 

@@ -1,5 +1,6 @@
-"""Host memory and NVMe space of offload, DeepSpeed's or FSDP2's: bytes per parameter on a rank, and GiB per node.
+"""Host memory and NVMe space of offload, by any engine: bytes per parameter on a rank, and GiB per node.
 
+Megatron's optimizer offload: megatron-core 0.16.1, optimizer/cpu_offloading/hybrid_optimizer.py.
 DeepSpeed 0.19: runtime/zero/stage3.py (_create_fp32_partitions, initialize_optimizer_states,
 _setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: ZeRO-Infinity (arXiv 2104.07857).
 """
@@ -60,6 +61,11 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
             return OffloadedBytes()
         each = 1 / _ranks(layout)
         return OffloadedBytes(weights=element * each, gradients=4.0 * each, optimizer=12.0 * each)
+    if layout.engine == "megatron":
+        if layout.offload_optimizer == "none":
+            return OffloadedBytes()
+        # Bytes per parameter that the rank's optimizer steps: a copy of the reduced gradient, masters and moments.
+        return OffloadedBytes(gradients=4.0, optimizer=12.0)
     accumulates = layout.gradient_accumulation_steps > 1
     weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
@@ -116,10 +122,15 @@ def host_ram_gib_per_node(workload: Workload) -> float:
     """GiB of host memory that offload takes on each node. Frozen weights have neither gradients nor optimizer state."""
     cluster, layout, precision = workload.cluster, workload.layout, workload.job.precision
     states = host_state_bytes(layout, precision)
-    # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's master weights and Adam's
-    # moments are pageable.
-    pinned = states.gradients + (states.optimizer / 3 if layout.zero_stage < 3 else 0.0)
+    # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's and Megatron's
+    # master weights, and Adam's moments, are pageable.
+    pins_masters = layout.zero_stage < 3 and layout.engine != "megatron"
+    pinned = states.gradients + (states.optimizer / 3 if pins_masters else 0.0)
     of_trained = states.gradients + states.optimizer + (PINNED_ROUNDING - 1) * pinned
+    if layout.engine == "megatron":
+        # Pipeline ranks are the slowest to vary, so all ranks of a node may be of the fullest stage.
+        stepped = max(workload.stepped_parameters(parameters) for parameters in workload.parameters)
+        return to_gib(of_trained * stepped * cluster.gpus_per_node)
     of_weights = PINNED_ROUNDING * states.weights / _element(layout, precision) * stored_weight_bytes(workload)
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)

@@ -224,9 +224,7 @@ class StepTimeModel:
         return passes * max(0.0, many - few) * self.gpu.group(layout.dp * layout.cp, layout.tp).latency_s
 
     def _optimizer_s(self, workload: Workload, parameters: RankParameters) -> float:
-        layout = workload.layout
-        ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage else (1, 1)
-        updated = workload.trained_share(parameters) * (parameters.dense / ranks + parameters.experts / expert_ranks)
+        updated = workload.stepped_parameters(parameters)
         return elementwise.optimizer_bytes_per_parameter(workload) * updated / self.gpu.bytes_per_s
 
     def with_offload(
@@ -237,10 +235,10 @@ class StepTimeModel:
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
         optimizer = components["optimizer"] if layout.offload_optimizer == "none" else 0.0
-        return components | {"optimizer": optimizer, "offload": _offload_s(workload, components)}
+        return components | {"optimizer": optimizer, "offload": _offload_s(workload, parameters, components)}
 
 
-def _offload_s(workload: Workload, components: dict[str, float]) -> float:
+def _offload_s(workload: Workload, parameters: RankParameters, components: dict[str, float]) -> float:
     """Seconds of offload: copy gradients to the host, run Adam on the CPU, copy weights back (ZeRO-Offload, arXiv
     2101.06840).
 
@@ -249,10 +247,15 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
     moments are read and written, and gradients written and read.
     """
     cluster, layout = workload.cluster, workload.layout
-    total = workload.trained_parameters
-    share = total / layout.dp
     element = float(workload.element)
     pcie = pcie_bytes_per_s(cluster.gpu)
+    if layout.engine == "megatron":
+        # Gradients are reduced on the device, and copied once, in fp32. Nothing is taken to overlap the CPU's Adam. Its
+        # traffic is that of stage 2, the nearest: weights are cast on the CPU here too (hybrid_optimizer.py).
+        share = workload.stepped_parameters(parameters)
+        return cpu_adam_s(share * cluster.gpus_per_node, layout.zero_stage) + (4.0 + element) * share / pcie
+    total = workload.trained_parameters
+    share = total / layout.dp
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m

@@ -291,7 +291,7 @@ def nvme_needs_zero_3(w: Workload) -> bool:
     return w.layout.offload_optimizer == "nvme" and w.layout.zero_stage != 3
 
 
-@rule("torch", "deepspeed")
+@rule()
 def host_ram(w: Workload) -> str | None:
     """Offload needs a known host memory size that is large enough."""
     cluster = w.cluster

@@ -101,7 +101,32 @@ CASES = [
         gpus="8xcpu",
     ),
     Case("flag_of_engine", megatron(gradient_compression="bf16"), "engine=megatron", megatron()),
-    Case("flag_of_engine", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
+    Case("flag_of_engine", megatron(offload_param="cpu"), "offload_param=cpu on engine=megatron", megatron()),
+    *(
+        Case(
+            "optimizer_on_the_host",
+            megatron(**{"offload_optimizer": "cpu"} | bad),
+            said,
+            megatron(offload_optimizer="cpu", tp=2),
+            change={"precision": "bf16"} | change,
+            good_change={"precision": "bf16", "lora": None},
+        )
+        for bad, said, change in (
+            ({"offload_optimizer": "nvme"}, "disks, which it does not use; use cpu, or leave it out", {}),
+            ({"zero_stage": 0}, "zero_stage=0; use zero_stage=1", {}),
+            ({}, "precision=fp32; use bf16", {"precision": "fp32"}),
+            ({}, "LoRA, whose optimizer is small", {"lora": LoraSpec()}),
+        )
+    ),
+    Case(
+        "host_ram",
+        megatron(offload_optimizer="cpu", tp=8, pp=2, ep=8, sp=True),
+        "GiB of host memory a node, and of the 1152 GiB of",
+        megatron(tp=8, pp=2, ep=8, sp=True),
+        model="qwen3-235b-a22b",
+        change={"precision": "bf16"},
+        gpus="p4d.24xlarge:2",
+    ),
     Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=STARCODER),
     Case("megatron_family", megatron(), "or Megatron-Bridge without kit", torch(zero_stage=3), model="gemma-7b"),
     Case(
