@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from benchmarks.system_tests.parity.megatron_layouts import FAMILIES
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.megatron.checkpoint import torch_dist
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
@@ -80,3 +82,19 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, famil
         assert sorted(again.names()) == sorted(original.names())
         for name in original.names():
             assert torch.equal(again.read(name), original.read(name)), (layout, name)
+
+
+def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):
+    """torch keeps the tensors of a file in memory until the file is complete."""
+    monkeypatch.setattr(torch_dist, "_FILE_BYTES", 100)
+    tensors = {name: torch.arange(length, dtype=torch.float32) for name, length in (("a", 20), ("b", 5), ("c", 90))}
+    blocks = [
+        torch_dist.WriteBlock(name, shape := tuple(tensor.shape), (0,), shape, torch.float32, lambda t=tensor: t)
+        for name, tensor in tensors.items()
+    ]
+    torch_dist.write_blocks(tmp_path, blocks=blocks, common=None)
+    assert sorted(path.name for path in tmp_path.glob("*.distcp")) == ["__0_0.distcp", "__0_1_0.distcp"]
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(found, checkpoint_id=tmp_path, no_dist=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    torch_dist.Checkpoint(tmp_path).verify()

@@ -8,6 +8,7 @@ module works in any number of processes.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 import zipfile
@@ -29,14 +30,25 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.futures import Future
 
 from kit.engines.closed_list import plain_values
 from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler
 from kit.errors import CheckpointError
+from kit.units import GIB
 
 COMMON = "common.pt"
+_FILE_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ def write_blocks(
     try:
         state_dict_saver.save(
             {},
-            storage_writer=filesystem.FileSystemWriter(directory, thread_count=1),
+            storage_writer=_Writer(directory, thread_count=1),
             planner=_SavePlanner(blocks),
             process_group=group,
             no_dist=not dist.is_initialized(),
@@ -173,6 +185,38 @@ def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(node, dict):
         for inner in node.values():
             yield from _param_groups(inner)
+
+
+class _Writer(filesystem.FileSystemWriter):
+    """Writes files of about a gigabyte. torch keeps every tensor of a file in memory until the file is complete
+    (filesystem.py, _write_files_from_queue), and puts all tensors of a rank into one file."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
+        """The first file has torch's name for it, ``__0_0.distcp``; the next ones are ``__0_1_0.distcp``, …"""
+        results: list[Any] = []
+        for number, items in enumerate(_of_about(_FILE_BYTES, plan.items)):
+            prefix = plan.storage_data.prefix + (f"{number}_" if number else "")
+            storage = dataclasses.replace(plan.storage_data, prefix=prefix)
+            part = dataclasses.replace(plan, items=items, storage_data=storage)
+            results += super().write_data(part, planner).wait()
+        written: Future[list[Any]] = Future()
+        written.set_result(results)
+        return written
+
+
+def _of_about(most_bytes: int, items: Sequence[WriteItem]) -> list[list[WriteItem]]:
+    """The items in order, in lists of at most so many bytes, or of one larger item."""
+    lists: list[list[WriteItem]] = [[]]
+    held = 0
+    for item in items:
+        assert item.tensor_data is not None
+        size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+        if lists[-1] and held + size > most_bytes:
+            lists.append([])
+            held = 0
+        lists[-1].append(item)
+        held += size
+    return lists
 
 
 class _SavePlanner(DefaultSavePlanner):
