@@ -41,7 +41,10 @@ _ATTENTION = ("attn", "attention", "Attention")
 
 
 def frozen_skeleton(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
-    """The plan's model with adapters, all parameters on meta, buffers on ``device``."""
+    """The plan's model with adapters, all parameters on meta, buffers on ``device``. Raises EngineError where a package
+    is missing that ``FrozenWeights`` will need."""
+    if lora.four_bit:
+        _bitsandbytes()
     model = build_skeleton(rundir.plan.model)
     fill_buffers(model, device)
     adapt(model, lora)
@@ -238,15 +241,20 @@ def _to_quantise(model: PreTrainedModel) -> set[str]:
     return {f"{name}.weight".replace(_WRAPPED, ".") for name in frozen if ".lora_" not in name}
 
 
-def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype) -> torch.nn.Module:
-    """The linear layer with ``value`` as its weight, in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
+def _bitsandbytes() -> Any:
+    """Its module of 4-bit layers."""
     try:
-        from bitsandbytes.nn.modules import Linear4bit, Params4bit
+        from bitsandbytes.nn import modules
     except ImportError as error:
         raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
+    return modules
 
+
+def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype) -> torch.nn.Module:
+    """The linear layer with ``value`` as its weight, in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
+    layers = _bitsandbytes()
     assert isinstance(linear, torch.nn.Linear)
-    quantised: Any = Linear4bit(
+    quantised: Any = layers.Linear4bit(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
@@ -256,8 +264,8 @@ def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype
     )
     # Otherwise evaluation on some CPUs repacks the weights permanently, with scales in bf16.
     quantised.support_avx512bf16_for_cpu = False
-    weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
-    quantised.weight = weight.to(value.device)  # type: ignore[misc] # it is this call that quantises
+    weight = layers.Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
+    quantised.weight = weight.to(value.device)  # it is this call that quantises
     quantised.weight.module = quantised
     quantised.quant_state = quantised.weight.quant_state
     quantised.bias = linear.bias
