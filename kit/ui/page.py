@@ -82,7 +82,8 @@ class _Page:
 
     def _form(self) -> None:
         self.model = self._select("Model", "model", [*self.offers["model"]], typed=True)
-        with ui.expansion("Paste a model or a recipe").classes("w-full"):
+        # Without a transition: a click on a button that still slides would miss it.
+        with ui.expansion("Paste a model or a recipe").classes("w-full").props("duration=0"):
             self.paste = ui.textarea("config.json, or a recipe in YAML").classes("w-full").props("outlined")
             ui.button("Use this text", on_click=self._use_text, color=None).props("outline")
         self.cluster = self._select("Cluster", "cluster", [*self.offers["cluster"]], typed=True)
