@@ -106,7 +106,6 @@ class Workload:
     # Values of every plan; other programs have others (benchmarks/accuracy/programs/published.py says what each is).
     hidden_dropout = False
     attention_dropout = False
-    mtp_layers = 0
     capacity_factor = 1.0
     grouped_gemm = True
     recompute_every = 1
@@ -136,6 +135,11 @@ class Workload:
             model=self.model, cluster=self.cluster, job=self.job, layout=layout, _hash_of_work=self._hash_of_work
         )
         return made
+
+    @property
+    def mtp_layers(self) -> int:
+        """Heads of multi-token prediction that are trained."""
+        return self.model.mtp_num_layers
 
     # ---------------------------------------------------------------- tokens
 

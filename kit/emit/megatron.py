@@ -64,6 +64,8 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
     "transformer_config.moe_router_pre_softmax": "model.norm_topk_prob",
     "transformer_config.num_layers": "model.num_layers",
+    "transformer_config.mtp_num_layers": "job.mtp_num_layers",
+    "transformer_config.mtp_loss_scaling_factor": "job.mtp_loss_scaling_factor",
     "transformer_config.hidden_size": "model.hidden_size",
     "transformer_config.ffn_hidden_size": "model.ffn_hidden_size",
     "transformer_config.num_attention_heads": "model.num_attention_heads",
@@ -268,6 +270,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
     return settings | chosen(
         ("no_rope_freq", model.no_rope_every, [int(not model.rotates(layer)) for layer in range(model.num_layers)]),
         ("window_size", windowed, [(model.sliding_window or 0) - 1, 0]),  # the token itself is not counted
+        ("mtp_num_layers", job.mtp_num_layers, job.mtp_num_layers),
+        ("mtp_loss_scaling_factor", job.mtp_num_layers, job.mtp_loss_scaling_factor),
         ("window_attn_skip_freq", windowed and model.full_attention_every, model.full_attention_every),
         ("activation_func_clamp_value", clamped, 7.0),
         ("glu_linear_offset", clamped, 1.0),
@@ -299,7 +303,7 @@ def _stages(model: ModelSpec, layout: Layout) -> str:
     """Embedding, transformer layers and loss, chunk by chunk (transformer/pipeline_parallel_layer_layout.py)."""
     chunks = ["t" if len(chunk) == 1 else f"t*{len(chunk)}" for chunk in chunk_layers(model.num_layers, layout)]
     chunks = ["" if chunk == "t*0" else chunk for chunk in chunks]
-    return f"E{'|'.join(chunks)}L"
+    return f"E{'|'.join(chunks)}{'m' * model.mtp_num_layers}L"
 
 
 def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:

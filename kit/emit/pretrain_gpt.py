@@ -189,6 +189,8 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "parallel_state.expert_model_parallel_size": _covered_by_another_flag,
     "parallel_state.expert_tensor_parallel_size": _covered_by_another_flag,
     "transformer_config.num_layers": _value("--num-layers"),
+    "transformer_config.mtp_num_layers": _value("--mtp-num-layers"),
+    "transformer_config.mtp_loss_scaling_factor": _value("--mtp-loss-scaling-factor"),
     "transformer_config.hidden_size": _value("--hidden-size"),
     "transformer_config.ffn_hidden_size": _value("--ffn-hidden-size"),
     "transformer_config.num_attention_heads": _value("--num-attention-heads"),

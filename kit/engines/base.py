@@ -197,8 +197,8 @@ class Engine(Protocol):
         """Compute loss and gradients of one optimizer step. Keeps the gradients for ``apply`` or ``discard``."""
 
     def routing_metrics(self) -> Mapping[str, float | None]:
-        """Fields of ``StepMetrics`` that describe the routers of experts in the last ``forward_backward``, over all
-        ranks. Empty for a model without experts."""
+        """Fields of ``StepMetrics`` that describe the routers of experts, and heads of multi-token prediction, in the
+        last ``forward_backward``, over all ranks. Empty for a model without both."""
         return {}
 
     def gradient_norm(self) -> float | None:

@@ -17,7 +17,8 @@ class RoutingRecord:
     def __init__(self, model: ModelSpec, device: torch.device | int) -> None:
         self._experts = model.num_experts
         # Columns: tokens per expert, bias per expert, (token, expert) pairs before drops, auxiliary loss, z loss.
-        shape = (model.num_layers - model.first_dense_layers, 2 * self._experts + 3)
+        layers = model.num_layers + model.mtp_num_layers - model.first_dense_layers  # a head has a layer
+        shape = (layers, 2 * self._experts + 3)
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def clear(self) -> None:

@@ -68,8 +68,8 @@ class Plan:
     @property
     def model_digest(self) -> str:
         """SHA-256 over the model's shape: equal means the same tensors, whatever the model is called."""
-        shape = {key: value for key, value in strict_yaml.to_plain(self.model).items() if key not in ("name", "source")}
-        return _digest(shape)
+        shape = _written_model(strict_yaml.to_plain(self.model))
+        return _digest({key: value for key, value in shape.items() if key not in ("name", "source")})
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
@@ -114,7 +114,11 @@ def _written(plan: dict[str, Any]) -> dict[str, Any]:
             owner = owner[parent] or {}
         if owner.get(name) == default:
             owner.pop(name, None)
-    return plan | {"layout": layout}
+    return plan | {"layout": layout, "model": _written_model(plan["model"])}
+
+
+def _written_model(model: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in model.items() if (name, value) != ("mtp_num_layers", 0)}
 
 
 def _digest(data: dict[str, Any]) -> str:

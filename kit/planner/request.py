@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kit.cached import cached
 from kit.cost.workload import Workload
@@ -22,6 +22,10 @@ class Request:
     job: JobSpec
     pins: Pins = field(default_factory=Pins)
     calibration: Calibration = NONE
+
+    def __post_init__(self) -> None:
+        if self.model.mtp_num_layers != self.job.mtp_num_layers:
+            object.__setattr__(self, "model", replace(self.model, mtp_num_layers=self.job.mtp_num_layers))
 
     def workload(self, layout: Layout) -> Workload:
         """The candidate plan with ``layout``."""

@@ -313,13 +313,13 @@ FAMILIES: Mapping[Family, Traits] = {
             "source": "arXiv 2412.19437, section 4.2, alpha and gamma",
         },
         needs=("latent", *_EXPERTS),
-        takes=(*_ROPE, *_ROUTER),
+        takes=(*_ROPE, *_ROUTER, "mtp_num_layers"),
     ),
     "glm4_moe": Traits(
         megatron="deepseek.glm4_moe",
         router="sigmoid",
         needs=_EXPERTS,
-        takes=(*_ROPE, *_ROUTER, "partial_rotary_factor"),
+        takes=(*_ROPE, *_ROUTER, "partial_rotary_factor", "mtp_num_layers"),
         choices={"biases": ("none", "qkv"), "qk_norm": ("none", "head")},
     ),
     "minimax_m2": Traits(

@@ -125,6 +125,10 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
+    mtp_num_layers: Annotated[int, Within(ge=0, le=8)] = 0
+    """Heads of multi-token prediction that are trained (DeepSeek-V3, arXiv 2412.19437, section 2.2), on megatron."""
+    mtp_loss_scaling_factor: Annotated[float, Within(ge=0, le=100)] = 0.1
+    """Weight of the mean loss of these heads. DeepSeek-V3 began with 0.3 and ended with 0.1."""
     expert_load: Annotated[float, Within(ge=1, le=1000)] = 1.0
     """Tokens of the fullest expert-parallel rank over the mean: all ranks wait for it, and it needs the most memory.
     The metric expert_load_max of an earlier run is the fullest expert's, which is no less. 1: even loads."""
@@ -145,6 +149,8 @@ class JobSpec:
 ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
     ("grpo",): None,
     ("expert_load",): 1.0,
+    ("mtp_num_layers",): 0,
+    ("mtp_loss_scaling_factor",): 0.1,
     ("lora", "use_rslora"): False,
     ("lora", "target_modules"): (),
     ("lora", "rank_pattern"): {},

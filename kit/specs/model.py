@@ -209,6 +209,8 @@ class ModelSpec:
     router_top_groups: _Width = 1
     routed_scaling_factor: _Factor = 1.0
     """Factor of the weights of a token's experts."""
+    mtp_num_layers: _Layers = 0
+    """Heads of multi-token prediction beside the layers, which job.mtp_num_layers sets."""
     encoder_layers: _Layers = 0
     """Layers of the encoder; 0 for a decoder-only model."""
     relative_attention_buckets: _Count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,9 +179,10 @@ def reference(
     eps: float = JOB["optimizer"].eps,
     packed: bool = False,
     routers: PlainRouters | None = None,
+    heads: tuple[float, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] | None = None,
 ) -> Trajectory:
     """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch. With adapters in
-    the model, trains those."""
+    the model, trains those. ``heads``: factor and summed loss of heads of multi-token prediction."""
     trained = trainable(model)
     # gpt-oss holds the biases of all experts in one matrix.
     decayed = [p for name, p in trained.items() if p.ndim > 1 and not name.endswith("_bias")]
@@ -201,7 +203,11 @@ def reference(
         loss = (
             F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / count
         )
-        (loss if routers is None else loss + routers.loss(GLOBAL_BATCH_SIZE)).backward()
+        more = 0.0 if routers is None else routers.loss(GLOBAL_BATCH_SIZE)
+        if heads is not None:
+            factor, summed = heads
+            more = factor * summed(inputs, labels) / count
+        (loss + more).backward()
         if routers is not None:
             routers.move_biases()
         if step == 0:

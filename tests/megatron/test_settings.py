@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_size
 from kit.specs.balancing import BalancingSpec
-from kit.specs.families import families_where
+from kit.specs.families import families_where, families_with
 from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
 
@@ -35,6 +36,8 @@ def plans():
             for precision in ("fp32", "bf16"):
                 spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))
                 job = {"precision": precision}
+                if family in families_with("mtp_num_layers"):
+                    spec, job["mtp_num_layers"] = dataclasses.replace(spec, mtp_num_layers=1), 1
                 if spec.num_experts:
                     both = {"moe_z_loss_coeff": 0.125, "moe_expert_capacity_factor": 2.0}
                     job["balancing"] = BalancingSpec(**(spec.traits.balancing | both))

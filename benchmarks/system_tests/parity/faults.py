@@ -286,6 +286,16 @@ def _unscaled_router_losses(begin):
     return unscaled
 
 
+def _scaled_prediction_loss(begin):
+    """The loss of multi-token prediction is multiplied by the scale of router losses."""
+    return lambda self, scale: begin(self, None)
+
+
+def _lone_last_embedding(_):
+    """The last stage's copy of the embedding keeps its gradients from the first stage's."""
+    return lambda *args, **keywords: None
+
+
 def _loads_of_this_rank(_):
     """Auxiliary losses weigh experts by the tokens of this rank's part of the sequence."""
     return lambda routing_map, reduce_group, **_: (
@@ -383,6 +393,10 @@ FAULTS: dict[str, Fault] = {
     "local-expert-loads": Fault("kit.engines.routing:RoutingRecord.reduce", _no_sum_over_ranks),
     "router-losses-averaged-twice": Fault("kit.engines.huggingface.routing:HfRouting.begin", _mean_over_ranks_twice),
     "megatron-unscaled-router-losses": Fault(f"{_MEGATRON}.routing:MegatronRouting.begin", _unscaled_router_losses),
+    "megatron-scaled-prediction-loss": Fault(
+        f"{_MEGATRON}.prediction_heads:PredictionHeads.begin", _scaled_prediction_loss
+    ),
+    "megatron-lone-last-embedding": Fault(f"{_FINALIZE}:_allreduce_word_embedding_grads", _lone_last_embedding),
     "megatron-loads-of-this-rank": Fault(
         "megatron.core.transformer.moe.router:get_tokens_per_expert_and_token_count", _loads_of_this_rank
     ),

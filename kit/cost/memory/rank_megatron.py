@@ -45,6 +45,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         saved_activations=saved,
         recomputed_layer=recomputed,
         backward_workspace=workspace,
+        # The unfused loss keeps its fp32 softmax until backward (tensor_parallel/cross_entropy.py).
+        deferred_gradients=4 * logits(workload) * workload.mtp_layers if last else 0.0,
         loss=_loss_bytes(workload) if last else 0.0,
         after_backward=_beyond_the_first_layer(
             workload, stage, recomputed + workspace, retained + saved if retained else 0.0

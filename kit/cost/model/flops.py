@@ -67,5 +67,9 @@ def model_flops_per_token(model: ModelSpec, seq_length: int, frozen: bool = Fals
     """
     layers = model.num_layers + model.encoder_layers
     matrices = layers * layer_matmul_flops_per_token(model) + head_flops_per_token(model)
+    if heads := model.mtp_num_layers:
+        joining = 2.0 * 2 * model.hidden_size**2
+        matrices += heads * (2.0 * count(model).layer.active + joining + head_flops_per_token(model))
+        layers += heads
     attention = layers * layer_attention_flops_per_token(model, seq_length)
     return (2.0 if frozen else 3.0) * matrices + 3.0 * attention

@@ -99,20 +99,23 @@ class ModelParameters:
     """Norms outside of layers, of both stacks."""
     head: int
     """Output projection; 0 where it is the embedding."""
+    prediction_heads: int = 0
+    """All heads of multi-token prediction together: a layer, a projection of 2h onto h, three norms each. They share
+    embedding and output projection with the model."""
     encoder_layer: LayerParameters | None = None
     encoder_layers: int = 0
 
     @cached
     def total(self) -> int:
         """All parameters, each once."""
-        return self.embedding + self.layers + self.final_norm + self.head
+        return self.embedding + self.layers + self.final_norm + self.head + self.prediction_heads
 
     @cached
     def active(self) -> int:
-        """Parameters that take part in computing a token; all of them without experts."""
+        """Parameters that take part in computing the next token; all of them without experts."""
         layer = self.layer
         idle = layer.experts + layer.expert_biases - layer.active_experts - layer.active_expert_biases
-        return self.total - (self.num_layers - self.first_layers) * idle
+        return self.total - self.prediction_heads - (self.num_layers - self.first_layers) * idle
 
     @cached
     def layers(self) -> int:
@@ -158,9 +161,17 @@ def count(model: ModelSpec) -> ModelParameters:
         first_layers=min(model.first_dense_layers, model.num_layers),
         final_norm=0 if traits.norm_placement == "sum" else stacks * _norm(model, h),
         head=0 if model.tied_embeddings else vocab * h,
+        prediction_heads=model.mtp_num_layers * (layer.total + _joining(model)),
         encoder_layer=layer if model.is_encoder_decoder else None,
         encoder_layers=model.encoder_layers,
     )
+
+
+def _joining(model: ModelSpec, tp: int = 1) -> int:
+    """Projection and norms of a head of multi-token prediction, on a rank (megatron-core,
+    transformer/multi_token_prediction.py)."""
+    h = model.hidden_size
+    return 2 * h * h // tp + 3 * _norm(model, h)
 
 
 def _mean_layer(model: ModelSpec, known: Approximation) -> ModelParameters:
@@ -266,16 +277,19 @@ def rank_experts(
 ) -> int:
     """Expert parameters on one rank of a pipeline stage; by default of the last stage, which has no dense layers.
     ``layers``: layer numbers of the stage; None: an even split."""
-    layers = _even(model, pp, stage) if layers is None else layers
-    return count(model).sum_over(layers, lambda layer: layer.experts + layer.expert_biases) // (ep * etp)
+    layers, counts = _even(model, pp, stage) if layers is None else layers, count(model)
+    experts = counts.sum_over(layers, lambda layer: layer.experts + layer.expert_biases)
+    if stage % pp == pp - 1:
+        experts += model.mtp_num_layers * (counts.layer.experts + counts.layer.expert_biases)
+    return experts // (ep * etp)
 
 
 def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequence[int] | None = None) -> int:
     """Parameters on one rank of pipeline stage ``stage``, without experts: matrices split over ``tp``, vocabulary
     padded to a multiple of it. ``layers``: layer numbers of the stage; None: an even split.
 
-    megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
-    copy of the embedding there (models/common/language_module/language_module.py).
+    megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings or heads of
+    multi-token prediction a second copy of the embedding there (models/common/language_module/language_module.py).
     """
     counts = count(model)
 
@@ -289,9 +303,15 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequ
         local += vocabulary + counts.embedding - model.vocab_size * model.hidden_size
     if stage == pp - 1:
         local += counts.final_norm
-        if counts.head or pp > 1:
-            local += vocabulary
+        local += vocabulary * _last_tables(model, pp)
+        local += model.mtp_num_layers * (on_rank(counts.layer) + _joining(model, tp))
     return local
+
+
+def _last_tables(model: ModelSpec, pp: int) -> int:
+    """Tables of the vocabulary on the last stage, without the one that it has as the first stage."""
+    head = int(not model.tied_embeddings or pp > 1)
+    return head + int(pp > 1 and model.mtp_num_layers > 0 and not model.tied_embeddings)
 
 
 def _even(model: ModelSpec, pp: int, stage: int) -> range:
@@ -331,13 +351,17 @@ def _counted(
         vocabulary = float(counts.embedding + counts.head)
     else:
         dense = rank_parameters(model, tp, pp, stage, layers)
-        tables = int(stage == 0) + int(stage == pp - 1 and (counts.head > 0 or pp > 1))
+        tables = int(stage == 0) + (_last_tables(model, pp) if stage == pp - 1 else 0)
         vocabulary = float(-(-model.vocab_size // tp) * model.hidden_size * tables)
         vocabulary += counts.positions if stage == 0 else 0
     vectors = counts.sum_over(layers, lambda layer: layer.replicated) + (
         counts.sum_over(layers, lambda layer: layer.split_biases) / tp
     )
-    vectors += counts.final_norm if stage == pp - 1 else 0
+    if stage == pp - 1:
+        vectors += counts.final_norm
+        vectors += model.mtp_num_layers * (
+            counts.layer.replicated + counts.layer.split_biases / tp + 3 * _norm(model, model.hidden_size)
+        )
     return RankParameters(
         dense_matrices=dense - vocabulary - vectors, vectors=vectors, vocabulary=vocabulary, experts=experts
     )

@@ -134,7 +134,22 @@ def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
-    return shapes | SavedBuffers(skeleton, model).shapes
+    shapes |= SavedBuffers(skeleton, model).shapes
+    return shapes | _shapes_of_prediction_heads(model, shapes)
+
+
+def _shapes_of_prediction_heads(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Heads of multi-token prediction, which no class of transformers has: layers like the last one, and their own
+    norms and projection. The embedding and the output layer of a head are the model's; their copies on disk are not
+    read."""
+    found: dict[str, tuple[int, ...]] = {}
+    last, h = f"model.layers.{model.num_layers - 1}.", model.hidden_size
+    for layer in range(model.num_layers, model.num_layers + model.mtp_num_layers):
+        here = f"model.layers.{layer}."
+        found |= {here + name.removeprefix(last): shape for name, shape in shapes.items() if name.startswith(last)}
+        found |= {f"{here}{norm}.weight": (h,) for norm in ("enorm", "hnorm", "shared_head.norm")}
+        found[f"{here}eh_proj.weight"] = (h, 2 * h)
+    return found
 
 
 def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -183,14 +198,19 @@ def source_for_model(
     return fused
 
 
-def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: dict[str, str]) -> None:
-    """Remove the names of multi-token prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2) from ``names``: no
-    class of transformers computes these layers (modeling_deepseek_v3.py, _keys_to_ignore_on_load_unexpected)."""
+_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+
+
+def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: dict[str, str], kept: int) -> None:
+    """Remove the names of multi-token prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2) from ``names``,
+    but those of the first ``kept`` layers: no class of transformers computes them (modeling_deepseek_v3.py,
+    _keys_to_ignore_on_load_unexpected). Copies of embedding and output layer are removed from all."""
     last = config.get("num_hidden_layers")
     if not config.get("num_nextn_predict_layers") or not isinstance(last, int):
         return
-    later = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= last]
-    for name in later:
+    later = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= last + kept]
+    copies = [name for name in names if _LAYER.match(name) and name.endswith(_COPIES)]
+    for name in {*later, *copies}:
         del names[name]
     if later:
         say_once(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained")
@@ -212,7 +232,8 @@ class HfDirectory(SafetensorsSource):
     weights are missing.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, prediction_heads: int = 0) -> None:
+        """``prediction_heads``: heads of multi-token prediction that are kept."""
         directory = Path(path)
         whole = _read_config(directory)
         _check_not_quantised(directory, whole)
@@ -227,7 +248,7 @@ class HfDirectory(SafetensorsSource):
             for name, stored in own.items()
             if not stored.endswith(_BUFFERS)
         }
-        _drop_later_predictions(directory, config, renames)
+        _drop_later_predictions(directory, config, renames, prediction_heads)
         two_stacks = family in ENCODER_DECODER
         if two_stacks:
             encoder_decoder.drop_copies(renames)

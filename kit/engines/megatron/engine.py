@@ -24,6 +24,7 @@ from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
+from kit.engines.megatron.prediction_heads import PredictionHeads
 from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import frozen_groups, shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
@@ -66,6 +67,7 @@ class MegatronEngine(Engine):
             for index, chunk in enumerate(chunks)
         ]
         self._routing = MegatronRouting(plan.model, self._config, self._chunks)
+        self._prediction_heads = PredictionHeads(self._config)
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._norm: float | None = None
         """Norm of the current gradients; None before ``gradient_norm``."""
@@ -90,7 +92,8 @@ class MegatronEngine(Engine):
             self.import_state(StateKind.MASTER, InitialAdapters(adapters, rundir.run.seed))
         else:
             self._resharder = resharder(dense, experts)
-            self.import_state(StateKind.MASTER, source if path is None else HfDirectory(path))
+            whole = source if path is None else HfDirectory(path, plan.model.mtp_num_layers)
+            self.import_state(StateKind.MASTER, whole)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients of one optimizer step. On return, gradients are reduced over the data-parallel
@@ -99,12 +102,14 @@ class MegatronEngine(Engine):
             chunk.train()
         self.discard()
         scale = self._routing.begin(micro_batches)
+        self._prediction_heads.begin(scale)
         total = self._run(micro_batches, forward_only=False, divisor=scale)
         self._routing.end(len(micro_batches))
+        self._prediction_heads.end(len(micro_batches))
         return total
 
     def routing_metrics(self) -> Mapping[str, float | None]:
-        return self._routing.metrics()
+        return {**self._routing.metrics(), **self._prediction_heads.metrics()}
 
     def gradient_norm(self) -> float:
         """Compute the norm by the first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``).

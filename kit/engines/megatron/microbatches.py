@@ -77,11 +77,13 @@ def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, to
     )
     # ``sequence_ids`` stay whole and on the CPU, because Python code reads the documents' boundaries
     # (kit/engines/megatron/model/attention.py).
+    counted = labels != IGNORE_INDEX
     output = model(
         input_ids,
         position_ids,
         attention_mask=batch.sequence_ids,
         labels=labels,
+        loss_mask=counted.float(),
         rotate=batch.position_ids is not None,
     )
-    return output, labels != IGNORE_INDEX
+    return output, counted

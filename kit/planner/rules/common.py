@@ -97,6 +97,26 @@ def _foreign(engine: EngineName) -> tuple[list[str], Callable[[Layout], tuple[An
 _FOREIGN = {engine: _foreign(engine) for engine in ENGINES}
 
 
+@rule()
+def multi_token_prediction(w: Workload) -> str | None:
+    """megatron-core computes these heads (transformer/multi_token_prediction.py), no class of transformers does. It
+    takes the label after next of a row, which in packed documents is another document's."""
+    if not w.job.mtp_num_layers:
+        return None
+    said = f"mtp_num_layers={w.job.mtp_num_layers}"
+    broken = {
+        f"engine={w.layout.engine}, which has no such heads; use engine=megatron": w.layout.engine != "megatron",
+        f"objective={w.job.objective}; use pretrain": w.job.objective != "pretrain",
+        "LoRA, which trains no weights": w.job.lora is not None,
+        f"the tied embeddings of {w.model.name}": w.model.tied_embeddings,
+        "overlap_moe_expert_parallel_comm=true; use 1": (
+            w.layout.overlap_moe_expert_parallel_comm and w.job.mtp_num_layers > 1
+        ),
+    }
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
+    return found and f"{said} with {found}, or leave it out"
+
+
 # ---------------------------------------------------------------- layers
 
 

@@ -98,6 +98,8 @@ def write_hf(
         special_tokens = _special_tokens(extras_from)
         config = hf_config(model)
         config.update({"dtype": DTYPES[dtype], **special_tokens})
+        if model.mtp_num_layers:
+            config.num_nextn_predict_layers = model.mtp_num_layers  # as in DeepSeek-V3's config.json
         two_stacks = model.is_encoder_decoder
         classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         config.architectures = [classes[model.model_type]]

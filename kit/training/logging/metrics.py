@@ -69,6 +69,8 @@ class StepMetrics:
     """Peak memory that torch allocated up to this step's backward, on the GPU with the most; null on CPU processes."""
     loss_scale: float | None = None
     """The loss scale of fp16; null for other precisions."""
+    mtp_loss: float | None = None
+    """Mean loss of the heads of multi-token prediction, without its factor; null without them."""
     expert_load_max: float | None = None
     """Tokens of a layer's busiest expert over the layer's mean, in the worst layer. This field and the next six are
     null without experts."""

@@ -34,6 +34,7 @@ GAUGES = {
     "kit_padding_ratio": ("padding_fraction", "Part of the positions that is padding"),
     "kit_mfu_ratio": ("mfu", "Model FLOPs utilisation, causal attention"),
     "kit_memory_peak_gib": ("memory_gib", "Peak of the fullest GPU"),
+    "kit_mtp_loss": ("mtp_loss", "Loss of the heads of multi-token prediction"),
     "kit_expert_load_max_ratio": ("expert_load_max", "Tokens of the fullest expert over the mean, worst layer"),
     "kit_expert_load_entropy_ratio": ("expert_load_entropy", "Entropy of expert loads, 1 is even, worst layer"),
     "kit_dead_experts": ("dead_experts", "Experts without a token in the last step"),

@@ -20,6 +20,21 @@ def overlapped(**changes: Any) -> Layout:
 
 CASES = [
     *(
+        Case(
+            "multi_token_prediction",
+            bad,
+            says,
+            megatron(ep=8),
+            model="glm-4.5-air",
+            change={"mtp_num_layers": 1, **change},
+            good_change={"mtp_num_layers": 1, "objective": "pretrain", "lora": None},
+        )
+        for bad, change, says in (
+            (torch(zero_stage=3), {}, "mtp_num_layers=1 with engine=torch.*use engine=megatron, or leave it out"),
+            (megatron(ep=8), {"objective": "sft"}, "mtp_num_layers=1 with objective=sft; use pretrain, or"),
+        )
+    ),
+    *(
         Case("lora", megatron(tp=2), says, megatron(tp=2), change={"lora": lora}, good_change={"lora": LoraSpec()})
         for lora, says in (
             (LoraSpec(four_bit=True), "lora.four_bit=true on engine=megatron.*use false"),

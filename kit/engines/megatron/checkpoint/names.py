@@ -44,9 +44,10 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     parts = name.split(".")
     index: list[int] = []
     counts: list[int] = []
-    in_layer = parts[:2] == ["decoder", "layers"]
-    in_dense_layer = in_layer and not model.has_experts(int(parts[2]))
-    if in_layer and not model.first_dense_layers:
+    in_decoder = parts[:2] == ["decoder", "layers"]
+    in_layer = in_decoder or "transformer_layer" in parts
+    in_dense_layer = in_decoder and not model.has_experts(int(parts[2]))
+    if in_decoder and not model.first_dense_layers:
         index, counts = [int(parts.pop(2))], [model.num_layers]
     if "local_experts" in parts:
         place = parts.index("local_experts")

@@ -15,7 +15,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from kit.engines.megatron.model.layers import block_spec
+from kit.engines.megatron.model.layers import block_spec, prediction_heads
 from kit.engines.megatron.model.rope import DualRotaryEmbedding, HfRotaryEmbedding
 from kit.engines.megatron.model.transformer_engine import fused_block_spec
 from kit.errors import EngineError
@@ -101,6 +101,7 @@ def _chunk(
         else block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        mtp_block_spec=prediction_heads(model, config, vp_stage),
         vp_stage=vp_stage,
         unpadded_vocab_size=model.vocab_size,
         **settings,

@@ -24,6 +24,12 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+    mtp_on_this_rank,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -177,12 +183,34 @@ def _local_layers(model: ModelSpec) -> frozenset[int]:
     return frozenset(layer + 1 for layer in range(model.num_layers) if own and model.window(layer) is not None)
 
 
+def prediction_heads(
+    model: ModelSpec, config: TransformerConfig, vp_stage: int | None
+) -> MultiTokenPredictionBlockSubmodules | None:
+    """The heads of multi-token prediction of this chunk: all on the last one, none on the others."""
+    if not mtp_on_this_rank(config, ignore_virtual=False, vp_stage=vp_stage):
+        return None
+    norm = NORMS[config.normalization]
+    head = ModuleSpec(
+        module=MultiTokenPredictionLayer,
+        submodules=MultiTokenPredictionLayerSubmodules(
+            enorm=norm,
+            hnorm=norm,
+            eh_proj=ColumnLinear,
+            transformer_layer=_layer(model, config, model.has_experts(model.num_layers)),
+            layer_norm=norm,
+        ),
+    )
+    return MultiTokenPredictionBlockSubmodules(layer_specs=[head] * model.mtp_num_layers)
+
+
 def core_attention(model: ModelSpec) -> type[CausalAttention]:
     """``CausalAttention`` with the model's attributes, which megatron-core's configuration cannot express."""
     of_model = {
         "softcap": model.attention_softcap,
         "rotation_factor": rotation_factor(model),
-        "stretched": frozenset(layer + 1 for layer in range(model.num_layers) if model.rotates(layer))
+        "stretched": frozenset(
+            layer + 1 for layer in range(model.num_layers + model.mtp_num_layers) if model.rotates(layer)
+        )
         - _local_layers(model),
         "has_sinks": model.traits.attention_sinks,
     }
@@ -223,7 +251,11 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowLinear
     if model.latent is not None:
         # Yarn also scales the scores (modeling_deepseek_v3.py, yarn_apply_mscale).
         factor = score_factor(model)
-        parts = {"latent": model.latent, "core_attention": core_attention(model)}
+        parts = {
+            "latent": model.latent,
+            "core_attention": core_attention(model),
+            "attn_mask_type": AttnMaskType.causal,  # which heads of multi-token prediction require
+        }
         return ModuleSpec(
             module=MultiLatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
         )

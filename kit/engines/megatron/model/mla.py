@@ -17,6 +17,7 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -40,6 +41,7 @@ class MultiLatentAttention(MegatronModule):
         softmax_scale: float,
         pg_collection: ProcessGroupCollection,
         cp_comm_type: str | None = None,
+        attn_mask_type: AttnMaskType = AttnMaskType.causal,
         **newer: Any,
     ) -> None:
         # 0.19 passes each module its name (transformer/transformer_layer.py), which this class does not use.

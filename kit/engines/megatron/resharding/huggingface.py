@@ -20,6 +20,7 @@ from kit.engines.huggingface.models import check_names, check_shape, tensor_shap
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights.mapping import LAST_EMBEDDING
 from kit.engines.megatron.weights.sharding import Block, Shape, ShardSlice, blocks
 from kit.specs.model import ModelSpec
 
@@ -128,6 +129,9 @@ def global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> di
             parts = name.split(".")
             if parts[:2] == ["decoder", "layers"]:
                 parts[2] = str(int(parts[2]) + offset)
+            if parts[0] == "embedding" and not chunk.pre_process:
+                name = LAST_EMBEDDING
+                parts = name.split(".")
             if "local_experts" in parts:
                 groups = parts.index("local_experts") + 1
                 parts[groups] = str(int(parts[groups]) + first_expert)
