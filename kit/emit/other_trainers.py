@@ -71,7 +71,7 @@ def _arguments(plan: Plan) -> dict[str, Any]:
     )
     if (lora := plan.job.lora) is not None:
         arguments |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
-        arguments |= chosen(("use_rslora", lora.use_rslora, True))
+        arguments |= chosen(("use_rslora", lora.use_rslora, True), ("use_dora", lora.use_dora, True))
     return arguments
 
 
@@ -125,7 +125,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         data |= (
             {"lora_target_modules": list(lora.target_modules)} if lora.target_modules else {"lora_target_linear": True}
         )
-        data |= chosen(("peft_use_rslora", lora.use_rslora, True))
+        data |= chosen(("peft_use_rslora", lora.use_rslora, True), ("peft_use_dora", lora.use_dora, True))
     return data
 
 

@@ -55,6 +55,8 @@ class LoraSpec:
     """Adapters are scaled by alpha/rank."""
     use_rslora: bool = False
     """Scale adapters by alpha/√rank, so that a large rank learns as fast as a small one (arXiv 2312.03732)."""
+    use_dora: bool = False
+    """DoRA: also train the length of each row of an adapted weight (arXiv 2402.09353). Slower, in more memory."""
     dropout: Annotated[float, Within(ge=0, lt=1)] = 0.0
     targets: Literal["attention", "all-linear"] = "all-linear"
     """Linear layers that get adapters: those of attention, or all but the output head."""
@@ -152,6 +154,7 @@ ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
     ("mtp_num_layers",): 0,
     ("mtp_loss_scaling_factor",): 0.1,
     ("lora", "use_rslora"): False,
+    ("lora", "use_dora"): False,
     ("lora", "target_modules"): (),
     ("lora", "rank_pattern"): {},
     ("lora", "alpha_pattern"): {},

@@ -263,7 +263,8 @@ def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
 
     attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     model = random_model(tiny.model(), seed=1)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets if targets == "all-linear" else attention)
+    listed = targets if targets == "all-linear" else attention
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=listed, use_dora=targets == "attention")
     adapted = get_peft_model(model, config)
     adapted.save_pretrained(tmp_path / "peft")
     hf_config(tiny.model()).save_pretrained(tmp_path / "base")
@@ -272,15 +273,14 @@ def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
     assert 'peft_type "LORA"' in found.model
     convert(tmp_path / "peft", "exchange", tmp_path / "exchange", model=str(tmp_path / "base"))
     exchange = ExchangeCheckpoint(tmp_path / "exchange")
-    assert exchange.lora == LoraSpec(rank=4, alpha=8, targets=targets)
+    assert exchange.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
     source = exchange.source(StateKind.MASTER)
     wanted = get_peft_model_state_dict(adapted)
     assert all(torch.equal(source.read(name), wanted[name]) for name in source.names())
     assert len(source.names()) == len(wanted)
-    (tmp_path / "peft" / "adapter_config.json").write_text(
-        (tmp_path / "peft" / "adapter_config.json").read_text().replace('"use_dora": false', '"use_dora": true')
-    )
-    with pytest.raises(CheckpointError, match="use_dora, which kit does not train"):
+    said = tmp_path / "peft" / "adapter_config.json"
+    said.write_text(said.read_text().replace('"modules_to_save": null', '"modules_to_save": ["lm_head"]'))
+    with pytest.raises(CheckpointError, match="modules_to_save, which kit does not train"):
         convert(tmp_path / "peft", "exchange", tmp_path / "other", model=str(tmp_path / "base"))
 
 

@@ -31,10 +31,12 @@ MODELS = (
 """Not DeepSeek: there peft adapts the experts' tensors too, by the names of the shared experts (docs/findings.md)."""
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("targets", ["attention", "all-linear"])
 @pytest.mark.parametrize("name", MODELS)
-def test_as_many_as_peft_makes(name: str, targets: str) -> None:
-    model, lora = replace(load_model(name), num_layers=2), LoraSpec(rank=8, targets=targets)  # type: ignore[arg-type]
+def test_as_many_as_peft_makes(name: str, targets: str, dora: bool) -> None:
+    model = replace(load_model(name), num_layers=2)
+    lora = LoraSpec(rank=8, targets=targets, use_dora=dora)  # type: ignore[arg-type]
     made = sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
     assert adapter_parameters_of(model, lora) == made
 

@@ -18,7 +18,7 @@ from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, peft_config
+from kit.engines.huggingface.adapters import MAGNITUDE, InitialAdapters, adapter_shapes, peft_config
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
@@ -34,6 +34,7 @@ from tests.workers import pool
 LORA = LoraSpec(rank=4, alpha=16)
 LISTED = LoraSpec(rank=2, alpha=4, target_modules=("q_proj", "k_proj", "v_proj", "down_proj"))
 PATTERNS = LoraSpec(rank=4, alpha=16, use_rslora=True, rank_pattern={"q_proj": 2}, alpha_pattern={"up_proj": 5.0})
+DORA = LoraSpec(rank=4, alpha=16, use_dora=True, rank_pattern={"q_proj": 2})
 JOB: dict[str, Any] = {"optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
 
 
@@ -134,15 +135,26 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
 
     shapes = adapter_shapes(tiny.model(family), lora)
     base = AutoModelForCausalLM.from_pretrained(hf, local_files_only=True, dtype=torch.float32)
-    targets = {name.split(".")[-3] for name in shapes}
+    targets = {name.split(".")[-3] for name in shapes if not name.endswith(MAGNITUDE)}
     model = get_peft_model(base, peft_config(lora, sorted(targets)))
     initial = InitialAdapters(shapes, 7)
+    given = {}
     for name, theirs in get_peft_model_state_dict(model).items():
-        assert initial.read(name).std().item() == pytest.approx(theirs.std().item(), rel=0.4), name
-    set_peft_model_state_dict(model, {name: initial.read(name) for name in shapes})
-    trained = {n.replace(".default", ""): p for n, p in model.named_parameters() if p.requires_grad}
+        if name.endswith(MAGNITUDE):
+            given[name] = theirs  # of the frozen weights alone
+            continue
+        given[name] = initial.read(name)
+        assert given[name].std().item() == pytest.approx(theirs.std().item(), rel=0.4), name
+    set_peft_model_state_dict(model, given)
+    renamed = (
+        (n.replace(".default", "").replace(f"{MAGNITUDE}.weight", MAGNITUDE), p) for n, p in model.named_parameters()
+    )
+    trained = {n: p for n, p in renamed if p.requires_grad}
     assert trained.keys() == shapes.keys()
-    adam = torch.optim.AdamW(trained.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    decayed = [p for p in trained.values() if p.ndim > 1]
+    plain = {"params": [p for p in trained.values() if p.ndim == 1], "weight_decay": 0.0}
+    groups = [{"params": decayed}, *([plain] if plain["params"] else [])]
+    adam = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
     losses = []
     for number in range(2):
         rows = [sample(number * 8 + k) for k in range(8)]
@@ -176,6 +188,8 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
                 ("deepspeed", 2, "cp"),
             ],
         ),
+        ("llama", DORA, [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 1)]),
+        ("gpt2", dataclasses.replace(DORA, rank_pattern={}), [("torch", 3), ("deepspeed", 2)]),
         ("llama", PATTERNS, [("torch", 3), ("deepspeed", 3), ("deepspeed", 1, "tp")]),
         ("qwen2", LoraSpec(rank=2, targets="attention"), [("deepspeed", 2, "tp"), ("torch", 3, "tp")]),
         ("gpt2", LoraSpec(rank=2, alpha=2, use_rslora=True, targets="attention"), [("torch", 2), ("deepspeed", 3)]),

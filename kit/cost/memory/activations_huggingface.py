@@ -9,6 +9,7 @@ formulas with the tensors that ``torch.autograd.graph.saved_tensors_hooks`` sees
 from __future__ import annotations
 
 from kit.cost.model.flops import STATE_CHUNK
+from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import MLP_LAYERS, LoraSpec
@@ -329,6 +330,8 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
     if lora.dropout:
         terms |= _dropped_out(workload, terms, layers)
     terms["adapters"] += element * sum(map(lora.rank_of, layers))
+    # The gradient of DoRA's magnitudes needs the outputs of the frozen layer and of the adapter.
+    terms["adapters"] += 2 * element * dora_sizes(model, lora)[1]
     return terms
 
 

@@ -13,6 +13,7 @@ from kit.cost.memory.activations_huggingface import (
     loss_bytes,
 )
 from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 
@@ -31,6 +32,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     saved += after_layers(workload) * (2 if decoders else 1)
     recomputed = max(whole.values()) + crossed if recompute == "full" else 0.0
     workspace = _backward_workspace(workload, any(kind for kind, _ in counts)) + engine.deferred_head_gradient
+    if workload.job.lora is not None:
+        workspace = max(workspace, dora_sizes(model, workload.job.lora)[2])
     if workload.job.precision == "fp8":
         workspace += fp8_cast_workspace(workload)
     at_end = engine.gathered[2]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -22,51 +24,101 @@ def named_layers(model: ModelSpec) -> dict[str, tuple[int, int]]:
     return attention if model.num_experts else attention | mlp
 
 
-def _of_layer(inputs: int, outputs: int, row_parallel: bool, tp: int) -> float:
-    return inputs / tp + outputs if row_parallel else inputs + outputs / tp
+class AdaptedLayer(NamedTuple):
+    """A linear layer with an adapter."""
+
+    number: int
+    """How many the model has."""
+    name: str
+    """Its last name by which patterns name it; empty where they cannot."""
+    inputs: int
+    outputs: int
+    split: Literal["column", "row", "none"]
+    """What tensor parallelism splits: outputs, inputs, nothing."""
+
+
+@lru_cache(maxsize=64)
+def adapted_layers(model: ModelSpec, lora: LoraSpec) -> tuple[AdaptedLayer, ...]:
+    """All layers with an adapter. Routed experts are one fused tensor and get none; shared experts do
+    (kit/engines/huggingface/adapters.py, target_modules)."""
+    if lora.target_modules or lora.rank_pattern:
+        return tuple(
+            AdaptedLayer(model.num_layers, name, *widths, "row" if name in ("o_proj", "down_proj") else "column")
+            for name, widths in named_layers(model).items()
+            if name in lora.layers
+        )
+    h, traits, layers = model.hidden_size, model.traits, model.num_layers
+    attention = tuple(AdaptedLayer(layers, "", *each) for each in _of_attention(model))
+    if lora.targets == "attention":
+        # peft selects modules by the last part of their name, and GPT-2 calls the output of attention and of the MLP
+        # c_proj.
+        also = (AdaptedLayer(layers, "", model.ffn_hidden_size, h, "row"),) if traits.conv1d else ()
+        return (*attention, *also)
+    dense = model.first_dense_layers if model.num_experts else layers
+    found = [AdaptedLayer(dense, "", *each) for each in _of_mlp(model, model.ffn_hidden_size)]
+    if model.num_shared_experts:
+        shared = list(_of_mlp(model, model.shared_ffn_hidden_size))
+        shared += [(h, 1, "none")] if traits.shared_expert_gate else []
+        found += [AdaptedLayer(layers - dense, "", *each) for each in shared]
+    return (*attention, *found)
+
+
+_Widths = tuple[int, int, Literal["column", "row", "none"]]
+
+
+def _of_attention(model: ModelSpec) -> Iterator[_Widths]:
+    """(inputs, outputs, split) of the linear layers of attention."""
+    h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
+    if model.latent is None:
+        for width in (query + 2 * key_value,) if model.traits.fused_qkv else (query, key_value, key_value):
+            yield h, width, "column"
+        yield query, h, "row"
+        return
+    latent, heads = model.latent, model.num_attention_heads
+    width = heads * latent.value_head_dim
+    yield h, latent.kv_lora_rank + latent.rope_head_dim, "none"
+    yield latent.kv_lora_rank, heads * latent.nope_head_dim + width, "column"
+    yield width, h, "row"
+    if latent.q_lora_rank:
+        yield h, latent.q_lora_rank, "none"
+    yield latent.q_lora_rank or h, query, "column"
+
+
+def _of_mlp(model: ModelSpec, width: int) -> Iterator[_Widths]:
+    first = (2 * width,) if model.traits.fused_gate_up else (width,) * (2 if model.gated_mlp else 1)
+    for outputs in first:
+        yield model.hidden_size, outputs, "column"
+    yield width, model.hidden_size, "row"
 
 
 @lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec, tp: int = 1) -> float:
-    """Adapter parameters of the whole model on one of ``tp`` tensor-parallel ranks. Routed experts are one fused tensor
-    and get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules).
+    """Adapter parameters of the whole model on one of ``tp`` tensor-parallel ranks. DoRA also has one for each output.
 
     Every rank has the whole A of a column-parallel layer, and the whole B of a row-parallel layer
     (kit/engines/megatron/model/adapted_linear.py).
     """
-    if lora.target_modules or lora.rank_pattern:
-        named = {name: widths for name, widths in named_layers(model).items() if name in lora.layers}
-        ranks = (
-            lora.rank_of(name) * _of_layer(*widths, name in ("o_proj", "down_proj"), tp)
-            for name, widths in named.items()
-        )
-        return model.num_layers * sum(ranks)
-    h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
+    total = 0.0
+    for layer in adapted_layers(model, lora):
+        inputs = layer.inputs / (tp if layer.split == "row" else 1)
+        outputs = layer.outputs / (tp if layer.split == "column" else 1)
+        each = lora.rank_of(layer.name) * (inputs + outputs)
+        total += layer.number * (each + (layer.outputs if lora.use_dora else 0))
+    return total
 
-    def column(*outputs: int, inputs: int = h) -> float:
-        return sum(inputs + each / tp for each in outputs)
 
-    def mlp(width: int) -> float:
-        first = (2 * width,) if model.traits.fused_gate_up else (width,) * (2 if model.gated_mlp else 1)
-        return column(*first) + width / tp + h
+@lru_cache(maxsize=64)
+def dora_sizes(model: ModelSpec, lora: LoraSpec) -> tuple[float, float, float]:
+    """(elements of the adapted weights, their outputs, bytes of temporaries): the first two of the mean layer. Zeros
+    without DoRA.
 
-    if model.latent is not None:
-        latent, heads = model.latent, model.num_attention_heads
-        down, width = latent.kv_lora_rank + latent.rope_head_dim, heads * latent.value_head_dim
-        attention = h + down + column(heads * latent.nope_head_dim + width, inputs=latent.kv_lora_rank) + width / tp + h
-        compressed = latent.q_lora_rank
-        attention += h + compressed + column(query, inputs=compressed) if compressed else column(query)
-    else:
-        projections = (query + 2 * key_value,) if model.traits.fused_qkv else (query, key_value, key_value)
-        attention = column(*projections) + query / tp + h
-    if lora.targets == "attention":
-        # peft selects modules by the last part of their name, and GPT-2 calls the output of attention and of the MLP
-        # c_proj.
-        also = model.ffn_hidden_size / tp + h if model.traits.conv1d else 0
-        return lora.rank * model.num_layers * (attention + also)
-    dense = model.first_dense_layers if model.num_experts else model.num_layers
-    of_mlps = dense * mlp(model.ffn_hidden_size)
-    if model.num_shared_experts:
-        gate = h + 1 if model.traits.shared_expert_gate else 0
-        of_mlps += (model.num_layers - dense) * (mlp(model.shared_ffn_hidden_size) + gate)
-    return lora.rank * (model.num_layers * attention + of_mlps)
+    Before each GEMM (peft/tuners/lora/dora.py, DoraLinearLayer): a 16-bit identity of the inputs' width, which autograd
+    keeps; B·A in 16 bits; and in fp32 B·A, the frozen weight, scale·B·A and their sum.
+    """
+    if not lora.use_dora:
+        return 0.0, 0.0, 0.0
+    layers = adapted_layers(model, lora)
+    weights = sum(layer.number * layer.inputs * layer.outputs for layer in layers) / model.num_layers
+    outputs = sum(layer.number * layer.outputs for layer in layers) / model.num_layers
+    temporaries = max(layer.inputs * (2.0 * layer.inputs + 18.0 * layer.outputs) for layer in layers)
+    return weights, outputs, temporaries

@@ -24,7 +24,7 @@ from kit.engines.deepspeed import grad_norm, reading
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
 from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
 from kit.engines.deepspeed.nvme_state import NvmeState
-from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
+from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
@@ -68,7 +68,7 @@ class DeepSpeedEngine(Engine):
         if self._adapters_only:
             # ``build_deepspeed`` has loaded the frozen weights.
             shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
-            self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
+            self.import_state(StateKind.MASTER, initial_adapters(rundir, shapes))
         elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
 

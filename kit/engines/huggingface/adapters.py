@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ PREFIX = "base_model.model."
 """peft's prefix to a model's own names."""
 ADAPTER = "default"
 """peft's name of the adapter. It is part of parameter names in memory, but not on disk."""
+MAGNITUDE = ".lora_magnitude_vector"
+"""End of the names of DoRA's magnitudes."""
 _WRAPPED = ".base_layer."
 """Part of the names of weights that have an adapter."""
 _ATTENTION = ("attn", "attention", "Attention")
@@ -78,6 +80,7 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
         lora_dropout=lora.dropout,
         rank_pattern=dict(lora.rank_pattern),
         alpha_pattern=dict(lora.alpha_pattern),
@@ -117,8 +120,12 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Name → parameter of all trained parameters. Adapters have their names in peft's files."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    middle = f".{ADAPTER}."
-    return {PREFIX + n.replace(middle, ".") if middle in n else n: parameter for n, parameter in trained.items()}
+    return {PREFIX + _on_disk(n) if f".{ADAPTER}." in n else n: parameter for n, parameter in trained.items()}
+
+
+def _on_disk(name: str) -> str:
+    """peft's name of an adapter in its files (peft/utils/save_and_load.py)."""
+    return name.replace(f".{ADAPTER}.", ".").replace(f"{MAGNITUDE}.weight", MAGNITUDE)
 
 
 def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
@@ -135,11 +142,22 @@ def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tupl
 
 
 class InitialAdapters(GeneratedSource):
-    """Initial adapters: B is zero, A is uniform within ±1/√inputs, as in peft (Kaiming with a = √5)."""
+    """Initial adapters: B is zero, A is uniform within ±1/√inputs, as in peft (Kaiming with a = √5). DoRA's magnitudes
+    are the lengths of the frozen weight's rows, so that the model at first computes what it did."""
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], seed: int, frozen: Callable[[str], torch.Tensor] | None = None
+    ) -> None:
+        """``frozen``: name of a frozen weight → (outputs, inputs) as the layer computes with it; only DoRA asks."""
+        super().__init__(shapes, seed)
+        self._weight_of = frozen
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU."""
         shape = self._shapes[name]
+        if name.endswith(MAGNITUDE):
+            assert self._weight_of is not None
+            return self._weight_of(name.removeprefix(PREFIX).replace(MAGNITUDE, ".weight")).float().norm(dim=1)
         if ".lora_B." in name:
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
@@ -218,6 +236,20 @@ def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraS
 def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping[str, tuple[int, ...]]) -> TensorSource:
     buffers = SavedBuffers(model, rundir.plan.model)
     return source_for_model(rundir.plan.model, frozen_weights(rundir), shapes, buffers, StateKind.MASTER)
+
+
+def initial_adapters(rundir: RunDirectory, shapes: Mapping[str, tuple[int, ...]]) -> InitialAdapters:
+    """``InitialAdapters`` of a run, with the weights that DoRA's magnitudes are taken of."""
+    lora, plan = rundir.plan.job.lora, rundir.plan
+    if lora is None or not lora.use_dora:
+        return InitialAdapters(shapes, rundir.run.seed)
+    source, dtype = frozen_weights(rundir), torch.bfloat16 if plan.job.precision == "bf16" else torch.float32
+
+    def weight(name: str) -> torch.Tensor:
+        whole = source.read(name).to(dtype)
+        return whole.t() if plan.model.traits.conv1d else whole
+
+    return InitialAdapters(shapes, rundir.run.seed, weight)
 
 
 def frozen_weights(rundir: RunDirectory) -> TensorSource:

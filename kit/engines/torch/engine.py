@@ -21,9 +21,9 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, Sta
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import (
     FrozenWeights,
-    InitialAdapters,
     build_frozen,
     frozen_skeleton,
+    initial_adapters,
     scale_bytes,
     trainable,
 )
@@ -98,7 +98,7 @@ class TorchEngine(Engine):
             bf16 or torch.float32,
         )
         if self._lora is not None:
-            self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
+            self.import_state(StateKind.MASTER, initial_adapters(rundir, self._shapes))
         elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
 

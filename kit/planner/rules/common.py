@@ -276,6 +276,27 @@ def lora_layers(w: Workload) -> str | None:
 
 
 @rule()
+def dora(w: Workload) -> str | None:
+    """peft's layer reads the frozen weight beside its adapter (peft/tuners/lora/dora.py, DoraLinearLayer). ZeRO-3 has
+    not gathered the weight there, and tensor parallelism has a part of it. Not tested over 4 bits or with experts."""
+    chosen, layout = w.job.lora, w.layout
+    if chosen is None or not chosen.use_dora:
+        return None
+    broken = {
+        f"implementation={layout.implementation}, whose layers have no DoRA; use engine=torch": (
+            layout.implementation != "huggingface"
+        ),
+        "zero_stage=3 on engine=deepspeed, which has not gathered the weight when peft reads it; use at most 2, or "
+        "engine=torch": layout.engine == "deepspeed" and layout.zero_stage == 3,
+        f"tp={layout.tp}, where a rank has a part of the weight; use tp=1": layout.tp > 1,
+        "four_bit=true, which was not tested; use false": chosen.four_bit,
+        f"the experts of {w.model.name}; use false": w.model.num_experts > 0,
+    }
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
+    return found and f"lora.use_dora=true with {found}, or leave it out"
+
+
+@rule()
 def lora(w: Workload) -> str | None:
     """LoRA trains on Hugging Face layers and on Megatron's local layers. NVMe offload was not tested with frozen
     weights."""

@@ -136,16 +136,16 @@ def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
     other kinds of adapters, or adapters on other layers."""
     config = adapter_config(path)
     with described(path / _ADAPTERS, "peft"):
-        other = next((key for key in ("use_dora", "modules_to_save") if config.get(key)), "")
+        other = "modules_to_save" if config.get("modules_to_save") else ""
         if config.get("peft_type") != "LORA" or other:
             raise CheckpointError(
                 f"{path} has adapters of type {config.get('peft_type')} {other}, which kit does not train"
             )
         rank, alpha, dropout = int(config["r"]), float(config["lora_alpha"]), float(config.get("lora_dropout") or 0)
-        rslora = config.get("use_rslora") is True
+        kinds: dict[str, Any] = {key: config.get(key) is True for key in ("use_rslora", "use_dora")}
         patterns: dict[str, Any] = {key: dict(config.get(key) or {}) for key in ("rank_pattern", "alpha_pattern")}
         listed = sorted(map(str, config.get("target_modules") or []))
-        lora = LoraSpec(rank=rank, alpha=alpha, use_rslora=rslora, dropout=dropout, **patterns)
+        lora = LoraSpec(rank=rank, alpha=alpha, dropout=dropout, **kinds, **patterns)
     if unknown := sorted(set().union(*patterns.values()) - named_layers(model).keys()):
         raise CheckpointError(f"{path} has a rank or alpha of {unknown[0]} alone, which kit does not train")
     names = {plain_name(name) for name in state.weights}

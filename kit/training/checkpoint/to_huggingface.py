@@ -169,7 +169,7 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
 
 
 class _Merged(TensorSource):
-    """A ``TensorSource`` of merged weights, W + scale·B·A, as in peft."""
+    """A ``TensorSource`` of merged weights, W + scale·B·A, as in peft; with DoRA its rows then get their magnitudes."""
 
     def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
         """``base``: directory of the frozen model. Raises CheckpointError if its tensor names are not the model's."""
@@ -197,4 +197,9 @@ class _Merged(TensorSource):
             return weight
         scale = self._lora.scale_of(stem.rpartition(".")[2])
         update = scale * self._adapters.read(a.replace("lora_A", "lora_B")) @ self._adapters.read(a)
-        return weight.float() + (update.T if self._transposed else update)
+        merged = weight.float() + (update.T if self._transposed else update)
+        if not self._lora.use_dora:
+            return merged
+        magnitude, of_row = self._adapters.read(a.replace(".lora_A.weight", adapters.MAGNITUDE)), int(self._transposed)
+        scaled: torch.Tensor = merged * (magnitude / merged.norm(dim=1 - of_row)).unsqueeze(1 - of_row)
+        return scaled

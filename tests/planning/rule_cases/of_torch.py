@@ -7,12 +7,27 @@ import dataclasses
 from kit.specs.balancing import BalancingSpec
 from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.planning.examples import deepspeed, megatron, torch
-from tests.planning.rule_cases import STARCODER, Case
+from tests.planning.rule_cases import LLAMA, STARCODER, Case
 
 _SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
 ON_HOST = torch(zero_stage=3, offload_param="cpu", offload_optimizer="cpu")
 
 CASES = [
+    *(
+        Case(
+            "dora",
+            bad,
+            says,
+            torch(zero_stage=3),
+            model=model,
+            change={"lora": lora},
+            good_change={"lora": LoraSpec(use_dora=True)},
+        )
+        for bad, lora, model, says in (
+            (deepspeed(zero_stage=3), LoraSpec(use_dora=True), LLAMA, "use_dora=true with zero_stage=3 on .*at most 2"),
+            (torch(zero_stage=3), LoraSpec(use_dora=True, four_bit=True), LLAMA, "with four_bit=true"),
+        )
+    ),
     Case(
         "balancing",
         torch(zero_stage=3),
