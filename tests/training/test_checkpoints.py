@@ -15,6 +15,7 @@ import torch
 from kit.cost.reliability import operation
 from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
+from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
 from kit.training.checkpoint.counters import Counters
@@ -26,6 +27,8 @@ from tests.training import runs, tiny
 from tests.workers import pool
 
 one_process = pytest.mark.usefixtures("one_process")
+ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
+"""Files of the torch engine with Adafactor's means fit the layout that wrote them."""
 
 
 def checkpoints(rundir):
@@ -290,23 +293,33 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
 
 @one_process
 class TestAChangedPlan:
-    def test_auto_goes_through_the_exchange_checkpoint(self, tmp_path, capsys):
-        rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
-        whole = runs.prepare(tmp_path / "whole", tiny.plan(micro_batch_size=4))
+    @pytest.mark.parametrize(
+        ("job", "says"),
+        [
+            ({}, "resumed after step 4"),
+            (ONE_LAYOUT, "the plan has changed since step 4: resuming by way of exchange-step-00000004"),
+        ],
+        ids=["own-files", "exchange"],
+    )
+    def test_auto_goes_on_after_the_same_step(self, tmp_path, capsys, job, says):
+        rundir = runs.prepare(tmp_path / "run", tiny.plan(job=job, micro_batch_size=4))
+        whole = runs.prepare(tmp_path / "whole", tiny.plan(job=job, micro_batch_size=4))
         runs.run(whole)
         runs.run(rundir, stop_at_step=4)
-        changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
+        plan = tiny.plan(job=job, micro_batch_size=2, gradient_accumulation_steps=2)
+        changed = dataclasses.replace(rundir, plan=plan)
         capsys.readouterr()
         runs.run(changed, resume="auto")
-        assert "the plan has changed since step 4: resuming by way of exchange-step-00000004" in capsys.readouterr().out
+        assert says in capsys.readouterr().out
         for ours, theirs in zip(runs.metrics(rundir), runs.metrics(whole), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
     def test_auto_does_not_lose_steps_unasked(self, tmp_path):
-        rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
+        rundir = runs.prepare(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4))
         runs.run(rundir, stop_at_step=3)
         runs.run(rundir, resume="auto", stop_at_step=5, export_at_end=False)
-        changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
+        plan = tiny.plan(job=ONE_LAYOUT, micro_batch_size=2, gradient_accumulation_steps=2)
+        changed = dataclasses.replace(rundir, plan=plan)
         with pytest.raises(CheckpointError, match="the newest exchange checkpoint is of step 3: name it to lose"):
             runs.run(changed, resume="auto")
 

@@ -13,6 +13,7 @@ from kit.emit.deepspeed import ds_config
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError, PlanError, SpecError
 from kit.planner.elastic import legal_nodes, on_nodes
+from kit.specs.job import OptimizerSpec
 from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, ScheduleSpec
 from kit.training.elastic import on_started, wait_as_spare
 from tests.training import runs, tiny
@@ -142,11 +143,15 @@ def _part(rundir, stop_at_step, elastic=True):
     return runs.run_any(rundir, stop_at_step=stop_at_step, resume="auto", elastic=elastic)
 
 
-def test_a_run_shrinks_and_grows_on_its_curve(tmp_path):
-    """ZeRO-style shards of one world size do not fit another: the exchange checkpoint of the same step does."""
+ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
+"""Adafactor's means of rows and columns fit the layout that wrote them, so the exchange checkpoint is needed."""
+
+
+@pytest.mark.parametrize("job", [{}, ONE_LAYOUT], ids=["own-files", "exchange"])
+def test_a_run_shrinks_and_grows_on_its_curve(tmp_path, job):
     options = {"checkpoint": CheckpointSpec(every_steps=1, keep_last=2)}
-    two = tiny.plan(dp=2, zero_stage=3, gradient_accumulation_steps=1)
-    one = tiny.plan(dp=1, zero_stage=0, gradient_accumulation_steps=2)
+    two = tiny.plan(job=job, dp=2, zero_stage=3, gradient_accumulation_steps=1)
+    one = tiny.plan(job=job, dp=1, zero_stage=0, gradient_accumulation_steps=2)
     whole = runs.prepare(tmp_path / "whole", two, **options)
     rundir = runs.prepare(tmp_path / "run", two, **options)
     alone = dataclasses.replace(rundir, plan=one)
@@ -154,7 +159,7 @@ def test_a_run_shrinks_and_grows_on_its_curve(tmp_path):
     pool("torch", 2).run(_part, rundir, 2)
     pool("torch", 1).run(_part, alone, 4)
     assert runs.names(rundir.path / "checkpoints") == [
-        *(f"exchange-step-{step:08d}" for step in (3, 4)),
+        *(f"exchange-step-{step:08d}" for step in (3, 4) if job),
         "latest",
         *(f"step-{step:08d}" for step in (3, 4)),
     ]
@@ -168,9 +173,9 @@ def test_a_run_shrinks_and_grows_on_its_curve(tmp_path):
 
 def test_without_elastic_it_does_not_change_its_size(tmp_path):
     """The fault that shows that the exchange checkpoint is needed."""
-    two = tiny.plan(dp=2, zero_stage=3)
+    two = tiny.plan(job=ONE_LAYOUT, dp=2, zero_stage=3)
     rundir = runs.prepare(tmp_path / "run", two, checkpoint=CheckpointSpec(every_steps=1))
     pool("torch", 2).run(_part, rundir, 2, False)
-    alone = dataclasses.replace(rundir, plan=tiny.plan(dp=1, gradient_accumulation_steps=2))
+    alone = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, dp=1, gradient_accumulation_steps=2))
     with pytest.raises(WorkerError, match="native checkpoints fit one plan"):
         pool("torch", 1).run(_part, alone, None)

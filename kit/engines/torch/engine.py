@@ -7,7 +7,6 @@ checkpoint each rank writes its own tensors.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -38,8 +37,17 @@ from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_token
 from kit.engines.kernels.prepare_model import prepare, summed_loss
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
-from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard
+from kit.engines.torch.fsdp import (
+    FsdpModel,
+    build_mesh,
+    fill,
+    full_tensor,
+    keep_gradients_in_bf16,
+    local_shard,
+    own_box,
+)
 from kit.engines.torch.optimizer import Optimizer, vocabulary
+from kit.engines.torch.shards import Box, Shards, rank_file, read_rank_file
 from kit.errors import CheckpointError, EngineError
 
 
@@ -188,7 +196,25 @@ class TorchEngine(Engine):
                 kind: {name: tensor.to("cpu", copy=True) if copy else tensor for name, tensor in of_kind.items()}
                 for kind, of_kind in self._local_state().items()
             }
-        return partial(write_rank_state, rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
+        return partial(
+            write_rank_state,
+            rank=self._rank,
+            optimizer_steps=self.optimizer_steps,
+            boxes=self._boxes(),
+            tensors=tensors,
+        )
+
+    def _boxes(self) -> dict[str, Box]:
+        """Name → this rank's part of a parameter, or of a buffer, which every rank has whole."""
+        buffers = {name: Box(tuple(each.shape), (0,) * each.ndim) for name, each in self._buffers.live().items()}
+        return buffers | {n: Box(tuple(each.shape), own_box(each)[1]) for n, each in self._parameters.items()}
+
+    @property
+    def fits_every_layout(self) -> bool:  # type: ignore[override]
+        """False where an optimizer keeps state that is not split like its parameter: 8-bit codes, Adafactor's means."""
+        own = self._local_state()
+        shapes = {name: tensor.shape for name, tensor in own[StateKind.MASTER.value].items()}
+        return all(tensor.shape == shapes[name] for of_kind in own.values() for name, tensor in of_kind.items())
 
     def _local_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """This rank's live tensors: kind → name → tensor; ``master`` and the kinds of ``Optimizer.local_state``."""
@@ -201,25 +227,35 @@ class TorchEngine(Engine):
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
-        """Raises CheckpointError if a file is missing, or differs from the files that ``save`` writes."""
-        holder = self._rank if self._parallel.local_state_differs else 0
-        try:
-            index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
-            files, steps = dict(index["weight_map"]), int(index["optimizer_steps"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{directory} is not a checkpoint of the torch engine ({error!r})") from error
-        own = self._local_state()
+        """Each rank reads its own parts, whatever layout wrote them. Raises CheckpointError if a file is missing, or
+        differs from the files that ``save`` writes."""
+        path = rank_file(directory, self._rank if self._parallel.local_state_differs else 0)
+        if not path.is_file() and self.fits_every_layout:
+            path = rank_file(directory, 0)  # fewer ranks wrote it
+        index, own = read_rank_file(path), self._local_state()
+        files = index.weight_map
         if files.keys() != own.keys():
             raise CheckpointError(
                 f"{directory} has {', '.join(sorted(files))} and optimizer.name={self.optimizer_name} needs "
                 f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from an exchange checkpoint"
             )
+        # Without boxes (8-bit codes, files of an older version) each rank needs the file that it wrote.
+        boxes, shards = self._boxes(), Shards(directory, path) if self.fits_every_layout and index.boxes else None
         for kind, tensors in own.items():
             source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})
             check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, source)
             for name, tensor in tensors.items():
+                if shards is not None:
+                    shards.read(kind, name, boxes[name], tensor)
+                    continue
+                if source.shape(name) != tuple(tensor.shape):
+                    raise CheckpointError(
+                        f"{directory} has {list(source.shape(name))} of {name} and this rank needs "
+                        f"{list(tensor.shape)}: such files fit one layout; resume under the plan that wrote them, or "
+                        "from an exchange checkpoint"
+                    )
                 tensor.copy_(source.read(name))
-        self.set_optimizer_steps(steps)
+        self.set_optimizer_steps(index.optimizer_steps)
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Collective. The main rank exports all tensors, each as one block; other ranks export none."""

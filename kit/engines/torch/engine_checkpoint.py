@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
+from kit.engines.torch.shards import Box, rank_file
 
 
 def write_rank_state(
@@ -20,12 +21,13 @@ def write_rank_state(
     *,
     rank: int,
     optimizer_steps: int,
+    boxes: Mapping[str, Box],
     tensors: Mapping[str, Mapping[str, torch.Tensor]] | None,
 ) -> None:
     """Write this rank's tensors into an existing directory. Not collective. Raises OSError or SafetensorError.
 
     ``tensors``: kind of state → name → tensor of any shape and dtype, live or copied to host memory; None on a rank
-    that writes no tensors.
+    that writes no tensors. ``boxes``: name → this rank's part, of parameters and buffers.
     """
     if tensors is None:
         return
@@ -38,5 +40,6 @@ def write_rank_state(
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             weight_map[kind] |= dict.fromkeys(names, path.name)
-    index = {"optimizer_steps": optimizer_steps, "weight_map": weight_map}
-    (directory / f"state-rank{rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
+    where = {name: (box.whole, box.start) for name, box in boxes.items()}
+    index = {"optimizer_steps": optimizer_steps, "weight_map": weight_map, "boxes": where}
+    rank_file(directory, rank).write_text(json.dumps(index), encoding="utf-8")

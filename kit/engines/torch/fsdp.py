@@ -140,7 +140,13 @@ def fill(target: torch.Tensor, full: torch.Tensor) -> None:
 def own_slice(sharded: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
     """The part of ``full`` that this rank has of ``sharded``, a tensor of the same global shape; all if that is no
     DTensor."""
-    if not isinstance(sharded, DTensor):
-        return full
-    sizes, starts = compute_local_shape_and_global_offset(full.shape, sharded.device_mesh, sharded.placements)
+    sizes, starts = own_box(sharded)
     return full[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+
+
+def own_box(sharded: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, first index in each dimension) of the part that this rank has; the whole of what is no DTensor."""
+    if not isinstance(sharded, DTensor):
+        return tuple(sharded.shape), (0,) * sharded.ndim
+    sizes, starts = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    return tuple(sizes), tuple(starts)
