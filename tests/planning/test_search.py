@@ -308,3 +308,13 @@ def test_the_search_times_the_sizes_that_the_plan_writes() -> None:
     assert best is not None
     assert (plan.layout.zero_stage, plan.layout.recompute) == (3, "full")
     assert step_s(best) == plan.predicted.step_time_s
+
+
+def test_a_refusal_names_the_pin_that_the_search_does_not_set() -> None:
+    """Megatron's optimizer on the host, and the host memory that a cluster of unknown nodes must state for it."""
+    model, asked = load_model("deepseek-v3"), JobSpec(seq_length=4096, global_batch_size=512)
+    with pytest.raises(PlanError, match=r"layout.offload_optimizer=cpu.*and cluster.host_ram_gib \(2048 would do\)"):
+        make_plan(model, parse_cluster("96xH20"), asked)
+    told = dataclasses.replace(parse_cluster("96xH20"), host_ram_gib=2048.0)
+    pinned = make_plan(model, told, asked, Pins(engine="megatron", offload_optimizer="cpu"))
+    assert pinned.predicted.peak_gib < 90.3

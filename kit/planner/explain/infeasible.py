@@ -128,6 +128,8 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
     if pins.engine is None and cluster.num_gpus > 1:
         text = "layout.engine=torch, for which chunked loss and compiled blocks are tried on several GPUs too"
         yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
+    if pins.engine in (None, "megatron") and pins.offload_optimizer is None and request.job.lora is None:
+        yield from _megatrons_optimizer_on_the_host(request)
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)
@@ -181,6 +183,18 @@ def _host_memory(request: Request) -> Iterator[_Change]:
         for disks in (1024, 4096):
             text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({disks} would do)"
             yield change("nvme", 1.0, text, nvme_gib=float(disks))
+
+
+def _megatrons_optimizer_on_the_host(request: Request) -> Iterator[_Change]:
+    """A pin that the search does not set by itself: Megatron-LM runs it, kit's worker does not."""
+    pinned = replace(request, pins=request.pins.but(engine="megatron", offload_optimizer="cpu"))
+    text = "layout.engine=megatron layout.offload_optimizer=cpu, which Megatron-LM runs by pretrain_gpt.sh"
+    if request.cluster.host_ram_gib is not None:
+        yield _Change("megatron", 1.0, text, pinned)
+        return
+    for there in (1024, 2048):
+        told = replace(pinned, cluster=replace(request.cluster, host_ram_gib=float(there)))
+        yield _Change("megatron", 1.0, f"{text}, and cluster.host_ram_gib ({there} would do)", told)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
