@@ -67,9 +67,10 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, family):
-    spec = tiny.model(family, **(FAMILIES[family].shape | {"tied_embeddings": family == "gpt2"}))
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name):
+    case = FAMILIES[name]
+    spec = tiny.model(case.family, **(case.shape | {"tied_embeddings": case.family == "gpt2"}))
     directory, _ = references(spec)
     original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}
@@ -80,8 +81,8 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, famil
         exchange_to_hf(exchange, tmp_path / f"hf{number}", dtype="float32")
         again = HfDirectory(tmp_path / f"hf{number}")
         assert sorted(again.names()) == sorted(original.names())
-        for name in original.names():
-            assert torch.equal(again.read(name), original.read(name)), (layout, name)
+        for tensor in original.names():
+            assert torch.equal(again.read(tensor), original.read(tensor)), (layout, tensor)
 
 
 def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):
