@@ -110,7 +110,6 @@ class Workload:
     grouped_gemm = True
     recompute_every = 1
     recomputed_share = 1.0
-    activation_offload = False
     main_gradient_bytes = 4
     cross_entropy = "unfused"
     deterministic = False
@@ -135,6 +134,11 @@ class Workload:
             model=self.model, cluster=self.cluster, job=self.job, layout=layout, _hash_of_work=self._hash_of_work
         )
         return made
+
+    @property
+    def activation_offload(self) -> bool:
+        """Whether what autograd saves of a layer is in host memory."""
+        return self.layout.activation_offloading
 
     @property
     def mtp_layers(self) -> int:

@@ -75,16 +75,36 @@ def _torch(request: Request, further: bool) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
     offload = _pinned_offload(pins)
     if further:
+        yield from _long_sequences(request)
         if job.lora is None or offload != ("none", "none") or pins.offload_param or pins.offload_optimizer:
             return
         offload = ("cpu", "cpu")
     for split in _torch_splits(cluster, pins):
         dp = split.data_parallel(cluster)
-        whole = [0] if split.tp == 1 or pins.tp else []  # DDP does not combine with tensor parallelism
-        stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp > 1 else [0])
+        # DDP combines neither with tensor parallelism nor with context parallelism.
+        whole = [0] if split.cp == 1 and (split.tp == 1 or pins.tp) else []
+        stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp * split.cp > 1 else [0])
         ways = fast_paths(request, compiles=split.tp == 1)
         for zero, recompute, way in itertools.product(stages, _recompute(pins), ways):
             yield from _sized("torch", job, way, split, dp, zero, offload, recompute)
+
+
+def _long_sequences(request: Request) -> Iterator[Layout]:
+    """FSDP2 over ranks that split each sequence, for sequences longer than ``_LARGEST_MICRO_BATCH_TOKENS``: full
+    recompute, and saved layer inputs on the GPU or on the host. On request there is more (``_torch_splits``)."""
+    cluster, job, pins = request.cluster, request.job, request.pins
+    if job.seq_length <= _LARGEST_MICRO_BATCH_TOKENS or job.lora is not None or job.objective != "pretrain":
+        return
+    given = _Split.of(pins.but(cp=None, cp_comm_type=None))
+    if given != _Split() or pins.cp == 1 or pins.zero_stage in (0, 1, 2) or _pinned_offload(pins) != ("none", "none"):
+        return
+    chunked = True if pins.chunked_loss is None else pins.chunked_loss
+    for cp in [pins.cp] if pins.cp else divisors(cluster.num_gpus)[1:]:
+        split = _Split(cp=cp, cp_comm_type=pins.cp_comm_type or "p2p")
+        for on_host in (False, True) if pins.activation_offloading is None else (pins.activation_offloading,):
+            how = pins.but(chunked_loss=chunked, activation_offloading=on_host)
+            dp, stays = split.data_parallel(cluster), _pinned_offload(pins)
+            yield from _sized("torch", job, how, split, dp, 3, stays, pins.recompute or "full")
 
 
 def fast_paths(request: Request, compiles: bool) -> list[Pins]:
@@ -111,6 +131,8 @@ def fast_paths(request: Request, compiles: bool) -> list[Pins]:
 def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
     """FSDP2 over all ranks, and FSDP2 combined with tensor parallelism inside a node."""
     split = _Split.of(pins)
+    if split.cp > 1 and pins.cp_comm_type is None:
+        split = replace(split, cp_comm_type="p2p")
     if pins.tp is not None or split != _Split() or pins.zero_stage in (0, 1):
         return [split]
     cut = [_Split(tp=tp) for tp in divisors(cluster.gpus_per_node)[1:]]

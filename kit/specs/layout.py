@@ -57,6 +57,7 @@ ZeroStage = Annotated[int, Within(ge=0, le=3)]
 Elements = Annotated[int, Within(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples use up to 10¹⁴ to mean no limit."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
+_CP_TEXT = FrozenMap({"p2p": "ring attention", "a2a": "Ulysses"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
 
@@ -81,9 +82,9 @@ class Layout:
     first_stage_layers: Annotated[Size | None, Flag(("megatron",))] = None
     """Layers of the first pipeline stage where stages are uneven; null: as many as the others."""
     last_stage_layers: Annotated[Size | None, Flag(("megatron",))] = None
-    cp: Annotated[Size, Flag(("deepspeed", "megatron"))] = 1
+    cp: Size = 1
     """Context parallelism: ranks that share out a sequence."""
-    cp_comm_type: Annotated[ContextExchange, Flag(text=FrozenMap({"p2p": "ring attention"}))] = "all_gather"
+    cp_comm_type: Annotated[ContextExchange, Flag(text=_CP_TEXT)] = "all_gather"
     """Read only with cp>1."""
     ep: Annotated[Size, Flag(("megatron",))] = 1
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
@@ -121,6 +122,11 @@ class Layout:
     weights. Engine torch always autocasts in bf16 DDP."""
     recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
     """full: only each layer's input is saved. selective: everything except the inside of attention is saved."""
+    activation_offloading: Annotated[bool, Flag(("torch", "deepspeed"), "saved layer inputs on host", added=True)] = (
+        False
+    )
+    """Hugging Face models with full recompute: the saved layer inputs are in pinned host memory from forward to
+    backward."""
     chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False
     """Hugging Face models: compute output projection and cross entropy together in chunks of tokens, so that all logits
     never exist at once."""
@@ -240,6 +246,7 @@ class Pins:
     gradient_dtype: GradientDtype | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
+    activation_offloading: bool | None = None
     chunked_loss: bool | None = None
     loss_kernel: LossKernel | None = None
     compile_layers: bool | None = None

@@ -6,11 +6,14 @@ from __future__ import annotations
 import pytest
 
 from tests.deepspeed import cases, plain
+from tests.megatron import shapes
+from tests.training import tiny
 from tests.workers import pool
 
 STEPS = 3
 TOLERANCE = 1e-5
 ULYSSES = {"cp": 2, "cp_comm_type": "a2a", "dp": 1, "gradient_accumulation_steps": 4}
+LONG = {"recompute": "full", "chunked_loss": True, "activation_offloading": True}
 AUTOTP = {"tp": 2, "dp": 1, "gradient_accumulation_steps": 4}
 
 
@@ -27,6 +30,8 @@ LAYOUTS = {
     "Ulysses, stage 0": cases.plan(0, **ULYSSES),
     "Ulysses, stage 2": cases.plan(2, **ULYSSES),
     "Ulysses, stage 3": cases.plan(3, **ULYSSES),
+    "Ulysses, stage 2, long sequences": cases.plan(2, **ULYSSES, **LONG),
+    "Ulysses, stage 3, long sequences": cases.plan(3, **ULYSSES, **LONG),
     "AutoTP, stage 0": cases.plan(0, **AUTOTP),
     "AutoTP, stage 3": cases.plan(3, **AUTOTP),
     "hpZ": cases.plan(3, zero_hpz=2),
@@ -40,6 +45,14 @@ def test_fp32_is_plain_torch(chosen, start, tmp_path):
     assert plain.gradient_error(curve, expected) < TOLERANCE
     assert plain.curve_error(curve.losses, expected.losses) < TOLERANCE
     assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
+
+
+def test_ulysses_chooses_longropes_frequencies_by_the_whole_sequence(tmp_path):
+    """The first rank's own positions are all below ``original_max_position_embeddings``."""
+    spec = tiny.model("phi3", rope_scaling=shapes.LONGROPE | {"original_max_position_embeddings": 24})
+    start = cases.hf_directory(tmp_path, spec=spec)
+    curve = run(cases.train, cases.plan(2, spec=spec, **ULYSSES), start, tmp_path, 1)[0]
+    assert plain.gradient_error(curve, plain.reference(start, 1)) < TOLERANCE
 
 
 @pytest.mark.rotated

@@ -108,8 +108,7 @@ def ring_and_whole_attention() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     whole sequence; 4 query heads and 2 key/value heads."""
     import torch.distributed as dist
 
-    from kit.engines.megatron.model.cp_all_gather import local_part
-    from kit.engines.megatron.model.cp_ring import ring_attention
+    from kit.engines.kernels.ring_attention import local_part, ring_attention
 
     group, generator = dist.group.WORLD, torch.Generator().manual_seed(0)
     *inputs, weights = (torch.randn(16, 2, heads, 8, generator=generator) for heads in (4, 2, 2, 4))
@@ -125,7 +124,11 @@ def ring_and_whole_attention() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         return attended.permute(2, 0, 1, 3)
 
     own = [local_part(tensor, 0, group) for tensor in (*inputs, weights)]
-    found = result_and_gradients(own[:3], own[3], lambda *parts: ring_attention(*parts, group, None))
+
+    def ring(*parts: torch.Tensor) -> torch.Tensor:
+        return ring_attention(*(part.permute(1, 2, 0, 3) for part in parts), group, None).permute(2, 0, 1, 3)
+
+    found = result_and_gradients(own[:3], own[3], ring)
     return found, [local_part(tensor, 0, group) for tensor in result_and_gradients(inputs, weights, whole)]
 
 

@@ -68,9 +68,9 @@ def test_ways_out_come_smallest_first() -> None:
     ]
     long = job(seq_length=131072, global_batch_size=8)
     pinned = itertools.islice(
-        changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch"))), 3
+        changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch", cp=1))), 3
     )
-    assert [way.split()[0] for way in pinned] == ["layout.engine", "H200", "job.seq_length=65536"]
+    assert [way.split()[0] for way in pinned] == ["layout.engine", "layout.cp", "H200"]
 
 
 def test_one_card_is_helped_by_its_machine_before_another_card() -> None:

@@ -111,7 +111,9 @@ def test_what_a_refusal_offers_is_allowed() -> None:
     """Twelve heads over six of keys: four ranks would hold one and a half of them."""
     heads: dict[str, Any] = {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 128, "hidden_size": 1536}
     model = replace(load_model("llama-3.1-8b"), **heads)
-    refused = Workload(model, cluster("8xH100"), job(seq_length=4096), deepspeed(cp=8, dp=1, zero_stage=3))
+    refused = Workload(
+        model, cluster("8xH100"), job(seq_length=4096), deepspeed(cp=8, cp_comm_type="a2a", zero_stage=3)
+    )
     (message,) = (each.message for each in violations(refused) if each.rule == "ulysses_divides_heads")
     offered = [int(size) for size in re.findall(r"\d+", message.partition("; use ")[2])]
     assert offered == [1, 2]

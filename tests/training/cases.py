@@ -62,6 +62,37 @@ def train_and_export(rundir: tiny.TinyRunDirectory, exchange: Path | None = None
     return result
 
 
+def train_with(rundir: tiny.TinyRunDirectory, fault: str) -> dict[str, Any]:
+    """``train_and_export`` with a fault of benchmarks.system_tests.parity in the engine."""
+    from benchmarks.system_tests.parity.faults import planted
+
+    with planted(fault):
+        return train_and_export(rundir)
+
+
+def saved_on_host(rundir: tiny.TinyRunDirectory) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Bytes of each tensor that transformers takes to the host, and the gradients; as if there were an accelerator."""
+    from unittest import mock
+
+    sizes: list[int] = []
+
+    class OnCpu(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, pin_memory: bool, device_type: str) -> None:
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                sizes.append(tensor.nbytes)
+                return tensor.clone()
+
+            super().__init__(pack, lambda tensor: tensor)
+
+    with (
+        mock.patch("torch.accelerator.is_available", return_value=True),
+        mock.patch("transformers.modeling_utils.save_on_cpu", OnCpu),
+    ):
+        engine = TorchEngine(rundir)
+        engine.forward_backward(batches(engine, rundir, 0))
+    return sizes, state(engine, StateKind.GRADIENT)
+
+
 def import_and_train(rundir: tiny.TinyRunDirectory, exchange: Path, count: int = 3) -> dict[str, Any]:
     """Two steps from an exchange checkpoint that ``count`` steps made."""
     engine = TorchEngine(rundir)

@@ -183,6 +183,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
                 ("torch", 2, "tp"),
                 ("torch", 3, "tp"),
                 ("torch", 3, "offload"),
+                ("torch", 3, "cp"),
                 ("deepspeed", 2, "tp"),
                 ("deepspeed", 3, "cp"),
                 ("deepspeed", 2, "cp"),

@@ -26,6 +26,7 @@ LAYOUTS = {
     "fsdp-2": {"dp": 2, "zero_stage": 3},
     "tp-2": {"tp": 2, "zero_stage": 3},
     "tp-2-dp-2": {"tp": 2, "dp": 2, "zero_stage": 2},
+    "ring-2": {"cp": 2, "cp_comm_type": "p2p", "zero_stage": 3},
     "one": {},
 }
 
@@ -89,7 +90,7 @@ def written(tmp_path: Path, name: str, **job: Any) -> tuple[Any, list[float], bo
     ("before", "after"),
     [
         ("fsdp-4", ("fsdp-3", "ddp-2", "tp-2", "one")),
-        ("ddp-2", ("fsdp-4", "tp-2-dp-2")),
+        ("ddp-2", ("fsdp-4", "tp-2-dp-2", "ring-2")),
         ("tp-2-dp-2", ("fsdp-3", "fsdp-2", "tp-2")),
     ],
 )

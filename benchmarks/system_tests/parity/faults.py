@@ -201,6 +201,27 @@ def _other_ranks_parts_lost(kernel_backward):
     return forgetful
 
 
+def _own_positions(shard_batch):
+    """Each rank counts the positions of its part of the sequence from 0."""
+
+    def counted(self, micro_batch):
+        own = shard_batch(self, micro_batch)
+        places = torch.arange(own.input_ids.shape[1]).expand_as(own.input_ids)
+        return dataclasses.replace(own, position_ids=places)
+
+    return counted
+
+
+def _own_length(_):
+    """Rotary embeddings take a rank's largest position for the length of the sequence."""
+    return lambda self, forward: forward
+
+
+def _scaled_by_data_ranks(mean_scale):
+    """The loss is multiplied by dp, and FSDP2 divides by dp·cp."""
+    return lambda tokens, averaged_over: mean_scale(tokens, 1)
+
+
 def _without_sum(gather):
     """Latent attention: the gradient of the key that all heads share is that of this rank's heads, as megatron-core has
     it without Transformer Engine."""
@@ -335,6 +356,7 @@ def _own_part_of_the_sequence(init):
     return forgetful
 
 
+_CONTEXT = "kit.engines.torch.context_parallel:ContextParallel"
 _DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
 _GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:global_names"
 _ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
@@ -370,7 +392,14 @@ FAULTS: dict[str, Fault] = {
     "megatron-shifted-stages": Fault(
         _GLOBAL_NAMES, _renumbered("layers", lambda layer, config: (layer + 1) % config.num_layers), "megatron-pp2"
     ),
-    "megatron-ring-forgets-a-part": Fault(f"{_MEGATRON}.model.cp_ring:_kernel_backward", _other_ranks_parts_lost),
+    "megatron-ring-forgets-a-part": Fault(
+        "kit.engines.kernels.ring_attention:_kernel_backward", _other_ranks_parts_lost
+    ),
+    "context-local-positions": Fault(f"{_CONTEXT}.shard_batch", _own_positions),
+    "context-length-of-own-part": Fault(
+        "kit.engines.huggingface.whole_length_rope:WholeLengthRope._with_last", _own_length
+    ),
+    "context-scaled-by-data-ranks": Fault("kit.engines.torch.engine:mean_scale", _scaled_by_data_ranks),
     "megatron-shared-key-of-own-heads": Fault(
         f"{_MEGATRON}.model.mla:gather_from_sequence_parallel_region", _without_sum
     ),

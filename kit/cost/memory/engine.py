@@ -75,7 +75,7 @@ def _most_step_extra(workload: Workload) -> float:
     model, layout = workload.model, workload.layout
     if layout.engine == "torch":
         gathered = OPTIMIZERS[workload.job.optimizer.name].gathered_in_step
-        return (gathered or 4.0 / layout.dp) * deepspeed_sizes.largest_parameter(model)
+        return (gathered or 4.0 / (layout.dp * layout.cp)) * deepspeed_sizes.largest_parameter(model)
     sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout) if layout.zero_stage == 3 else {}
     return 4.0 * sizes.get("sub_group_size", _ZERO3_SUB_GROUP) if layout.zero_stage == 3 else float("inf")
 
@@ -144,7 +144,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         sharded = layout.zero_stage > 0
         if workload.job.precision == "bf16":
             dense = dense._replace(weights=dense.weights / 2)  # frozen weights have no fp32 master weights
-        own = 4.0 / (layout.dp if sharded else 1)
+        own = 4.0 / (layout.dp * layout.cp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         if not in_host:
             of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
@@ -183,7 +183,7 @@ def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, flo
     layer = (per_matrix * counts.layer.matrices + element * rest) / layout.tp
     kept = layer * counts.num_layers if layout.zero_stage == 2 else 0.0
     # A rank's own part of the next layer is copied from the host before it is gathered.
-    own = layer / layout.dp if layout.offload_param != "none" else 0.0
+    own = layer / (layout.dp * layout.cp) if layout.offload_param != "none" else 0.0
     return root + kept, root + max(kept, 2 * layer + own), root
 
 
@@ -232,7 +232,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
         attention=counts.layer.attention / layout.tp,
         after_forward=counts.layers / layout.tp if layout.zero_stage == 2 else 0.0,
         element=element,
-        scattered=4.0 / layout.dp if layout.gradient_dtype == "bf16" else 0.0,
+        scattered=4.0 / (layout.dp * layout.cp) if layout.gradient_dtype == "bf16" else 0.0,
     )
 
 

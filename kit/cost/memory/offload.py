@@ -7,10 +7,12 @@ _setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: 
 
 from __future__ import annotations
 
+from math import ceil, log2
 from typing import NamedTuple
 
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
+from kit.cost.memory.activations_huggingface import layer_input
 from kit.cost.memory.states import NF4_CODES
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
@@ -133,7 +135,17 @@ def host_ram_gib_per_node(workload: Workload) -> float:
         return to_gib(of_trained * stepped * cluster.gpus_per_node)
     of_weights = PINNED_ROUNDING * states.weights / _element(layout, precision) * stored_weight_bytes(workload)
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
+    rank += offloaded_activation_bytes(workload, pinned=True)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
+
+
+def offloaded_activation_bytes(workload: Workload, pinned: bool = False) -> float:
+    """Bytes of saved layer inputs of one micro batch that a rank keeps in host memory. ``pinned``: with torch's
+    rounding of a pinned block to a power of two (aten/src/ATen/core/CachingHostAllocator.h)."""
+    if not workload.layout.activation_offloading:
+        return 0.0
+    each = layer_input(workload)
+    return workload.num_layers * (2.0 ** ceil(log2(each)) if pinned else each)
 
 
 def stored_weight_bytes(workload: Workload) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
-from kit.cost.memory.offload import stored_weight_bytes
+from kit.cost.memory.offload import offloaded_activation_bytes, stored_weight_bytes
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
@@ -232,10 +232,15 @@ class StepTimeModel:
     ) -> dict[str, float]:
         """``components`` with the seconds of offload, if the layout has it. ``parameters``: of the fullest rank."""
         layout = workload.layout
+        if layout.activation_offloading:
+            # Both copies run on the compute stream (transformers, activation_checkpointing_enable).
+            copied = 2 * layout.gradient_accumulation_steps * offloaded_activation_bytes(workload)
+            components = components | {"offload": copied / pcie_bytes_per_s(workload.cluster.gpu)}
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
         optimizer = components["optimizer"] if layout.offload_optimizer == "none" else 0.0
-        return components | {"optimizer": optimizer, "offload": _offload_s(workload, parameters, components)}
+        seconds = components["offload"] + _offload_s(workload, parameters, components)
+        return components | {"optimizer": optimizer, "offload": seconds}
 
 
 def _offload_s(workload: Workload, parameters: RankParameters, components: dict[str, float]) -> float:
@@ -255,7 +260,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         share = workload.stepped_parameters(parameters)
         return cpu_adam_s(share * cluster.gpus_per_node, layout.zero_stage) + (4.0 + element) * share / pcie
     total = workload.trained_parameters
-    share = total / layout.dp
+    share = total / (layout.dp * layout.cp)
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
@@ -270,7 +275,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         seconds += (2 * 12.0 + 2 * 4.0) * total / disk
     if layout.offload_param != "none":
         weights = stored_weight_bytes(workload)
-        link = 2 * weights / layout.dp / pcie
+        link = 2 * weights / (layout.dp * layout.cp) / pcie
         if layout.offload_param == "nvme":
             link = max(link, 2 * weights / disk)
             seconds += weights / disk

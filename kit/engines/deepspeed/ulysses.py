@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.data_parallel import DataParallel
+from kit.engines.huggingface.whole_length_rope import WholeLengthRope
 
 _ATTENTION = "sdpa"
 _GROUP_FUNCTIONS = (
@@ -76,6 +77,7 @@ class UlyssesSequenceParallel(DataParallel):
             micro_batch_size=self._layout.micro_batch_size,
             seq_length_is_variable=True,
         )
+        self._rope = WholeLengthRope(model)
         self.mpu = _sequence_parallel_unit()
         self.sequence_group = parallel_state_sp.get_sequence_parallel_group()
         return model
@@ -83,6 +85,7 @@ class UlyssesSequenceParallel(DataParallel):
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """This rank's contiguous part of each sequence. Labels are already shifted, so the parts need no overlap.
         Positions count from the start of the whole sequence."""
+        self._rope.length = micro_batch.input_ids.shape[1]
         inputs, labels = (
             whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
         )

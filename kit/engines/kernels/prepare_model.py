@@ -25,7 +25,9 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
     plan, layout = rundir.plan, rundir.plan.layout
     cast_experts(model)
     if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # Without an accelerator the inputs are in host memory already, and torch pins none.
+        offload = layout.activation_offloading and torch.accelerator.is_available()
+        model.activation_checkpointing_enable({"use_reentrant": False}, offload=offload)
     if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
         attend_by_document(model, plan.model)
     if layout.compile_layers:

@@ -135,30 +135,7 @@ def _reduce_scatter_first_dim(
     return _reduce_scatter_equal(padded.flatten(0, 1), group)[: input_split_sizes[group.rank()]]
 
 
-def _flash_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, ...]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-
-
-def _flash_backward(
-    tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, ...]:
-    # This kernel expects the log-sum-exp in memory order (batch, sequence, heads).
-    total = total.transpose(1, 2).contiguous().transpose(1, 2)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *tensors, total, 0.0, causal, scale=scale
-    )
-
-
 PATCHES: tuple[Patch, ...] = (
-    Patch(
-        "kit.engines.megatron.model.cp_ring.flash_forward",
-        "model/cp_ring.py",
-        "aten's kernel of the device",
-        _flash_forward,
-    ),
-    Patch("kit.engines.megatron.model.cp_ring.flash_backward", "model/cp_ring.py", "and its backward", _flash_backward),
     Patch(
         "torch.cuda.current_device",
         "tensor_parallel/layers.py",

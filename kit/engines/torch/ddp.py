@@ -74,6 +74,7 @@ class DdpModel:
 
     def __init__(self, model: torch.nn.Module, dp_size: int, compression: Compression) -> None:
         self.dp_rank, self.dp_size = dist.get_rank(), dp_size
+        self.averaged_over = dp_size
         self._model = model
         self._ddp = _wrap(model) if dp_size > 1 else None
         if self._ddp is not None:

@@ -35,6 +35,7 @@ from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.engines.kernels.prepare_model import prepare, summed_loss
+from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import (
@@ -76,8 +77,10 @@ class TorchEngine(Engine):
         if plan.job.precision == "fp8":
             # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
-        self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device)
         self._chunked = prepare(self._model, rundir)
+        self._context = ContextParallel(self._model, plan.layout) if plan.layout.cp > 1 else None
+        group = None if self._context is None else self._context.group
+        self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device, group)
         choose_attention(plan.layout.attention_kernel)
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
         steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
@@ -88,7 +91,8 @@ class TorchEngine(Engine):
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
             offload = plan.layout.offload_param != "none"
-            self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh, offload, load)
+            stage, cp = plan.layout.zero_stage, plan.layout.cp
+            self._parallel = FsdpModel(self._model, stage, bf16, self._device, mesh, offload, load, cp)
             self._autocast_dtype = None
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
         self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it
@@ -117,12 +121,13 @@ class TorchEngine(Engine):
         Raises EngineError if all labels of the step are masked, or if an earlier step still has gradients."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
+        micro_batches = self._own_parts(micro_batches)
         tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
-        # DDP and FSDP2 average gradients over dp ranks. A factor of dp turns the average into a sum.
-        scale = mean_scale(tokens, self.dp_size)
+        # DDP and FSDP2 average gradients over ranks. Their number as a factor turns the average into a sum.
+        scale = mean_scale(tokens, self._parallel.averaged_over)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         found: list[tuple[MicroBatch, torch.Tensor]] = []
-        self._routing.begin(len(micro_batches), averaged_over=self.dp_size)
+        self._routing.begin(len(micro_batches), averaged_over=self._parallel.averaged_over)
         for index, micro_batch in enumerate(micro_batches):
             self._routing.sequences = len(micro_batch.input_ids)
             with self._parallel.micro_batch(is_last=index == len(micro_batches) - 1):
@@ -178,7 +183,12 @@ class TorchEngine(Engine):
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError if all labels are masked."""
         loss_of = partial(self._loss, training=False)
-        return evaluation_loss(self._model, loss_of, micro_batches, self._device, self._parallel.tokens_group)
+        own = self._own_parts(micro_batches)
+        return evaluation_loss(self._model, loss_of, own, self._device, self._parallel.tokens_group)
+
+    def _own_parts(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """What this rank computes of micro batches of its data-parallel group."""
+        return micro_batches if self._context is None else [*map(self._context.shard_batch, micro_batches)]
 
     def save(self, directory: Path) -> None:
         """Write each rank's tensors; under DDP the main rank writes alone. Raises OSError or SafetensorError."""

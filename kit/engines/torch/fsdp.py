@@ -2,7 +2,8 @@
 
 Stage 2 keeps a layer's gathered parameters from forward to backward; stage 3 frees them and gathers them again. Both
 shard gradients and moments, and reduce-scatter the gradients of every micro batch, so that no rank ever has all
-gradients. With tensor parallelism the ranks of a tensor-parallel group compute the same samples.
+gradients. With tensor parallelism the ranks of a tensor-parallel group compute the same samples. Ranks that split a
+sequence (context parallelism) shard parameters like data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kit.engines.torch.tensor_parallel import cut
 
 
 def build_mesh(device: torch.device, tp: int) -> DeviceMesh:
-    """Mesh of all ranks, of shape (dp, tp). Neighbouring ranks form a tensor-parallel group."""
+    """Mesh of all ranks, of shape (dp·cp, tp). Neighbouring ranks form a tensor-parallel group."""
     return init_device_mesh(device.type, (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
 
 
@@ -43,12 +44,13 @@ class FsdpModel:
         mesh: DeviceMesh,
         offload: bool = False,
         load: Callable[[torch.nn.Module], None] | None = None,
+        cp: int = 1,
     ) -> None:
         """``model``: on ``device``, in host memory, or on meta; on meta, ``fill`` every parameter afterwards.
         ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
         ``build_mesh``. ``offload``: keep parameters, gradients and moments in host memory between their uses.
         ``load``: fills what is on meta below a module, which is then sharded at once, so that no rank ever has the
-        whole model."""
+        whole model. ``cp``: neighbouring ranks that split a sequence."""
         if mesh["tp"].size() > 1:
             # This logger advises one collective over both mesh dimensions for full tensors. Only checkpoints gather
             # full tensors, so the advice does not matter.
@@ -71,7 +73,9 @@ class FsdpModel:
             model.to_empty(device=device)
             fill_buffers(model, device)
         self._model = model
-        self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), mesh["dp"].size()
+        self.averaged_over = mesh["dp"].size()
+        """Ranks over which FSDP2 averages gradients."""
+        self.dp_rank, self.dp_size = mesh.get_local_rank("dp") // cp, self.averaged_over // cp
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
         """Ranks whose micro batches make up the step, each token once."""
 

@@ -7,10 +7,20 @@ legal. The rules were read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.1
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules import common, compression, deepspeed, fast_path, megatron, optimizers, torch, trl
+from kit.planner.rules import (
+    common,
+    compression,
+    context_parallel,
+    deepspeed,
+    fast_path,
+    megatron,
+    optimizers,
+    torch,
+    trl,
+)
 from kit.planner.rules.rule import REGISTERED, Violation
 
-FILES = (common, compression, deepspeed, fast_path, megatron, optimizers, torch, trl)
+FILES = (common, compression, context_parallel, deepspeed, fast_path, megatron, optimizers, torch, trl)
 """The files that register rules."""
 _CHECKS = {engine: tuple(rule.check for rule in rules.values()) for engine, rules in REGISTERED.items()}
 

@@ -160,25 +160,6 @@ def recompute(w: Workload) -> bool:
     return w.layout.recompute == "selective" and w.layout.engine != "megatron"
 
 
-@rule(
-    says=lambda w: (
-        f"cp={w.layout.cp} with cp_comm_type={w.layout.cp_comm_type}, which engine={w.layout.engine} does not have; "
-        f"use {one_of(_CP_COMM_TYPES[w.layout.engine])}"
-    )
-)
-def cp_comm_type(w: Workload) -> bool:
-    """Each engine supports only some values of ``cp_comm_type``; with cp=1 it is not read."""
-    way = w.layout.cp_comm_type
-    return way not in _CP_COMM_TYPES[w.layout.engine] and (w.layout.cp > 1 or way != "all_gather")
-
-
-_CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
-    "torch": ("all_gather",),
-    "deepspeed": ("a2a",),
-    "megatron": ("all_gather", "p2p"),
-}
-
-
 # ---------------------------------------------------------------- jobs
 
 

@@ -7,13 +7,11 @@ sequence parallelism by all-to-alls over heads (Ulysses: cp with cp_comm_type=a2
 
 from __future__ import annotations
 
-from math import gcd
 from operator import attrgetter
 
 from kit.cost.memory.deepspeed_sizes import buffer_sizes, least_param_buffer
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.common import runs_megatron_layers, whole_tp
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
@@ -116,17 +114,6 @@ def megatron_layers_need_tp(w: Workload) -> bool:
 @rule(
     "deepspeed",
     says=lambda w: (
-        f"tp={w.layout.tp} with cp={w.layout.cp} on engine=deepspeed, which has one or the other; use engine=megatron"
-    ),
-)
-def tp_or_cp(w: Workload) -> bool:
-    """Ulysses and tensor parallelism both split the heads."""
-    return w.layout.tp > 1 and w.layout.cp > 1
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
         f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed was not tested; use "
         "engine=megatron, or tp=1"
     ),
@@ -171,88 +158,6 @@ def autotp_divides_kv_heads(w: Workload) -> bool:
     """With more ranks than key/value heads, AutoTP leaves some ranks without attention (engine.py,
     _apply_autotp_partitioning, only warns)."""
     return not runs_megatron_layers(w.layout) and w.model.num_key_value_heads % w.layout.tp != 0
-
-
-# ---------------------------------------------------------------- Ulysses: runtime/sequence_parallel/ulysses_sp.py
-
-
-def _whole_cp(w: Workload) -> list[int]:
-    """Sizes of Ulysses that the GPUs, the heads and the sequence allow."""
-    heads = w.model.num_key_value_heads
-    both = gcd(w.cluster.num_gpus, w.model.num_attention_heads, w.job.seq_length)
-    return [cp for cp in divisors(both) if heads % cp == 0 or cp % heads == 0]
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
-        f"use {one_of(_whole_cp(w))}"
-    ),
-)
-def ulysses_divides_heads(w: Workload) -> bool:
-    """UlyssesSPAttentionHF's constructor: every rank has whole query heads."""
-    return w.model.num_attention_heads % w.layout.cp != 0
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
-        f"{w.model.name}; use {one_of(_whole_cp(w))}"
-    ),
-)
-def ulysses_fits_kv_heads(w: Workload) -> bool:
-    """UlyssesSPAttentionHF's constructor: key/value heads are split or copied evenly."""
-    heads, cp = w.model.num_key_value_heads, w.layout.cp
-    return heads % cp != 0 and cp % heads != 0
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} does not divide seq_length={w.job.seq_length}; use {one_of(_whole_cp(w))}, or another length"
-    ),
-)
-def ulysses_divides_sequence(w: Workload) -> bool:
-    """Ulysses gives every rank an equal part of the sequence."""
-    return w.job.seq_length % w.layout.cp != 0
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
-        f"{w.model.sliding_window}): Ulysses drops attention masks silently; use cp=1, or engine=megatron"
-    ),
-)
-def ulysses_without_window(w: Workload) -> bool:
-    """Ulysses drops attention masks silently."""
-    return w.layout.cp > 1 and w.model.windowed(w.job.seq_length)
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses refuses eager attention, which is all "
-        f"that family {w.model.family} has; use cp=1, or engine=megatron"
-    ),
-)
-def ulysses_needs_fused_attention(w: Workload) -> bool:
-    """ulysses_sp.py, register_with_transformers: eager attention needs a mask, and Ulysses drops masks."""
-    return w.layout.cp > 1 and not w.model.traits.fused_attention
-
-
-@rule(
-    "deepspeed",
-    says=lambda w: (
-        f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "
-        f"configurations of family {w.model.family} do not have; use cp=1, or engine=megatron"
-    ),
-)
-def ulysses_family(w: Workload) -> bool:
-    """Ulysses reads num_key_value_heads of the model's configuration."""
-    return w.layout.cp > 1 and not w.model.traits.ulysses
 
 
 # ---------------------------------------------------------------- offload

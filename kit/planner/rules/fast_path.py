@@ -21,6 +21,33 @@ def fast_path_family(w: Workload) -> bool:
     return (w.layout.chunked_loss or w.layout.compile_layers) and w.model.approximate is not None
 
 
+# ---------------------------------------------------------------- saved layer inputs on the host
+
+
+@rule(
+    "torch",
+    "deepspeed",
+    says=lambda w: (
+        f"activation_offloading=true with recompute={w.layout.recompute}: it is for the layer inputs that full "
+        "recompute saves; use recompute=full"
+    ),
+)
+def offloads_layer_inputs(w: Workload) -> bool:
+    """transformers wraps each checkpointed layer alone (modeling_utils.py, activation_checkpointing_enable)."""
+    return w.layout.activation_offloading and w.layout.recompute != "full"
+
+
+@rule(
+    "torch",
+    "deepspeed",
+    says="activation_offloading=true with Megatron's layers or compile_layers=true; use huggingface, without compiling",
+)
+def offloads_of_eager_layers(w: Workload) -> bool:
+    """Megatron's layers recompute by another function, and compiled blocks were not tested with it."""
+    layout = w.layout
+    return layout.activation_offloading and (layout.implementation != "huggingface" or layout.compile_layers)
+
+
 # ---------------------------------------------------------------- chunked loss
 
 
@@ -39,13 +66,11 @@ def chunked_loss_head(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
-        f"chunked_loss=true with tp={w.layout.tp}, cp={w.layout.cp}: it needs a whole head and whole rows; use 1"
-    ),
+    says=lambda w: f"chunked_loss=true with tp={w.layout.tp} on Hugging Face layers: it needs a whole head; use 1",
 )
-def chunked_loss_whole_rows(w: Workload) -> bool:
-    """The chunked loss computes the whole vocabulary for whole sequences."""
-    return w.layout.chunked_loss and w.layout.implementation == "huggingface" and (w.layout.tp > 1 or w.layout.cp > 1)
+def chunked_loss_whole_head(w: Workload) -> bool:
+    """The chunked loss computes the whole vocabulary. Labels are shifted already, so a part of a row is enough."""
+    return w.layout.chunked_loss and w.layout.implementation == "huggingface" and w.layout.tp > 1
 
 
 @rule(

@@ -147,67 +147,6 @@ def virtual_stages_group_batches(w: Workload) -> bool:
 # ---------------------------------------------------------------- sequences
 
 
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"cp={w.layout.cp} with seq_length={w.job.seq_length}: 2·cp={2 * w.layout.cp} equal chunks are needed; "
-        f"use a multiple of {2 * w.layout.cp}"
-    ),
-)
-def context_parallel(w: Workload) -> bool:
-    """The zig-zag order gives each rank two of 2·cp chunks, so all ranks compute the same share of the causal mask."""
-    return w.layout.cp > 1 and w.job.seq_length % (2 * w.layout.cp) != 0
-
-
-def _ring(w: Workload) -> bool:
-    """Whether kit's ring attention runs (kit/engines/megatron/model/cp_ring.py). It supports full causal attention with
-    torch's flash kernels."""
-    return w.layout.cp > 1 and w.layout.cp_comm_type == "p2p"
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower than its keys; "
-        "use all_gather"
-    ),
-)
-def ring_without_mla(w: Workload) -> bool:
-    """Latent attention's values are narrower than its queries and keys."""
-    return _ring(w) and w.model.latent is not None
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"cp_comm_type=p2p with {w.model.name}, for whose attention there is no flash kernel; use all_gather"
-    ),
-)
-def ring_needs_fused_attention(w: Workload) -> bool:
-    """Softcaps and sinks change the scores, which a flash kernel does not return."""
-    return _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None)
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
-        "attention; use all_gather"
-    ),
-)
-def ring_without_window(w: Workload) -> bool:
-    """Ring attention passes all keys and values to every rank."""
-    return _ring(w) and w.model.windowed(w.job.seq_length)
-
-
-@rule(
-    "megatron", says="cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
-)
-def ring_needs_16_bits(w: Workload) -> bool:
-    """torch's flash kernels on CUDA are for fp16 and bf16."""
-    return _ring(w) and w.job.precision == "fp32" and w.cluster.gpu.device == "cuda"
-
-
 @rule("megatron")
 def width_norm_splits_key_heads(w: Workload) -> str | None:
     """kit/engines/megatron/model/norms.py, WidthRMSNorm, sums squares over ranks. A key head on two ranks would be

@@ -210,9 +210,9 @@ CASES = [
         model="qwen2.5-7b",
     ),
     Case(
-        "ulysses_without_window",
+        "cp_without_window",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
-        "drops attention masks",
+        "attention masks are dropped",
         deepspeed(zero_stage=3),
         model="mistral-7b-v0.1",
         change={"seq_length": 8192},
@@ -333,9 +333,9 @@ CASES = [
         good_change={"seq_length": 4096, "global_batch_size": 128},
     ),
     Case(
-        "ulysses_needs_fused_attention",
+        "cp_needs_fused_attention",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
-        "Ulysses refuses eager attention",
+        "no flash kernel",
         deepspeed(zero_stage=3),
         model="gemma-2-9b",
     ),

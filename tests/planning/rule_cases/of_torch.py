@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from kit.specs.balancing import BalancingSpec
 from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.layout import Layout
 from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import LLAMA, STARCODER, Case
 
 _SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
 ON_HOST = torch(zero_stage=3, offload_param="cpu", offload_optimizer="cpu")
+
+
+def context(**changes: Any) -> Layout:
+    """FSDP2 with a ring of two ranks."""
+    return torch(**{"zero_stage": 3, "cp": 2, "cp_comm_type": "p2p", **changes})
+
 
 CASES = [
     *(
@@ -157,10 +165,83 @@ CASES = [
     ),
     Case("recompute", torch(recompute="selective"), "recompute=selective is not supported", torch()),
     Case(
-        "chunked_loss_whole_rows",
+        "chunked_loss_whole_head",
         torch(tp=2, zero_stage=3, chunked_loss=True),
         "needs a whole head",
         torch(zero_stage=3, chunked_loss=True),
+    ),
+    Case("tp_or_cp", context(tp=2), "one or the other", context()),
+    Case("cp_comm_type", context(cp_comm_type="all_gather"), "use p2p or a2a", context()),
+    Case("torch_cp_needs_fsdp2", context(zero_stage=0), "FSDP2 sums the gradients", context()),
+    Case(
+        "torch_cp_family",
+        context(),
+        "it was tested with decoders",
+        torch(zero_stage=3),
+        model="qwen3-next-80b-a3b",
+    ),
+    Case(
+        "torch_cp_precision",
+        context(cp_comm_type="a2a"),
+        "precision=fp8 on engine=torch was not tested",
+        context(cp_comm_type="a2a"),
+        change={"precision": "fp8"},
+        good_change={"precision": "bf16"},
+    ),
+    Case(
+        "cp_needs_fused_attention",
+        context(),
+        "no flash kernel",
+        torch(zero_stage=3),
+        model="gemma-2-9b",
+    ),
+    Case(
+        "cp_without_window",
+        context(),
+        "attention masks are dropped",
+        torch(zero_stage=3),
+        model="mistral-7b-v0.1",
+        change={"seq_length": 8192},
+    ),
+    Case(
+        "ulysses_divides_heads",
+        context(cp=8, cp_comm_type="a2a"),
+        "use 1, 2 or 4",
+        context(cp=8),
+        model="qwen2.5-7b",
+    ),
+    Case(
+        "context_parallel",
+        context(cp=4),
+        "use a multiple of 8",
+        context(cp=4),
+        change={"seq_length": 4100},
+        good_change={"seq_length": 4104},
+    ),
+    Case(
+        "ring_needs_16_bits",
+        context(),
+        "use a2a, or bf16",
+        context(cp_comm_type="a2a"),
+        change={"precision": "fp32"},
+    ),
+    Case(
+        "ring_kernel",
+        context(attention_kernel="cudnn"),
+        "merged by",
+        context(attention_kernel="cudnn", cp_comm_type="a2a"),
+    ),
+    Case(
+        "offloads_layer_inputs",
+        torch(zero_stage=3, activation_offloading=True),
+        "use recompute=full",
+        torch(zero_stage=3, activation_offloading=True, recompute="full"),
+    ),
+    Case(
+        "offloads_of_eager_layers",
+        torch(zero_stage=3, activation_offloading=True, recompute="full", compile_layers=True),
+        "without compiling",
+        torch(zero_stage=3, activation_offloading=True, recompute="full"),
     ),
     Case("gradient_dtype_needs_fsdp2", torch(gradient_dtype="bf16"), "it is for FSDP2", torch()),
     Case(

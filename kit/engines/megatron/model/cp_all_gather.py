@@ -1,8 +1,7 @@
 """Context parallelism by all-gather: each rank has a part of every sequence, and gathers keys and values for attention.
 
-Each sequence is split into 2·cp chunks, and rank r gets chunks r and 2·cp−1−r ("zig-zag"), so that causal attention
-costs the same on every rank. megatron-core's rotary embedding uses the same order
-(models/common/embeddings/rope_utils.py, get_pos_emb_on_this_cp_rank).
+Sequences are split in the zig-zag order of ``kit/engines/kernels/ring_attention.py``. megatron-core's rotary embedding
+uses the same order (models/common/embeddings/rope_utils.py, get_pos_emb_on_this_cp_rank).
 """
 
 from __future__ import annotations
@@ -12,15 +11,6 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from kit.engines.megatron.model.attention import Scores, causal_attention
-
-
-def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The two chunks of this rank, concatenated along ``dim``, in the same dtype. ``tensor`` has whole sequences along
-    ``dim``; in the result this dimension is divided by cp."""
-    if group.size() == 1:
-        return tensor
-    chunks = tensor.chunk(2 * group.size(), dim)
-    return torch.cat([chunks[group.rank()], chunks[-1 - group.rank()]], dim)
 
 
 def all_gather_attention(

@@ -40,10 +40,10 @@ from megatron.core.transformer.transformer_layer import (
 )
 from megatron.core.transformer.utils import is_layer_window_attention
 
+from kit.engines.kernels.ring_attention import ring_attention
 from kit.engines.megatron.model import cp_all_gather
 from kit.engines.megatron.model.adapted_linear import ColumnLinear, RowLinear
 from kit.engines.megatron.model.attention import Scores, causal_attention
-from kit.engines.megatron.model.cp_ring import ring_attention
 from kit.engines.megatron.model.layer_variants import (
     ExpertRowParallelLinear,
     NormedRowParallelLinear,
@@ -141,7 +141,8 @@ class CausalAttention(torch.nn.Module):
         documents: torch.Tensor | None,
     ) -> torch.Tensor:
         if self.ring and documents is None:
-            attended = ring_attention(query, key, value, self.context_group, scores.scale)
+            query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+            attended = ring_attention(query, key, value, self.context_group, scores.scale).permute(2, 0, 1, 3)
         elif self.context_group.size() > 1:
             attended = cp_all_gather.all_gather_attention(query, key, value, self.context_group, scores, documents)
         else:

@@ -1,7 +1,8 @@
 """Ring attention (Liu et al. 2023, arXiv 2310.01889): keys and values rotate over the context-parallel ranks.
 
-Sequences are split in the zig-zag order of ``cp_all_gather.py``. Each rank has its own queries, its own keys and
-values, and those of one other rank at a time. Torch's flash kernels attend to one rank's keys and return the
+Each sequence is split into 2·cp chunks, and rank r gets chunks r and 2·cp−1−r ("zig-zag"), so that causal attention
+costs the same on every rank. Each rank has its own queries, its own keys and values, and those of one other rank at a
+time. Torch's flash kernels attend to one rank's keys and return the
 log-sum-exp of the scores. It serves to merge the results of two parts (Dao et al. 2022, arXiv 2205.14135, section 3.1).
 Backward needs only the merged result and log-sum-exp.
 
@@ -20,15 +21,23 @@ import torch.distributed as dist
 _aten = torch.ops.aten
 
 
+def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The two chunks of this rank, concatenated along ``dim``, in the same dtype. ``tensor`` has whole sequences along
+    ``dim``; in the result this dimension is divided by cp."""
+    if group.size() == 1:
+        return tensor
+    chunks = tensor.chunk(2 * group.size(), dim)
+    return torch.cat([chunks[group.rank()], chunks[-1 - group.rank()]], dim)
+
+
 def ring_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, scale: float | None
 ) -> torch.Tensor:
-    """Causal attention of this rank's queries to the whole sequence. Arguments and result are (sequence / cp, batch,
-    heads, head_dim)."""
+    """Causal attention of this rank's queries to the whole sequence. Arguments and result are (batch, heads,
+    sequence / cp, head_dim); keys and values may have fewer heads."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    attended = _Ring.apply(*tensors, group, scale)  # type: ignore[no-untyped-call]
-    return attended.permute(2, 0, 1, 3)
+    attended: torch.Tensor = _Ring.apply(query, key, value, group, scale)  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _Ring(torch.autograd.Function):
@@ -130,19 +139,25 @@ def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 def flash_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """(result, log-sum-exp, …) of torch's CUDA kernel. Tensors are (batch, heads, sequence, head_dim); the log-sum-exp
-    is fp32 (batch, heads, sequence). cpu.py replaces this function on CPUs."""
+    """(result, log-sum-exp, …) of torch's kernel. Tensors are (batch, heads, sequence, head_dim); the log-sum-exp is
+    fp32 (batch, heads, sequence)."""
+    if query.device.type == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
     return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
 
 
 def flash_backward(
     tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key and value by torch's CUDA kernel, in the shapes and dtypes of these tensors.
+    """Gradients of query, key and value by torch's kernel, in the shapes and dtypes of these tensors.
 
     ``tensors``: gradient, query, key, value, result, each (batch, heads, sequence, head_dim); ``total``: log-sum-exp.
     """
     query, key = tensors[1], tensors[2]
+    if query.device.type == "cpu":
+        # This kernel expects the log-sum-exp in memory order (batch, sequence, heads).
+        total = total.transpose(1, 2).contiguous().transpose(1, 2)
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, total, 0.0, causal, scale=scale)
     lengths = query.shape[2], key.shape[2]
     random = torch.empty(2, dtype=torch.uint64, device=query.device), torch.empty((), device=query.device)
     return _aten._scaled_dot_product_flash_attention_backward(
