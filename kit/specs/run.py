@@ -52,6 +52,9 @@ class DataSpec:
     """Name → prefix of a further held-out pair, whose loss is logged under its name."""
     seed: Seed = 1234
     """Seed of the sample order."""
+    wrap: bool = True
+    """Whether a run that needs more samples than ``train`` has begins its next epoch, in another order. false refuses
+    such a run before its first step."""
     packing: bool = False
     """sft: put as many rows into a sequence as fit, each with its own positions and attention. A sample is then one
     such sequence, and a step has job.global_batch_size of them."""
@@ -61,6 +64,8 @@ class DataSpec:
             raise SpecError("train is required and missing; give the prefix of one set, or several as blend")
         if self.train is not None and self.blend:
             raise SpecError(f"train={self.train} and blend are both there; leave out train, or list it in blend")
+        if self.blend and not self.wrap:
+            raise SpecError("wrap=false with blend, whose sets end at different times; leave out wrap, or use train")
         for name in (*self.blend, *self.validation_sets):
             if not _SET_NAME.fullmatch(name):
                 raise SpecError(f"the data set {shown(name)} has a name for metrics: use letters, digits, _ and -")

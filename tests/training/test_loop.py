@@ -20,6 +20,8 @@ from kit.planner.schedule import length
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.samples import GptSamples
 from tests.training import runs, tiny
 from tests.training.disk import full_disk
 from tests.workers import pool
@@ -288,6 +290,18 @@ class TestRefused:
         rundir = runs.prepare(tmp_path / "run", tiny.plan(job={"seq_length": 50_000}))
         with pytest.raises(DataError, match="one sample of seq_length=50000 takes 50001"):
             runs.run(rundir)
+
+    def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(self, tmp_path):
+        whole = runs.prepare(tmp_path / "run", steps=1)
+        path = whole.run.data.train
+        samples = len(GptSamples(IndexedTokens(path), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE))
+        steps = samples // whole.plan.layout.global_batch_size
+        once = DataSpec(train=path, wrap=False)
+        runs.run(runs.prepare(tmp_path / "enough", data=once, steps=steps), stop_at_step=1, export_at_end=False)
+        says = rf"needs .* samples and .* has {samples:,}.*use run.steps={steps}, or wrap=true"
+        with pytest.raises(DataError, match=says):
+            runs.run(runs.prepare(tmp_path / "more", data=once, steps=steps + 1))
+        assert not (tmp_path / "more" / "metrics.jsonl").exists()
 
     def test_missing_data(self, tmp_path):
         with pytest.raises(DataError, match=r"train\.bin is missing"):

@@ -18,7 +18,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from kit.engines.base import MicroBatch
 from kit.engines.huggingface.whole_length_rope import WholeLengthRope
 from kit.engines.kernels.ring_attention import local_part, ring_attention
-from kit.errors import EngineError
 from kit.specs.layout import Layout
 
 _ATTENTION = "kit_context_parallel"
@@ -28,11 +27,7 @@ class ContextParallel:
     """The group of one rank, and its part of micro batches and of attention."""
 
     def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
-        """Collective. Replaces the attention of ``model``. Raises EngineError if attention has dropout: the ranks
-        would have to draw one mask together."""
-        dropout = getattr(model.config, "attention_dropout", 0.0)
-        if dropout:
-            raise EngineError(f"attention_dropout={dropout} with cp={layout.cp}, which has none; use 0.0, or cp=1")
+        """Collective. Replaces the attention of ``model``, which has no dropout (kit/engines/huggingface/models.py)."""
         found, _ = dist.new_subgroups(group_size=layout.cp)
         assert found is not None
         self.group: dist.ProcessGroup = found

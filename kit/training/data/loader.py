@@ -12,6 +12,7 @@ import torch
 from kit.engines.base import Engine, MicroBatch
 from kit.errors import DataError
 from kit.planner.plan import Plan
+from kit.planner.schedule import length
 from kit.specs.run import RunSpec
 from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
@@ -107,10 +108,15 @@ class DataLoader:
             )
 
         blend, train = run.data.blend.values(), run.data.train
+        training: Samples
+        if train is None:
+            training = BlendedSamples([samples(part.path) for part in blend], [part.weight for part in blend])
+        else:
+            training = samples(train)
+            if not run.data.wrap:
+                _check_one_epoch(len(training), plan, run)
         return cls(
-            training=samples(train)
-            if train is not None
-            else BlendedSamples([samples(part.path) for part in blend], [part.weight for part in blend]),
+            training=training,
             validation=None if run.data.validation is None else samples(run.data.validation),
             shard=DataParallelShard(
                 micro_batch_size=plan.layout.micro_batch_size,
@@ -141,6 +147,17 @@ class DataLoader:
             for name, samples in sets
             if samples is not None
         }
+
+
+def _check_one_epoch(available: int, plan: Plan, run: RunSpec) -> None:
+    """Raises DataError if the run needs more than ``available`` samples."""
+    _, needed = length(plan, run)
+    if needed > available:
+        size = plan.layout.global_batch_size
+        raise DataError(
+            f"run.data.wrap=false: the run needs {needed:,} samples and {run.data.train} has {available:,}, "
+            f"{available // size} whole steps of {size}; use run.steps={available // size}, or wrap=true"
+        )
 
 
 def should_prefetch(device: str) -> bool:
