@@ -29,6 +29,7 @@ from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.catalog import load_model
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.exchange import KINDS
+from kit.training.checkpoint.finished_files import resumable_directory
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.checkpoint.to_universal import write_universal
 
@@ -101,7 +102,8 @@ def with_adam(root: Path, name: str) -> list[Conversion]:
     model, found = load_model(name), []
     sources: dict[StateKind, TensorSource] = dict.fromkeys(KINDS, Noise(tensor_shapes(model)))
     write_hf(model, sources[StateKind.MASTER], root / "hf")
-    write_universal(model, sources, Counters(100, 0, 0, 100, 0), root / "universal", root / "hf")
+    with resumable_directory(root / "universal") as finished:
+        write_universal(model, sources, Counters(100, 0, 0, 100, 0), finished, root / "hf")
     shutil.copy(root / "hf" / "config.json", root / "universal")
     for title, source, to in (
         ("universal → exchange", "universal", "exchange"),

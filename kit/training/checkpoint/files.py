@@ -116,10 +116,15 @@ def publish(partial: Path, directory: Path) -> None:
     fsync(directory.parent)
 
 
-def start_partial(directory: Path) -> None:
-    """Create an empty ``partial_name(directory)``. Raises CheckpointError if ``directory`` exists and is not empty."""
+def refuse_existing(directory: Path) -> None:
+    """Raises CheckpointError if ``directory`` exists and is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
+
+
+def start_partial(directory: Path) -> None:
+    """Create an empty ``partial_name(directory)``. Raises CheckpointError if ``directory`` exists and is not empty."""
+    refuse_existing(directory)
     partial = partial_name(directory)
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
     partial.mkdir(parents=True)

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
+from kit.training.checkpoint.finished_files import FinishedFiles, resumable_directory, task
 from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
@@ -73,7 +75,9 @@ def exchange_to_hf(
         if exchange.lora is None:
             raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
         source, extras_from = _Merged(exchange, merge_into), extras_from or merge_into
-    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes)
+    base = None if merge_into is None else task(Path(merge_into))
+    what = task(Path(checkpoint), to="hf", dtype=dtype, shard_bytes=shard_bytes, base=base)
+    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, what)
 
 
 def write_hf(
@@ -83,18 +87,20 @@ def write_hf(
     dtype: str = "bfloat16",
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
+    what: str | None = None,
 ) -> None:
-    """Write the weights of ``source`` as a model that transformers' Auto classes load. Arguments and errors are those
-    of ``exchange_to_hf``."""
+    """Write the weights of ``source`` as a model that transformers' Auto classes load. ``what``: the ``task``, whose
+    interrupted writing is gone on with. Other arguments and errors are those of ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from)
-    with new_directory(Path(hf_dir)) as partial:
+    with resumable_directory(Path(hf_dir), what) as finished:
+        directory = finished.directory
         with shown({StateKind.MASTER: source}) as sources:
-            _write_weights(sources[StateKind.MASTER], shapes, DTYPES[dtype], partial, shard_bytes)
+            _write_weights(sources[StateKind.MASTER], shapes, DTYPES[dtype], finished, shard_bytes)
         special_tokens = _special_tokens(extras_from)
         config = hf_config(model)
         config.update({"dtype": DTYPES[dtype], **special_tokens})
@@ -103,15 +109,19 @@ def write_hf(
         two_stacks = model.is_encoder_decoder
         classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         config.architectures = [classes[model.model_type]]
-        config.save_pretrained(partial)
+        config.save_pretrained(directory)
         for path in extras:
-            shutil.copyfile(path, partial / path.name)
+            shutil.copyfile(path, directory / path.name)
         if "generation_config.json" not in {path.name for path in extras}:
-            write_json(partial / "generation_config.json", special_tokens)
+            write_json(directory / "generation_config.json", special_tokens)
 
 
 def _write_weights(
-    source: TensorSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
+    source: TensorSource,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    finished: FinishedFiles,
+    shard_bytes: int,
 ) -> None:
     """Write shards ``model-0000k-of-0000n.safetensors`` and their index, or ``model.safetensors`` if one is enough."""
     # In the order of the source, which may read adjacent tensors only once.
@@ -121,12 +131,12 @@ def _write_weights(
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
-        write_tensors(into / file_name, tensors, source)
+        finished.once(file_name, partial(write_tensors, finished.directory / file_name, tensors, source))
         total += sum(math.prod(shape) * kind.itemsize for kind, shape in tensors.values())
         weight_map |= dict.fromkeys(names, file_name)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(into / "model.safetensors.index.json", index)
+        write_json(finished.directory / "model.safetensors.index.json", index)
 
 
 def _extras(directory: Path | None) -> list[Path]:
@@ -162,10 +172,10 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
     config.fan_in_fan_out = exchange.model.traits.conv1d
     source = exchange.source(StateKind.MASTER)
     check_names(adapters.checkpoint_shapes(exchange.model, exchange.lora), source)
-    with new_directory(directory) as partial:
+    with new_directory(directory) as into:
         tensors = {name: source.read(name).to(dtype) for name in source.names()}
-        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
-        config.save_pretrained(str(partial))
+        save_file(tensors, into / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(str(into))
 
 
 class _Merged(TensorSource):

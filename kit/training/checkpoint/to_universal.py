@@ -6,6 +6,7 @@ The layout is that of DeepSpeed 0.19.8, checkpoint/ds_to_universal.py, as its en
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from kit.engines.huggingface.models import build_skeleton, check_names, check_sh
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.files import new_directory
+from kit.training.checkpoint.finished_files import FinishedFiles
 from kit.training.checkpoint.foreign.universal import FILES
 
 _DEEPSPEED = "0.19.8"
@@ -30,9 +31,13 @@ _OF_THE_TRAINER = ("trainer_state.json", "scheduler.pt")
 
 
 def write_universal(
-    model: ModelSpec, sources: Mapping[StateKind, TensorSource], counters: Counters, out: Path, beside: Path
+    model: ModelSpec,
+    sources: Mapping[StateKind, TensorSource],
+    counters: Counters,
+    finished: FinishedFiles,
+    beside: Path,
 ) -> None:
-    """Write the new directory ``out`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
+    """Write into ``finished`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
 
     Raises CheckpointError if Adam's state is missing, or if a tensor is another model's.
     """
@@ -49,30 +54,34 @@ def write_universal(
     shapes = {name: parameter.shape for name, parameter in build_skeleton(model).named_parameters()}
     step, steps = counters.step, counters.optimizer_steps
     tag = f"global_step{step}_universal"
-    with new_directory(out) as partial:
-        for kind, source in sources.items():
-            fused = FusedExpertsSource(model, source, list(shapes))
-            for name in shapes:
-                folder = partial / tag / "zero" / name
-                folder.mkdir(parents=True, exist_ok=True)
-                torch.save({"param": fused.read(name).float().clone()}, folder / FILES[kind])
-                if kind is StateKind.MASTER:
-                    # A tensor: torch's AdamW adds to it in place, and DeepSpeed's kernels take it as a number.
-                    torch.save(torch.tensor(float(steps)), folder / "step.pt")
-        # Stage 3 gives one count to all of its parts. It is a number, because all would add to one tensor. The groups
-        # have no learning rate, betas or decay: those of the ds_config that continues stay.
-        groups = [{"step": steps} for _ in range(_GROUPS)]
-        state = {"state": {0: {"step": steps}}, "param_groups": groups}
-        common = {"ds_version": _DEEPSPEED, "param_groups": groups, "optimizer_state_dict": state}
-        torch.save(common, partial / tag / "zero" / "optimizer_state.pt")
-        # Stage 3 looks for another name than the other stages.
-        for prefix in ("", "zero_pp_rank_0_"):
-            torch.save(_engine_state(shapes, counters), partial / tag / f"{prefix}mp_rank_00_model_states.pt")
-        (partial / "latest_universal").write_text(tag, encoding="utf-8")
-        hf_config(model).save_pretrained(partial)
-        for path in (beside / name for name in _OF_THE_TRAINER):
-            if path.is_file():
-                shutil.copyfile(path, partial / path.name)
+    partial = finished.directory
+    for kind, source in sources.items():
+        fused = FusedExpertsSource(model, source, list(shapes))
+        for name in shapes:
+            file = f"{tag}/zero/{name}/{FILES[kind]}"
+            (partial / file).parent.mkdir(parents=True, exist_ok=True)
+            finished.once(file, functools.partial(_save, fused, name, partial / file))
+            if kind is StateKind.MASTER:
+                # A tensor: torch's AdamW adds to it in place, and DeepSpeed's kernels take it as a number.
+                torch.save(torch.tensor(float(steps)), (partial / file).with_name("step.pt"))
+    # Stage 3 gives one count to all of its parts. It is a number, because all would add to one tensor. The groups
+    # have no learning rate, betas or decay: those of the ds_config that continues stay.
+    groups = [{"step": steps} for _ in range(_GROUPS)]
+    state = {"state": {0: {"step": steps}}, "param_groups": groups}
+    common = {"ds_version": _DEEPSPEED, "param_groups": groups, "optimizer_state_dict": state}
+    torch.save(common, partial / tag / "zero" / "optimizer_state.pt")
+    # Stage 3 looks for another name than the other stages.
+    for prefix in ("", "zero_pp_rank_0_"):
+        torch.save(_engine_state(shapes, counters), partial / tag / f"{prefix}mp_rank_00_model_states.pt")
+    (partial / "latest_universal").write_text(tag, encoding="utf-8")
+    hf_config(model).save_pretrained(partial)
+    for path in (beside / name for name in _OF_THE_TRAINER):
+        if path.is_file():
+            shutil.copyfile(path, partial / path.name)
+
+
+def _save(source: TensorSource, name: str, path: Path) -> None:
+    torch.save({"param": source.read(name).float().clone()}, path)
 
 
 def _engine_state(shapes: Mapping[str, torch.Size], counters: Counters) -> dict[str, object]:

@@ -111,6 +111,7 @@ def write_checkpoint(
     sources: Mapping[StateKind, TensorSource],
     dtype: torch.dtype,
     common: Mapping[str, Any],
+    once: torch_dist.Once,
 ) -> None:
     """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and the optimizer's fp32
     state if ``sources`` has moments. ``common``: content of ``common.pt``. Raises CheckpointError or OSError."""
@@ -122,7 +123,8 @@ def write_checkpoint(
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]
-    torch_dist.write_blocks(directory, blocks=list(_blocks(model, shapes, sources, kinds)), common=common)
+    blocks = list(_blocks(model, shapes, sources, kinds))
+    torch_dist.write_blocks(directory, blocks=blocks, common=common, once=once)
 
 
 def _blocks(

@@ -14,6 +14,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from kit.engines.closed_list import plain_values
@@ -81,28 +83,41 @@ class ReadBlock(StoredBlock):
     """Dimension in which the stored tensor may be larger than ``shape``: a layout may pad the vocabulary."""
 
 
+Once = Callable[[str, Callable[[], Any]], Any]
+"""Called with the name of a file and the function that writes it; returns what that function returned, which is JSON.
+It need not call the function if the file is complete."""
+
+
+def _now(_: str, write: Callable[[], Any]) -> Any:
+    return write()
+
+
 def write_blocks(
     directory: Path,
     group: dist.ProcessGroup | None = None,
     *,
     blocks: Sequence[WriteBlock],
     common: Mapping[str, Any] | None,
+    once: Once = _now,
 ) -> None:
     """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
-    ``common``: None for torch's format alone, without the files that Megatron adds.
+    ``common``: None for torch's format alone, without the files that Megatron adds. ``once``: see ``Once``.
 
-    ``directory`` is empty, on a file system that all ranks see. May run in a thread if no other thread uses ``group``.
+    ``directory`` is empty but for complete files that ``once`` knows, on a file system that all ranks see. May run in a
+    thread if no other thread uses ``group``.
     Raises CheckpointError or OSError.
     """
     try:
         state_dict_saver.save(
             {},
-            storage_writer=_Writer(directory, thread_count=1),
+            storage_writer=_Writer(directory, once),
             planner=_SavePlanner(blocks),
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
     except CheckpointException as error:  # a BaseException with the errors of all ranks
+        if any(isinstance(failure[0], KeyboardInterrupt) for failure in error.failures.values()):
+            raise KeyboardInterrupt from error
         causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
         raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
     if common is not None and (not dist.is_initialized() or dist.get_rank(group) == 0):
@@ -191,17 +206,36 @@ class _Writer(filesystem.FileSystemWriter):
     """Writes files of about a gigabyte. torch keeps every tensor of a file in memory until the file is complete
     (filesystem.py, _write_files_from_queue), and puts all tensors of a rank into one file."""
 
+    def __init__(self, directory: Path, once: Once) -> None:
+        super().__init__(directory, thread_count=1)
+        self._once = once
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
         """The first file has torch's name for it, ``__0_0.distcp``; the next ones are ``__0_1_0.distcp``, …"""
-        results: list[Any] = []
+        results: list[WriteResult] = []
         for number, items in enumerate(_of_about(_FILE_BYTES, plan.items)):
             prefix = plan.storage_data.prefix + (f"{number}_" if number else "")
             storage = dataclasses.replace(plan.storage_data, prefix=prefix)
             part = dataclasses.replace(plan, items=items, storage_data=storage)
-            results += super().write_data(part, planner).wait()
+            file = f"{prefix}0{filesystem.DEFAULT_SUFFIX}"
+            indices = {_place(item.index): item.index for item in items}
+            for key, offsets, size, start, length in self._once(file, partial(self._write_file, part, planner)):
+                where = filesystem._StorageInfo(file, start, length)
+                results.append(WriteResult(indices[key, tuple(offsets)], size, where))
         written: Future[list[Any]] = Future()
         written.set_result(results)
         return written
+
+    def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[tuple[str, tuple[int, ...], int, int, int]]:
+        """(key, offsets, bytes of the tensor, start and bytes in the file) of each block."""
+        written = super().write_data(plan, planner).wait()
+        return [
+            (*_place(one.index), one.size_in_bytes, one.storage_data.offset, one.storage_data.length) for one in written
+        ]
+
+
+def _place(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+    return index.fqn, tuple(index.offset or ())
 
 
 def _of_about(most_bytes: int, items: Sequence[WriteItem]) -> list[list[WriteItem]]:
