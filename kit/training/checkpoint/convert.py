@@ -28,6 +28,7 @@ from kit.training.checkpoint.engine_checkpoint import MANIFEST, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.finished_files import FinishedFiles, resumable_directory, task
+from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
@@ -124,6 +125,11 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
         from kit.specs.catalog import load_model
 
         return _Opened("hf", load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
+    if found.format == "megatron-old":
+        verify_archives(found.directory)
+        spec, old = _model_of(path, model), open_torch_format(found.directory)
+        said = torch_format_state(old)
+        return _Opened(found.format, spec, said.counters, old.sources(spec), notes=said.notes)
     if found.format not in ("deepspeed", "universal", "dcp", "peft") or found.open is None:
         raise CheckpointError(f"{path} ({found.program}) is not converted: {'; '.join(found.notes) or 'see inspect'}")
     verify_archives(found.directory)

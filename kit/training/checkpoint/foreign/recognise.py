@@ -17,6 +17,7 @@ from kit.specs.text_files import parse_json, read_text
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
 from kit.training.checkpoint.foreign import deepspeed, torch_files, universal
+from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, number_of_parameters
 from kit.training.checkpoint.inspected import Inspected
 
@@ -167,17 +168,14 @@ def _megatron(directory: Path) -> ForeignState:
 
 def _megatron_old(path: Path) -> Recognised | None:
     for directory in (path, *_tracked(path)):
-        ranks = sorted(each.name for each in directory.glob("mp_rank_*") if (each / "model_optim_rng.pt").is_file())
-        if ranks:
-            sizes = [len({name.split("_")[place] for name in ranks if name.count("_") >= place}) for place in (2, 3)]
-            return Recognised(
-                f"Megatron-LM: old torch format, TP={sizes[0]} PP={max(1, sizes[1])}",
-                "megatron-old",
-                directory,
-                None,
-                ("load it with Megatron-LM and save it with --ckpt-format torch_dist, which kit reads",),
-            )
+        if any((each / "model_optim_rng.pt").is_file() for each in directory.glob("mp_rank_*")):
+            program = "Megatron-LM: old torch format"
+            return Recognised(program, "megatron-old", directory, partial(_torch_format, directory))
     return None
+
+
+def _torch_format(directory: Path) -> ForeignState:
+    return torch_format_state(open_torch_format(directory))
 
 
 def _peft(path: Path) -> Recognised | None:

@@ -1,0 +1,336 @@
+"""Reads Megatron-LM's old ``torch`` format, one file per tensor- and pipeline-parallel rank, in one process.
+
+Megatron-LM (megatron/training/checkpointing.py, ``get_checkpoint_name`` and ``generate_state_dict``) writes
+``mp_rank_TT[_PPP]/model_optim_rng.pt``: ``model``, or ``model0``, ``model1``, … of an interleaved pipeline, under the
+names of megatron-core's modules, which count layers from 0 in each chunk; ``optimizer``; ``args`` and ``iteration``.
+Files are mapped into memory; one Hugging Face tensor is joined at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.closed_list import Inert, load_restricted, unknown_names
+from kit.engines.huggingface.models import tensor_shapes
+from kit.engines.megatron.model.transformer_engine import plain_name
+from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights.sharding import Shape, ShardSlice, VocabParallel
+from kit.errors import CheckpointError
+from kit.specs.model import ModelSpec
+
+FILE = "model_optim_rng.pt"
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+_BUFFERS = ("expert_bias", "local_tokens_per_expert", "_extra_state")
+"""Last parts of the names of what is no parameter, so that no optimizer has it."""
+_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
+
+
+class Arguments(Inert):
+    """Stands for ``argparse.Namespace``: Megatron-LM's arguments as a dictionary."""
+
+    values: Mapping[str, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.values = dict(state)
+
+
+_INERT = ("_io.BytesIO", "collections.defaultdict", "signal.Signals")
+"""Classes outside of Megatron and numpy that a file may name: fp8's extra state, reruns, ``--exit-signal``."""
+_INERT_PACKAGES = ("megatron.", "numpy.")
+"""Whatever a file names of these packages (enums of its arguments, states of random numbers) is ``Inert``."""
+
+
+@dataclass(frozen=True)
+class _RankFile:
+    """One file, its tensors not read yet."""
+
+    path: Path
+    iteration: int
+    arguments: Mapping[str, Any]
+    chunks: list[Mapping[str, torch.Tensor]]
+    """Model chunks of this pipeline stage, in the order in which data passes them."""
+    state: Mapping[StateKind, Mapping[tuple[int, str], torch.Tensor]]
+    """Kind of the optimizer's state → (chunk, name) → tensor of the parameter's shape; empty if it is not here."""
+    steps: frozenset[int]
+    hyperparameters: list[dict[str, Any]]
+    note: str
+    """Why Adam's state is left out; otherwise empty."""
+
+
+class TorchFormat:
+    """A checkpoint on disk. Raises CheckpointError for a missing rank, files of different iterations, expert
+    parallelism, an unknown class and damaged files; KeyError, TypeError and so on for unexpected content."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        paths = rank_files(directory)
+        first = _read(next(iter(paths.values())))
+        said = [first.arguments.get(f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline", "expert")]
+        if (said[2] or 1) != 1 or any(len(rank) > 2 for rank in paths):
+            raise CheckpointError(
+                f"{directory} was written with expert parallelism, of which kit does not read this format; load it "
+                f"with Megatron-LM and save it with --ckpt-format torch_dist, which kit reads"
+            )
+        self.tp, self.pp = (
+            size if type(size) is int and size > 0 else 1 + max(rank[place] for rank in paths)
+            for place, size in enumerate(said[:2])
+        )
+        wanted = [(tp, pp) for tp in range(self.tp) for pp in range(self.pp)]
+        if missing := [rank for rank in wanted if rank not in paths]:
+            name = f"mp_rank_{missing[0][0]:02d}" + f"_{missing[0][1]:03d}" * (self.pp > 1)
+            raise CheckpointError(
+                f"{directory} was written with TP={self.tp} PP={self.pp} and {name}/{FILE} is missing; copy the "
+                f"checkpoint again, from every node"
+            )
+        if len(paths) > len(wanted):
+            raise CheckpointError(
+                f"{directory} has files of {len(paths)} ranks and was written with TP={self.tp} PP={self.pp}: two "
+                f"checkpoints are mixed; take another one"
+            )
+        self._files = {rank: first if at == 0 else _read(paths[rank]) for at, rank in enumerate(wanted)}
+        self.arguments, self.iteration = first.arguments, first.iteration
+        self._require_one_iteration()
+        self.notes = tuple(sorted({file.note for file in self._files.values() if file.note}))
+        steps = frozenset().union(*(file.steps for file in self._files.values()))
+        if len(steps) > 1:
+            raise CheckpointError(
+                f"{directory} has files whose Adam made {' and '.join(map(str, sorted(steps)))} steps: ranks wrote "
+                f"different steps into it; take another checkpoint"
+            )
+        if not steps and not self.notes:
+            self.notes = ("Adam's step is missing: weights only",)
+        self.optimizer_steps = next(iter(steps)) if not self.notes else 0
+        self.hyperparameters = first.hyperparameters if not self.notes else []
+        self._places = self._by_name()
+
+    def sources(self, model: ModelSpec) -> dict[StateKind, TensorSource]:
+        """The weights (fp32 master weights where the optimizer has them), and both moments or none, under Hugging Face
+        names. Raises CheckpointError if the arguments or the names are of another model."""
+        self._require_model(model)
+        kinds = (StateKind.MASTER,) if self.notes else (StateKind.MASTER, *_MOMENTS)
+        return {kind: _Source(self, kind, model) for kind in kinds}
+
+    def shards(self, name: str, kind: StateKind) -> list[torch.Tensor]:
+        """What each tensor-parallel rank has of a parameter. ``name`` counts layers over the whole model."""
+        if name not in self._places:
+            raise CheckpointError(
+                f"{self.directory} has no {name}; give the model of the checkpoint by --model. Names of Megatron-LM's "
+                f"older layers (language_model…) are not read"
+            )
+        stage, chunk, own = self._places[name]
+        files = [self._files[tp, stage] for tp in range(self.tp)]
+        return [file.state.get(kind, {}).get((chunk, own), file.chunks[chunk][own]) for file in files]
+
+    def _require_one_iteration(self) -> None:
+        folder = re.fullmatch(r"iter_(\d+)", self.directory.name)
+        expected = int(folder[1]) if folder else self.iteration
+        for file in self._files.values():
+            if file.iteration != expected:
+                named = "its name says" if folder else f"{next(iter(self._files.values())).path} says"
+                raise CheckpointError(
+                    f"{file.path} is of iteration {file.iteration} and {named} {expected}: two checkpoints are mixed; "
+                    f"take another one"
+                )
+
+    def _require_model(self, model: ModelSpec) -> None:
+        expected = {
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+        }
+        if self.arguments.get("group_query_attention") is True:
+            expected["num_query_groups"] = model.num_key_value_heads
+        for name, size in expected.items():
+            said = self.arguments.get(name, size)
+            if type(said) is int and said != size:
+                raise CheckpointError(
+                    f"{self.directory} is of a model with {name} {said} and {model.name} has {size}; give the model of "
+                    f"the checkpoint by --model"
+                )
+        layers = {int(match[1]) for name in self._places if (match := _LAYER.match(name))}
+        if len(layers) != model.num_layers:
+            raise CheckpointError(
+                f"{self.directory} has {len(layers)} layers and {model.name} has {model.num_layers}; give the model of "
+                f"the checkpoint by --model, and the files of every pipeline stage"
+            )
+
+    def _by_name(self) -> dict[str, tuple[int, int, str]]:
+        """Name that counts layers over the whole model → (stage, chunk, name in the chunk)."""
+        found: dict[str, tuple[int, int, str]] = {}
+        before = 0
+        for chunk in range(len(self._files[0, 0].chunks)):
+            for stage in range(self.pp):
+                names = [set(self._files[tp, stage].chunks[chunk]) for tp in range(self.tp)]
+                if odd := set().union(*(each ^ names[0] for each in names)):
+                    raise CheckpointError(
+                        f"{self.directory}: not every tensor-parallel rank has {min(odd)}; two checkpoints are mixed, "
+                        f"take another one"
+                    )
+                layers = 0
+                for name in self._files[0, stage].chunks[chunk]:
+                    whole = plain_name(name)
+                    if match := _LAYER.match(name):
+                        layers = max(layers, int(match[1]) + 1)
+                        whole = whole.replace(match[0], f"decoder.layers.{before + int(match[1])}.", 1)
+                    found.setdefault(whole, (stage, chunk, name))
+                before += layers
+        return found
+
+
+class _Source(TensorSource):
+    """One kind of state under Hugging Face names, joined from the shards of all tensor-parallel ranks."""
+
+    def __init__(self, checkpoint: TorchFormat, kind: StateKind, model: ModelSpec) -> None:
+        self._checkpoint, self._kind, self._model = checkpoint, kind, model
+        self._shapes = tensor_shapes(model)
+        params = mapped_params(weight_map(model), model)
+        self._place = {name: (mapped, i) for mapped in params for i, name in enumerate(mapped.hugging_face)}
+
+    def names(self) -> Sequence[str]:
+        """All Hugging Face names of the model."""
+        return list(self._place)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self._shapes[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, in the dtype on disk. Raises CheckpointError for a shard of another shape."""
+        mapped, index = self._place[name]
+        if mapped.frozen and self._kind is not StateKind.MASTER:
+            return torch.zeros(self._shapes[name])
+        shapes = [self._shapes[each] for each in mapped.hugging_face]
+        shards = self._checkpoint.shards(mapped.megatron, self._kind)
+        full = torch.empty(shapes[index], dtype=shards[0].dtype)
+        for shard, slices in self._slices(mapped, shapes, shards):
+            for piece in (piece for piece in slices if piece.tensor == index):
+                block = shard.narrow(piece.dim, piece.at, piece.length)
+                (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length).copy_(block)
+        return full
+
+    def _slices(
+        self, mapped: MappedParam, shapes: list[Shape], shards: list[torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, list[ShardSlice]]]:
+        if isinstance(mapped.sharding, VocabParallel):  # Megatron-LM pads to make_vocab_size_divisible_by, too
+            rows, *rest = shapes[0]
+            whole = torch.cat(shards)
+            if whole.shape[0] < rows or list(whole.shape[1:]) != rest:
+                raise self._other_shape(mapped.megatron, whole, tuple(shapes[0]))
+            yield whole, mapped.sharding.slices(shapes, self._model, 1, 0)
+            return
+        for rank, shard in enumerate(shards):
+            slices = mapped.sharding.slices(shapes, self._model, len(shards), rank)
+            first = slices[0]
+            expected = list(shapes[first.tensor][::-1] if first.transposed else shapes[first.tensor])
+            expected[first.dim] = sum(piece.length for piece in slices)
+            if list(shard.shape) != expected:
+                raise self._other_shape(mapped.megatron, shard, tuple(expected))
+            yield shard, slices
+
+    def _other_shape(self, name: str, found: torch.Tensor, expected: Shape) -> CheckpointError:
+        return CheckpointError(
+            f"{self._checkpoint.directory}: {name} has shape {list(found.shape)} and {self._model.name} has "
+            f"{list(expected)} at TP={self._checkpoint.tp}; give the model of the checkpoint by --model"
+        )
+
+
+def rank_files(directory: Path) -> dict[tuple[int, ...], Path]:
+    """(TP rank, PP rank), with a third number of expert parallelism, → file; empty if this is another format."""
+    found: dict[tuple[int, ...], Path] = {}
+    for path in sorted(directory.glob("mp_rank_*")):
+        if (match := _RANK.fullmatch(path.name)) and (path / FILE).is_file():
+            found[int(match[1]), int(match[2] or 0), *([int(match[3])] if match[3] else [])] = path / FILE
+    return found
+
+
+def _read(path: Path) -> _RankFile:
+    inert = [name for name in unknown_names(path) if name.startswith(_INERT_PACKAGES) or name in _INERT]
+    allowed = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in inert)]
+    loaded = load_restricted(path, allowed, mapped=True)
+    arguments = loaded.get("args")
+    chunks = [loaded["model"]] if "model" in loaded else []
+    while f"model{len(chunks)}" in loaded:
+        chunks.append(loaded[f"model{len(chunks)}"])
+    tensors = [{name: value for name, value in chunk.items() if isinstance(value, torch.Tensor)} for chunk in chunks]
+    if not any(tensors):
+        raise CheckpointError(f"{path} has no weights; give the files of {FILE} that Megatron-LM wrote")
+    version = loaded.get("checkpoint_version", 0)
+    if version < 2:
+        raise CheckpointError(
+            f"{path} says checkpoint_version {version}, in which queries, keys and values have another order; load it "
+            f"with Megatron-LM and save it again"
+        )
+    state, steps, hyperparameters, note = _optimizer(loaded.get("optimizer"), tensors)
+    values = arguments.values if isinstance(arguments, Arguments) else {}
+    return _RankFile(
+        path, int(loaded.get("iteration") or 0), values, list(tensors), state, steps, hyperparameters, note
+    )
+
+
+_State = dict[StateKind, dict[tuple[int, str], torch.Tensor]]
+
+
+def _optimizer(
+    saved: Any, chunks: Sequence[Mapping[str, torch.Tensor]]
+) -> tuple[_State, frozenset[int], list[dict[str, Any]], str]:
+    """(state, steps, hyperparameters, note) of one rank's optimizer. A note says why the state is left out."""
+
+    def without(reason: str) -> tuple[_State, frozenset[int], list[dict[str, Any]], str]:
+        return {}, frozenset(), [], f"{reason}: weights only"
+
+    if saved is None:
+        return without("no state of an optimizer")
+    if not isinstance(saved, dict):
+        return without("several optimizers (of experts), whose state kit does not read")
+    inner = saved.get("optimizer", saved)
+    if not inner.get("state"):
+        return without("the distributed optimizer's state (distrib_optim.pt), which kit does not read")
+    names = _numbered(inner["param_groups"], chunks)
+    found: _State = {kind: {} for kind in _MOMENTS}
+    for number, name in names.items():
+        for kind in _MOMENTS:
+            tensor = inner["state"].get(number, {}).get(kind.value)
+            if tensor is None or tensor.shape != chunks[name[0]][name[1]].shape:
+                return without(f"{kind.value} of {name[1]} is missing or of another shape")
+            found[kind][name] = tensor
+    if not names:
+        return without("parameter groups in an order that is not megatron-core's")
+    if masters := saved.get("fp32_from_fp16_params"):
+        numbers = [number for group in inner["param_groups"] for number in group["params"]]
+        tensors = [tensor for group in masters for tensor in group]
+        if len(tensors) != len(numbers):
+            return without("fp32 master weights of some parameters only")
+        found[StateKind.MASTER] = {names[number]: each.detach() for number, each in zip(numbers, tensors, strict=True)}
+    counts = [each.get("step") for each in (*inner["state"].values(), *inner["param_groups"]) if each.get("params", 1)]
+    steps = frozenset(int(count) for count in counts if count is not None)
+    hyperparameters = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in inner["param_groups"]]
+    return found, steps, hyperparameters, ""
+
+
+def _numbered(
+    groups: Sequence[Mapping[str, Any]], chunks: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[int, tuple[int, str]]:
+    """Number of a parameter in the optimizer → (chunk, name): the parameters of a group in the order of the model's,
+    biases and vectors in the group without weight decay (megatron-core, optimizer/__init__.py, ``_get_param_groups``).
+    Empty if the groups have other numbers of parameters."""
+    decayed: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    for chunk, tensors in enumerate(chunks):
+        for name, tensor in tensors.items():
+            if not name.endswith(_BUFFERS):
+                decayed[tensor.ndim > 1 and not name.endswith(".bias")].append((chunk, name))
+    found: dict[int, tuple[int, str]] = {}
+    for group in groups:
+        expected = decayed[group.get("wd_mult", 1.0) != 0]
+        if group["params"] and len(group["params"]) != len(expected):
+            return {}
+        found |= dict(zip(group["params"], expected, strict=False))
+    return found if len(found) == sum(map(len, decayed.values())) else {}

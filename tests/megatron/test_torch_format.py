@@ -1,0 +1,239 @@
+"""Megatron-LM's old format is read as it was written: every tensor, the curve after it, and damage by name."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from argparse import Namespace
+
+import pytest
+import torch
+
+from kit.engines.base import StateKind
+from kit.engines.megatron.model.transformer_engine import _NORMS
+from kit.errors import CheckpointError
+from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
+from kit.training.checkpoint.foreign.recognise import inspected
+from tests.megatron import cases, torch_format
+from tests.megatron.test_convert import same
+from tests.training import tiny
+from tests.training.alone import process_group_of_one
+from tests.workers import pool
+
+# family and changes, layout that wrote the files
+WRITERS = {
+    "1": ({"family": "llama"}, {}),
+    "tp2": ({"family": "llama"}, {"tp": 2, "sp": True}),
+    "tp2-dp2": ({"family": "qwen2"}, {"tp": 2, "dp": 2}),
+    "pp2-vp2": ({"family": "gpt2"}, {"pp": 2, "vp": 2}),
+    "tp2-pp2": ({"family": "qwen3", "tied_embeddings": True}, {"tp": 2, "sp": True, "pp": 2}),
+    "tp4": ({"family": "llama"}, {"tp": 4, "sp": True}),
+    "tp2-bf16": ({"family": "llama"}, {"tp": 2, "job": {"precision": "bf16"}}),
+    "experts-pp2": ({"family": "mixtral"}, {"pp": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def written(references, tmp_path_factory):
+    """``written(name) → (spec, directory beside the run directories, root of the checkpoint, curve after it)``."""
+    known = {}
+
+    def write(name):
+        if name not in known:
+            changes, layout = WRITERS[name]
+            spec = tiny.model(num_layers=4, vocab_size=127, **changes)
+            directory, _ = references(spec)
+            rundir, root = cases.run_directory(directory / "run", spec, **layout), tmp_path_factory.mktemp("old")
+            curve = pool("megatron", rundir.plan.layout.world_size).run(torch_format.save, rundir, root)[0]
+            known[name] = spec, directory, root, curve
+        return known[name]
+
+    return write
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
+    _, directory, root, _ = written(name)
+    said = convert(root / "megatron", "exchange", tmp_path / "exchange", model=str(directory / "model"))
+    assert said.endswith("with Adam's state")
+    found, expected = ExchangeCheckpoint(tmp_path / "exchange"), ExchangeCheckpoint(root / "expected")
+    assert found.kinds == expected.kinds == KINDS
+    assert (found.counters.step, found.counters.optimizer_steps, found.counters.samples_seen) == (2, 2, 16)
+    for kind in KINDS:
+        assert same(found.source(kind), expected.source(kind)), kind
+
+
+@pytest.mark.parametrize(("name", "engine"), [("1", "torch"), ("tp2", "torch"), ("tp2-pp2", "megatron")])
+def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path, name, engine):
+    spec, directory, root, expected = written(name)
+
+    def curve(checkpoint, out):
+        convert(checkpoint, "exchange", out, model=str(directory / "model"))
+        layout = {"engine": "torch", "implementation": "hf"} if engine == "torch" else {"pp": 2}
+        rundir = cases.run_directory(directory / "run", spec, **layout)
+        if engine == "torch":
+            with process_group_of_one():
+                return torch_format.continued(rundir, out)
+        return pool("megatron", 2).run(torch_format.continued, rundir, out)[0]
+
+    assert curve(root / "megatron", tmp_path / "exchange") == pytest.approx(expected, rel=1e-5)
+    if name == "1":
+        return
+    shutil.copytree(root / "megatron", tmp_path / "swapped")
+    first, second = sorted((tmp_path / "swapped/iter_0000002").iterdir())[:: 2 if "pp" in name else 1]
+    first.rename(tmp_path / "kept")
+    second.rename(first)
+    (tmp_path / "kept").rename(second)
+    assert curve(tmp_path / "swapped", tmp_path / "other") != pytest.approx(expected, rel=1e-3)
+
+
+def change(path, edit):
+    """Let ``edit`` change the content of a file that this test wrote."""
+    loaded = torch.load(path, weights_only=False)
+    edit(loaded)
+    torch.save(loaded, path)
+
+
+def test_it_becomes_a_hugging_face_model_and_inspect_says_what_it_is(written, tmp_path):
+    _, directory, root, _ = written("tp2-pp2")
+    found = inspected(root / "megatron")
+    assert (found.program, found.format, found.step, found.adam) == (
+        "Megatron-LM: old torch format",
+        "megatron-old",
+        2,
+        True,
+    )
+    assert (found.layout, found.samples_seen) == ({"tp": 2, "pp": 2}, 16)
+    assert found.hyperparameters[0]["lr"] == cases.LEARNING_RATE
+    convert(root / "megatron", "hf", tmp_path / "hf", dtype="float32", model=str(directory / "model"))
+    convert(tmp_path / "hf", "exchange", tmp_path / "exchange")
+    weights = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
+    assert same(weights, ExchangeCheckpoint(root / "expected").source(StateKind.MASTER))
+
+
+def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
+    """Its layers need a GPU, so the names are edited."""
+    _, directory, root, _ = written("tp2")
+    shutil.copytree(root / "megatron", tmp_path / "copy")
+
+    def rename(loaded):
+        for fused, plain in _NORMS.items():
+            loaded["model"] = {name.replace(plain, fused): value for name, value in loaded["model"].items()}
+
+    for path in (tmp_path / "copy").rglob("*.pt"):
+        change(path, rename)
+    convert(tmp_path / "copy", "exchange", tmp_path / "exchange", model=str(directory / "model"))
+    weights = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
+    assert same(weights, ExchangeCheckpoint(root / "expected").source(StateKind.MASTER))
+
+
+def _drop(loaded):
+    del loaded["optimizer"]
+
+
+def _of_the_distributed_optimizer(loaded):
+    loaded["optimizer"] = {"optimizer": {"param_groups": loaded["optimizer"]["param_groups"]}}
+
+
+def _other_groups(loaded):
+    loaded["optimizer"]["param_groups"][0]["params"].pop()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (_drop, "weights only; no state of an optimizer: weights only"),
+        (_of_the_distributed_optimizer, r"weights only; the distributed optimizer's state \(distrib_optim.pt\)"),
+        (_other_groups, "weights only; parameter groups in an order that is not megatron-core's"),
+    ],
+)
+def test_without_a_state_that_kit_reads_it_says_so(written, tmp_path, edit, words):
+    _, directory, root, _ = written("1")
+    shutil.copytree(root / "megatron", tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*.pt"):
+        change(path, edit)
+    with pytest.raises(AssertionError, match=words):  # the whole sentence is in the failure
+        raise AssertionError(convert(tmp_path / "copy", "exchange", tmp_path / "out", model=str(directory / "model")))
+    assert ExchangeCheckpoint(tmp_path / "out").kinds == (StateKind.MASTER,)
+
+
+class OfAnotherProgram:
+    """A class that no closed list has."""
+
+
+RANK = "iter_0000002/mp_rank_01_000/model_optim_rng.pt"
+DAMAGES = {
+    "a rank is missing": (
+        lambda root: (root / RANK).unlink(),
+        "TP=2 PP=2 and mp_rank_01_000/model_optim_rng.pt is missi",
+    ),
+    "mixed iterations": (
+        lambda root: change(root / RANK, lambda loaded: loaded.update(iteration=3)),
+        "mp_rank_01_000/model_optim_rng.pt is of iteration 3 and its name says 2",
+    ),
+    "Adam of another step": (
+        lambda root: change(root / RANK, lambda loaded: loaded["optimizer"]["param_groups"][0].update(step=1)),
+        "whose Adam made 1 and 2 steps",
+    ),
+    "a truncated archive": (
+        lambda root: (root / RANK).write_bytes((root / RANK).read_bytes()[:50_000]),
+        "model_optim_rng.pt cannot be read",
+    ),
+    "a flipped byte of a tensor": (lambda root: flip(root / RANK), r"model_optim_rng.pt is damaged \(.*data/"),
+    "an unknown class": (
+        lambda root: change(root / RANK, lambda loaded: loaded["args"].__dict__.update(extra=OfAnotherProgram())),
+        "names .*OfAnotherProgram, which is not in the closed list",
+    ),
+    "experts on several ranks": (
+        lambda root: [
+            change(path, lambda loaded: loaded["args"].__dict__.update(expert_model_parallel_size=2))
+            for path in sorted(root.rglob("*.pt"))
+        ],
+        "with expert parallelism, of which kit does not read this format",
+    ),
+    "another model": (
+        lambda root: [
+            change(path, lambda loaded: loaded["args"].__dict__.update(num_attention_heads=8))
+            for path in sorted(root.rglob("*.pt"))
+        ],
+        "of a model with num_attention_heads 8 and model has 4",
+    ),
+    "queries in the order of old versions": (
+        lambda root: [
+            change(path, lambda loaded: loaded.update(checkpoint_version=1.0)) for path in sorted(root.rglob("*.pt"))
+        ],
+        "says checkpoint_version 1.0, in which queries",
+    ),
+    "no arguments, one stage fewer": (
+        lambda root: [
+            path.unlink()
+            if path.parent.name.endswith("001")
+            else change(path, lambda loaded: loaded.update(args=Namespace()))
+            for path in sorted(root.rglob("*.pt"))
+        ],
+        "has 2 layers and model has 4",
+    ),
+    "not a file of torch.save": (
+        lambda root: (root / RANK).write_bytes(pickle.dumps({"model": {}})),
+        "model_optim_rng.pt cannot be read",
+    ),
+}
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_nothing_written(written, tmp_path, damage):
+    _, directory, root, _ = written("tp2-pp2")
+    shutil.copytree(root / "megatron", tmp_path / "copy")
+    harm, message = DAMAGES[damage]
+    harm(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "copy", "exchange", tmp_path / "out", model=str(directory / "model"))
+    assert not (tmp_path / "out").exists()
