@@ -63,7 +63,8 @@ PROOFS: dict[str, Proof] = {
         "benchmarks.system_tests.cloud_targets --plant",
     ),
     "other-trainers": _proof(
-        "files of the plans for axolotl, LLaMA-Factory, ms-swift, torchtitan and accelerate, read by their own parsers",
+        "files of the plans for axolotl, LLaMA-Factory, ms-swift, torchtitan, accelerate, verl and OpenRLHF, read by "
+        "their own parsers",
         5, "benchmarks.system_tests.other_trainers",
         "benchmarks.system_tests.other_trainers --plant",
     ),

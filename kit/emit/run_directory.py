@@ -15,7 +15,7 @@
                       files that start several nodes
     k8s.jobset.yaml, k8s.trainjob.yaml, sky.yaml
                       the run for Kubernetes and SkyPilot, where --target asks for them
-    accelerate.parallelism.yaml, axolotl.yaml, llamafactory.yaml, ms_swift.yaml, torchtitan.sh
+    accelerate.parallelism.yaml, axolotl.yaml, llamafactory.yaml, ms_swift.yaml, torchtitan.sh, verl.sh, openrlhf.sh
                       the plan for other training programs, where --target asks for them
     README.md         which file starts what
     manifest.json     the SHA-256 of each file as kit wrote it
@@ -53,6 +53,7 @@ from kit.emit import (
     own_optimizer,
     pretrain_gpt,
     readme,
+    rl_trainers,
     skypilot,
     slurm,
     trainer,
@@ -174,6 +175,7 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *kubernetes.FILES,
     *skypilot.FILES,
     *other_trainers.FILES,
+    *rl_trainers.FILES,
     *deepspeed_switches.FILES,
     *readme.FILES,
 )
