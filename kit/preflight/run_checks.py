@@ -14,7 +14,8 @@ from kit.cost.hardware import runs_rocm
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
-from kit.errors import KitError
+from kit.errors import KitError, SpecError
+from kit.object_storage import open_filesystem
 from kit.preflight.check_result import CheckResult, failure, judge, require
 from kit.preflight.facts import free_bytes
 from kit.preflight.requirements import (
@@ -62,6 +63,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         check_libaio(plan),
         check_host_memory(plan),
         _asynchronous(rundir),
+        _storage(rundir.run.checkpoint.remote),
         _checkpoint(rundir, resume_from),
     )
 
@@ -263,6 +265,16 @@ def _asynchronous(rundir: RunDirectory) -> CheckResult | None:
         return None
     said = "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
     return failure("asynchronous", said + "state on NVMe does not fit into", "use false")
+
+
+def _storage(remote: str | None) -> CheckResult | None:
+    """Checks that the package of the protocol is installed. Opens no connection."""
+    try:
+        if remote is not None:
+            open_filesystem("run.checkpoint.remote", remote)
+    except SpecError as error:
+        return failure("storage", str(error), "")
+    return None
 
 
 def _checkpoint(rundir: RunDirectory, path: Path | None) -> CheckResult | None:

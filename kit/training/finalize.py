@@ -122,6 +122,7 @@ def finalize(
     # A finished run may be resumed: its exchange checkpoint exists already.
     if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
         export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
+        checkpoints.uploads.add(exchange.name)
     memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
     operation, size, root = (
         plan.predicted.operation,

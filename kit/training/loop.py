@@ -9,6 +9,7 @@ run that is killed and resumed makes the same steps.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
 from kit.training.checkpoint.counters import Counters, run_length
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_tensors
+from kit.training.checkpoint.uploads import Uploads
 from kit.training.data.loader import DataLoader, Prefetcher, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.gradient_norms import gradient_norms
@@ -84,6 +86,8 @@ def train(
             mark(rundir.path, None)
             if counters.step:
                 print(f"resumed after step {counters.step}", flush=True)
+        spec = rundir.run.checkpoint
+        checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.native.root, spec, elastic))
         run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))
         stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
@@ -93,7 +97,10 @@ def train(
             run.validate(counters.step)
         dog.beat("finishing", _PATIENCE)
         export = export_at_end and not run.stopped
-        return finalize(engine, rundir, counters, run.measured, checkpoints, run.logger, run.stopped, export)
+        summary = finalize(engine, rundir, counters, run.measured, checkpoints, run.logger, run.stopped, export)
+        dog.beat("waiting for uploads", math.inf)
+        checkpoints.uploads.finish(spec.remote_wait_seconds, run.logger)
+        return summary
 
 
 class _Run:
@@ -206,6 +213,7 @@ class _Run:
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else {}
         agreed = self._agree(result.counters)
         routing = self.engine.routing_metrics()
+        self.checkpoints.uploads.report(self.logger)
         slowest = self.stragglers.judge(step, self.clock.step_s)
         is_last = step == last_step or bool(self.stopped)
         if self.engine.is_main:
@@ -289,6 +297,7 @@ class _Run:
             grad_norms=result.grad_norms,
             loss_scale=result.norms.loss_scale if result.norms else None,
             event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
+            remote_step=self.checkpoints.uploads.newest_step,
             eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),
             **routing,  # type: ignore[arg-type]
         )

@@ -9,16 +9,18 @@ from kit.engines.collective import run_collectively
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints
-from kit.training.checkpoint.exchange import EXCHANGE_JSON, is_exchange, newest_exchange
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, exchanges, is_exchange, newest_exchange
+from kit.training.checkpoint.fetch import fetch
 from kit.training.checkpoint.transfer import import_exchange
 
 
 def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> Counters:
     """Collective. Load the checkpoint that ``resume`` names into the engine; returns its counters.
 
-    - None: start from the beginning. Refused if the run directory has metrics or checkpoints of an earlier start.
-    - ``"auto"``: the newest good native checkpoint, or the beginning if there is none. If the native checkpoints are of
-      another plan, the newest exchange checkpoint.
+    - None: start from the beginning. Refused if the run directory, or ``run.checkpoint.remote``, has metrics or
+      checkpoints of an earlier start.
+    - ``"auto"``: the newest good native checkpoint of the run directory and of ``run.checkpoint.remote``, or the
+      beginning if there is none. If the native checkpoints are of another plan, the newest exchange checkpoint.
     - A path: an exchange checkpoint (of any layout, engine and world size), a native checkpoint of this plan, or the
       directory of another run, for its newest exchange checkpoint. Refused if this run has newer checkpoints.
 
@@ -41,9 +43,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
             f"{directory} is not a checkpoint (neither {EXCHANGE_JSON} nor {MANIFEST} in it); give a directory such as "
             f"RUN/checkpoints/exchange-step-00000060, or auto"
         )
-    newest = run_collectively(engine.is_main, lambda: max(checkpoints.steps(), default=0), "reading the run directory")[
-        0
-    ]
+    newest = run_collectively(engine.is_main, lambda: _newest_step(checkpoints), "reading the run directory")[0]
     if newest > counters.step:
         raise CheckpointError(
             f"{directory} is of step {counters.step} and this run has a checkpoint of step {newest}; move the newer "
@@ -57,6 +57,7 @@ def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
     try:
         return checkpoints.load_newest(engine) or START
     except ForeignError as error:
+        _fetch_exchange(engine, checkpoints)
         exchange = _newest_exchange(engine, checkpoints.root)
         if exchange is None:
             raise
@@ -74,8 +75,40 @@ def _newest_exchange(engine: Engine, root: Path) -> Path | None:
     return run_collectively(engine.is_main, lambda: newest_exchange(root), f"reading {root}")[0]
 
 
+def _newest_step(checkpoints: NativeCheckpoints) -> int:
+    remote = checkpoints.remote.steps() if checkpoints.remote else []
+    return max([*checkpoints.steps(), *remote], default=0)
+
+
+def _fetch_exchange(engine: Engine, checkpoints: NativeCheckpoints) -> None:
+    """Copy the newest exchange checkpoint from object storage if it is newer than those of the run directory."""
+    remote = checkpoints.remote
+    if remote is None:
+        return
+
+    def newer() -> int | None:
+        there, here = remote.steps("exchange-step"), exchanges(checkpoints.root)
+        return there[0] if there and there[0] > max(here, default=-1) else None
+
+    try:
+        step = run_collectively(engine.is_main, newer, f"reading {remote.address}")[0]
+        if step is not None:
+            fetch(remote, f"exchange-step-{step:08d}", checkpoints.root, engine.is_main)
+    except CheckpointError as error:
+        if engine.is_main:
+            checkpoints.log(f"no exchange checkpoint from {remote.address}: {error}")
+
+
 def _check_past(checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> None:
-    if resume is None and (metrics.exists() or checkpoints.steps()):
+    started, remote = metrics.exists() or checkpoints.steps(), checkpoints.remote
+    if remote is not None and resume != "auto" and not started:
+        remote.check_writable()
+        if there := remote.steps():
+            raise CheckpointError(
+                f"run.checkpoint.remote={remote.address} has checkpoints of an earlier start, up to step {there[0]}; "
+                f"continue it with --resume auto, or give each run a prefix of its own"
+            )
+    if resume is None and started:
         raise CheckpointError(
             f"{metrics.parent} holds a run that was started already; continue it with --resume auto, or use a new "
             f"run directory"

@@ -26,6 +26,7 @@ TIMING = (
     "slowest_rank",
     "slowest_rank_ratio",
     "checkpoint_s",
+    "remote_step",
     "eta_s",
 )
 

@@ -29,6 +29,7 @@ from kit.errors import CheckpointError
 from kit.specs.base import SPEC, Within
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
+from kit.training.checkpoint.fetch import fetch
 from kit.training.checkpoint.files import (
     FileRecord,
     Files,
@@ -43,6 +44,7 @@ from kit.training.checkpoint.files import (
     verify,
     write_json,
 )
+from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import kept, require_disk_space
 
 MANIFEST = "manifest.json"
@@ -94,6 +96,8 @@ class NativeCheckpoints:
     """Expected size of the first checkpoint. Each later checkpoint is expected to be as large as the previous one."""
     length: RunLength | None = None
     """Allowed counters of this run; None: do not check counters."""
+    remote: RemoteCheckpoints | None = None
+    """Copies of the checkpoints in object storage."""
     log: Callable[[str], None] = print
     """Called on the main rank with messages for the user."""
 
@@ -151,23 +155,27 @@ class NativeCheckpoints:
             raise
 
     def load_newest(self, engine: Engine) -> Counters | None:
-        """Load the newest good checkpoint and return its counters; None if there is no checkpoint.
+        """Load the newest good checkpoint of the local directory and of ``remote``, and return its counters; None if
+        there is no checkpoint. Of one step the local one comes first. A remote one is copied here.
 
         Renames a damaged checkpoint to ``….damaged``, and tries the previous one. Raises CheckpointError if all are
         damaged, or if the newest is of another plan or world size.
         """
-        steps = run_collectively(engine.is_main, self.steps, f"reading {self.root}")[0]
+        candidates = run_collectively(engine.is_main, self._candidates, f"reading {self.root}")[0]
         damage: list[str] = []
-        for step in steps:
+        for step, is_remote in candidates:
             directory = self.directory(step)
             try:
+                if is_remote:
+                    self._fetch(engine, directory.name)
                 manifest = self._verified(engine, directory)
             except _DamagedError as error:
                 damage.append(str(error))
-                rename = functools.partial(_renamed, directory, f"{directory.name}.damaged")
+                rename = functools.partial(_set_aside, directory)
                 run_collectively(engine.is_main, rename, f"renaming {directory}")
                 if engine.is_main:
-                    self.log(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
+                    place = f" in {self.remote.address}" if self.remote and is_remote else ""
+                    self.log(f"checkpoint {directory.name}{place} is not usable: {error}; trying the one before it")
                 continue
             _load(engine, directory, manifest)
             return manifest.counters
@@ -177,6 +185,31 @@ class NativeCheckpoints:
                 f"resume from an exchange checkpoint, or start in a new run directory"
             )
         return None
+
+    def _candidates(self) -> list[tuple[int, bool]]:
+        """(step, whether it is the remote one) of all checkpoints, the best first.
+
+        Raises CheckpointError if the storage cannot be read and nothing is here: a run would begin again from nothing.
+        """
+        local = self.steps()
+        try:
+            remote = self.remote.steps() if self.remote else []
+        except CheckpointError as error:
+            if not local:
+                raise
+            self.log(f"resuming from the local checkpoints only: {error}")
+            remote = []
+        both = [*((step, False) for step in local), *((step, True) for step in remote)]
+        return sorted(both, key=lambda each: (-each[0], each[1]))
+
+    def _fetch(self, engine: Engine, name: str) -> None:
+        assert self.remote is not None
+        if engine.is_main:
+            self.log(f"copying {name} from {self.remote.address}")
+        try:
+            fetch(self.remote, name, self.root, engine.is_main)
+        except CheckpointError as error:
+            raise _DamagedError(str(error)) from error
 
     def load(self, engine: Engine, directory: Path) -> Counters:
         """Load one checkpoint, of this run or another. Raises CheckpointError if it is damaged; also if it is of
@@ -293,6 +326,11 @@ def _renamed(directory: Path, name: str) -> Path:
     target = directory.with_name(name)
     shutil.rmtree(target, ignore_errors=True)
     return directory.rename(target)
+
+
+def _set_aside(directory: Path) -> None:
+    if directory.exists():
+        _renamed(directory, f"{directory.name}.damaged")
 
 
 def _remove(directory: Path) -> None:

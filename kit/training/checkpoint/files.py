@@ -186,5 +186,24 @@ def read_sealed(
         raise ValueError(" ".join(str(error).split())) from None
 
 
+@dataclass(frozen=True)
+class _Listed:
+    __pydantic_config__ = SPEC
+    files: Files
+
+
+def sealed_files(path: Path) -> tuple[str, Files]:
+    """(hash of a manifest of any format and version, its files). Raises OSError; ValueError if it is damaged or differs
+    from its hash."""
+    data = parse_json(read_text(path, _MOST_BYTES))
+    if not isinstance(data, dict) or data.get(_HASH) != sealed(data)[_HASH]:
+        raise ValueError("its own hash (sha256) differs or is missing")
+    said = {"files": data.get("files")}
+    try:
+        return str(data[_HASH]), parse(_Listed, said, Document(path.name, said, {})).files
+    except SpecError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 class OtherVersionError(CheckpointError):
     """The manifest has a version that this version of kit does not read."""

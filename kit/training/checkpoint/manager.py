@@ -23,8 +23,10 @@ from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 from kit.training.checkpoint.exchange import exchanges
+from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import kept
 from kit.training.checkpoint.transfer import export_exchange
+from kit.training.checkpoint.uploads import Uploads
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -39,6 +41,8 @@ class CheckpointManager:
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self.uploads = Uploads(None)
+        """What copies each finished checkpoint to object storage."""
         self.stalls_s: list[float] = []
         """Seconds that training waited for each checkpoint: for the write; or, if asynchronous, for the previous
         checkpoint and the copy."""
@@ -58,6 +62,7 @@ class CheckpointManager:
             expected_bytes=0 if operation is None else int(1e9 * operation.checkpoint_gb),
             length=length,
             model=f"{plan.layout.engine} {plan.model_digest}",
+            remote=None if spec.remote is None else RemoteCheckpoints(spec.remote),
         )
         return cls(native, spec.asynchronous, plan if elastic else None)
 
@@ -70,6 +75,7 @@ class CheckpointManager:
                 self._export(engine, counters, self._exported)
             if not self._asynchronous:
                 self.native.save(engine, counters)
+                self._finished(counters)
                 return None
             before = self.wait()
             self._start(engine, counters)
@@ -98,6 +104,10 @@ class CheckpointManager:
             remove(there[step] for step in there.keys() - set(stay))
 
         run_collectively(engine.is_main, remove_old, f"removing old checkpoints of {native.root}")
+        self.uploads.add(directory.name)
+
+    def _finished(self, counters: Counters) -> None:
+        self.uploads.add(self.native.directory(counters.step).name)
 
     def wait(self) -> str | None:
         """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""
@@ -118,6 +128,7 @@ class CheckpointManager:
 
         try:
             self.native.write(save, counters, is_main, self._group, random)
+            self._finished(counters)
         except CheckpointError as error:
             self._failure = str(error)
         except Exception as error:  # otherwise Python would only print it

@@ -28,6 +28,7 @@ GAUGES = {
     "kit_slowest_rank": ("slowest_rank", "Rank whose own work takes longest"),
     "kit_slowest_rank_ratio": ("slowest_rank_ratio", "Its time over the median of the others"),
     "kit_checkpoint_stall_seconds": ("checkpoint_s", "Training stood still for a checkpoint"),
+    "kit_remote_step": ("remote_step", "Newest step whose checkpoint is complete in run.checkpoint.remote"),
     "kit_tokens_per_second": ("tokens_per_s", "Over all GPUs"),
     "kit_tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", "Per GPU"),
     "kit_tokens_per_second_without_padding": ("tokens_per_s_without_padding", "Over all GPUs, without padding"),

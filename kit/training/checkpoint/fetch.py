@@ -1,0 +1,46 @@
+"""Copies a checkpoint from object storage into the run directory, complete and with the right hashes or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kit.engines.collective import run_collectively, split_over_ranks
+from kit.errors import CheckpointError
+from kit.training.checkpoint.files import Files, partial_name, publish, sealed_files, start_partial, verify
+from kit.training.checkpoint.remote import RemoteCheckpoints, last_file
+from kit.training.checkpoint.storage import require_disk_space
+
+
+def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Path:
+    """Collective. Copy the checkpoint ``name`` to ``root``, each rank its share of the files; returns its directory.
+
+    Raises CheckpointError on every rank, and leaves nothing, if a file is missing or differs from the manifest."""
+    directory = root / name
+    partial, doing = partial_name(directory), f"reading {remote.address}/{name}"
+
+    def start() -> Files:
+        start_partial(directory)
+        remote.get(name, {last_file(name): None}, partial)
+        try:
+            _, files = sealed_files(partial / last_file(name))
+        except ValueError as error:
+            raise CheckpointError(f"{remote.address}/{name}/{last_file(name)} is damaged ({error})") from error
+        require_disk_space(root, sum(record.bytes for record in files.values()))
+        return files
+
+    try:
+        files = run_collectively(is_main, start, doing)[0]
+        mine = dict(split_over_ranks(sorted(files.items())))
+
+        def copy() -> None:
+            remote.get(name, mine, partial)
+            verify(partial, mine)
+
+        run_collectively(True, copy, doing)
+        run_collectively(is_main, lambda: publish(partial, directory), doing)
+    except CheckpointError:
+        if is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return directory
