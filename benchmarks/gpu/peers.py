@@ -38,7 +38,7 @@ from benchmarks.gpu.measured import (
 from kit.rehearsal.processes import metrics
 from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
 from kit.training.__main__ import process_group
-from kit.training.data.indexed import IndexedWriter
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.loop import train
 
 

@@ -29,22 +29,29 @@ def convert_data(
         typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
     ] = "pretrain",
     seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one per core if not given.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
-    if objective in ("sft", "seq2seq"):
-        from kit.training.data.tokenise_rows import tokenise_rows
+    """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read, on all cores.
 
-        rows = tokenise_rows(sources, tokenizer, out, objective=objective, seq_length=seq_length)  # type: ignore[arg-type]
-        _answer(out, str(rows), as_json)
-        return
-    if objective != "pretrain" or seq_length is not None:
+    After an interruption, kill -9 too, the same command goes on where it stopped and writes the same files.
+    """
+    if objective not in ("pretrain", "sft", "seq2seq") or (objective == "pretrain" and seq_length is not None):
         raise SpecError(
             f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
         )
     from kit.training.data.tokenise import tokenise
 
-    _answer(out, str(tokenise(sources, tokenizer, out, text_key=text_key)), as_json)
+    done = tokenise(
+        sources,
+        tokenizer,
+        out,
+        objective=objective,  # type: ignore[arg-type]
+        text_key=text_key,
+        seq_length=seq_length,
+        workers=workers,
+    )
+    _answer(out, str(done), as_json)
 
 
 @convert.command("model")

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.completion import Completion
-from kit.training.data.tokenise import load_tokenizer
+from kit.training.data.tokenizers import load_tokenizer
 
 
 def generate(

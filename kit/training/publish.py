@@ -9,7 +9,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError
 from kit.planner.describe import describe
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
-from kit.training.data.tokenise import one_line
+from kit.training.data.tokenizers import one_line
 from kit.training.logging.metrics import logged_rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.emit.run_directory import RunDirectory
-from kit.training.data.indexed import IndexedWriter
+from kit.training.data.indexed_writer import IndexedWriter
 from tests.support import runs
 from tests.support.assets import RECIPE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
-from kit.training.data.indexed import IndexedWriter
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.loop import train
 from tests.training import tiny
 

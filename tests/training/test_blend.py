@@ -11,7 +11,8 @@ from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws
-from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from kit.training.loop import train

@@ -11,7 +11,8 @@ import torch
 
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import DataError
-from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples

@@ -23,10 +23,11 @@ from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import DataSpec
 from kit.training.data.fine_tuning_rows import Row, Rows
-from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
-from kit.training.data.tokenise_rows import tokenise_rows
+from kit.training.data.tokenise import tokenise
 from tests.training import runs, tiny
 from tests.workers import pool
 
@@ -86,7 +87,7 @@ class TestConversion:
     def test_only_what_the_assistant_says_counts(self, tokenizer, tmp_path):
         directory = templated(tokenizer, tmp_path / "t", CHATML)
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."), chat("a", "b"))
-        result = tokenise_rows([source], directory, tmp_path / "out", objective="sft")
+        result = tokenise([source], directory, tmp_path / "out", objective="sft")
         assert "2 rows for sft" in str(result)
         (whole, counted), second = read(tmp_path / "out", directory)
         assert whole.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>")
@@ -96,13 +97,13 @@ class TestConversion:
 
     def test_without_a_template_replies_end_with_eos(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
-        tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft")
+        tokenise([source], tokenizer, tmp_path / "out", objective="sft")
         ((_, counted),) = read(tmp_path / "out", tokenizer)
         assert counted == "Hello!</s>"
 
     def test_prompt_and_completion(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
-        tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft")
+        tokenise([source], tokenizer, tmp_path / "out", objective="sft")
         assert read(tmp_path / "out", tokenizer) == [("2+2=4</s>", "4</s>")]
 
     @pytest.mark.parametrize("adds", [False, True])
@@ -115,7 +116,7 @@ class TestConversion:
             )
         loaded.save_pretrained(tmp_path / "t")
         source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
-        tokenise_rows([source], tmp_path / "t", tmp_path / "out", objective="sft")
+        tokenise([source], tmp_path / "t", tmp_path / "out", objective="sft")
         assert read(tmp_path / "out", tmp_path / "t") == [("<|im_start|>" * adds + "2+2=4</s>", "4</s>")]
 
     def test_a_template_that_rewrites_history_is_refused(self, tokenizer, tmp_path):
@@ -123,13 +124,13 @@ class TestConversion:
         directory = templated(tokenizer, tmp_path / "t", forgetful)
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
         with pytest.raises(DataError, match=r"x\.jsonl:1: the tokenizer's chat template writes a turn differently"):
-            tokenise_rows([source], directory, tmp_path / "out", objective="sft")
+            tokenise([source], directory, tmp_path / "out", objective="sft")
         assert not list(tmp_path.glob("out*"))
 
     def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
         rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
         source = write(tmp_path / "x.jsonl", *rows)
-        result = tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft", seq_length=6)
+        result = tokenise([source], tokenizer, tmp_path / "out", objective="sft", seq_length=6)
         assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
         assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
         with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
@@ -137,7 +138,7 @@ class TestConversion:
 
     def test_pairs(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"})
-        tokenise_rows([source], tokenizer, tmp_path / "out", objective="seq2seq")
+        tokenise([source], tokenizer, tmp_path / "out", objective="seq2seq")
         row = Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 8, 1000)[0]
         loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
         assert loaded.decode(row.source) == "ab"
@@ -146,7 +147,7 @@ class TestConversion:
 
     def test_pairs_are_as_long_as_the_longer_of_the_two(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"})
-        result = tokenise_rows([source], tokenizer, tmp_path / "out", objective="seq2seq")
+        result = tokenise([source], tokenizer, tmp_path / "out", objective="seq2seq")
         assert result.sidecar.longest == 6
         samples = RowSamples(Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
         assert [samples.length(index) for index in range(2)] == [3, 6]
@@ -163,7 +164,7 @@ class TestConversion:
     )
     def test_rows_of_another_form(self, tokenizer, tmp_path, row, message):
         with pytest.raises(DataError, match=message):
-            tokenise_rows([write(tmp_path / "x.jsonl", row)], tokenizer, tmp_path / "out", objective="sft")
+            tokenise([write(tmp_path / "x.jsonl", row)], tokenizer, tmp_path / "out", objective="sft")
 
 
 @pytest.mark.parametrize(("seq_length", "length"), [(12, 12), (20, 16)])

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from kit.errors import DataError
+from kit.training.data.encoder import BATCH_DOCUMENTS
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.tokenise import BATCH_DOCUMENTS, tokenise
+from kit.training.data.tokenise import tokenise
 
 
 @pytest.fixture(scope="module")

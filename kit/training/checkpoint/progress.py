@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from kit.engines.base import StateKind, TensorSource
+from kit.training.progress import progress_bar
 
 
 class _Counted(TensorSource):
@@ -41,13 +41,6 @@ class _Counted(TensorSource):
 @contextmanager
 def shown(sources: Mapping[StateKind, TensorSource]) -> Iterator[Mapping[StateKind, TensorSource]]:
     """The sources; while entered, a terminal shows how much of them was read, and the time left."""
-    if not sys.stderr.isatty():
-        yield sources
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
     total = sum(math.prod(source.shape(name)) for source in sources.values() for name in source.names())
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("tensors", total=total)
-        yield {kind: _Counted(source, lambda count: bar.advance(task, count)) for kind, source in sources.items()}
+    with progress_bar("tensors", total) as advance:
+        yield {kind: _Counted(source, advance) for kind, source in sources.items()}

@@ -1,56 +1,25 @@
-"""Tokenises rows for fine-tuning (chats, prompts, pairs) from JSON Lines into the engines' ``.bin``/``.idx`` pair."""
+"""Tokenises one row for fine-tuning: a chat, a prompt with its completion, or a pair."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kit.errors import DataError
-from kit.training.data.indexed import IndexedWriter
-from kit.training.data.tokenise import Tokenised, json_rows, load_tokenizer, model_config, one_line
+from kit.training.data.tokenizers import one_line
 
 _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
 """Objective → accepted pairs of fields, for rows that are not chats."""
 
 
-def tokenise_rows(
-    sources: Sequence[Path],
-    tokenizer: Path,
-    out: Path,
-    *,
-    objective: Literal["sft", "seq2seq"],
-    seq_length: int | None = None,
-    vocab_size: int | None = None,
-) -> Tokenised:
-    """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
+def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
+    """Token ids of a row.
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
     "completion"}``; the targets are replies and completions. seq2seq rows: ``{"source", "target"}`` or ``{"prompt",
-    "completion"}``. Truncates rows longer than ``seq_length``, and drops rows without a target. Raises DataError for a
-    row of another form.
+    "completion"}``. Raises DataError for a row of another form.
     """
-    loaded, ids = load_tokenizer(Path(tokenizer), vocab_size)
-    if objective == "sft" and loaded.eos_token_id is None:
-        raise DataError(f"the tokenizer in {tokenizer} has no end-of-sequence token; set eos_token in its config")
-    start = _decoder_start(Path(tokenizer)) if objective == "seq2seq" else None
-    cut = dropped = 0
-    with IndexedWriter(
-        out, tokenizer=Path(tokenizer).name, vocab_size=ids, objective=objective, decoder_start_token_id=start
-    ) as writer:
-        for where, row in (found for source in sources for found in _rows(Path(source))):
-            whole = _parts(loaded, row, objective, where)
-            parts = _shortened(whole, objective, seq_length)
-            cut += parts != whole
-            if _learns(parts, objective):
-                writer.add_row(parts)
-            else:
-                dropped += 1
-    return Tokenised(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
-
-
-def _parts(tokenizer: Any, row: Any, objective: str, where: str) -> Parts:
     if not isinstance(row, dict):
         raise DataError(f"{where} holds a {type(row).__name__}; one JSON object a line is needed")
     if objective == "sft" and "messages" in row:
@@ -67,7 +36,7 @@ def _parts(tokenizer: Any, row: Any, objective: str, where: str) -> Parts:
     )
 
 
-def _shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
+def shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
     """Truncate a row to ``seq_length`` inputs. For sft this is seq_length + 1 tokens; for seq2seq seq_length tokens of
     the source and of the target."""
     if seq_length is None:
@@ -81,28 +50,12 @@ def _shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
     return [part for place, part in enumerate(kept) if part or any(kept[place:])]
 
 
-def _learns(parts: Parts, objective: str) -> bool:
+def learns(parts: Parts, objective: str) -> bool:
+    """Whether a row has a token to learn."""
     if objective == "seq2seq":
         return all(parts)
     # The first token of a row is never a label, because no token precedes it.
     return sum(map(len, parts[1::2])) - (not parts[0]) > 0
-
-
-def _decoder_start(directory: Path) -> int:
-    start = model_config(directory).get("decoder_start_token_id")
-    if not isinstance(start, int):
-        raise DataError(
-            f"{directory}/config.json has no decoder_start_token_id, which a decoder is given first; copy the model's "
-            f"config.json there"
-        )
-    return start
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(file and line number, row) of a ``.jsonl`` file."""
-    if path.suffix not in (".jsonl", ".ndjson"):
-        raise DataError(f"{path}: rows for fine-tuning are read from .jsonl files; save the data set as one")
-    return json_rows(path)
 
 
 _PLAIN_TEMPLATE = (
@@ -117,7 +70,7 @@ Parts = list[list[int]]
 """Token ids of a row's sequences: context, target, context, target, … (``fine_tuning_rows``)."""
 
 
-def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str) -> Parts:
+def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: object) -> Parts:
     """Tokenise a chat with the tokenizer's chat template, or ``_PLAIN_TEMPLATE``. The assistant's replies are targets,
     including the template's end of a turn.
 
@@ -158,7 +111,7 @@ def pair_parts(tokenizer: Any, source: str, target: str) -> Parts:
     return [tokenizer(source)["input_ids"], tokenizer(text_target=target)["input_ids"]]
 
 
-def _check_messages(messages: Any, where: str) -> None:
+def _check_messages(messages: Any, where: object) -> None:
     good = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
     )
@@ -168,7 +121,7 @@ def _check_messages(messages: Any, where: str) -> None:
         )
 
 
-def _render(tokenizer: Any, template: str, messages: Sequence[Any], prompt: bool, where: str) -> str:
+def _render(tokenizer: Any, template: str, messages: Sequence[Any], prompt: bool, where: object) -> str:
     if not messages and not prompt:
         return ""
     try:
