@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kit.cost.memory.states import master_bytes, moment_bytes
 from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
 from kit.specs.optimizers import OPTIMIZERS
@@ -69,7 +70,7 @@ def checkpoint_width(workload: Workload) -> float:
     stage 0 in fp32 the weights are the master weights.
     """
     layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
-    masters_and_moments = 4.0 + OPTIMIZERS[workload.job.optimizer.name].moments.rest
+    masters_and_moments = master_bytes(layout) + moment_bytes(layout, workload.job.optimizer.name).rest
     if layout.engine == "deepspeed":
         alone = layout.zero_stage == 3 or (layout.zero_stage == 0 and not short)
         return masters_and_moments + (0.0 if alone else 2.0 if short else 4.0)

@@ -30,6 +30,8 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "zero_optimization.zero_quantized_weights": "layout.zero_quantized_weights",
     "zero_optimization.zero_quantized_gradients": "layout.zero_quantized_gradients",
     "bf16.enabled": "job.precision",
+    "bf16.bf16_master_weights_and_grads": "layout.optimizer_state_dtype",
+    "bf16.bf16_optimizer_states": "layout.optimizer_state_dtype",
     "fp16.enabled": "job.precision",
     "torch_autocast.enabled": "layout.autocast",
     "torch_autocast.dtype": "job.precision",
@@ -134,13 +136,17 @@ def _torch_adam(plan: Plan) -> bool:
 
     On a CPU, DeepSpeed would compile both at first use (about 35 and 50 s), for the same result. At stage 0 in 16 bits,
     FusedAdam selects an optimizer that flattens all master weights (engine.py, _configure_fp16_optimizer); torch's
-    AdamW keeps one master weight per parameter.
+    AdamW keeps one master weight per parameter. Offloaded bf16 master weights take DeepSpeedCPUAdam alone
+    (stage_1_and_2.py, _enforce_cpu_offload).
     """
+    if plan.layout.optimizer_state_dtype == "bf16" and plan.layout.offload_optimizer != "none":
+        return False
     return plan.cluster.gpu.device == "cpu" or (plan.job.precision != "fp32" and plan.layout.zero_stage == 0)
 
 
 def _precision(plan: Plan) -> dict[str, Any]:
-    """16-bit weights and gradients with fp32 master weights and moments, or autocast over fp32 weights.
+    """16-bit weights and gradients with fp32 master weights and moments, unless the plan has those in bf16 too; or
+    autocast over fp32 weights.
 
     bf16: ``check_grad_overflow`` has its default, true: DeepSpeed skips a step with a non-finite gradient, and the
     engine reports it. Gradients are reduced in 16 bits in any case, as the ZeRO paper counts them.
@@ -156,7 +162,9 @@ def _precision(plan: Plan) -> dict[str, Any]:
             }
         }
     if plan.job.precision == "bf16":
-        return {"bf16": {"enabled": True}}
+        short = plan.layout.optimizer_state_dtype == "bf16"
+        keys = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+        return {"bf16": {"enabled": True} | chosen(*((key, short, True) for key in keys))}
     if plan.job.precision == "fp16":
         return {"fp16": _loss_scaling(plan)}
     return {}

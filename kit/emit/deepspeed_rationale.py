@@ -34,7 +34,9 @@ RATIONALE: Mapping[str, str] = {
     "optimizer.params.torch_adam": "torch's AdamW: on CPUs DeepSpeed's own would be compiled at first use for the same "
     "result; in 16 bits without ZeRO its FusedAdam would flatten all master weights into one tensor",
     "gradient_clipping": "job.grad_clip: the global norm that gradients are scaled down to",
-    "bf16.enabled": "bf16 weights and gradients, fp32 master weights and moments",
+    "bf16.enabled": "bf16 weights and gradients; master weights and moments are fp32 by default",
+    "bf16.bf16_master_weights_and_grads": "no fp32 copy of the weights: small updates are rounded away",
+    "bf16.bf16_optimizer_states": "two bytes for each moment instead of four",
     "fp16.enabled": "fp16 weights and gradients, fp32 master weights and moments: for GPUs without bf16",
     "fp16.loss_scale": "0: the scale is found while training; fp16 gradients below 6e-8 would vanish without one",
     "fp16.initial_scale_power": "start at 2^16, near fp16's largest number: too large costs a few skipped steps, too "

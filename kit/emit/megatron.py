@@ -99,7 +99,9 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "optimizer.optimizer_cpu_offload": "layout.offload_optimizer",
     "optimizer.optimizer_offload_fraction": "layout.offload_optimizer",
     "optimizer.overlap_cpu_optimizer_d2h_h2d": "layout.offload_optimizer",
-    "optimizer.use_precision_aware_optimizer": "layout.offload_optimizer",
+    "optimizer.use_precision_aware_optimizer": "layout.optimizer_state_dtype",
+    "optimizer.exp_avg_dtype": "layout.optimizer_state_dtype",
+    "optimizer.exp_avg_sq_dtype": "layout.optimizer_state_dtype",
     "optimizer.bf16": "job.precision",
     "optimizer.params_dtype": "job.precision",
 }
@@ -325,6 +327,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "overlap_cpu_optimizer_d2h_h2d": True,
         "use_precision_aware_optimizer": True,  # whose code the offload reuses
     }
+    short_state = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
     return {
         "optimizer": "sgd" if is_sgd else "adam",
         "lr": job.learning_rate,
@@ -335,6 +338,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "params_dtype": _dtype(job),
         "use_distributed_optimizer": shards_optimizer(layout),
         **(on_host if layout.offload_optimizer == "cpu" else {}),
+        **(short_state if layout.optimizer_state_dtype == "bf16" else {}),
     }
 
 

@@ -264,6 +264,8 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "optimizer.optimizer_offload_fraction": _value("--optimizer-offload-fraction"),
     "optimizer.overlap_cpu_optimizer_d2h_h2d": _if("--overlap-cpu-optimizer-d2h-h2d"),
     "optimizer.use_precision_aware_optimizer": _if("--use-precision-aware-optimizer"),
+    "optimizer.exp_avg_dtype": _value("--exp-avg-dtype"),
+    "optimizer.exp_avg_sq_dtype": _value("--exp-avg-sq-dtype"),
     "optimizer.bf16": _covered_by_another_flag,
     "optimizer.params_dtype": _same(_DTYPES),
     "optimizer.use_distributed_optimizer": _covered_by_another_flag,

@@ -35,6 +35,7 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "zero_quantized_gradients": (False, _LOSSY),
     "gradient_compression": ("none", _LOSSY),
     "gradient_dtype": ("fp32", _LOSSY),
+    "optimizer_state_dtype": ("fp32", _LOSSY),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
     "loss_kernel": ("torch", _KERNELS),

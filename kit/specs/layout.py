@@ -18,6 +18,8 @@ GradientCompression = Literal["none", "bf16", "powersgd"]
 """How fp32 gradients are sent between data-parallel ranks: unchanged, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
 GradientDtype = Literal["fp32", "bf16"]
+OptimizerStateDtype = Literal["fp32", "bf16"]
+"""fp32, or 16 bits where the optimizer has none to spare: see ``Layout.optimizer_state_dtype``."""
 LOSS_CHUNK_TOKENS = 2048
 """Tokens per chunk of ``chunked_loss``. Every chunk reads and writes the head's gradient, as large as the head. With
 half as many tokens this would take as long as half of the chunk's GEMMs on an H100."""
@@ -117,6 +119,12 @@ class Layout:
     """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
     gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
     """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step."""
+    optimizer_state_dtype: Annotated[
+        OptimizerStateDtype, Flag(("deepspeed", "megatron"), "{value} optimizer state", added=True)
+    ] = "fp32"
+    """bf16 under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
+    bf16_optimizer_states). Under megatron: moments and gradients in bf16 with fp32 master weights, by its
+    precision-aware optimizer; Megatron-LM runs it, kit's worker does not."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
     weights. Engine torch always autocasts in bf16 DDP."""
@@ -244,6 +252,7 @@ class Pins:
     zero_quantized_gradients: bool | None = None
     gradient_compression: GradientCompression | None = None
     gradient_dtype: GradientDtype | None = None
+    optimizer_state_dtype: OptimizerStateDtype | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
     activation_offloading: bool | None = None

@@ -15,6 +15,8 @@ FEW = [
     Case("bf16", 3, 2, optimizer="cpu", param="cpu"),
     Case("fp32", 3, 1, hpz=2),
     Case("bf16", 2, 2, autocast=True),
+    Case("bf16", 2, 2, short_state=True),
+    Case("bf16", 3, 1, short_state=True),
 ]
 
 

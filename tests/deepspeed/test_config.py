@@ -35,6 +35,13 @@ VARIANTS = {
     "fp16": {"stage": 2, "precision": "fp16"},
     "fp16 stage 3 host": {"stage": 3, "precision": "fp16", "offload_optimizer": "cpu", "offload_param": "cpu"},
     "autocast": {"stage": 2, "precision": "bf16", "autocast": True},
+    "bf16 state": {"stage": 3, "precision": "bf16", "optimizer_state_dtype": "bf16"},
+    "bf16 state on the host": {
+        "stage": 2,
+        "precision": "bf16",
+        "optimizer_state_dtype": "bf16",
+        "offload_optimizer": "cpu",
+    },
     "fp32 sent in bf16": {"stage": 2, "gradient_compression": "bf16"},
     "hpZ": {"stage": 3, "zero_hpz": 2},
     "ZeRO++": {

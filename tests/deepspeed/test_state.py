@@ -17,6 +17,7 @@ from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
+SHORT = {"optimizer_state_dtype": "bf16"}
 HOST = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 
 
@@ -72,6 +73,20 @@ def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accu
     assert all(torch.equal(resumed.masters[name], master) for name, master in whole.masters.items())
 
 
+@pytest.mark.rotated
+@pytest.mark.parametrize("stage", [2, 3])
+def test_bf16_state_goes_through_the_exchange_checkpoint_bit_for_bit(stage, start, tmp_path):
+    """Masters and moments are bf16 numbers, as fp32 state is not."""
+    chosen = cases.plan(stage, precision="bf16", **SHORT)
+    whole, resumed = run(cases.through_the_exchange_checkpoint, chosen, chosen, start, tmp_path / "short")[0]
+    assert resumed.losses == whole.losses
+    assert all(torch.equal(resumed.masters[name], master) for name, master in whole.masters.items())
+    other = cases.plan(stage, precision="bf16")
+    fp32, _ = run(cases.through_the_exchange_checkpoint, other, chosen, start, tmp_path)[0]
+    assert all(torch.equal(master, master.bfloat16().float()) for master in whole.masters.values())
+    assert not all(torch.equal(master, master.bfloat16().float()) for master in fp32.masters.values())
+
+
 NATIVE = {
     "stage 0": cases.plan(0),
     "stage 1": cases.plan(1),
@@ -82,6 +97,9 @@ NATIVE = {
     "bf16, stage 1": cases.plan(1, precision="bf16"),
     "bf16, stage 2": cases.plan(2, precision="bf16"),
     "bf16, stage 3": cases.plan(3, precision="bf16"),
+    "bf16 state, stage 1": cases.plan(1, precision="bf16", **SHORT, micro_batch_size=4, gradient_accumulation_steps=1),
+    "bf16 state, stage 2": cases.plan(2, precision="bf16", **SHORT),
+    "bf16 state, stage 3": cases.plan(3, precision="bf16", **SHORT),
     "fp16, stage 1": cases.plan(1, precision="fp16"),
     "fp16, stage 2": cases.plan(2, precision="fp16"),
     "fp16, stage 3": cases.plan(3, precision="fp16"),

@@ -135,6 +135,28 @@ def test_megatron_lm_and_megatron_core_take_the_optimizer_on_the_host():
         MegatronEngine(SimpleNamespace(plan=plan, run=run, settings=megatron_settings(plan)))
 
 
+def test_megatron_lm_and_megatron_core_take_bf16_moments():
+    from megatron.core.optimizer import OptimizerConfig
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    plan = tiny.plan(
+        tiny.model(),
+        job={"precision": "bf16"},
+        engine="megatron",
+        implementation="transformer_engine",
+        zero_stage=1,
+        dp=2,
+        optimizer_state_dtype="bf16",
+    )
+    flags = parsed(plan)
+    assert "--use-precision-aware-optimizer" in flags
+    assert (flags["--exp-avg-dtype"], flags["--exp-avg-sq-dtype"]) == ("bf16", "bf16")
+    assert megatron_settings(plan)["optimizer"].keys() <= {field.name for field in dataclasses.fields(OptimizerConfig)}
+    with pytest.raises(EngineError, match=r"start Megatron-LM by pretrain_gpt\.sh, or use fp32"):
+        MegatronEngine(SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
+
+
 def test_what_flags_cannot_say_is_not_written():
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
     linear = {"rope_type": "linear", "factor": 2.0}

@@ -318,3 +318,13 @@ def test_a_refusal_names_the_pin_that_the_search_does_not_set() -> None:
     told = dataclasses.replace(parse_cluster("96xH20"), host_ram_gib=2048.0)
     pinned = make_plan(model, told, asked, Pins(engine="megatron", offload_optimizer="cpu"))
     assert pinned.predicted.peak_gib < 90.3
+
+
+def test_a_refusal_names_bf16_state_where_it_makes_a_plan_fit() -> None:
+    """18 bytes a parameter do not fit, 10 do; the search never takes them by itself."""
+    model, asked = load_model("llama-3.2-1b"), JobSpec(seq_length=4096, global_batch_size=1)
+    cluster, pins = dataclasses.replace(parse_cluster("1xRTX-4090"), host_ram_gib=8.0), Pins(engine="deepspeed")
+    with pytest.raises(PlanError, match=r"layout.engine=deepspeed layout.optimizer_state_dtype=bf16"):
+        make_plan(model, cluster, asked, pins)
+    short = make_plan(model, cluster, asked, pins.but(optimizer_state_dtype="bf16"))
+    assert short.predicted.peak_gib < 22.5

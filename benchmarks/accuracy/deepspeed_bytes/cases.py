@@ -44,6 +44,7 @@ class Case:
     param: Offload = "none"
     hpz: int = 1
     autocast: bool = False
+    short_state: bool = False
 
     @property
     def name(self) -> str:
@@ -57,6 +58,7 @@ class Case:
         parts += [f"weights {self.param}"] if self.param != "none" else []
         parts += [f"hpZ {self.hpz}"] if self.hpz > 1 else []
         parts += ["autocast"] if self.autocast else []
+        parts += ["bf16 optimizer state"] if self.short_state else []
         return ", ".join(parts)
 
     @property
@@ -77,6 +79,7 @@ class Case:
             offload_param=self.param,
             zero_hpz=self.hpz,
             autocast=self.autocast,
+            optimizer_state_dtype="bf16" if self.short_state else "fp32",
             recompute="none",
             micro_batch_size=1,
         )
@@ -107,4 +110,7 @@ CASES = (
     Case("bf16", 1, 2, autocast=True),
     Case("bf16", 2, 2, autocast=True),
     Case("bf16", 3, 2, autocast=True),
+    Case("bf16", 1, 1, short_state=True),
+    *(Case("bf16", stage, accumulation, short_state=True) for stage in (2, 3) for accumulation in (1, 2)),
+    *(Case("bf16", stage, 2, optimizer="cpu", short_state=True) for stage in (1, 2, 3)),
 )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.states import NF4_CODES
+from kit.cost.memory.states import NF4_CODES, master_bytes, moment_bytes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -80,10 +80,11 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     else:
         summed = 4.0 if accumulates else element
     in_host = layout.offload_optimizer == "cpu"
+    masters = master_bytes(layout)  # the optimizer's gradient has their dtype
     return OffloadedBytes(
         weights=weights,
-        gradients=(summed + (4.0 if in_host else 0.0)) / _ranks(layout),
-        optimizer=12.0 / _ranks(layout) if in_host else 0.0,
+        gradients=(summed + (masters if in_host else 0.0)) / _ranks(layout),
+        optimizer=(masters + moment_bytes(layout).rest) / _ranks(layout) if in_host else 0.0,
     )
 
 
@@ -123,6 +124,8 @@ def host_buffer_bytes(workload: Workload) -> float:
 def host_ram_gib_per_node(workload: Workload) -> float:
     """GiB of host memory that offload takes on each node. Frozen weights have neither gradients nor optimizer state."""
     cluster, layout, precision = workload.cluster, workload.layout, workload.job.precision
+    if layout.engine == "megatron" and layout.offload_optimizer == "none":
+        return 0.0
     states = host_state_bytes(layout, precision)
     # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's and Megatron's
     # master weights, and Adam's moments, are pageable.

@@ -47,9 +47,24 @@ class StateBytes(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
+def master_bytes(layout: Layout) -> float:
+    """Bytes of a master weight beside a 16-bit weight. 2 where the optimizer's state is in bf16: DeepSpeed's is another
+    bf16 copy (stage3.py compares a device with a device name, and so does not share it); Megatron's is the half of an
+    fp32 number that the bf16 weight lacks (optimizer_config.py, store_param_remainders)."""
+    return 2.0 if layout.optimizer_state_dtype == "bf16" else 4.0
+
+
+def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
+    """Bytes per parameter of the moments, in the dtype that the layout gives them."""
+    moments = OPTIMIZERS[optimizer].moments
+    if layout.optimizer_state_dtype == "fp32":
+        return moments
+    return Moments(moments.matrices / 2, moments.rest / 2, moments.vectors and moments.vectors / 2)
+
+
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """Bytes per parameter that the engine keeps on the device."""
-    moments = OPTIMIZERS[optimizer].moments
+    moments = moment_bytes(layout, optimizer)
     if layout.engine == "torch":
         return _torch(layout, moments, OPTIMIZERS[optimizer].gathered_in_step)
     if layout.engine == "megatron":
@@ -93,7 +108,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     weights: 16 bytes, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
-    weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, 4.0)
+    weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, master_bytes(layout))
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave
         return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=0.0)
     return _with(
@@ -129,11 +144,13 @@ def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateB
     short = precision != "fp32" and not layout.autocast
     element = 2.0 if short else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
-    masters = 4.0 if short or stage >= 1 else 0.0
+    masters = master_bytes(layout) if short or stage >= 1 else 0.0
     shards = ranks if stage >= 1 else 1
-    # The step casts 16-bit gradients to fp32; stages 1 and 2 with accumulation have fp32 sums already.
-    accumulates = layout.gradient_accumulation_steps > 1
-    step_copy = 4.0 / shards if short and not (accumulates and stage in (1, 2)) else 0.0
+    # The step casts gradients to the dtype of the master weights, unless they have it already: 16-bit gradients do not
+    # have fp32, and the fp32 sums of stages 1 and 2 do not have bf16.
+    summed = layout.gradient_accumulation_steps > 1 and stage in (1, 2)
+    casts = short and summed == (layout.optimizer_state_dtype == "bf16")
+    step_copy = master_bytes(layout) / shards if casts else 0.0
     offloaded = layout.offload_optimizer != "none"
     state = StateBytes(
         weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),

@@ -209,7 +209,9 @@ fp64 (18), test for infinity and NaN (8) (DeepSpeed, runtime/zero/stage3.py and 
 
 def optimizer_bytes_per_parameter(workload: Workload) -> float:
     """Bytes that the optimizer step moves per parameter: read weight and gradient, write weight (12); read and write
-    the moments; norm and clipping (12); cast to 16 bits (2); DeepSpeed's additional passes."""
+    the moments; norm and clipping (12); cast to 16 bits (2); DeepSpeed's additional passes. With bf16 optimizer state
+    only the moments are counted in half: no step with it was measured."""
     more = 0.0 if workload.execution.precision == "fp32" else 2.0
     more += _ZERO_STEP_BYTES if workload.execution.engine == "deepspeed" and workload.layout.zero_stage else 0.0
-    return 24.0 + 2 * OPTIMIZERS[workload.job.optimizer.name].moments.rest + more
+    halved = 0.5 if workload.layout.optimizer_state_dtype == "bf16" else 1.0
+    return 24.0 + 2 * halved * OPTIMIZERS[workload.job.optimizer.name].moments.rest + more

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.memory.offload import offloaded_activation_bytes, stored_weight_bytes
+from kit.cost.memory.states import master_bytes
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
@@ -267,8 +268,8 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
     if layout.offload_optimizer != "none":
         seconds += cpu_adam_s(total / cluster.num_nodes, layout.zero_stage)
         seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
-        # The gradient sum over micro batches is copied once more, in fp32.
-        seconds += 4.0 * share / pcie
+        # The gradient sum over micro batches is copied once more, in the optimizer's dtype.
+        seconds += master_bytes(layout) * share / pcie
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
         # Sub groups are processed one after the other, without overlap.

@@ -52,6 +52,12 @@ class MegatronEngine(Engine):
                 f"layout.offload_optimizer={plan.layout.offload_optimizer}: kit's worker neither saves nor resumes "
                 "Megatron's optimizer on the host; start Megatron-LM by pretrain_gpt.sh, or use none"
             )
+        if plan.layout.optimizer_state_dtype != "fp32":
+            raise EngineError(
+                f"layout.optimizer_state_dtype={plan.layout.optimizer_state_dtype}: Megatron's precision-aware "
+                "optimizer is Transformer Engine's, which kit's worker does not step; start Megatron-LM by "
+                "pretrain_gpt.sh, or use fp32"
+            )
         self.optimizer_name = plan.job.optimizer.name
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)

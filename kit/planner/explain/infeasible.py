@@ -130,6 +130,11 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
     if pins.engine in (None, "megatron") and pins.offload_optimizer is None and request.job.lora is None:
         yield from _megatrons_optimizer_on_the_host(request)
+    if pins.optimizer_state_dtype is None and pins.engine != "torch" and request.job.lora is None:
+        for engine in ("deepspeed", "megatron") if pins.engine is None else (pins.engine,):
+            text = f"layout.engine={engine} layout.optimizer_state_dtype=bf16, at some loss of accuracy"
+            chosen = pins.but(engine=engine, optimizer_state_dtype="bf16")
+            yield _Change("state", 1.0, text, replace(request, pins=chosen))
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)

@@ -21,6 +21,33 @@ def optimizer(w: Workload) -> bool:
     return w.layout.engine not in OPTIMIZERS[w.job.optimizer.name].implementations
 
 
+@rule("deepspeed", "megatron")
+def bf16_state(w: Workload) -> str | None:
+    """DeepSpeed: config.py, _do_error_check, and bf16_optimizer.py, which has fp32 state in any case; files of NVMe
+    swapping were not measured. Megatron: optimizer_config.py, whose precision-aware optimizer is Transformer Engine's
+    FusedAdam under the distributed optimizer."""
+    layout, job = w.layout, w.job
+    if layout.optimizer_state_dtype == "fp32":
+        return None
+    megatron, summed = layout.engine == "megatron", layout.gradient_accumulation_steps > 1
+    alone = layout.zero_stage == 1 and summed and layout.offload_optimizer == "none" and not megatron
+    broken = {
+        f"optimizer.name={job.optimizer.name}; use adamw": job.optimizer.name != "adamw",
+        f"precision={job.precision}; use bf16": job.precision != "bf16",
+        "autocast=true, whose weights are fp32; use false": layout.autocast,
+        "LoRA, whose optimizer is small": job.lora is not None,
+        "zero_stage=0; use 1 or more": layout.zero_stage == 0,
+        "zero_stage=1 and several micro batches, whose optimizer has fp32 state; use zero_stage=2 or 3": alone,
+        "state on NVMe; use none or cpu": layout.uses_nvme,
+        "Megatron's layers under DeepSpeed; use huggingface": not megatron and layout.implementation != "huggingface",
+        f"implementation={layout.implementation}; use transformer_engine": megatron
+        and layout.implementation != "transformer_engine",
+        "the optimizer on the host; use one of them": megatron and layout.offload_optimizer != "none",
+    }
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
+    return found and f"optimizer_state_dtype={layout.optimizer_state_dtype} with {found}, or leave it out"
+
+
 @rule(
     "torch",
     "deepspeed",

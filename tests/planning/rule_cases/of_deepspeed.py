@@ -24,6 +24,26 @@ CASES = [
         change={"optimizer": OptimizerSpec(name="muon")},
         good_change={"optimizer": OptimizerSpec(name="sgd")},
     ),
+    *(
+        Case(
+            "bf16_state",
+            dataclasses.replace(deepspeed(zero_stage=2, optimizer_state_dtype="bf16"), **bad),
+            f"optimizer_state_dtype=bf16 with {said}",
+            deepspeed(zero_stage=3, optimizer_state_dtype="bf16", gradient_accumulation_steps=4),
+            change={"precision": "bf16"} | change,
+            good_change={"precision": "bf16", "optimizer": OptimizerSpec(), "lora": None},
+        )
+        for bad, said, change in (
+            ({}, "precision=fp32; use bf16", {"precision": "fp32"}),
+            ({"autocast": True}, "autocast=true, whose weights are fp32; use false", {}),
+            ({}, "optimizer.name=sgd; use adamw", {"optimizer": OptimizerSpec(name="sgd")}),
+            ({}, "LoRA, whose optimizer is small", {"lora": LoraSpec()}),
+            ({"zero_stage": 0}, "zero_stage=0; use 1 or more", {}),
+            ({"zero_stage": 1, "gradient_accumulation_steps": 4}, "zero_stage=1 and several micro batches, whose", {}),
+            ({"zero_stage": 3, "offload_optimizer": "nvme"}, "state on NVMe; use none or cpu", {}),
+            ({"implementation": "local", "tp": 2}, "Megatron's layers under DeepSpeed; use huggingface", {}),
+        )
+    ),
     Case(
         "offload_needs_adam",
         deepspeed(zero_stage=2, offload_optimizer="cpu"),

@@ -133,6 +133,21 @@ CASES = [
             ({}, "LoRA, whose optimizer is small", {"lora": LoraSpec()}),
         )
     ),
+    *(
+        Case(
+            "bf16_state",
+            megatron(**{"implementation": "transformer_engine", "optimizer_state_dtype": "bf16"} | bad),
+            f"optimizer_state_dtype=bf16 with {said}, or leave it out",
+            megatron(implementation="transformer_engine", optimizer_state_dtype="bf16", tp=2),
+            change={"precision": "bf16"},
+            good_change={"precision": "bf16"},
+        )
+        for bad, said in (
+            ({"implementation": "local"}, "implementation=local; use transformer_engine"),
+            ({"zero_stage": 0}, "zero_stage=0; use 1 or more"),
+            ({"offload_optimizer": "cpu"}, "the optimizer on the host; use one of them"),
+        )
+    ),
     Case(
         "host_ram",
         megatron(offload_optimizer="cpu", tp=8, pp=2, ep=8, sp=True),

@@ -7,12 +7,15 @@ from tests.planning.examples import deepspeed, torch
 from tests.planning.rule_cases import Case
 
 CASES = [
-    Case(
-        "trl_has_its_own_loop",
-        torch(zero_stage=3, chunked_loss=True),
-        "TRL's DPOTrainer trains; leave them out",
-        torch(zero_stage=3),
-        change={"objective": "dpo"},
+    *(
+        Case(
+            "trl_has_its_own_loop",
+            torch(zero_stage=3, **fast),
+            "TRL's DPOTrainer trains; leave them out",
+            torch(zero_stage=3),
+            change={"objective": "dpo"},
+        )
+        for fast in ({"chunked_loss": True}, {"activation_offloading": True, "recompute": "full"})
     ),
     Case(
         "trl_precision_and_optimizer",
