@@ -32,6 +32,7 @@ from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, to
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
 from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
+from kit.training.checkpoint.foreign.torchtitan import as_hugging_face, is_torchtitan
 from kit.training.checkpoint.progress import shown as shown_progress
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 from kit.training.checkpoint.to_universal import write_universal
@@ -134,6 +135,8 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
         raise CheckpointError(f"{path} ({found.program}) is not converted: {'; '.join(found.notes) or 'see inspect'}")
     verify_archives(found.directory)
     spec, state = _model_of(path, model), found.open()
+    if is_torchtitan(state):
+        state = as_hugging_face(state, spec)
     lora = _lora(path, spec, state) if (path / _ADAPTERS).is_file() else None
     sources = state.sources(spec, adapters=lora is not None)
     return _Opened(found.format, spec, state.counters, sources, lora, state.notes)

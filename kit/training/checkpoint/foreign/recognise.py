@@ -16,7 +16,7 @@ from kit.errors import CheckpointError
 from kit.specs.text_files import parse_json, read_text
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
-from kit.training.checkpoint.foreign import deepspeed, torch_files, universal
+from kit.training.checkpoint.foreign import deepspeed, torch_files, torchtitan, universal
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, number_of_parameters
 from kit.training.checkpoint.inspected import Inspected
@@ -128,9 +128,11 @@ def _distributed(path: Path) -> Recognised | None:
 
         return Recognised(program, "dcp", path, opened)
     if directory is not None:
-        return Recognised(
-            "torch.distributed.checkpoint", "dcp", directory, partial(torch_files.read_distributed, [directory])
-        )
+        from kit.engines.megatron.checkpoint.torch_dist import Checkpoint
+
+        titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors
+        program = "torchtitan: torch.distributed.checkpoint" if titan else "torch.distributed.checkpoint"
+        return Recognised(program, "dcp", directory, partial(torch_files.read_distributed, [directory]))
     return None
 
 
