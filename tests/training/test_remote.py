@@ -69,6 +69,7 @@ class TestARun:
             "exchange-step-00000006",
         }
         assert files_below(tmp_path / "away") == {"kit": b""} | {n: b for n, b in local.items() if n != "latest"}
+        assert not any("remote_wait_seconds" in each.get("why", "") for each in events(rundir))
         told = [each for each in events(rundir) if each["event"] == "checkpoint uploaded"]
         assert {each["step"] for each in told} <= {2, 4, 6}
         assert [each["step"] for each in told].count(6) == 2
