@@ -165,7 +165,7 @@ def convert_data(sources: Sequence[str | Path], tokenizer: str | Path, out: str 
     """
     from kit.training.data.tokenise import tokenise
 
-    return str(tokenise([Path(source) for source in sources], Path(tokenizer), Path(out)))
+    return str(tokenise(sources, tokenizer, out))
 
 
 def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_step: int | None = None) -> None:

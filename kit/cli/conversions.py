@@ -20,9 +20,14 @@ convert = typer.Typer(
 
 @convert.command("data")
 def convert_data(
-    sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text, .jsonl or .parquet files, also as s3://bucket/part-*.jsonl; or a saved Hugging Face data set."
+        ),
+    ],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
     text_key: Annotated[str, typer.Option(help="Field of a jsonl row or data set with the text.")] = "text",
     objective: Annotated[
         str,
@@ -51,7 +56,7 @@ def convert_data(
         seq_length=seq_length,
         workers=workers,
     )
-    _answer(out, str(done), as_json)
+    _answer(Path(out), str(done), as_json)
 
 
 @convert.command("model")

@@ -23,7 +23,7 @@ from kit.errors import DataError
 from kit.training.data import sources
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import PairFormat, PairWriter
-from kit.training.data.sources import Block, find_source, json_rows
+from kit.training.data.sources import Block, find_sources, json_rows
 from kit.training.data.tokenise import tokenise
 from tests.training.disk import full_disk
 
@@ -101,10 +101,10 @@ class TestBlocks:
         texts = [f"{k}" for k in range(23)]
         path = tmp_path / "x.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=group)
-        blocks = list(sources.blocks(find_source(str(path))))
+        blocks = list(sources.blocks(find_sources(str(path))[0]))
         assert [text for block, _ in blocks for text in sources.texts(block, "text")] == texts
         assert sum(num_bytes for _, num_bytes in blocks) == path.stat().st_size
-        rest = [block for block, _ in sources.blocks(find_source(str(path)), blocks[1][0].stop)]
+        rest = [block for block, _ in sources.blocks(find_sources(str(path))[0], blocks[1][0].stop)]
         assert rest == [block for block, _ in blocks[2:]]
 
 

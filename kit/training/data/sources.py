@@ -6,15 +6,18 @@ range of rows, or a whole file of text. A block is read without the blocks befor
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from kit.errors import DataError
+from kit.errors import DataError, KitError
+from kit.object_storage import open_filesystem
 from kit.training.data.tokenizers import one_line
 
 BLOCK_BYTES = 4 << 20
@@ -25,18 +28,20 @@ the block are decoded too."""
 _TEXT_SUFFIXES = (".txt", ".text", ".md")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _BATCH_ROWS = 1000
+_VERSION_KEYS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated")
+"""What file systems of fsspec say of an object's version."""
 _REST_BYTES = 1 << 16
 """Bytes read at a time to complete the last line of a block."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or the directory of a saved data set."""
+    """A file, an object at an address such as ``s3://bucket/part-1.jsonl``, or the directory of a saved data set."""
 
     name: str
     num_bytes: int
     version: str
-    """Differs after a change of the content: the time of the last change."""
+    """Differs after a change of the content: the time of the last change, or an object's ETag."""
 
     @property
     def suffix(self) -> str:
@@ -53,22 +58,76 @@ class Block:
     stop: int
 
 
-def find_source(name: str) -> Source:
-    """Raises DataError if there is no such source, or its kind is unknown."""
+def find_sources(name: str) -> list[Source]:
+    """The source of a path; at an address, whose last part may be a pattern, one or several. Raises DataError if there
+    is none, or its kind is unknown."""
+    if "://" in name:
+        return _remote(name)
     path = Path(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
     elif path.is_file():
         files = [path]
-        if path.suffix not in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet"):
-            raise DataError(
-                f"{name} has the unknown suffix {path.suffix!r}; use {', '.join(_TEXT_SUFFIXES)}, .jsonl or .parquet"
-            )
+        _check_suffix(name)
     else:
         raise DataError(f"{name} does not exist; give text, .jsonl or .parquet files, or a saved data set")
     stats = [file.stat() for file in files]
     changed = max((stat.st_mtime_ns for stat in stats), default=0)
-    return Source(str(name), sum(stat.st_size for stat in stats), f"changed at {changed} ns")
+    return [Source(name, sum(stat.st_size for stat in stats), f"changed at {changed} ns")]
+
+
+def _remote(address: str) -> list[Source]:
+    filesystem, path = open_filesystem("source", address)
+    with _described(address):
+        pattern = any(letter in path for letter in "*?[")
+        infos = filesystem.glob(path, detail=True).values() if pattern else [filesystem.info(path)]
+    found = []
+    for info in sorted(infos, key=lambda info: str(info["name"])):
+        if info["type"] == "file":
+            name = filesystem.unstrip_protocol(info["name"])
+            _check_suffix(name)
+            version = next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "of unknown version")
+            found.append(Source(name, int(info["size"]), version))
+    if not found:
+        raise DataError(f"{address} names no file; give .jsonl, .parquet or text files, or a pattern that matches some")
+    return found
+
+
+def _check_suffix(name: str) -> None:
+    if (suffix := Path(name).suffix) not in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet"):
+        raise DataError(
+            f"{name} has the unknown suffix {suffix!r}; use {', '.join(_TEXT_SUFFIXES)}, .jsonl or .parquet"
+        )
+
+
+@contextmanager
+def _described(name: str) -> Iterator[None]:
+    """What any file system or network raises becomes a DataError."""
+    try:
+        yield
+    except KitError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{name} does not exist; check the name") from error
+    except Exception as error:  # every protocol has its own
+        raise DataError(
+            f"{name} cannot be read ({one_line(error) or type(error).__name__}); check the name, the permissions and, "
+            "of an address, the credentials in the environment"
+        ) from error
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    """A file or an object, for reading. Raises DataError."""
+    with _described(name):
+        if "://" in name:
+            filesystem, path = open_filesystem("source", name)
+            # A block is read at once; what a cache would read ahead is another process's.
+            with filesystem.open(path, "rb", cache_type="none") as file:
+                yield file
+        else:
+            with open(name, "rb") as file:
+                yield file
 
 
 def blocks(source: Source, start: int = 0) -> Iterator[tuple[Block, int]]:
@@ -91,12 +150,12 @@ def blocks(source: Source, start: int = 0) -> Iterator[tuple[Block, int]]:
 
 def texts(block: Block, text_key: str) -> Iterator[str]:
     """The documents of a block. Raises DataError."""
-    path = Path(block.source)
-    if path.is_dir():
+    suffix = Source(block.source, 0, "").suffix
+    if not suffix:
         return _of_dataset(block, text_key)
-    if path.suffix == ".parquet":
+    if suffix == ".parquet":
         return _of_parquet(block, text_key)
-    if path.suffix in _TEXT_SUFFIXES:
+    if suffix in _TEXT_SUFFIXES:
         return iter([_text_file(block.source)])
     return (_text_of(row, text_key, where) for where, row in json_rows(block))
 
@@ -157,19 +216,17 @@ def _to_end_of_line(name: str, start: int) -> bytes:
 
 
 def _range(name: str, start: int, stop: int) -> bytes:
-    try:
-        with open(name, "rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
-    except OSError as error:
-        raise DataError(f"{name} cannot be read ({error}); check it") from error
+    with _opened(name) as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 def _text_file(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{name} is not readable as UTF-8 text ({error}); convert it first") from error
+    with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+        try:
+            return text.read()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{name} is not readable as UTF-8 text ({error}); convert it first") from error
 
 
 def _row_groups(name: str) -> list[int]:
@@ -177,10 +234,11 @@ def _row_groups(name: str) -> list[int]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    try:
-        metadata = pyarrow.parquet.read_metadata(name)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{name} is not readable as Parquet ({one_line(error)}); copy it again") from error
+    with _opened(name) as file:
+        try:
+            metadata = pyarrow.parquet.read_metadata(file)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{name} is not readable as Parquet ({one_line(error)}); copy it again") from error
     return [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
 
 
@@ -188,18 +246,21 @@ def _of_parquet(block: Block, text_key: str) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        file = pyarrow.parquet.ParquetFile(block.source)
-        if text_key not in (names := file.schema_arrow.names):
-            raise DataError(f"{block.source} has no column {text_key!r}; --text-key takes one of {', '.join(names)}")
-        first = 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if first <= block.start < first + rows:
-                yield from _of_row_group(file, group, block, first, text_key)
-            first += rows
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{block.source} is not readable as Parquet ({one_line(error)}); copy it again") from error
+    with _opened(block.source) as opened:
+        try:
+            file = pyarrow.parquet.ParquetFile(opened)
+            if text_key not in (names := file.schema_arrow.names):
+                raise DataError(
+                    f"{block.source} has no column {text_key!r}; --text-key takes one of {', '.join(names)}"
+                )
+            first = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if first <= block.start < first + rows:
+                    yield from _of_row_group(file, group, block, first, text_key)
+                first += rows
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{block.source} is not readable as Parquet ({one_line(error)}); copy it again") from error
 
 
 def _of_row_group(file: Any, group: int, block: Block, first: int, text_key: str) -> Iterator[str]:

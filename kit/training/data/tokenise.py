@@ -15,7 +15,7 @@ from kit.training.data.encoding_processes import encoded
 from kit.training.data.indexed import Sidecar
 from kit.training.data.indexed_writer import TokenBlock
 from kit.training.data.resume import COMMIT_S, Mark, ResumableWriter
-from kit.training.data.sources import BLOCK_BYTES, Block, Source, blocks, find_source
+from kit.training.data.sources import BLOCK_BYTES, Block, Source, blocks, find_sources
 from kit.training.progress import progress_bar
 
 
@@ -68,7 +68,8 @@ def tokenise(
     on where it stopped. The files do not depend on interruptions or ``workers``.
 
     pretrain: a source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (one document per row, in field
-    ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Appends the tokenizer's
+    ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Files may be at
+    addresses of fsspec, such as ``s3://bucket/part-*.jsonl``. Appends the tokenizer's
     end-of-sequence token to every document, and adds no other special tokens. Skips empty documents.
 
     sft, seq2seq: a source is a ``.jsonl`` file of rows (``row_parts``). Truncates rows longer than ``seq_length``, and
@@ -82,11 +83,13 @@ def tokenise(
     with ids outside the model's vocabulary, for a row of another form, for a full disk, and if an interrupted run had
     another tokenizer, source or option.
     """
+    if "://" in str(out):
+        raise DataError(f"--out {out}: a set is written to a disk; give a path, and copy the three files afterwards")
     encoding = Encoding(
         tokenizer=str(tokenizer), objective=objective, text_key=text_key, seq_length=seq_length, vocab_size=vocab_size
     )
     encoder = Encoder(encoding)
-    found = [find_source(str(source)) for source in sources]
+    found = [each for source in sources for each in find_sources(str(source))]
     if not found:
         raise DataError("no sources are given; give text, .jsonl or .parquet files, or a saved data set")
     made_from = {

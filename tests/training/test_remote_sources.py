@@ -1,0 +1,99 @@
+"""`kit convert data` from object storage: moto's S3 server, on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+
+from kit.errors import DataError, SpecError
+from kit.training.data import sources
+from kit.training.data.tokenise import tokenise
+from tests.support.s3 import SECRET, s3_server
+from tests.training.test_conversion_resume import files, interrupted, save_tokenizer, write_rows
+
+
+@pytest.fixture
+def s3():
+    with s3_server("bucket") as server:
+        yield server
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return save_tokenizer(tmp_path / "tokenizer")
+
+
+def put(path: Path, key: str) -> None:
+    boto3.client("s3").upload_file(str(path), "bucket", key)
+
+
+@pytest.fixture
+def corpus(s3, tmp_path, monkeypatch):
+    """Local sources, and the addresses of their copies."""
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 97)
+    here = [write_rows(tmp_path / f"part-{k}.jsonl", 10, first=k) for k in range(3)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a b", "c"], "n": [1, 2]}), tmp_path / "t.parquet")
+    (tmp_path / "t.txt").write_text("e d")
+    here += [tmp_path / "t.parquet", tmp_path / "t.txt"]
+    for path in here:
+        put(path, f"text/{path.name}")
+    return here, ["s3://bucket/text/part-*.jsonl", "s3://bucket/text/t.parquet", "s3://bucket/text/t.txt"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_objects_give_the_tokens_of_their_copies(corpus, tokenizer, tmp_path, workers):
+    here, there = corpus
+    tokenise(here, tokenizer, tmp_path / "here" / "x")
+    tokenise(there, tokenizer, tmp_path / "there" / "x", workers=workers)
+    assert files(tmp_path / "there" / "x") == files(tmp_path / "here" / "x")
+
+
+def test_a_failing_server_interrupts_and_a_changed_object_is_refused(s3, corpus, tokenizer, tmp_path):
+    here, there = corpus
+    tokenise(here, tokenizer, tmp_path / "here" / "x")
+    s3.fault = lambda method, key: 403 if method == "GET" and key.endswith("part-1.jsonl") else None
+    with pytest.raises(DataError, match=r"part-1\.jsonl cannot be read .*credentials.*10 documents are kept") as raised:
+        tokenise(there, tokenizer, tmp_path / "there" / "x")
+    assert SECRET not in str(raised.value)
+    s3.fault = lambda method, key: None
+    interrupted(there, tokenizer, tmp_path / "there" / "x", 3)
+    put(here[1], "text/part-0.jsonl")
+    with pytest.raises(DataError, match=r"part-0\.jsonl is another since its text was written .*ETag"):
+        tokenise(there, tokenizer, tmp_path / "there" / "x")
+    put(here[0], "text/part-0.jsonl")
+    assert tokenise(there, tokenizer, tmp_path / "there" / "x").resumed_documents > 10
+    assert files(tmp_path / "there" / "x") == files(tmp_path / "here" / "x")
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [
+        ("s3://bucket/none.jsonl", r"s3://bucket/none\.jsonl does not exist"),
+        ("s3://bucket/none-*.jsonl", "names no file"),
+        ("s3://other/x.jsonl", "does not exist"),
+        ("s3://bucket/text/", "names no file"),
+    ],
+)
+def test_what_is_not_there(corpus, tokenizer, tmp_path, address, match):
+    with pytest.raises(DataError, match=match):
+        tokenise([address], tokenizer, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_missing_package_and_an_unknown_protocol(tokenizer, tmp_path, monkeypatch):
+    with pytest.raises(SpecError, match=r"source=s4://b/x\.jsonl cannot be opened"):
+        tokenise(["s4://b/x.jsonl"], tokenizer, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(SpecError, match=r"pip install 'kit\[storage\]'"):
+        tokenise(["s3://b/x.jsonl"], tokenizer, tmp_path / "out")
+
+
+def test_a_set_is_not_written_to_an_address(tokenizer, tmp_path):
+    with pytest.raises(DataError, match=r"--out s3://bucket/x: .* give a path"):
+        tokenise([tmp_path / "x.txt"], tokenizer, "s3://bucket/x")
