@@ -20,6 +20,7 @@ from kit.training.checkpoint.foreign import deepspeed, torch_files, torchtitan, 
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, number_of_parameters
 from kit.training.checkpoint.inspected import Inspected
+from kit.training.checkpoint.readers import readers
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
@@ -219,7 +220,7 @@ def inspected(path: Path) -> Inspected:
         adam=bool(state.moments) or state.moments_elsewhere,
         hyperparameters=[dict(group) for group in state.adam],
         model=_model(path),
-        notes=[*found.notes, *state.notes],
+        notes=[*(readers(found.directory) if found.format == "hf" else []), *found.notes, *state.notes],
         can=_commands(found, path) if known else [],
     )
 

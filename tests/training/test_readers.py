@@ -1,0 +1,58 @@
+"""What ``kit convert inspect`` says of a Hugging Face directory: whether transformers and GGUF's names take it."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kit.engines.huggingface.models import random_model
+from kit.training.checkpoint import readers
+from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.foreign.recognise import inspected
+from tests.training import tiny
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("llama", "llama"),
+        ("mixtral", "llama"),
+        ("qwen3_moe", "qwen3moe"),
+        ("gpt2", "gpt2"),
+        ("deepseek_v3", "deepseek2"),
+    ],
+)
+def test_what_kit_writes_is_taken(tmp_path, family, architecture):
+    random_model(tiny.model(family), seed=1).save_pretrained(tmp_path / "start")
+    convert(tmp_path / "start", "exchange", tmp_path / "exchange")
+    convert(tmp_path / "exchange", "hf", tmp_path / "model")
+    transformers, gguf = inspected(tmp_path / "model").notes[:2]
+    assert transformers.endswith("loads every tensor")
+    assert gguf.endswith(f"has a name for every tensor, of architecture {architecture}")
+
+
+def test_another_name_and_another_shape_are_said(tmp_path):
+    random_model(tiny.model(), seed=1).save_pretrained(tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.k_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name][:8].clone()}, path, metadata={"format": "pt"})
+    assert "tensors 1 misshapen" in readers.readers(tmp_path)[0] or "does not load it" in readers.readers(tmp_path)[0]
+    tensors["model.layers.0.self_attn.key.weight"] = tensors.pop(name)
+    save_file(tensors, path, metadata={"format": "pt"})
+    transformers, gguf = readers.readers(tmp_path)
+    assert f"tensors 1 missing, as {name}; 1 unknown, as model.layers.0.self_attn.key.weight" in transformers
+    assert "has no name for 1 tensors of architecture llama, as model.layers.0.self_attn.key.weight" in gguf
+
+
+def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatch):
+    random_model(tiny.model(), seed=1).save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace("LlamaForCausalLM", "OtherForCausalLM"))
+    assert readers.readers(tmp_path)[0].endswith("has no class OtherForCausalLM")
+    assert readers._gguf("other_model", 2, []).endswith("has no architecture for model_type other_model")
+
+    def absent(name):
+        raise readers.PackageNotFoundError(name)
+
+    monkeypatch.setattr(readers, "version", absent)
+    assert readers.readers(tmp_path)[1] == "GGUF: not checked; pip install gguf"
