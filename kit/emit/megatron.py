@@ -97,7 +97,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "distributed_data_parallel.use_distributed_optimizer": "layout.zero_stage",
     "optimizer.use_distributed_optimizer": "layout.zero_stage",
     "optimizer.optimizer_cpu_offload": "layout.offload_optimizer",
-    "optimizer.optimizer_offload_fraction": "layout.offload_optimizer",
+    "optimizer.optimizer_offload_fraction": "layout.optimizer_offload_fraction",
     "optimizer.overlap_cpu_optimizer_d2h_h2d": "layout.offload_optimizer",
     "optimizer.use_precision_aware_optimizer": "layout.optimizer_state_dtype",
     "optimizer.exp_avg_dtype": "layout.optimizer_state_dtype",
@@ -323,7 +323,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     is_sgd = job.optimizer.name == "sgd"
     on_host = {
         "optimizer_cpu_offload": True,
-        "optimizer_offload_fraction": 1.0,
+        "optimizer_offload_fraction": layout.optimizer_offload_fraction,
         "overlap_cpu_optimizer_d2h_h2d": True,
         "use_precision_aware_optimizer": True,  # whose code the offload reuses
     }

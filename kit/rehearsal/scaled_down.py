@@ -114,7 +114,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
             changes[name] = plain
     if layout.engine == "megatron" and layout.offload_optimizer != "none":
         replaced.append("offload_optimizer=cpu -> none: kit's worker does not offload; Megatron-LM does")
-        changes["offload_optimizer"] = "none"
+        changes |= {"offload_optimizer": "none", "optimizer_offload_fraction": 1.0}
     changes["autocast"] = False  # fp32 has no autocast; the run in bf16 keeps it
     if layout.implementation == "transformer_engine":
         replaced.append("implementation=transformer_engine -> local: its kernels run on CUDA only")

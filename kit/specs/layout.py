@@ -56,6 +56,7 @@ class Flag:
 Size = Annotated[int, Within(gt=0, le=10**8)]
 """Number of ranks, layers, sequences or buffers."""
 ZeroStage = Annotated[int, Within(ge=0, le=3)]
+Fraction = Annotated[float, Within(gt=0, le=1)]
 Elements = Annotated[int, Within(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples use up to 10¹⁴ to mean no limit."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
@@ -104,6 +105,9 @@ class Layout:
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
     offload_optimizer: Annotated[Offload, Flag(text=_HOST)] = "none"
     """megatron: its optimizer_cpu_offload. Megatron-LM runs it; kit's worker does not."""
+    optimizer_offload_fraction: Annotated[Fraction, Flag(("megatron",), "{value:g} of it", added=True)] = 1.0
+    """megatron: the share of a rank's optimizer that offload_optimizer=cpu takes to the host; the rest is stepped on
+    the GPU."""
     offload_param: Annotated[Offload, Flag(("torch", "deepspeed"), _WEIGHTS_ON_HOST)] = "none"
     """torch: FSDP2's CPUOffloadPolicy, which takes both to host memory, for frozen weights with adapters."""
     zero_hpz: Annotated[Size, Flag(("deepspeed",), "hpZ {value}")] = 1
@@ -246,6 +250,7 @@ class Pins:
     sp: bool | None = None
     zero_stage: ZeroStage | None = None
     offload_optimizer: Offload | None = None
+    optimizer_offload_fraction: Fraction | None = None
     offload_param: Offload | None = None
     zero_hpz: Size | None = None
     zero_quantized_weights: bool | None = None

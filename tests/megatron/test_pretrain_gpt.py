@@ -129,6 +129,8 @@ def test_megatron_lm_and_megatron_core_take_the_optimizer_on_the_host():
     flags = parsed(plan)
     assert {"--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--use-distributed-optimizer"} <= flags.keys()
     assert flags["--optimizer-offload-fraction"] == 1
+    half = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, optimizer_offload_fraction=0.5))
+    assert parsed(half)["--optimizer-offload-fraction"] == 0.5
     assert megatron_settings(plan)["optimizer"].keys() <= {field.name for field in dataclasses.fields(OptimizerConfig)}
     run = RunSpec(data=DataSpec(train="data/train"))
     with pytest.raises(EngineError, match=r"start Megatron-LM by pretrain_gpt\.sh, or use none"):

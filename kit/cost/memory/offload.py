@@ -67,7 +67,8 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
         if layout.offload_optimizer == "none":
             return OffloadedBytes()
         # Bytes per parameter that the rank's optimizer steps: a copy of the reduced gradient, masters and moments.
-        return OffloadedBytes(gradients=4.0, optimizer=12.0)
+        share = layout.optimizer_offload_fraction
+        return OffloadedBytes(gradients=4.0 * share, optimizer=12.0 * share)
     accumulates = layout.gradient_accumulation_steps > 1
     weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":

@@ -109,8 +109,9 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
     weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, master_bytes(layout))
-    if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave
-        return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=0.0)
+    if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
+        kept = (1 - layout.optimizer_offload_fraction) * (masters + moments.rest) / ranks
+        return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=kept)
     return _with(
         StateBytes(
             weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=(masters + moments.rest) / ranks

@@ -239,7 +239,8 @@ class StepTimeModel:
             components = components | {"offload": copied / pcie_bytes_per_s(workload.cluster.gpu)}
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
-        optimizer = components["optimizer"] if layout.offload_optimizer == "none" else 0.0
+        on_device = 1.0 if layout.offload_optimizer == "none" else 1.0 - layout.optimizer_offload_fraction
+        optimizer = on_device * components["optimizer"]
         seconds = components["offload"] + _offload_s(workload, parameters, components)
         return components | {"optimizer": optimizer, "offload": seconds}
 
@@ -258,7 +259,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
     if layout.engine == "megatron":
         # Gradients are reduced on the device, and copied once, in fp32. Nothing is taken to overlap the CPU's Adam. Its
         # traffic is that of stage 2, the nearest: weights are cast on the CPU here too (hybrid_optimizer.py).
-        share = workload.stepped_parameters(parameters)
+        share = layout.optimizer_offload_fraction * workload.stepped_parameters(parameters)
         return cpu_adam_s(share * cluster.gpus_per_node, layout.zero_stage) + (4.0 + element) * share / pcie
     total = workload.trained_parameters
     share = total / (layout.dp * layout.cp)

@@ -361,6 +361,9 @@ def optimizer_on_the_host(w: Workload) -> str | None:
     """optimizer_config.py: optimizer_cpu_offload reuses the precision-aware optimizer, which is a distributed one.
     HybridDeviceOptimizer copies by CUDA streams."""
     layout, place = w.layout, w.layout.offload_optimizer
+    if place == "none" and layout.optimizer_offload_fraction < 1:
+        share = f"optimizer_offload_fraction={layout.optimizer_offload_fraction:g}"
+        return f"{share} with offload_optimizer=none; use offload_optimizer=cpu, or leave it out"
     if place == "none":
         return None
     broken = {

@@ -127,6 +127,11 @@ CASES = [
             good_change={"precision": "bf16", "lora": None},
         )
         for bad, said, change in (
+            (
+                {"offload_optimizer": "none", "optimizer_offload_fraction": 0.5},
+                "optimizer_offload_fraction=0.5 with offload_optimizer=none; use offload_optimizer=cpu",
+                {},
+            ),
             ({"offload_optimizer": "nvme"}, "disks, which it does not use; use cpu, or leave it out", {}),
             ({"zero_stage": 0}, "zero_stage=0; use zero_stage=1", {}),
             ({}, "precision=fp32; use bf16", {"precision": "fp32"}),
