@@ -19,6 +19,7 @@ from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import FileRecord, sealed, sealed_files
 from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, share
 from kit.training.checkpoint.upload_process import FINISH, Upload, Uploader, command
+from kit.training.checkpoint.uploads import Uploads
 from tests.support.s3 import SECRET, s3_server
 from tests.training import runs, tiny
 from tests.workers import pool
@@ -88,6 +89,13 @@ class TestARun:
         runs.run(rundir, resume="auto", export_at_end=False)
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_tells_its_process_of_every_checkpoint(self, tmp_path, monkeypatch, asynchronous):
+        told = []
+        monkeypatch.setattr(Uploads, "add", lambda self, name: told.append(name))
+        runs.run(prepare(tmp_path / "run", f"file://{tmp_path}/away", asynchronous=asynchronous))
+        assert told == [*(f"step-{step:08d}" for step in (2, 4, 6)), "exchange-step-00000006"]
 
     def test_the_newest_good_one_of_both_places(self, tmp_path, capsys):
         rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
