@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kit.engines.huggingface.models import random_model
-from kit.training.checkpoint import readers
 from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.foreign import readers
 from kit.training.checkpoint.foreign.recognise import inspected
 from tests.training import tiny
 
@@ -47,8 +47,9 @@ def test_another_name_and_another_shape_are_said(tmp_path):
 def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatch):
     random_model(tiny.model(), seed=1).save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace("LlamaForCausalLM", "OtherForCausalLM"))
-    assert readers.readers(tmp_path)[0].endswith("has no class OtherForCausalLM")
+    for name in ("OtherForCausalLM", "pipeline"):
+        (tmp_path / "config.json").write_text(config.replace("LlamaForCausalLM", name))
+        assert readers.readers(tmp_path)[0].endswith(f"has no class {name}")
     assert readers._gguf("other_model", 2, []).endswith("has no architecture for model_type other_model")
 
     def absent(name):

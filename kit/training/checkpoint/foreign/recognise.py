@@ -18,9 +18,9 @@ from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_mani
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
 from kit.training.checkpoint.foreign import deepspeed, torch_files, torchtitan, universal
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
+from kit.training.checkpoint.foreign.readers import readers
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, number_of_parameters
 from kit.training.checkpoint.inspected import Inspected
-from kit.training.checkpoint.readers import readers
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers.utils import logging
 
 from kit.engines.io.sharded_safetensors import file_names
 from kit.specs.text_files import parse_json, read_text
+from kit.training.checkpoint.foreign.source import described
 
 _GGUF_NAMES = {
     "mistral": "llama",
@@ -32,24 +34,25 @@ def readers(directory: Path) -> list[str]:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         return []
-    config = parse_json(read_text(directory / "config.json"))
     names = [name for path in files for name in file_names(path)]
-    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
-    return [_transformers(directory, config.get("architectures") or []), _gguf(config["model_type"], layers, names)]
+    with described(directory / "config.json", "transformers"):
+        config = parse_json(read_text(directory / "config.json"))
+        layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+        architecture, model_type = str((config.get("architectures") or [""])[0]), str(config.get("model_type"))
+    return [_transformers(directory, architecture), _gguf(model_type, layers, names)]
 
 
-def _transformers(directory: Path, architectures: list[str]) -> str:
+def _transformers(directory: Path, architecture: str) -> str:
     """By its loader, on the meta device: names and shapes of all tensors."""
     program = f"transformers {transformers.__version__}"
-    found = getattr(transformers, architectures[0], None) if architectures else None
-    if found is None:
-        return f"{program} has no class {architectures[0] if architectures else '(config.json names none)'}"
+    found = getattr(transformers, architecture, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        return f"{program} has no class {architecture or '(config.json names none)'}"
+    load: Any = found.from_pretrained
     try:
         with _silent():
-            _, said = found.from_pretrained(
-                directory, local_files_only=True, device_map="meta", output_loading_info=True
-            )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+            _, said = load(directory, local_files_only=True, device_map="meta", output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         return f"{program} does not load it: {' '.join(str(error).split())[:200]}"
     wrong = [
         f"{len(said[key])} {words}, as {min(map(str, said[key]))}"
