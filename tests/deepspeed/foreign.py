@@ -35,10 +35,22 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": torch.cat([torch.tensor([IGNORE_INDEX]), labels[:-1]])}
 
 
+def _config(chosen: Plan) -> dict[str, Any]:
+    """The plan's ds_config. In fp16 the loss scale is fixed, because a skipped step would move the curve, and DeepSpeed's
+    accelerator is told that CPU processes take fp16, which DeepSpeed refuses only because they are slow at it."""
+    config = ds_config(chosen)
+    if chosen.job.precision == "fp16":
+        from deepspeed.accelerator import get_accelerator
+
+        type(get_accelerator()).is_fp16_supported = lambda self: True
+        config["fp16"]["loss_scale"] = 1024
+    return config
+
+
 def by_kit(chosen: Plan, exchange: Path, directory: Path) -> list[tuple[float, float]]:
     """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from an exchange checkpoint."""
     if chosen.layout.engine == "deepspeed":
-        engine = cases.build(chosen, None, directory)
+        engine = cases.build(chosen, None, directory, _config(chosen))
     elif chosen.layout.engine == "megatron":
         from kit.engines.megatron.engine import MegatronEngine
 
@@ -116,9 +128,9 @@ def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, floa
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    dtype = torch.bfloat16 if chosen.job.precision == "bf16" else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[chosen.job.precision]
     model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=dtype)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config(chosen))
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=_config(chosen))
     for group in engine.optimizer.param_groups:
         group["lr"] = chosen.job.learning_rate
 

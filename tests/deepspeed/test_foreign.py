@@ -54,10 +54,11 @@ def decay(writer: str) -> float:
 
 
 def with_precision(chosen: Any, writer: str) -> Any:
-    """The plan with the precision of a writer that is called by one."""
-    if "bf16" not in writer:
+    """The plan with the precision of a writer that is called by one. fp16 is DeepSpeed's alone; others go on in fp32."""
+    named = next((name for name in ("bf16", "fp16") if name in writer), "fp32")
+    if named == "fp16" and chosen.layout.engine != "deepspeed":
         return chosen
-    return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, precision="bf16"))
+    return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, precision=named))
 
 
 def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
@@ -127,6 +128,18 @@ def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
     counters = ExchangeCheckpoint(tmp_path / "exchange").counters
     assert (counters.step, counters.optimizer_steps) == (3, 3)
     assert error(continued(target, writer, tmp_path / "exchange", tmp_path / "run"), expected) < CLOSEST
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_kit_continues_a_run_in_fp16(stage, tmp_path):
+    writer = f"deepspeed-fp16-zero-{stage}"
+    path, expected = write_all(tmp_path, [writer])[writer]
+    assert inspected(path).layout["precision"] == "fp16"
+    convert(path, "exchange", tmp_path / "exchange")
+    assert error(continued(f"zero-{stage}", writer, tmp_path / "exchange", tmp_path / "run"), expected) < 1e-6
+    apart = error(continued("torch on 1", writer, tmp_path / "exchange", tmp_path / "in-fp32"), expected)
+    assert 1e-5 < apart < 5e-3
 
 
 def change(path: Path, edit: Any) -> None:

@@ -27,11 +27,14 @@ SOURCES = {
     "deepspeed-zero-2": "DeepSpeed alone, ZeRO-2",
     "deepspeed-zero-3": "DeepSpeed alone, ZeRO-3",
     "deepspeed-bf16-zero-2": "DeepSpeed alone, ZeRO-2, bf16",
+    "deepspeed-fp16-zero-1": "DeepSpeed alone, ZeRO-1, fp16",
+    "deepspeed-fp16-zero-3": "DeepSpeed alone, ZeRO-3, fp16",
     "deepspeed-offload-zero-2": "DeepSpeed alone, ZeRO-2, optimizer on the host",
     "accelerate-zero-2": "accelerate, DeepSpeed ZeRO-2",
     "accelerate-zero-3": "accelerate, DeepSpeed ZeRO-3",
     "accelerate-fsdp": "accelerate, FSDP2 (torch DCP)",
 }
+SIXTEEN_BITS = {"bf16", "fp16"}
 TARGETS = ("torch on 1", "zero-1", "zero-2", "zero-3", "megatron TP2")
 VIA = ("universal", "megatron", "dcp")
 """Formats into which an exchange checkpoint is written, and out of which it is read again."""
@@ -50,7 +53,7 @@ def main(
         rows, worst = [], 0.0
         for writer, title in SOURCES.items():
             cells = _errors(writer, *written[writer], root / writer)
-            worst = max(worst, *(cells if "bf16" not in writer else [0.0]))
+            worst = max(worst, *(cells if not SIXTEEN_BITS & {*writer.split("-")} else [0.0]))
             shown = [f"{cell:.0e}" for cell in cells]
             rows.append([title, *shown, *["–"] * (len(TARGETS) + len(VIA) + 1 - len(shown))])
             print(row(rows[-1]), flush=True)
