@@ -36,8 +36,8 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def _config(chosen: Plan) -> dict[str, Any]:
-    """The plan's ds_config. In fp16 the loss scale is fixed, because a skipped step would move the curve, and DeepSpeed's
-    accelerator is told that CPU processes take fp16, which DeepSpeed refuses only because they are slow at it."""
+    """The plan's ds_config. In fp16 the loss scale is fixed: a skipped step would move the curve. DeepSpeed refuses
+    fp16 on CPU processes because they are slow at it: its accelerator is told that they take it."""
     config = ds_config(chosen)
     if chosen.job.precision == "fp16":
         from deepspeed.accelerator import get_accelerator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def decay(writer: str) -> float:
 
 
 def with_precision(chosen: Any, writer: str) -> Any:
-    """The plan with the precision of a writer that is called by one. fp16 is DeepSpeed's alone; others go on in fp32."""
+    """The plan with the precision of a writer that is called by one. From fp16 other engines go on in fp32."""
     named = next((name for name in ("bf16", "fp16") if name in writer), "fp32")
     if named == "fp16" and chosen.layout.engine != "deepspeed":
         return chosen
@@ -359,6 +360,20 @@ def test_a_table_of_contents_that_claims_terabytes_is_named(written, tmp_path):
     (tmp_path / "copy" / "optimizer_0" / ".metadata").write_bytes(claim)
     with pytest.raises(CheckpointError, match=r"optimizer_0 is not a torch_dist checkpoint"):
         convert(tmp_path / "copy", "exchange", tmp_path / "out")
+
+
+def test_a_tensor_that_is_in_no_file_is_named(written, tmp_path):
+    """A flipped bit in a name of .metadata: found by the fuzz, which saw a KeyError."""
+    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
+    table = tmp_path / "copy" / "pytorch_model_fsdp_0" / ".metadata"
+    metadata, name = pickle.loads(table.read_bytes()), "model.model.layers.0.self_attn.q_proj.weight"
+    metadata.storage_data = {index: info for index, info in metadata.storage_data.items() if index.fqn != name}
+    table.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(
+        CheckpointError, match=r"does not say in which file model\.model\.layers\.0\..*is: it is damaged"
+    ):
+        convert(tmp_path / "copy", "exchange", tmp_path / "exchange")
+    assert not (tmp_path / "exchange").exists()
 
 
 def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):

@@ -147,6 +147,12 @@ class Checkpoint:
                 f"{directory} is not a torch_dist checkpoint of Megatron ({said}); give the directory with .metadata "
                 f"and *.distcp in it"
             ) from error
+        stored = self._metadata.storage_data or {}
+        for key, found in self.tensors.items():
+            if any(MetadataIndex(key, chunk.offsets) not in stored for chunk in found.chunks):
+                raise CheckpointError(
+                    f"{directory / '.metadata'} does not say in which file {key} is: it is damaged; copy it again"
+                )
 
     def verify(self) -> None:
         """Compare every stored part with its CRC-32, which torch's reader does not do. One part is in memory at a time.
