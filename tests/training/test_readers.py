@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kit.engines.huggingface.models import random_model
+from kit.specs.families import ENCODER_DECODER, FAMILIES
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.foreign import readers
 from kit.training.checkpoint.foreign.recognise import inspected
@@ -26,8 +28,9 @@ def test_what_kit_writes_is_taken(tmp_path, family, architecture):
     random_model(tiny.model(family), seed=1).save_pretrained(tmp_path / "start")
     convert(tmp_path / "start", "exchange", tmp_path / "exchange")
     convert(tmp_path / "exchange", "hf", tmp_path / "model")
-    transformers, gguf = inspected(tmp_path / "model").notes[:2]
+    transformers, gguf, vllm = inspected(tmp_path / "model").notes[:3]
     assert transformers.endswith("loads every tensor")
+    assert " lists " in vllm
     assert gguf.endswith(f"has a name for every tensor, of architecture {architecture}")
 
 
@@ -39,7 +42,7 @@ def test_another_name_and_another_shape_are_said(tmp_path):
     assert "tensors 1 misshapen" in readers.readers(tmp_path)[0] or "does not load it" in readers.readers(tmp_path)[0]
     tensors["model.layers.0.self_attn.key.weight"] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    transformers, gguf = readers.readers(tmp_path)
+    transformers, gguf, _ = readers.readers(tmp_path)
     assert f"tensors 1 missing, as {name}; 1 unknown, as model.layers.0.self_attn.key.weight" in transformers
     assert "has no name for 1 tensors of architecture llama, as model.layers.0.self_attn.key.weight" in gguf
 
@@ -49,7 +52,9 @@ def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatc
     config = (tmp_path / "config.json").read_text()
     for name in ("OtherForCausalLM", "pipeline"):
         (tmp_path / "config.json").write_text(config.replace("LlamaForCausalLM", name))
-        assert readers.readers(tmp_path)[0].endswith(f"has no class {name}")
+        transformers, _, vllm = readers.readers(tmp_path)
+        assert transformers.endswith(f"has no class {name}")
+        assert f"was not found to list {name}" in vllm
     assert readers._gguf("other_model", 2, []).endswith("has no architecture for model_type other_model")
 
     def absent(name):
@@ -57,3 +62,11 @@ def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatc
 
     monkeypatch.setattr(readers, "version", absent)
     assert readers.readers(tmp_path)[1] == "GGUF: not checked; pip install gguf"
+
+
+def test_vllm_lists_the_decoders_of_every_family():
+    """And no model of two stacks: Bart, Blenderbot, T5."""
+    listed = set(readers._IN_VLLM.split())
+    classes = {name: str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, "")) for name in FAMILIES}
+    assert {name for name, found in classes.items() if found not in listed} == set(ENCODER_DECODER)
+    assert listed <= set(classes.values())

@@ -28,6 +28,19 @@ _GGUF_NAMES = {
 the name of their architecture, but for ``-`` and ``_``."""
 
 
+_VLLM = "0.33.0"
+_IN_VLLM = (
+    "BloomForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM FalconForCausalLM GPT2LMHeadModel "
+    "GPTNeoXForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM Glm4MoeForCausalLM "
+    "GptOssForCausalLM GraniteForCausalLM LlamaForCausalLM MiniMaxM2ForCausalLM Ministral3ForCausalLM "
+    "MistralForCausalLM MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM "
+    "Phi3ForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM "
+    "SeedOssForCausalLM SmolLM3ForCausalLM Starcoder2ForCausalLM"
+)
+"""The classes of kit's families that vLLM lists (its wheel, vllm/model_executor/models/registry.py, _VLLM_MODELS). The
+wheel is for CUDA, so its loader was not run."""
+
+
 def readers(directory: Path) -> list[str]:
     """One sentence about each program. Empty for a directory without safetensors. Raises CheckpointError if a file is
     damaged."""
@@ -39,7 +52,9 @@ def readers(directory: Path) -> list[str]:
         config = parse_json(read_text(directory / "config.json"))
         layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
         architecture, model_type = str((config.get("architectures") or [""])[0]), str(config.get("model_type"))
-    return [_transformers(directory, architecture), _gguf(model_type, layers, names)]
+    listed = "lists" if architecture in _IN_VLLM.split() else "was not found to list"
+    vllm = f"vLLM {_VLLM} {listed} {architecture or 'no class'}; its loader was not run"
+    return [_transformers(directory, architecture), _gguf(model_type, layers, names), vllm]
 
 
 def _transformers(directory: Path, architecture: str) -> str:
