@@ -65,6 +65,7 @@ def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
         assert same(found.source(kind), expected.source(kind)), kind
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("name", "engine"), [("1", "torch"), ("tp2", "torch"), ("tp2-pp2", "megatron")])
 def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path, name, engine):
     spec, directory, root, expected = written(name)

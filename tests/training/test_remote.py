@@ -77,6 +77,7 @@ class TestARun:
         size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/state"))
         assert any(each["step"] == 6 and each["bytes"] >= size and each["seconds"] > 0 for each in told)
 
+    @pytest.mark.rotated("uploads of runs")
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_goes_on_from_s3_on_another_machine(self, tmp_path, s3, asynchronous):
         whole = runs.prepare(tmp_path / "whole")
@@ -90,6 +91,7 @@ class TestARun:
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
 
+    @pytest.mark.rotated("uploads of runs")
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_tells_its_process_of_every_checkpoint(self, tmp_path, monkeypatch, asynchronous):
         told = []
