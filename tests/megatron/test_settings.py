@@ -160,7 +160,10 @@ def test_guarded_keys_exist_and_name_recipe_keys():
     options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
     own = {"model.rotary_base", "transformer_config.fp8", *(f"transformer_config.moe_{option}" for option in options)}
     own.add("transformer_config.overlap_moe_expert_parallel_comm")
-    own |= {key for key, name in PLAN_OWNED_KEYS.items() if name == "layout.offload_optimizer"}
+    on_request = {
+        f"layout.{name}" for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype")
+    }
+    own |= {key for key, name in PLAN_OWNED_KEYS.items() if name in on_request}
     assert set(PLAN_OWNED_KEYS) - emitted == own
     sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
     for recipe_key in PLAN_OWNED_KEYS.values():

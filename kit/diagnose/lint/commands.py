@@ -115,7 +115,7 @@ def commands(text: str, file: str) -> Iterator[Command]:
     batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
     exported = ""
     for number, line in _joined(text):
-        if len(line) > _LONGEST_LINE:
+        if not line.strip() or len(line) > _LONGEST_LINE:
             continue
         try:
             words = shlex.split(_ARITHMETIC.sub("$N", line), comments=True)

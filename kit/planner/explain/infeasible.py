@@ -107,8 +107,8 @@ def changes_that_fit(request: Request, considered: Sequence[Candidate]) -> Itera
     or shrinks.
 
     Removing a pin, or stating a node's host memory, has factor 1. Among equal factors, changes of the job come before
-    changes of the hardware. LoRA comes last, because it is another kind of training. ``considered``: the legal layouts
-    of the request, none of which fits.
+    changes of the hardware. bf16 optimizer state halves bytes: factor 2. LoRA comes last, because it is another kind of
+    training. ``considered``: the legal layouts of the request, none of which fits.
     """
     helped: set[str] = set()
     for change in sorted(_changes(request, considered), key=lambda change: change.factor):
@@ -130,13 +130,13 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
     if pins.engine in (None, "megatron") and pins.offload_optimizer is None and request.job.lora is None:
         yield from _megatrons_optimizer_on_the_host(request)
+    yield from _other_jobs(request)
+    yield from _host_memory(request)
     if pins.optimizer_state_dtype is None and pins.engine != "torch" and request.job.lora is None:
         for engine in ("deepspeed", "megatron") if pins.engine is None else (pins.engine,):
             text = f"layout.engine={engine} layout.optimizer_state_dtype=bf16, at some loss of accuracy"
             chosen = pins.but(engine=engine, optimizer_state_dtype="bf16")
-            yield _Change("state", 1.0, text, replace(request, pins=chosen))
-    yield from _other_jobs(request)
-    yield from _host_memory(request)
+            yield _Change("state", 2.0, text, replace(request, pins=chosen))
     yield from _more_gpus(request)
     # Try slower GPUs first: among those with enough memory, the slowest is the most similar to the requested one.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
