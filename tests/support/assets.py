@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sysconfig
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,13 +33,10 @@ class Assets:
 
 
 def prepare() -> Assets:
-    """Make everything once; an interrupted attempt leaves nothing that looks complete."""
+    """Make everything once."""
     if not DIRECTORY.exists():
         print("  making a tokenizer, a model and data from the standard library's sources …", flush=True)
-        attempt = DIRECTORY.with_name("assets.incomplete")
-        shutil.rmtree(attempt, ignore_errors=True)
-        _make(_assets(attempt))
-        attempt.rename(DIRECTORY)
+        _once(DIRECTORY, lambda attempt: _make(_assets(attempt)))
     return _assets(DIRECTORY)
 
 
@@ -48,11 +45,22 @@ def model_variant(name: str, overrides: Sequence[str]) -> Path:
     shape = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
     directory = DIRECTORY.with_name("variants") / f"{name}-{shape}"
     if not directory.exists():
-        attempt = directory.with_suffix(".incomplete")
-        shutil.rmtree(attempt, ignore_errors=True)
-        _write_model(attempt, overrides)
-        attempt.rename(directory)
+        _once(directory, lambda attempt: _write_model(attempt, overrides))
     return directory
+
+
+def _once(directory: Path, make: Callable[[Path], None]) -> None:
+    """Make a directory whole or not at all. Of several processes that make it (pytest's workers while they collect) the
+    first one's stays; an interrupted one leaves nothing that looks complete."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{directory.name}.", dir=directory.parent) as scratch:
+        attempt = Path(scratch) / "attempt"
+        make(attempt)
+        try:
+            attempt.rename(directory)
+        except OSError:
+            if not directory.exists():
+                raise
 
 
 def _assets(directory: Path) -> Assets:
