@@ -159,7 +159,8 @@ class TestAServerThatFails:
         failed = [each["why"] for each in events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("remote_wait_seconds" in why for why in failed)
         s3.fault = lambda method, key: None
-        runs.run(rundir, resume="auto", stop_at_step=4, export_at_end=False)
+        patient = CheckpointSpec(remote=ADDRESS, **EVERY_TWO, remote_wait_seconds=60.0)
+        runs.run(runs.with_run(rundir, checkpoint=patient), resume="auto", stop_at_step=4, export_at_end=False)
         assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
 
     def test_a_failure_is_tried_again(self, tmp_path, s3):
@@ -227,7 +228,7 @@ def test_a_kill_while_uploading_loses_nothing(tmp_path, s3):
         finishing.stdin.flush()
         assert finishing.wait(60) == 0
     assert remote.steps() == [2]
-    remote.get("step-00000002", sealed_files(root / "step-00000002" / "manifest.json")[1], tmp_path / "back")
+    remote.get_files("step-00000002", sealed_files(root / "step-00000002" / "manifest.json")[1], tmp_path / "back")
     local = files_below(root / "step-00000002")
     assert files_below(tmp_path / "back") == {name: each for name, each in local.items() if name != "manifest.json"}
 
@@ -259,7 +260,7 @@ class TestHosts:
         remote = RemoteCheckpoints(address)
         for number in (1, 0):
             assert Uploader(upload(saved, address, number, 2)).attempt()
-        remote.write("step-00000002", "uploaded-2-of-2", b"of another manifest")
+        remote.write("step-00000002/uploaded-2-of-2", b"of another manifest")
         manifest = saved / "step-00000002" / "manifest.json"
         other = json.loads(manifest.read_text()) | {"plan_hash": "another"}
         manifest.write_text(json.dumps(sealed(other)))
@@ -279,7 +280,7 @@ class TestHosts:
         remote = RemoteCheckpoints(f"file://{tmp_path}/away")
         for step in (4, 6):
             shutil.copytree(saved / "step-00000002", saved / f"step-{step:08d}")
-        remote.write("step-00000001", "state/a", b"half of one, of a killed run")
+        remote.write("step-00000001/state/a", b"half of one, of a killed run")
         assert Uploader(upload(saved, remote.address, last=2)).attempt()
         assert remote.names() == {"step-00000004", "step-00000006"}
 

@@ -21,7 +21,7 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
 
     def start() -> Files:
         start_partial(directory)
-        remote.get(name, {last_file(name): None}, partial)
+        remote.get_files(name, {last_file(name): None}, partial)
         try:
             _, files = sealed_files(partial / last_file(name))
         except ValueError as error:
@@ -34,7 +34,7 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
         mine = dict(split_over_ranks(sorted(files.items())))
 
         def copy() -> None:
-            remote.get(name, mine, partial)
+            remote.get_files(name, mine, partial)
             verify(partial, mine)
 
         run_collectively(True, copy, doing)

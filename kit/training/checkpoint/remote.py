@@ -11,16 +11,15 @@ The manifest has the hash of every file, so a reader finds a file that is trunca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.cached import cached
 from kit.errors import CheckpointError, KitError
-from kit.object_storage import open_filesystem
+from kit.object_storage import RemoteFiles
 from kit.training.checkpoint.files import FileRecord
 from kit.training.checkpoint.storage import kept
 
@@ -40,6 +39,11 @@ def kind_and_step(name: str) -> tuple[str, int] | None:
 def last_file(name: str) -> str:
     """Name of the file that completes a checkpoint."""
     return LAST_FILE[name.rpartition("-")[0]]
+
+
+def last_path(name: str) -> str:
+    """Path of the last file, below the address."""
+    return f"{name}/{last_file(name)}"
 
 
 def kept_names(names: Collection[str], last: Mapping[str, int | None], every: int | None) -> set[str]:
@@ -66,19 +70,16 @@ def share(files: Mapping[str, FileRecord], number: int, of: int) -> dict[str, Fi
 
 
 @dataclass(frozen=True)
-class RemoteCheckpoints:
+class RemoteCheckpoints(RemoteFiles):
     """The checkpoints below an address. Every method raises CheckpointError if the storage cannot be used."""
 
-    address: str
-
-    @cached
-    def _opened(self) -> tuple[Any, str]:
-        return open_filesystem("run.checkpoint.remote", self.address)
+    key: str = "run.checkpoint.remote"
+    error: type[KitError] = CheckpointError
 
     def names(self) -> set[str]:
         """Names of all checkpoints, complete or not."""
-        filesystem, root = self._opened
-        with self._described("listing"):
+        filesystem, root = self.opened
+        with self.described("listing"):
             filesystem.invalidate_cache()
             try:
                 listed = filesystem.ls(root, detail=False)
@@ -88,96 +89,38 @@ class RemoteCheckpoints:
 
     def complete(self) -> set[str]:
         """Names of the checkpoints with their last file."""
-        return {name for name in self.names() if self.has(name, last_file(name))}
+        return {name for name in self.names() if self.find(last_path(name))}
 
     def steps(self, kind: str = "step") -> list[int]:
         """Steps of the complete checkpoints of a kind, newest first."""
         found = (kind_and_step(name) for name in self.complete())
         return sorted((each[1] for each in found if each and each[0] == kind), reverse=True)
 
-    def check_writable(self) -> None:
-        """Write an empty file ``kit``, to find a wrong bucket or missing rights before hours of training."""
-        filesystem, root = self._opened
-        with self._described("writing"):
-            filesystem.pipe_file(f"{root}/kit", b"")
-
-    def has(self, name: str, file: str) -> bool:
-        """Whether a checkpoint has a file."""
-        filesystem, root = self._opened
-        with self._described("reading"):
-            filesystem.invalidate_cache()
-            return bool(filesystem.exists(f"{root}/{name}/{file}"))
-
-    def read(self, name: str, file: str) -> bytes | None:
-        """Content of a small file; None if it is missing."""
-        filesystem, root = self._opened
-        with self._described("reading"), suppress(FileNotFoundError):
-            return bytes(filesystem.cat_file(f"{root}/{name}/{file}"))
-        return None
-
-    def write(self, name: str, file: str, content: bytes) -> None:
-        """Write a small file."""
-        filesystem, root = self._opened
-        with self._described("writing"):
-            filesystem.pipe_file(f"{root}/{name}/{file}", content)
-
-    def put(self, directory: Path, files: Mapping[str, FileRecord], done: Callable[[str], None]) -> None:
-        """Copy files of a local checkpoint; compares the size of every copy. Calls ``done`` with each finished one."""
-        filesystem, root = self._opened
+    def put_files(self, directory: Path, files: Mapping[str, FileRecord], done: Callable[[str], None]) -> None:
+        """Copy files of a local checkpoint. Calls ``done`` with each finished one."""
 
         def one(name: str, record: FileRecord) -> None:
-            copy = f"{root}/{directory.name}/{name}"
-            with self._described(f"uploading {directory.name}/{name} to"):
-                filesystem.put_file(str(directory / name), copy)
-                filesystem.invalidate_cache()
-                size = filesystem.info(copy)["size"]
-            if size != record.bytes:
-                raise CheckpointError(f"{copy} has {size} bytes after its upload, not {record.bytes}; trying again")
+            self.put(directory / name, f"{directory.name}/{name}", record.bytes)
             done(name)
 
         _several(one, files)
 
-    def get(self, name: str, files: Mapping[str, FileRecord | None], directory: Path) -> None:
+    def get_files(self, name: str, files: Mapping[str, FileRecord | None], directory: Path) -> None:
         """Copy files of a checkpoint into a local directory. Does not check their hashes."""
-        filesystem, root = self._opened
 
         def one(file: str, _: object) -> None:
             path = directory / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._described(f"downloading {name}/{file} from"):
-                filesystem.get_file(f"{root}/{name}/{file}", str(path))
+            self.get(f"{name}/{file}", path)
 
         _several(one, files)
 
-    def remove(self, name: str, only_last: bool = False) -> None:
-        """Remove a checkpoint, its last file first: what a kill leaves is no checkpoint. ``only_last``: that file."""
-        filesystem, root = self._opened
-        with self._described("removing old checkpoints of"):
-            with suppress(FileNotFoundError):
-                filesystem.rm_file(f"{root}/{name}/{last_file(name)}")
-            if not only_last:
-                with suppress(FileNotFoundError):
-                    filesystem.rm(f"{root}/{name}", recursive=True)
-
-    def remove_file(self, name: str, file: str) -> None:
-        """Remove one file if it is there."""
-        filesystem, root = self._opened
-        with self._described("removing a file of"), suppress(FileNotFoundError):
-            filesystem.rm_file(f"{root}/{name}/{file}")
-
-    @contextmanager
-    def _described(self, doing: str) -> Iterator[None]:
-        """Libraries of storage raise exceptions of their own kinds."""
-        try:
-            yield
-        except KitError:
-            raise
-        except Exception as error:
-            words = " ".join(str(error).split()) or type(error).__name__
-            raise CheckpointError(
-                f"{doing} {self.address} failed: {words}; check the address, the credentials in the environment, and "
-                f"the network"
-            ) from error
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, its last file first: what a kill leaves is no checkpoint."""
+        self.remove_file(last_path(name))
+        filesystem, root = self.opened
+        with self.described("removing old checkpoints of"), suppress(FileNotFoundError):
+            filesystem.rm(f"{root}/{name}", recursive=True)
 
 
 def _several(one: Callable[[str, Any], None], files: Mapping[str, Any]) -> None:

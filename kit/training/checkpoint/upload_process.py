@@ -24,7 +24,7 @@ from typing import Any
 
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import Files, sealed_files, verify
-from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, kind_and_step, last_file, share
+from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, kind_and_step, last_file, last_path, share
 
 FINISH = "finish"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -94,25 +94,25 @@ class Uploader:
     def _copy(self, name: str, digest: str, files: Files, complete: bool) -> bool:
         upload, remote, directory, began = self._upload, self._remote, self._root / name, time.monotonic()
         if complete:
-            there = remote.read(name, last_file(name))
+            there = remote.read(last_path(name))
             if there == (directory / last_file(name)).read_bytes():
                 self._shared.add((name, digest))
                 return True
             # The run has repeated this step, or the copy is damaged: it is no checkpoint while files change.
-            remote.remove(name, only_last=True)
+            remote.remove_file(last_path(name))
         mine = share(files, upload.number, upload.of)
         missing = {file: record for file, record in mine.items() if (name, digest, file) not in self._copied}
         verify(directory, missing)
-        remote.put(directory, missing, lambda file: self._copied.add((name, digest, file)))
+        remote.put_files(directory, missing, lambda file: self._copied.add((name, digest, file)))
         if upload.number != 0:
-            remote.write(name, _mark(upload.number, upload.of), digest.encode())
+            remote.write(f"{name}/{_mark(upload.number, upload.of)}", digest.encode())
             self._shared.add((name, digest))
             return True
         others = range(1, upload.of)
-        if late := [each for each in others if remote.read(name, _mark(each, upload.of)) != digest.encode()]:
+        if late := [each for each in others if remote.read(f"{name}/{_mark(each, upload.of)}") != digest.encode()]:
             self._report(name, "waits", why=f"host {late[0] + 1} of {upload.of} has not copied its files yet")
             return False
-        remote.write(name, last_file(name), (directory / last_file(name)).read_bytes())
+        remote.write(last_path(name), (directory / last_file(name)).read_bytes())
         self._shared.add((name, digest))
         self._report(
             name,
@@ -121,7 +121,7 @@ class Uploader:
             seconds=round(time.monotonic() - began, 3),
         )
         for each in others:
-            remote.remove_file(name, _mark(each, upload.of))
+            remote.remove_file(f"{name}/{_mark(each, upload.of)}")
         return True
 
     def _remove_old(self, wanted: set[str]) -> None:

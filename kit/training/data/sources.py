@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kit.errors import DataError, KitError
-from kit.object_storage import open_filesystem
+from kit.object_storage import RemoteFile, is_address, open_filesystem
 from kit.training.data.tokenizers import one_line
 
 BLOCK_BYTES = 4 << 20
@@ -28,8 +28,6 @@ the block are decoded too."""
 _TEXT_SUFFIXES = (".txt", ".text", ".md")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _BATCH_ROWS = 1000
-_VERSION_KEYS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated")
-"""What file systems of fsspec say of an object's version."""
 _REST_BYTES = 1 << 16
 """Bytes read at a time to complete the last line of a block."""
 
@@ -61,7 +59,7 @@ class Block:
 def find_sources(name: str) -> list[Source]:
     """The source of a path; at an address, whose last part may be a pattern, one or several. Raises DataError if there
     is none, or its kind is unknown."""
-    if "://" in name:
+    if is_address(name):
         return _remote(name)
     path = Path(name)
     if path.is_dir():
@@ -86,8 +84,8 @@ def _remote(address: str) -> list[Source]:
         if info["type"] == "file":
             name = filesystem.unstrip_protocol(info["name"])
             _check_suffix(name)
-            version = next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "of unknown version")
-            found.append(Source(name, int(info["size"]), version))
+            there = RemoteFile.of(info)
+            found.append(Source(name, there.num_bytes, there.version))
     if not found:
         raise DataError(f"{address} names no file; give .jsonl, .parquet or text files, or a pattern that matches some")
     return found
@@ -120,7 +118,7 @@ def _described(name: str) -> Iterator[None]:
 def _opened(name: str) -> Iterator[IO[bytes]]:
     """A file or an object, for reading. Raises DataError."""
     with _described(name):
-        if "://" in name:
+        if is_address(name):
             filesystem, path = open_filesystem("source", name)
             # A block is read at once; what a cache would read ahead is another process's.
             with filesystem.open(path, "rb", cache_type="none") as file:
