@@ -27,7 +27,7 @@ def convert_data(
         ),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair, also s3://bucket/sets/a.")],
     text_key: Annotated[str, typer.Option(help="Field of a jsonl row or data set with the text.")] = "text",
     objective: Annotated[
         str,
@@ -35,6 +35,9 @@ def convert_data(
     ] = "pretrain",
     seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one per core if not given.", min=1)] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Directory of the files until they are uploaded to an address; NAME.upload.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read, on all cores.
@@ -55,8 +58,9 @@ def convert_data(
         text_key=text_key,
         seq_length=seq_length,
         workers=workers,
+        work=work,
     )
-    _answer(Path(out), str(done), as_json)
+    _answer(out, str(done), as_json)
 
 
 @convert.command("model")
@@ -124,7 +128,7 @@ def convert_inspect(
         typer.echo(str(found))
 
 
-def _answer(out: Path, what: str, as_json: bool) -> None:
+def _answer(out: Path | str, what: str, as_json: bool) -> None:
     if as_json:
         echo_json({"path": str(out), "what": what})
     else:

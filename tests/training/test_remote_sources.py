@@ -94,6 +94,113 @@ def test_a_missing_package_and_an_unknown_protocol(tokenizer, tmp_path, monkeypa
         tokenise(["s3://b/x.jsonl"], tokenizer, tmp_path / "out")
 
 
-def test_a_set_is_not_written_to_an_address(tokenizer, tmp_path):
-    with pytest.raises(DataError, match=r"--out s3://bucket/x: .* give a path"):
-        tokenise([tmp_path / "x.txt"], tokenizer, "s3://bucket/x")
+def there(name: str = "a") -> dict[str, bytes]:
+    """The objects of a set, by suffix."""
+    client = boto3.client("s3")
+    listed = client.list_objects_v2(Bucket="bucket", Prefix=f"sets/{name}.").get("Contents", [])
+    return {
+        each["Key"].removeprefix(f"sets/{name}"): client.get_object(Bucket="bucket", Key=each["Key"])["Body"].read()
+        for each in listed
+    }
+
+
+class TestASetForObjectStorage:
+    OUT = "s3://bucket/sets/a"
+
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path, monkeypatch):
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+
+    @pytest.fixture
+    def expected(self, corpus, tokenizer, tmp_path):
+        tokenise(corpus[0], tokenizer, tmp_path / "local" / "a")
+        return files(tmp_path / "local" / "a")
+
+    @pytest.mark.parametrize("work", [None, "named"])
+    def test_is_that_of_a_disk_and_leaves_nothing_there(self, corpus, tokenizer, tmp_path, expected, work):
+        done = tokenise(corpus[0], tokenizer, self.OUT, work=work)
+        assert str(done).startswith("s3://bucket/sets/a: ")
+        assert there() == expected
+        assert not list((tmp_path / "here").iterdir())
+
+    def test_is_never_written_over(self, corpus, tokenizer, tmp_path, expected):
+        tokenise(corpus[0][:1], tokenizer, self.OUT)
+        first = there()
+        with pytest.raises(DataError, match=r"s3://bucket/sets/a\.bin exists; choose another prefix"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        assert there() == first
+        assert not list((tmp_path / "here").iterdir())
+
+    @pytest.mark.parametrize("fails", [".bin", ".idx", ".json"])
+    def test_goes_on_with_what_is_missing(self, s3, corpus, tokenizer, tmp_path, expected, fails):
+        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith(f"a{fails}") else None
+        with pytest.raises(
+            DataError, match=rf"uploading a\{fails} to s3://bucket/sets failed.*the same command goes on"
+        ):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        order = [".bin", ".idx", ".json"]
+        rest = order[order.index(fails) :]
+        assert sorted(there()) == order[: order.index(fails)]  # without its sidecar a set is not complete
+        puts = []
+        s3.fault = lambda method, key: puts.append(key) if method == "PUT" else None
+        assert tokenise(corpus[0], tokenizer, self.OUT).resumed_documents == 33
+        assert [key for key in puts if "/a." in key] == [f"/bucket/sets/a{each}" for each in rest]
+        assert there() == expected
+        assert not list((tmp_path / "here").iterdir())
+
+    def test_what_is_there_of_another_time_is_sent_again(self, s3, corpus, tokenizer, expected):
+        """The size is the same, the version is not."""
+        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.idx") else None
+        with pytest.raises(DataError, match="uploading"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        s3.fault = lambda method, key: None
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"x" * len(expected[".bin"]))
+        tokenise(corpus[0], tokenizer, self.OUT)
+        assert there() == expected
+
+    def test_another_set_that_came_meanwhile_stays(self, s3, corpus, tokenizer):
+        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.json") else None
+        with pytest.raises(DataError, match="uploading"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        s3.fault = lambda method, key: None
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=b"{}")
+        with pytest.raises(DataError, match=r"s3://bucket/sets/a\.json is of another set"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        assert there()[".json"] == b"{}"
+
+    def test_an_upload_for_another_address_is_not_taken(self, s3, corpus, tokenizer):
+        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.bin") else None
+        with pytest.raises(DataError, match="uploading"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        s3.fault = lambda method, key: None
+        with pytest.raises(DataError, match="was made with out=s3://bucket/sets/a and this command has s3://bucket/a"):
+            tokenise(corpus[0], tokenizer, "s3://bucket/a")
+
+    @pytest.mark.parametrize(
+        ("out", "match"),
+        [
+            ("s3://no-such-bucket/sets/a", "writing s3://no-such-bucket/sets failed"),
+            ("s3://bucket", "names no file in it"),
+            ("s3://key:hunter2@bucket/a", "holds credentials"),
+            ("s4://bucket/a", "cannot be opened"),
+        ],
+    )
+    def test_an_address_of_no_use_is_an_error_before_the_work(self, corpus, tokenizer, tmp_path, out, match):
+        with pytest.raises((DataError, SpecError), match=match) as raised:
+            tokenise(corpus[0], tokenizer, out)
+        assert "hunter2" not in str(raised.value)
+        assert not list((tmp_path / "here").iterdir())
+
+    def test_a_working_directory_is_for_addresses(self, corpus, tokenizer, tmp_path):
+        with pytest.raises(DataError, match="--work"):
+            tokenise(corpus[0], tokenizer, tmp_path / "x", work=tmp_path)
+
+    def test_a_truncated_copy_is_noticed(self, s3, corpus, tokenizer, monkeypatch):
+        def cut(self, path, copy, **_):
+            self.pipe_file(copy, Path(path).read_bytes()[:-1])
+
+        monkeypatch.setattr("s3fs.S3FileSystem.put_file", cut)
+        with pytest.raises(DataError, match=r"a\.bin has \d+ bytes after its upload, not"):
+            tokenise(corpus[0], tokenizer, self.OUT)
+        assert ".json" not in there()

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -146,12 +146,15 @@ class ResumableWriter:
             raise self._files.failed(error) from error
         self._committed_s = time.monotonic()
 
-    def finish(self) -> Sidecar:
-        """Give the files their names. Raises DataError if there is nothing to write."""
+    def finish(self, upload: Callable[[], None] | None = None) -> Sidecar:
+        """Give the files their names. Raises DataError if there is nothing to write. ``upload``: what the same command
+        does again after an interruption."""
         if self._files.written.num_sequences:
             self._complete = True
             self._commit()
         sidecar = self._files.complete()
+        if upload is not None:
+            upload()
         self._path.unlink()
         self._files.close(remove=True)
         return sidecar

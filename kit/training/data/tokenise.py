@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import DataError
+from kit.object_storage import is_address
 from kit.specs.job import Objective
 from kit.training.data.encoder import Encoder, Encoding
 from kit.training.data.encoding_processes import encoded
 from kit.training.data.indexed import Sidecar
 from kit.training.data.indexed_writer import TokenBlock
+from kit.training.data.pair_upload import PairUpload
 from kit.training.data.resume import COMMIT_S, Mark, ResumableWriter
 from kit.training.data.sources import BLOCK_BYTES, Block, Source, blocks, find_sources
 from kit.training.progress import progress_bar
@@ -62,10 +64,14 @@ def tokenise(
     seq_length: int | None = None,
     vocab_size: int | None = None,
     workers: int | None = None,
+    work: str | Path | None = None,
     commit_s: float = COMMIT_S,
 ) -> Tokenised:
     """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite. After an interruption the same call goes
     on where it stopped. The files do not depend on interruptions or ``workers``.
+
+    ``out`` may be an address such as ``s3://bucket/sets/a``: the files are written to the directory ``work`` (None:
+    ``a.upload``), uploaded when they are complete, and removed from there.
 
     pretrain: a source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (one document per row, in field
     ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Files may be at
@@ -83,12 +89,15 @@ def tokenise(
     with ids outside the model's vocabulary, for a row of another form, for a full disk, and if an interrupted run had
     another tokenizer, source or option.
     """
-    if "://" in str(out):
-        raise DataError(f"--out {out}: a set is written to a disk; give a path, and copy the three files afterwards")
+    upload = PairUpload(str(out), work) if is_address(str(out)) else None
+    if upload is None and work is not None:
+        raise DataError(f"--work {work} with --out {out}: only a set for object storage is written elsewhere first")
     encoding = Encoding(
         tokenizer=str(tokenizer), objective=objective, text_key=text_key, seq_length=seq_length, vocab_size=vocab_size
     )
     encoder = Encoder(encoding)
+    if upload is not None:
+        upload.check()
     found = [each for source in sources for each in find_sources(str(source))]
     if not found:
         raise DataError("no sources are given; give text, .jsonl or .parquet files, or a saved data set")
@@ -99,11 +108,12 @@ def tokenise(
         "seq_length": seq_length,
         "decoder_start_token_id": encoder.pair.decoder_start_token_id,
         "source": [source.name for source in found],
+        **({} if upload is None else {"out": str(out)}),
     }
-    writer = ResumableWriter(str(out), encoder.pair, made_from, found, commit_s)
+    writer = ResumableWriter(str(out) if upload is None else upload.prefix, encoder.pair, made_from, found, commit_s)
     try:
         _write_all(writer, encoder, encoding, found, workers)
-        sidecar = writer.finish()
+        sidecar = writer.finish(None if upload is None else upload.run)
     except DataError as error:
         if kept := writer.stop():
             raise DataError(f"{error}; {kept:,} documents are kept: after a remedy the same command goes on") from error
@@ -111,6 +121,8 @@ def tokenise(
     except BaseException:
         writer.stop()
         raise
+    if upload is not None:
+        upload.remove_local()
     written = writer.mark.written
     return Tokenised(str(out), sidecar, written.cut, written.dropped, writer.resumed_documents)
 
