@@ -15,6 +15,7 @@ from kit.emit.derived_file import DerivedFile
 from kit.emit.environment import assignments
 from kit.emit.launch import nodes, torchrun
 from kit.emit.megatron import megatron_settings
+from kit.object_storage import is_address
 from kit.planner.plan import Plan
 
 TAG = "core_v0.16.1"
@@ -88,16 +89,24 @@ def pretrain_gpt_script(plan: Plan) -> str:
 
 def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
     """The script with a run's blend as ``--data-path``. ``blend``: (weight, prefix) of each set; a prefix is below
-    ``~`` or relative to the script's directory."""
+    ``~``, relative to the script's directory, or an address. Megatron-LM reads those of s3:// itself."""
     if not blend:
         return text
+    addresses = [prefix for _, prefix in blend if is_address(prefix)]
+    if unread := [prefix for prefix in addresses if not prefix.startswith("s3://")]:
+        said = f"# It reads sets on a disk and at s3://, and run.data.blend has {unread[0]}: copy the sets to a disk."
+        return text.replace("set -euo pipefail\n", f"{said}\nset -euo pipefail\n", 1)
     words = " ".join(f"{weight} {_from_anywhere(prefix)}" for weight, prefix in blend)
+    if addresses:  # megatron/core/datasets/gpt_dataset.py, build_low_level_dataset
+        words += '\n    --no-mmap-bin-files --object-storage-cache-path "$HERE"/indexes'
     here = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
     return text.replace("\narguments=(\n", f"\n{here}\narguments=(\n    --data-path {words}\n", 1)
 
 
 def _from_anywhere(prefix: str) -> str:
     """A shell word."""
+    if is_address(prefix):
+        return shlex.quote(prefix)
     below_home = prefix.startswith("~/")
     return f'"${"HOME" if below_home else "HERE"}"/{shlex.quote(prefix[2:] if below_home else prefix)}'
 

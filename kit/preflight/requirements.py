@@ -16,6 +16,7 @@ from kit.cost.hardware import runs_rocm
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
+from kit.object_storage import is_address
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult, failure
 from kit.preflight.facts import free_bytes, installed_version
@@ -72,7 +73,10 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     if kit.emit.megatron.applies(plan):
         packages.append("megatron-core")
     one = to_gib(checkpoint_bytes(plan.workload))
-    data = [f"{prefix}{end}" for prefix in data_paths(run.data).values() for end in (".bin", ".idx")]
+    prefixes = data_paths(run.data).values()
+    if any(prefix.startswith("s3://") for prefix in prefixes):
+        packages.append("s3fs")
+    data = [f"{prefix}{end}" for prefix in prefixes if not is_address(prefix) for end in (".bin", ".idx")]
     model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(

@@ -15,7 +15,7 @@ from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError, SpecError
-from kit.object_storage import open_filesystem
+from kit.object_storage import files_beside, is_address, open_filesystem
 from kit.preflight.check_result import CheckResult, failure, judge, require
 from kit.preflight.facts import free_bytes
 from kit.preflight.requirements import (
@@ -180,9 +180,9 @@ def _one_tokenizer(data: DataSpec) -> CheckResult | None:
     first: tuple[str, Any] | None = None
     for key, prefix in data_paths(data).items() if data.blend or data.validation_sets else ():
         try:
-            facts = json.loads(Path(f"{prefix}.json").read_text(encoding="utf-8"))
+            facts = json.loads(_content(f"{prefix}.json") or b"")
             found = facts["tokenizer"], facts["vocab_size"]
-        except (OSError, ValueError, LookupError, TypeError):
+        except (KitError, OSError, ValueError, LookupError, TypeError):
             continue  # without a sidecar; or damaged, which _data reports
         if first is not None and found != first[1]:
             said = (
@@ -194,23 +194,39 @@ def _one_tokenizer(data: DataSpec) -> CheckResult | None:
     return None
 
 
+def _size(path: str) -> int | None:
+    """Bytes of a file on a disk or at an address; None if there is none. Raises SpecError."""
+    if not is_address(path):
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    files, name = files_beside("the data", path, SpecError)
+    return None if (found := files.find(name)) is None else found.num_bytes
+
+
+def _content(path: str) -> bytes | None:
+    """Content of a file on a disk or at an address; None if there is none. Raises SpecError and OSError."""
+    if not is_address(path):
+        return Path(path).read_bytes() if os.path.isfile(path) else None
+    files, name = files_beside("the data", path, SpecError)
+    return files.read(name)
+
+
 def _data(key: str, prefix: str, rundir: RunDirectory) -> CheckResult | None:
     """Checks that the .bin/.idx pair exists, fits the objective, is long enough, and has no token id beyond the model's
     vocabulary."""
     job, name, vocab_size = rundir.plan.job, Path(prefix).name, rundir.plan.model.vocab_size
-    missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
-    if missing:
-        fix = "write the pair with: " + convert_data(job.objective, "TEXT", "DIRECTORY", name)
-        return failure("data", f"{key}={prefix}: {name}{missing[0]} is missing", fix)
-    sidecar = Path(prefix + ".json")
-    if not sidecar.is_file():
-        return (
-            None
-            if os.path.getsize(f"{prefix}.bin")
-            else failure("data", f"{key}={prefix}: holds no text", "leave it out")
-        )
     try:
-        facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+        sizes = {suffix: _size(prefix + suffix) for suffix in (".bin", ".idx")}
+        if missing := [suffix for suffix, size in sizes.items() if size is None]:
+            fix = "write the pair with: " + convert_data(
+                job.objective, "TEXT", "DIRECTORY", prefix if is_address(prefix) else name
+            )
+            return failure("data", f"{key}={prefix}: {name}{missing[0]} is missing", fix)
+        content = _content(f"{prefix}.json")
+        if content is None:
+            return None if sizes[".bin"] else failure("data", f"{key}={prefix}: holds no text", "leave it out")
+        facts: dict[str, Any] = json.loads(content)
+    except SpecError as error:
+        return failure("data", f"{key}={prefix}: {error}", "")
     except (OSError, ValueError) as error:
         return failure("data", f"{key}={prefix}: {name}.json cannot be read ({error})", "tokenise again")
     written_for, longest = facts.get("objective", "pretrain"), facts.get("longest", 0)

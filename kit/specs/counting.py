@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
+from kit.specs.local import user_cache
 
 _COUNTER = "kit.engines.huggingface.count_parameters"
 _MOST_SECONDS = 120
@@ -33,7 +33,7 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         return None
     text = json.dumps(config, sort_keys=True)
     key = hashlib.sha256(f"{_FORMAT} {installed} {text}".encode()).hexdigest()
-    file = _cache() / f"{key}.json"
+    file = user_cache("counted") / f"{key}.json"
     try:
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return kept
@@ -68,9 +68,3 @@ def _asked(text: str, name: str) -> dict[str, Any]:
             f"to see why: python -m {_COUNTER} < config.json"
         ) from None
     return answer
-
-
-def _cache() -> Path:
-    """Directory of answers (XDG base directory specification)."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "kit" / "counted"

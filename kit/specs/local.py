@@ -132,3 +132,9 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except OSError:
         return ""
+
+
+def user_cache(what: str) -> Path:
+    """Directory of what can be had again (XDG base directory specification)."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "kit" / what

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.object_storage import check_address
+from kit.object_storage import check_address, is_address
 from kit.specs.base import Checked, Text, Within, spec
 from kit.specs.frozen import FrozenMap
 from kit.specs.job import MOST_SEQUENCES
@@ -42,7 +42,8 @@ class BlendedSetSpec:
 
 @spec
 class DataSpec:
-    """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them."""
+    """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them: paths, or
+    addresses such as s3://bucket/sets/a, from which each rank reads what it needs."""
 
     train: Text | None = None
     """Prefix of the training pair (without ``.bin``); null with ``blend``."""
@@ -72,6 +73,9 @@ class DataSpec:
         for name in (*self.blend, *self.validation_sets):
             if not _SET_NAME.fullmatch(name):
                 raise SpecError(f"the data set {shown(name)} has a name for metrics: use letters, digits, _ and -")
+        for key, path in data_paths(self).items():
+            if is_address(path):
+                check_address(key.removeprefix("data."), path)
 
     @property
     def training_paths(self) -> tuple[str, ...]:
@@ -258,9 +262,10 @@ def data_paths(data: DataSpec) -> dict[str, str]:
 
 
 def run_paths(run: RunSpec) -> dict[str, str]:
-    """Key → path, of every path that the run names."""
+    """Key → path, of every path on a disk that the run names."""
     own = {"model_path": run.model_path, "nvme_path": run.nvme_path}
-    return data_paths(run.data) | {key: path for key, path in own.items() if path}
+    data = {key: path for key, path in data_paths(run.data).items() if not is_address(path)}
+    return data | {key: path for key, path in own.items() if path}
 
 
 def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:

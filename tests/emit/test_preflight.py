@@ -2,15 +2,21 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+import s3fs
 
 import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError, RunDirectoryError
+from kit.preflight.requirements import requirements_of
 from kit.preflight.run_checks import preflight
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
+from tests.support.s3 import s3_server
 
 CONFIG = {
     "model_type": "llama",
@@ -89,6 +95,68 @@ def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path:
     check(without_sidecar, "second: holds no text")
     (tmp_path / "second.idx").unlink()
     check(without_sidecar, "second.idx is missing")
+
+
+@pytest.fixture
+def address(rundir: RunDirectory, tmp_path: Path) -> Iterator[str]:
+    """A copy of the training set in a bucket."""
+    with s3_server("bucket"):
+        for suffix in (".bin", ".idx", ".json"):
+            boto3.client("s3").upload_file(f"{tmp_path}/train{suffix}", "bucket", f"sets/a{suffix}")
+        yield "s3://bucket/sets/a"
+
+
+class TestASetInObjectStorage:
+    def test_is_checked_as_one_on_a_disk(self, rundir: RunDirectory, address: str) -> None:
+        def facts(**changed: object) -> None:
+            known = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128} | changed
+            boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=json.dumps(known).encode())
+
+        run = with_data(rundir, train=address)
+        preflight(run)
+        facts(max_token_id=128)
+        check(run, "run.data.train=s3://bucket/sets/a: holds token 128")
+        facts(num_tokens=32)
+        check(run, "32 tokens make no sample")
+        facts(objective="sft")
+        check(run, "was written for objective=sft")
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=b"{")
+        check(run, "a.json cannot be read")
+        boto3.client("s3").delete_object(Bucket="bucket", Key="sets/a.json")
+        check(run, "s3://bucket/sets/a: holds no text")
+        boto3.client("s3").delete_object(Bucket="bucket", Key="sets/a.idx")
+        check(run, "a.idx is missing", "--out s3://bucket/sets/a")
+
+    def test_has_the_tokenizer_of_the_others(self, rundir: RunDirectory, address: str, tmp_path: Path) -> None:
+        known = {"max_token_id": 127, "num_tokens": 1000, "vocab_size": 128}
+        (tmp_path / "train.json").write_text(json.dumps(known | {"tokenizer": "ours"}))
+        body = json.dumps(known | {"tokenizer": "theirs"}).encode()
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=body)
+        data = {"train": str(tmp_path / "train"), "validation_sets": {"b": address}}
+        check(with_data(rundir, **data), "validation_sets.b=s3://bucket/sets/a: was tokenised with theirs")
+
+    def test_a_wrong_bucket_rights_and_credentials(
+        self, rundir: RunDirectory, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check(with_data(rundir, train="s3://no-such-bucket/a"), "s3://no-such-bucket/a: a.bin is missing")
+        check(with_data(rundir, train="s4://bucket/a"), "run.data.train=s4://bucket/a", "kit[storage]")
+        s3fs.S3FileSystem.clear_instance_cache()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        check(with_data(rundir, train=address), "reading a.bin of s3://bucket/sets failed", "credentials")
+
+    def test_keeps_its_address_in_the_run_directory(self, rundir: RunDirectory, address: str) -> None:
+        blend = {"x": BlendedSetSpec(path=address, weight=1)}
+        run = RunSpec(data=DataSpec(blend=blend, validation=address, validation_sets={"v": address}))
+        written = write(rundir.plan, run, rundir.path.parent / "another")
+        assert RunDirectory.open(written.path).run.data == run.data
+        assert requirements_of(written).packages[-1] == "s3fs"
+        assert not [path for path in requirements_of(written).paths if "s3:" in path]
+
+
+def with_data(rundir: RunDirectory, **data: Any) -> RunDirectory:
+    return dataclasses.replace(rundir, run=RunSpec(data=DataSpec(**data)))
 
 
 def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:

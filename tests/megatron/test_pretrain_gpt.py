@@ -204,19 +204,42 @@ def test_bash_passes_on_what_was_planned(tmp_path, nodes):
     assert "MEGATRON_LM: directory of a Megatron-LM checkout" in missing.stderr
 
 
-def test_a_blend_of_the_run_is_its_data_path(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def words_of_a_blend(directory: Path, paths: dict[str, tuple[str, float]]) -> tuple[str, list[str]]:
+    """(text, words that Megatron-LM gets) of a run's script."""
     plan = next(plan for plan in plans() if plan.layout.tp == 2)
-    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "home/a $(set)"), 0.25)}
     blend = {name: BlendedSetSpec(path=path, weight=weight) for name, (path, weight) in paths.items()}
     run = RunSpec(data=DataSpec(blend=blend))
-    script = write(plan, run, tmp_path / "run").path / "pretrain_gpt.sh"
-    python = tmp_path / "python"
+    script = write(plan, run, directory / "run").path / "pretrain_gpt.sh"
+    python = directory / "python"
     python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     variables = {"PYTHON": str(python), "MEGATRON_LM": "/m"}
     ran = subprocess.run(["bash", str(script)], env=os.environ | variables, capture_output=True, text=True, check=True)
-    words = ran.stdout.splitlines()
+    return script.read_text(encoding="utf-8"), ran.stdout.splitlines()
+
+
+def test_a_blend_in_object_storage_is_read_by_megatron_itself(tmp_path):
+    paths = {"web": ("s3://bucket/sets/it's $(touch x)", 7), "code": (str(tmp_path / "a"), 0.25)}
+    _, words = words_of_a_blend(tmp_path, paths)
+    found = words[words.index("--data-path") + 1 :][:7]
+    assert found[1] == paths["web"][0]
+    assert Path(found[3]).resolve() == tmp_path / "a"
+    assert found[4:6] == ["--no-mmap-bin-files", "--object-storage-cache-path"]
+    assert TABLE["--no-mmap-bin-files"]["kind"] == "flag"
+    assert TABLE["--object-storage-cache-path"]["kind"] == "str"
+    assert found[6] == str(tmp_path / "run/indexes")
+
+
+def test_a_blend_that_megatron_cannot_read_is_left_out_with_a_word(tmp_path):
+    text, words = words_of_a_blend(tmp_path, {"web": ("gs://bucket/$(touch x)", 7), "code": ("/a", 0.25)})
+    assert "--data-path" not in words
+    assert "# It reads sets on a disk and at s3://, and run.data.blend has gs://bucket/$(touch x): " in text
+
+
+def test_a_blend_of_the_run_is_its_data_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    paths = {"web": ("/sets/it's web", 7), "code": (str(tmp_path / "home/a $(set)"), 0.25)}
+    _, words = words_of_a_blend(tmp_path, paths)
     found = words[words.index("--data-path") + 1 :][:4]
     assert [float(found[0]), float(found[2])] == [7.0, 0.25]
     assert [str(Path(place).resolve()) for place in (found[1], found[3])] == [

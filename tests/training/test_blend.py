@@ -92,7 +92,7 @@ def test_every_set_goes_through_its_own_epochs(tmp_path):
         assert found == [order(7, len(part), k) for k in range(len(found))]
     for weight, found in zip(WEIGHTS.values(), seen, strict=True):
         assert abs(len(found) - 600 * weight / sum(WEIGHTS.values())) < 1
-    window = samples.micro_batch([starts[1], starts[2] + 1])
+    (window,) = samples.micro_batches([[starts[1], starts[2] + 1]])
     assert (window.labels[0].numpy() == parts[1][0][1]).all()
     assert (window.labels[1].numpy() == parts[2][1][1]).all()
 

@@ -50,7 +50,7 @@ _MODEL = (
 )
 
 
-def emit(case: Case, out: Path, data: Path, steps: int = STEPS) -> RunDirectory:
+def emit(case: Case, out: Path, data: Path | str, steps: int = STEPS) -> RunDirectory:
     """A new run directory of the case. Random weights from the seed: the same in every run of the same layout."""
     words = (
         *_MODEL,
@@ -60,8 +60,8 @@ def emit(case: Case, out: Path, data: Path, steps: int = STEPS) -> RunDirectory:
         "layout.micro_batch_size=1",
         *case.words,
         "run.model_path=null",
-        f"run.data.train={data / 'train'}",
-        f"run.data.validation={data / 'validation'}",
+        f"run.data.train={data}/train",
+        f"run.data.validation={data}/validation",
         f"run.steps={steps}",
         f"run.checkpoint.every_steps={SAVE_EVERY}",
         "run.checkpoint.keep_last=2",

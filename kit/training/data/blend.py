@@ -83,17 +83,23 @@ class BlendedSamples(Samples):
         chosen = self.set_of(index)
         return self._sets[chosen].length(index - self._starts[chosen])
 
-    def read(self, index: int | None) -> Any:
-        """One sample of its set."""
-        if index is None:
-            return self._sets[0].read(None)
-        chosen = self.set_of(index)
-        return self._sets[chosen].read(index - self._starts[chosen])
+    def read_all(self, indices: Sequence[int | None]) -> list[Any]:
+        """Samples of their sets, each set's at once."""
+        found: dict[int, Any] = {}
+        chosen = [0 if index is None else self.set_of(index) for index in indices]
+        for number in set(chosen):
+            places = [place for place, each in enumerate(chosen) if each == number]
+            inside = [None if (k := indices[place]) is None else k - self._starts[number] for place in places]
+            found |= zip(places, self._sets[number].read_all(inside), strict=True)
+        return [found[place] for place in range(len(indices))]
 
-    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Micro batch of these samples, with the set that all of them are of."""
-        sets = {None if index is None else self.set_of(index) for index in indices}
-        return dataclasses.replace(super().micro_batch(indices), data_set=sets.pop() if len(sets) == 1 else None)
+    def micro_batches(self, batches: Sequence[Sequence[int | None]]) -> list[MicroBatch]:
+        """Micro batches of these samples, each with the set that all of its samples are of."""
+        sets = [{None if index is None else self.set_of(index) for index in batch} for batch in batches]
+        return [
+            dataclasses.replace(batch, data_set=of.pop() if len(of) == 1 else None)
+            for batch, of in zip(super().micro_batches(batches), sets, strict=True)
+        ]
 
     def collate(self, samples: Sequence[Any]) -> MicroBatch:
         """Micro batch of samples of any sets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,13 +69,23 @@ class Rows:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        """Read one row from disk."""
+        """Read one row."""
+        return self.read_all([index])[0]
+
+    def read_all(self, indices: Sequence[int]) -> list[Row]:
+        """Read rows, all at once."""
+        found = self._tokens.read_all([self._range(index) for index in indices])
+        return [self._row(index, tokens) for index, tokens in zip(indices, found, strict=True)]
+
+    def _range(self, index: int) -> tuple[int, int]:
         first, last = int(self._bounds[index]), int(self._bounds[index + 1])
         lengths = self._tokens.sequence_lengths[first:last]
-        start = int(self._ends[first]) - int(lengths[0])
-        tokens = self._tokens.read(start, int(lengths.sum()))
+        return int(self._ends[first]) - int(lengths[0]), int(lengths.sum())
+
+    def _row(self, index: int, tokens: np.ndarray) -> Row:
+        lengths = self._tokens.sequence_lengths[self._bounds[index] : self._bounds[index + 1]]
         if self._objective == "seq2seq":
             source, target = tokens[: lengths[0]], tokens[lengths[0] :]
             return Row(inputs=np.concatenate([[self._start], target[:-1]]), labels=target, source=source)
-        counts = np.repeat(np.arange(last - first) % 2 == 1, lengths)
+        counts = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return Row(inputs=tokens[:-1], labels=np.where(counts, tokens, IGNORE_INDEX)[1:])

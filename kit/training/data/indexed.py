@@ -12,7 +12,6 @@ target, … (``fine_tuning_rows``). So no file of masks is needed, and Megatron'
 from __future__ import annotations
 
 import json
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 
 from kit.errors import DataError
 from kit.specs.job import Objective
+from kit.training.data.pair_files import PairFiles, Ranges, open_pair
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -51,46 +51,47 @@ class Sidecar:
 
 
 class IndexedTokens:
-    """The tokens of a ``.bin``/``.idx`` pair as one memory-mapped stream, which opens equally fast at any size.
+    """The tokens of a ``.bin``/``.idx`` pair as one stream, which opens equally fast at any size. On a disk it is
+    mapped into memory; of a prefix such as ``s3://bucket/sets/a`` what is asked for is read (``pair_files``).
 
     Raises DataError if a file is missing or not of this format, or if sizes disagree with the index (truncation).
     """
 
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = str(prefix)
-        bin_path, idx_path = _paths(self.prefix)
-        self.sidecar = _read_sidecar(self.prefix)
-        dtype, num_sequences, num_boundaries = _read_header(idx_path)
+        pair = open_pair(self.prefix)
+        bin_path, idx_path = f"{self.prefix}.bin", f"{self.prefix}.idx"
+        self.sidecar = _read_sidecar(self.prefix, pair)
+        dtype, num_sequences, num_boundaries = _read_header(pair.index, idx_path)
         lengths_at, pointers_at = HEADER.size, HEADER.size + 4 * num_sequences
         documents_at = pointers_at + 8 * num_sequences
         expected_bytes = documents_at + 8 * num_boundaries
         # A multimodal index has one more byte per sequence; its tokens are stored in the same way.
-        if (size := idx_path.stat().st_size) not in (expected_bytes, expected_bytes + num_sequences):
+        if (size := pair.index.stat().st_size) not in (expected_bytes, expected_bytes + num_sequences):
             raise DataError(f"{idx_path} has {size} bytes where its header asks for {expected_bytes}; tokenise again")
         if num_sequences == 0:
             raise DataError(f"{idx_path} has no documents; tokenise some text")
-        index = np.memmap(idx_path, mode="r", dtype=np.uint8)
+        index = np.memmap(pair.index, mode="r", dtype=np.uint8)
         self.sequence_lengths = np.frombuffer(index, "<i4", num_sequences, lengths_at)
         self.document_indices = np.frombuffer(index, "<i8", num_boundaries, documents_at)
         last_pointer = int(np.frombuffer(index, "<i8", num_sequences, pointers_at)[-1])
         end = last_pointer + int(self.sequence_lengths[-1]) * dtype.itemsize
-        if (size := bin_path.stat().st_size) != end:
+        if pair.bin_bytes != end:
             raise DataError(
-                f"{bin_path} has {size} bytes where its index asks for {end}; copy it again or tokenise again"
+                f"{bin_path} has {pair.bin_bytes} bytes where its index asks for {end}; copy it again or tokenise again"
             )
         if end == 0:
             raise DataError(f"{bin_path} has no tokens; tokenise some text")
-        # A plain array, because slices of a memmap are memmaps, and each costs as much as reading thousands of tokens.
-        self._tokens = np.memmap(bin_path, mode="r", dtype=dtype).view(np.ndarray)
-        if self.sidecar is not None and self.sidecar.num_tokens != len(self._tokens):
+        self._read, self._length = pair.reader(dtype), end // dtype.itemsize
+        if self.sidecar is not None and self.sidecar.num_tokens != len(self):
             raise DataError(
                 f"{self.prefix}.json says {self.sidecar.num_tokens} tokens where {self.prefix}.bin has "
-                f"{len(self._tokens)}; it belongs to another pair: tokenise again"
+                f"{len(self)}; it belongs to another pair: tokenise again"
             )
 
     def __len__(self) -> int:
         """Total number of tokens."""
-        return len(self._tokens)
+        return self._length
 
     def check_token_id(self, token_id: int, vocab_size: int) -> None:
         """Raises DataError if the id is not in the model's vocabulary."""
@@ -102,23 +103,18 @@ class IndexedTokens:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Copy tokens ``start`` to ``start + count`` of the stream, as int64."""
-        return self._tokens[start : start + count].astype(np.int64)
+        return self.read_all([(start, count)])[0]
+
+    def read_all(self, ranges: Ranges) -> list[np.ndarray]:
+        """Copy the tokens of several ranges, as int64. From an address all are read at once."""
+        return [tokens.astype(np.int64) for tokens in self._read(ranges)]
 
 
-def _paths(prefix: str) -> tuple[Path, Path]:
-    for suffix in (".bin", ".idx"):
-        if not os.path.isfile(prefix + suffix):
-            raise DataError(
-                f"{prefix}{suffix} is missing; make it with: kit convert data TEXT --tokenizer DIR --out {prefix}"
-            )
-    return Path(prefix + ".bin"), Path(prefix + ".idx")
-
-
-def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+def _read_header(path: Path, name: str) -> tuple[np.dtype, int, int]:
     with open(path, "rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise DataError(f"{path} has {len(header)} bytes, less than a header; tokenise again")
+        raise DataError(f"{name} has {len(header)} bytes, less than a header; tokenise again")
     magic, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
     for wrong, why in (
         (magic != MAGIC, "does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair"),
@@ -126,17 +122,15 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
         (code not in TOKEN_DTYPES, f"has dtype code {code}, which is not an integer type; tokenise again"),
     ):
         if wrong:
-            raise DataError(f"{path} {why}")
+            raise DataError(f"{name} {why}")
     return np.dtype(TOKEN_DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
 
 
-def _read_sidecar(prefix: str) -> Sidecar | None:
-    path = Path(prefix + ".json")
-    if not path.is_file():
-        return None
+def _read_sidecar(prefix: str, pair: PairFiles) -> Sidecar | None:
     try:
-        return Sidecar(**json.loads(path.read_text(encoding="utf-8")))
+        content = pair.sidecar()
+        return None if content is None else Sidecar(**json.loads(content))
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
-            f"{path} is not the sidecar of a .bin/.idx pair ({error}); move it away or tokenise again"
+            f"{prefix}.json is not the sidecar of a .bin/.idx pair ({error}); move it away or tokenise again"
         ) from error

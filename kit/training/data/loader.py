@@ -59,7 +59,7 @@ def training_batches(
             [samples.drawn(seed, samples_seen + k) for k in shard.positions(a)]
             for a in range(shard.gradient_accumulation_steps)
         ]
-    return [samples.micro_batch(each) for each in indices]
+    return samples.micro_batches(indices)
 
 
 def validation_batches(samples: Samples, num_sequences: int, shard: DataParallelShard) -> list[MicroBatch]:
@@ -69,10 +69,9 @@ def validation_batches(samples: Samples, num_sequences: int, shard: DataParallel
     """
     total = min(num_sequences, len(samples))
     per_round = shard.micro_batch_size * shard.dp_size
-    return [
-        samples.micro_batch([k if k < total else None for k in shard.positions(a)])
-        for a in range(-(-total // per_round))
-    ]
+    return samples.micro_batches(
+        [[k if k < total else None for k in shard.positions(a)] for a in range(-(-total // per_round))]
+    )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,17 @@ class Samples(ABC):
         """Number of tokens of a sample. Does not read the sample."""
 
     @abstractmethod
-    def read(self, index: int | None) -> Any:
-        """One sample, for ``collate``. None stands for a sample with masked labels only."""
+    def read_all(self, indices: Sequence[int | None]) -> list[Any]:
+        """Samples for ``collate``, read at once. None stands for a sample with masked labels only."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> MicroBatch:
-        """Micro batch of samples that ``read`` returned."""
+        """Micro batch of samples that ``read_all`` returned."""
 
-    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """Micro batch of these samples."""
-        return self.collate([self.read(index) for index in indices])
+    def micro_batches(self, batches: Sequence[Sequence[int | None]]) -> list[MicroBatch]:
+        """Micro batches of these samples, which are read at once."""
+        samples = iter(self.read_all([index for batch in batches for index in batch]))
+        return [self.collate(list(islice(samples, len(batch)))) for batch in batches]
 
 
 class GptSamples(Samples):
@@ -82,9 +84,10 @@ class GptSamples(Samples):
         """The sequence length, for all samples."""
         return self._seq_length
 
-    def read(self, index: int | None) -> tuple[np.ndarray, bool]:
-        """(window of the token stream, whether its labels count)."""
-        return self._tokens.read((index or 0) * self._seq_length, self._seq_length + 1), index is not None
+    def read_all(self, indices: Sequence[int | None]) -> list[tuple[np.ndarray, bool]]:
+        """(window of the token stream, whether its labels count) of each."""
+        windows = self._tokens.read_all([((k or 0) * self._seq_length, self._seq_length + 1) for k in indices])
+        return [(window, index is not None) for window, index in zip(windows, indices, strict=True)]
 
     def collate(self, samples: Sequence[tuple[np.ndarray, bool]]) -> MicroBatch:
         """Micro batch of windows."""
@@ -111,9 +114,10 @@ class RowSamples(Samples):
         """Number of tokens of the row; for seq2seq, of the longer of source and target."""
         return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
 
-    def read(self, index: int | None) -> Row:
-        """One row."""
-        return _masked(self._rows[0]) if index is None else self._rows[index]
+    def read_all(self, indices: Sequence[int | None]) -> list[Row]:
+        """The rows."""
+        rows = self._rows.read_all([index or 0 for index in indices])
+        return [_masked(row) if index is None else row for row, index in zip(rows, indices, strict=True)]
 
     def collate(self, samples: Sequence[Row]) -> MicroBatch:
         """Micro batch of padded rows."""
@@ -135,9 +139,12 @@ class PackedSamples(Samples):
         """Number of tokens of all rows of the pack."""
         return int(self._rows.lengths[self._packs[index]].sum())
 
-    def read(self, index: int | None) -> list[Row]:
-        """The rows of a pack."""
-        return [_masked(self._rows[0])] if index is None else [self._rows[row] for row in self._packs[index]]
+    def read_all(self, indices: Sequence[int | None]) -> list[list[Row]]:
+        """The rows of each pack."""
+        packs = [[0] if index is None else self._packs[index] for index in indices]
+        rows = iter(self._rows.read_all([row for pack in packs for row in pack]))
+        found = [list(islice(rows, len(pack))) for pack in packs]
+        return [list(map(_masked, pack)) if k is None else pack for pack, k in zip(found, indices, strict=True)]
 
     def collate(self, samples: Sequence[Sequence[Row]]) -> MicroBatch:
         """Micro batch of packed rows."""

@@ -1,0 +1,342 @@
+"""Sets in object storage: written there, and read by ranges of bytes, as the local files; moto's S3 server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+import boto3
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.system_tests.kills import cases
+from benchmarks.system_tests.kills.__main__ import compare
+from kit.errors import DataError, SpecError
+from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec
+from kit.training.data import pair_files
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.loader import DataLoader
+from tests.support import runs as jobs
+from tests.support.s3 import SECRET, s3_server
+from tests.training import runs, tiny
+from tests.workers import pool
+
+BUCKET = "s3://bucket/sets"
+SUFFIXES = (".bin", ".idx", ".json")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pair_files, "PAUSES_S", (0.05, 0.05, 0.05))
+
+
+@pytest.fixture
+def s3():
+    with s3_server("bucket") as server:
+        yield server
+
+
+def put(prefix: Path, name: str = "", suffixes: tuple[str, ...] = SUFFIXES) -> str:
+    """The address of a copy of a local pair."""
+    for suffix in suffixes:
+        boto3.client("s3").upload_file(f"{prefix}{suffix}", "bucket", f"sets/{name or prefix.name}{suffix}")
+    return f"{BUCKET}/{name or prefix.name}"
+
+
+def text(prefix: Path, seed: int = 0) -> Path:
+    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
+        for document in tiny.documents(seed=seed):
+            writer.add_document(document)
+    return prefix
+
+
+def rows(prefix: Path, objective: str, seed: int = 0) -> Path:
+    generator = np.random.default_rng(seed)
+    start = {"decoder_start_token_id": 0} if objective == "seq2seq" else {}
+    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective=objective, **start) as writer:  # type: ignore[arg-type]
+        for _ in range(40):
+            first, second = generator.integers(1, 14, 2)
+            writer.add_row([list(generator.integers(0, 128, first)), list(generator.integers(0, 128, second))])
+    return prefix
+
+
+def requests(server) -> Counter[str]:
+    """Counts what comes in from now on: "GET .bin", …"""
+    seen: Counter[str] = Counter()
+    server.fault = lambda method, key: seen.update([f"{method} {Path(key).suffix}"])
+    return seen
+
+
+class Rank:
+    """What the loader asks of an engine."""
+
+    dp_rank, dp_size = 1, 2
+
+
+def loader(data: DataSpec, objective: str = "pretrain") -> DataLoader:
+    plan = tiny.plan(dp=2, micro_batch_size=2, gradient_accumulation_steps=3, job={"objective": objective})
+    return DataLoader.open(plan, tiny.run_directory_spec(data=data, validation_sequences=9), Rank())  # type: ignore[arg-type]
+
+
+def batches(data: DataSpec, objective: str = "pretrain") -> list[dict[str, object]]:
+    opened = loader(data, objective)
+    found = [batch for step in range(3) for batch in opened.step(step * 12)]
+    found += [batch for each in opened.validation_batches().values() for batch in each]
+    return [vars(batch) for batch in found]
+
+
+def same(ours: list[dict[str, object]], theirs: list[dict[str, object]]) -> bool:
+    return len(ours) == len(theirs) and all(
+        torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key]
+        for a, b in zip(ours, theirs, strict=True)
+        for key in a
+    )
+
+
+def sets(directory: Path, kind: str, at) -> DataSpec:
+    """Data of a kind. ``at``: local prefix → what the run names."""
+    objective = {"packed": "sft", "blend": "pretrain", "text": "pretrain"}.get(kind, kind)
+    write = text if objective == "pretrain" else lambda prefix, seed: rows(prefix, objective, seed)
+    first, second, held = (directory / name for name in ("first", "second", "held"))
+    for seed, prefix in enumerate((first, second, held)):
+        if not Path(f"{prefix}.bin").exists():
+            write(prefix, seed)
+    common = {"validation": at(held), "validation_sets": {"second": at(second)}, "packing": kind == "packed"}
+    if kind == "blend":
+        parts = {name: BlendedSetSpec(path=at(p), weight=w) for name, p, w in (("a", first, 2), ("b", second, 1))}
+        return DataSpec(blend=parts, **common)
+    return DataSpec(train=at(first), **common)
+
+
+OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
+
+
+@pytest.mark.parametrize("kind", ["text", "blend", "sft", "packed", "seq2seq"])
+def test_micro_batches_are_those_of_the_local_files(tmp_path, s3, kind):
+    objective = OBJECTIVE.get(kind, kind)
+    here = batches(sets(tmp_path, kind, str), objective)
+    there = sets(tmp_path, kind, put)
+    assert same(batches(there, objective), here)
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".bin") and path.parent != tmp_path]
+    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".idx", ".lock"}
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_other_protocols(tmp_path, protocol):
+    def copied(prefix: Path) -> str:
+        for suffix in SUFFIXES:
+            with fsspec.open(f"{protocol}://{tmp_path}/away/{prefix.name}{suffix}", "wb", auto_mkdir=True) as file:
+                file.write(Path(f"{prefix}{suffix}").read_bytes())
+        return f"{protocol}://{tmp_path}/away/{prefix.name}"
+
+    assert same(batches(sets(tmp_path, "text", copied)), batches(sets(tmp_path, "text", str)))
+
+
+def test_a_range_that_is_off_by_one_token_is_noticed(tmp_path, s3, monkeypatch):
+    """The planted fault: the comparison above can fail."""
+    real = pair_files.files_beside
+
+    def off(*args):
+        files, name = real(*args)
+        read = type(files).read_ranges
+        monkeypatch.setattr(
+            type(files), "read_ranges", lambda self, file, ranges: read(self, file, [(a + 2, b + 2) for a, b in ranges])
+        )
+        monkeypatch.setattr(pair_files, "files_beside", real)
+        return files, name
+
+    here = batches(sets(tmp_path, "text", str))
+    monkeypatch.setattr(pair_files, "files_beside", off)
+    data = DataSpec(train=put(tmp_path / "first"))
+    assert not same(batches(data)[:9], here[:9])
+
+
+class TestRequests:
+    def test_of_a_step(self, tmp_path, s3):
+        """One for each sample of this rank, in one batch, and one for the version of the object; the index and the
+        sidecar at the start."""
+        data = sets(tmp_path, "text", put)
+        seen = requests(s3)
+        opened = loader(data)
+        assert seen["GET .bin"] == 0
+        assert seen["GET .idx"] == len({data.train, data.validation, *data.validation_sets.values()})
+        seen.clear()
+        opened.step(0)
+        assert seen["HEAD .bin"] == 1
+        assert 4 <= seen["GET .bin"] <= 6  # samples that lie side by side are one request
+        seen.clear()
+        opened.validation_batches()  # in file order: a few requests for all
+        assert seen["GET .bin"] <= 2 * 3
+        seen.clear()
+        loader(data)
+        assert seen["GET .idx"] == 0
+
+    def test_all_of_a_step_run_at_the_same_time(self, tmp_path, s3):
+        opened = loader(sets(tmp_path, "text", put))
+        meeting = threading.Barrier(4)
+
+        def fault(method: str, key: str) -> None:
+            if method == "GET":
+                meeting.wait(20)
+
+        real, count = s3.fault, requests(s3)
+        opened.step(0)
+        s3.fault = real
+        meeting = threading.Barrier(count["GET .bin"])
+        s3.fault = fault
+        opened.step(0)
+
+    def test_several_processes_fetch_an_index_once(self, tmp_path, s3):
+        address = put(text(tmp_path / "a"))
+        seen = requests(s3)
+        environment = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "XDG_"))}
+        assert pool("torch", 2).run(opened_length, address, environment) == [len(IndexedTokens(tmp_path / "a"))] * 2
+        assert seen["GET .idx"] == 1
+
+
+def opened_length(address: str, environment: dict[str, str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in environment.items():
+            patch.setenv(key, value)
+        return len(IndexedTokens(address))
+
+
+class TestFailures:
+    @pytest.fixture
+    def address(self, tmp_path, s3):
+        return put(text(tmp_path / "a"))
+
+    def test_a_transient_error_is_outlived(self, s3, tmp_path, address):
+        opened = IndexedTokens(address)
+        left = [5]
+
+        def fault(method: str, key: str) -> int | None:
+            left[0] -= method == "GET" and key.endswith(".bin")
+            return 503 if method == "GET" and left[0] >= 0 else None
+
+        s3.fault = fault
+        ranges = [(k * 97, 33) for k in range(4)]
+        found, expected = opened.read_all(ranges), IndexedTokens(tmp_path / "a").read_all(ranges)
+        assert [a.tolist() for a in found] == [b.tolist() for b in expected]
+        assert left[0] < 0
+
+    @pytest.mark.parametrize(("status", "tries"), [(503, 4), (403, 2)])
+    def test_a_lasting_one_names_the_address(self, s3, address, status, tries):
+        opened = IndexedTokens(address)
+        seen = requests(s3)
+        count = s3.fault
+        s3.fault = lambda method, key: (count(method, key), status)[1]
+        with pytest.raises(DataError, match=rf"reading a\.bin of {BUCKET} failed: .*credentials") as raised:
+            opened.read(0, 5)
+        assert SECRET not in str(raised.value)
+        assert seen["GET .bin"] == tries
+
+    def test_an_object_that_is_cut_short(self, s3, address):
+        opened = IndexedTokens(address)
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"\0" * 40)
+        with pytest.raises(DataError, match=r"a\.bin of s3://bucket/sets failed"):
+            opened.read(0, 40)
+        with pytest.raises(DataError, match=r"a\.bin has 40 bytes where its index asks for"):
+            IndexedTokens(address)
+
+    def test_an_object_that_changes(self, tmp_path, s3, address):
+        opened = IndexedTokens(address)
+        opened.read(0, 5)
+        content = Path(f"{tmp_path}/a.bin").read_bytes()
+        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=content[:-2] + b"\1\0")
+        with pytest.raises(DataError, match=r"s3://bucket/sets/a\.bin was replaced while the run reads it \(ETag"):
+            opened.read(0, 5)
+
+    def test_an_index_of_before_is_not_used(self, tmp_path, s3):
+        """Another set at the address, of the same sizes and the same tokens, whose rows end elsewhere."""
+        for name, parts in (("a", [[1, 2, 3], [4]]), ("b", [[1], [2, 3, 4]])):
+            with IndexedWriter(tmp_path / name, tokenizer="t", vocab_size=128, objective="sft") as writer:
+                writer.add_row(parts)
+        assert os.path.getsize(tmp_path / "a.idx") == os.path.getsize(tmp_path / "b.idx")
+        assert IndexedTokens(put(tmp_path / "a", "x")).sequence_lengths.tolist() == [3, 1]
+        assert IndexedTokens(put(tmp_path / "b", "x")).sequence_lengths.tolist() == [1, 3]
+
+    @pytest.mark.parametrize("suffix", [".bin", ".idx"])
+    def test_a_missing_object(self, s3, address, suffix):
+        boto3.client("s3").delete_object(Bucket="bucket", Key=f"sets/a{suffix}")
+        with pytest.raises(DataError, match=rf"s3://bucket/sets/a\{suffix} is missing"):
+            IndexedTokens(address)
+        with pytest.raises(DataError, match=r"s3://no-such-bucket/a\.bin is missing"):
+            IndexedTokens("s3://no-such-bucket/a")
+
+    def test_a_cache_that_cannot_be_written(self, tmp_path, address):
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(DataError, match=r"cannot be copied to .* set XDG_CACHE_HOME"):
+            IndexedTokens(address)
+
+    @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "s3://"])
+    @pytest.mark.parametrize("key", ["train", "validation", "validation_sets", "blend"])
+    def test_addresses_that_are_refused(self, address, key):
+        values = {"validation_sets": {"x": address}, "blend": {"x": BlendedSetSpec(path=address, weight=1)}}
+        data = {key: values.get(key, address)} | ({} if key in ("train", "blend") else {"train": "a"})
+        with pytest.raises(SpecError) as raised:
+            DataSpec(**data)  # type: ignore[arg-type]
+        assert "hunter2" not in str(raised.value)
+
+
+class TestRuns:
+    @pytest.mark.usefixtures("one_process")
+    def test_one_process(self, tmp_path, s3):
+        local = runs.prepare(tmp_path / "local")
+        runs.run(local, export_at_end=False)
+        data = DataSpec(train=put(tmp_path / "data/train"), validation=put(tmp_path / "data/held-out"))
+        remote = runs.prepare(tmp_path / "remote", data=data, checkpoint=CheckpointSpec(every_steps=2))
+        runs.run(remote, stop_at_step=3, export_at_end=False)
+        runs.run(remote, resume="auto", export_at_end=False)
+        assert runs.metrics(remote) == runs.metrics(local)
+
+    @pytest.mark.rotated("runs from object storage")
+    @pytest.mark.parametrize("name", ["torch-fsdp2", "deepspeed-zero2", "megatron-tp2-sp"])
+    def test_two_processes_are_killed_and_go_on(self, tmp_path, s3, name):
+        """As a user starts them: the metrics and the state of the run on local files, bit for bit."""
+        case = next(each for each in cases.CASES if each.name == name)
+        here = cases.prepare(tmp_path / "data")
+        for part in ("train", "validation"):
+            put(here / part)
+        whole, run = cases.emit(case, tmp_path / "whole", here, 12), cases.emit(case, tmp_path / "run", BUCKET, 12)
+        jobs.train(whole)
+        assert jobs.train_until_killed(run, 7) < 12
+        jobs.train(run, "--resume", "auto")
+        assert compare(whole.path, run.path) == ""
+        files = [path for path in run.path.rglob("*") if path.is_file()]
+        assert SECRET.encode() not in b"".join(path.read_bytes() for path in files)
+        assert not [path for path in files if path.suffix in (".bin", ".idx")]
+
+
+def test_megatron_core_reads_the_set_itself(tmp_path, s3):
+    """With what pretrain_gpt.sh has: no mapping, and a directory for the index."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
+
+    address = put(text(tmp_path / "a"))
+    config = ObjectStorageConfig(path_to_idx_cache=str(tmp_path / "indexes"))
+    theirs = IndexedDataset(address, mmap=False, object_storage_config=config)
+    assert (
+        np.concatenate([theirs[k] for k in range(len(theirs))]).tolist()
+        == IndexedTokens(address).read(0, len(IndexedTokens(address))).tolist()
+    )
+
+
+def test_what_the_sidecar_says_is_checked_at_an_address(tmp_path, s3):
+    address = put(text(tmp_path / "a"))
+    facts = json.loads(Path(f"{tmp_path}/a.json").read_text()) | {"num_tokens": 7}
+    boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=json.dumps(facts).encode())
+    with pytest.raises(DataError, match="says 7 tokens"):
+        IndexedTokens(address)
+    boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=b"{")
+    with pytest.raises(DataError, match=r"s3://bucket/sets/a\.json is not the sidecar"):
+        IndexedTokens(address)
+    assert dataclasses.is_dataclass(IndexedTokens(put(tmp_path / "a")).sidecar)
