@@ -20,7 +20,7 @@ import numpy as np
 
 from kit.errors import DataError
 from kit.specs.job import Objective
-from kit.training.data.pair_files import PairFiles, Ranges, open_pair
+from kit.training.data.pair_files import DiskPair, Ranges, RemotePair, open_pair
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -126,7 +126,7 @@ def _read_header(path: Path, name: str) -> tuple[np.dtype, int, int]:
     return np.dtype(TOKEN_DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
 
 
-def _read_sidecar(prefix: str, pair: PairFiles) -> Sidecar | None:
+def _read_sidecar(prefix: str, pair: DiskPair | RemotePair) -> Sidecar | None:
     try:
         content = pair.sidecar()
         return None if content is None else Sidecar(**json.loads(content))

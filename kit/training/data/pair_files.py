@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -28,25 +27,14 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses before further tries: a run outlives a minute without storage."""
 
 
-class PairFiles(Protocol):
-    """The files of a pair."""
-
-    index: Path
-    bin_bytes: int
-
-    def sidecar(self) -> bytes | None:
-        """Content of the sidecar; None without one."""
-
-    def reader(self, dtype: np.dtype) -> Callable[[Ranges], list[np.ndarray]]:
-        """A function that reads ranges of tokens."""
-
-
-def open_pair(prefix: str) -> PairFiles:
+def open_pair(prefix: str) -> DiskPair | RemotePair:
     """The files of a pair. Raises DataError if one is missing."""
-    return _RemotePair(prefix) if is_address(prefix) else _DiskPair(prefix)
+    return RemotePair(prefix) if is_address(prefix) else DiskPair(prefix)
 
 
-class _DiskPair:
+class DiskPair:
+    """Maps the ``.bin`` into memory."""
+
     def __init__(self, prefix: str) -> None:
         for suffix in (".bin", ".idx"):
             if not os.path.isfile(prefix + suffix):
@@ -55,17 +43,19 @@ class _DiskPair:
         self.bin_bytes = self._bin.stat().st_size
 
     def sidecar(self) -> bytes | None:
+        """Content of the sidecar; None without one."""
         return self._sidecar.read_bytes() if self._sidecar.is_file() else None
 
     def reader(self, dtype: np.dtype) -> Callable[[Ranges], list[np.ndarray]]:
+        """A function that reads ranges of tokens."""
         # A plain array, because slices of a memmap are memmaps, and each costs as much as reading thousands of tokens.
         tokens = np.memmap(self._bin, mode="r", dtype=dtype).view(np.ndarray)
         return lambda ranges: [tokens[start : start + count] for start, count in ranges]
 
 
-class _RemotePair:
-    """Nothing of the ``.bin`` is written to a disk. Raises DataError if the storage fails for longer than ``PAUSES_S``,
-    and if a file is replaced."""
+class RemotePair:
+    """Reads the ``.bin`` by ranges, and writes nothing of it to a disk. Raises DataError if the storage fails for
+    longer than ``PAUSES_S``, and if a file is replaced."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -75,9 +65,11 @@ class _RemotePair:
         self.index = self._cached_index()
 
     def sidecar(self) -> bytes | None:
+        """Content of the sidecar; None without one."""
         return self._files.read(f"{self._name}.json")
 
     def reader(self, dtype: np.dtype) -> Callable[[Ranges], list[np.ndarray]]:
+        """A function that reads ranges of tokens."""
         size = dtype.itemsize
 
         def read(ranges: Ranges) -> list[np.ndarray]:
