@@ -46,19 +46,16 @@ class PairUpload:
         sidecar = paths[".json"].read_text(encoding="utf-8")
         state = json.loads(self._state.read_text(encoding="utf-8")) if self._state.is_file() else {}
         done = state["done"] if state.get("sidecar") == sidecar else {}
-        there = self._files.read(f"{self._name}.json")
-        if there is not None and there.decode(errors="replace") != sidecar:
+        if self._files.read(f"{self._name}.json") not in (None, sidecar.encode()):
             raise DataError(
                 f"{self._address}.json is of another set, which was written meanwhile; choose another --out"
             )
         write_json(self._state, {"sidecar": sidecar, "done": done})
         for suffix, path in paths.items():
-            name, size = self._name + suffix, path.stat().st_size
+            name = self._name + suffix
             copy = self._files.find(name)
             if copy is None or done.get(suffix) != [copy.num_bytes, copy.version]:
-                self._files.put(path, name, size)
-                copy = self._files.find(name)
-                assert copy is not None
+                copy = self._files.put(path, name, path.stat().st_size)
                 done[suffix] = [copy.num_bytes, copy.version]
                 write_json(self._state, {"sidecar": sidecar, "done": done})
 
