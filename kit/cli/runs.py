@@ -85,6 +85,11 @@ def train(
         if not is_recipe(str(target)):
             raise
         raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
+    if rundir.run.data.stream is not None:
+        from kit.training.data.stream import StreamSamples
+
+        # As the ranks will: what is wrong with the sources shows before they start.
+        StreamSamples(rundir.run.data, rundir.plan.job.seq_length, rundir.plan.model.vocab_size).read(0)
     args = launch_arguments(resume, stop_at_step)
     args += ["--profile", _steps(profile)] if profile else []
     args += ["--take-over"] if take_over else []

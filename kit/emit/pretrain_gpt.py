@@ -103,6 +103,15 @@ def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
     return text.replace("\narguments=(\n", f"\n{here}\narguments=(\n    --data-path {words}\n", 1)
 
 
+def refusing_stream(text: str) -> str:
+    """The script of a run that streams its data, which Megatron-LM cannot: without a ``--data-path`` it ends."""
+    said = (
+        "error: run.data.stream: Megatron-LM reads .bin/.idx pairs only; write one (kit convert data), give --data-path"
+    )
+    check = f'[[ " $* " == *" --data-path"* ]] || {{ echo {shlex.quote(said)} >&2; exit 2; }}'
+    return text.replace("set -euo pipefail\n", f"set -euo pipefail\n{check}\n", 1)
+
+
 def _from_anywhere(prefix: str) -> str:
     """A shell word."""
     if is_address(prefix):

@@ -120,7 +120,7 @@ class RunDirectory:
             )
         document = strict_yaml.read(path / "run.yaml")  # users may edit it; it never changes the plan
         run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
-        length(plan, run)  # raises where the schedule does not fit
+        _check(plan, run)
         edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, run, hashes))
         _refuse_plan_owned(path, edits)
         own_file = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
@@ -213,7 +213,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
         of_target = [file for file in DERIVED_FILES if file.target == target]
         if not any(_applies(file, plan) for file in of_target):
             raise SpecError(f"--target {target} for {describe(plan.layout)}: {of_target[0].refuses(plan)}")
-    length(plan, run)  # raises where the schedule does not fit
+    _check(plan, run)
     path = Path(path).resolve()
     check_line("run directory", str(path))
     if path.exists():
@@ -223,7 +223,9 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
     portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
-    if script := files.get("pretrain_gpt.sh"):
+    if (script := files.get("pretrain_gpt.sh")) and portable.data.stream is not None:
+        files["pretrain_gpt.sh"] = pretrain_gpt.refusing_stream(script)
+    elif script:
         blend = [(part.weight, part.path) for part in portable.data.blend.values()]
         files["pretrain_gpt.sh"] = pretrain_gpt.with_blend(script, blend)
     manifest = {
@@ -247,6 +249,16 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
             f"{path.name} cannot be written: {error.strerror}; make room or choose another --out"
         ) from None
     return RunDirectory.open(path)
+
+
+def _check(plan: Plan, run: RunSpec) -> None:
+    """Raises SpecError if the schedule does not fit the run, or the data the job."""
+    length(plan, run)
+    if run.data.stream is not None and plan.job.objective != "pretrain":
+        raise SpecError(
+            f"run.data.stream with job.objective={plan.job.objective}: only text for pretrain is streamed; convert the "
+            f"rows (kit convert data … --objective {plan.job.objective}) and use run.data.train"
+        )
 
 
 def _of_run(name: str, text: str, run: RunSpec) -> str:

@@ -106,6 +106,7 @@ def _packages(rundir: RunDirectory) -> list[CheckResult]:
             ("liger_kernel",),
             "use: pip install liger-kernel, or leave it out",
         ),
+        (rundir.run.data.stream is not None, "run.data.stream", ("datasets",), "use: pip install 'kit[data]'"),
         (True, engine, PACKAGES[layout.engine], install_engine),
         (megatron, engine, ("megatron.core",), install_engine),
         (te, engine, ("transformer_engine",), _AMDS_ENGINE if runs_rocm(plan.cluster.gpu) else install_engine),

@@ -159,6 +159,7 @@ def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
         data=dataclasses.replace(
             data,
             train=str(directory / "data/train"),
+            stream=None,
             blend=FrozenMap({}),
             validation=str(directory / "data/validation"),
             validation_sets=FrozenMap({}),

@@ -40,13 +40,58 @@ class BlendedSetSpec:
     """Its share of the samples, over the sum of all weights."""
 
 
+_FILE_READERS = ("json", "parquet", "text")
+"""Values of ``stream.path`` that read ``data_files``; other values name a data set of the hub."""
+
+
+@spec
+class StreamSpec:
+    """Text that the run reads and tokenises as it trains, without a copy on disk, by
+    ``datasets.load_dataset(..., streaming=True)``. No code of a data set is run."""
+
+    path: Text
+    """``json`` (JSON Lines too), ``parquet``, ``text``, or a data set of the hub, such as ``HuggingFaceFW/fineweb``."""
+    name: Text | None = None
+    """Configuration of a set of the hub."""
+    revision: Text | None = None
+    """Commit of a set of the hub. Without it a run cannot be resumed after the set has changed."""
+    split: Text = "train"
+    data_files: tuple[Text, ...] = ()
+    """Files, patterns of them, and addresses such as ``s3://bucket/part-*.jsonl``; of a set of the hub, files in it."""
+    text_key: Text = "text"
+    """Column of the text."""
+    tokenizer: Text
+    """Directory of a Hugging Face tokenizer."""
+    shuffle_block: Annotated[int, Within(ge=0, le=10**6)] = 1000
+    """Documents that are shuffled together; files are shuffled too. 0 or 1: the order of the files."""
+    streams: Annotated[int, Within(gt=0, le=2**16)] | None = None
+    """Number of virtual streams, on every layout; null: the largest power of two up to 64 that the files are enough
+    for."""
+
+    def __post_init__(self) -> None:
+        if self.path in _FILE_READERS and not self.data_files:
+            raise SpecError(f"path={self.path} without data_files; list the files, patterns or addresses to read")
+        if self.path.startswith(("/", ".", "~")) or "://" in self.path:
+            raise SpecError(
+                f"path={self.path} is a file or directory; use path={' or '.join(_FILE_READERS)} and list files in "
+                f"data_files"
+            )
+        if "[" in self.split or "+" in self.split:
+            raise SpecError(f"split={self.split} is not one whole split; name one, and list its files in data_files")
+        for file in self.data_files:
+            if is_address(file):
+                check_address("data_files", file)
+
+
 @spec
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them: paths, or
-    addresses such as s3://bucket/sets/a, from which each rank reads what it needs."""
+    addresses such as s3://bucket/sets/a, from which each rank reads what it needs. Or text (``stream``)."""
 
     train: Text | None = None
-    """Prefix of the training pair (without ``.bin``); null with ``blend``."""
+    """Prefix of the training pair (without ``.bin``); null with ``blend`` or ``stream``."""
+    stream: StreamSpec | None = None
+    """Text to tokenise while training, instead of ``train``."""
     blend: Annotated[dict[Text, BlendedSetSpec], Checked(FrozenMap)] = FrozenMap({})
     """Name → training set, instead of ``train``: samples come from several sets by weight, in the order of Megatron's
     ``--data-path WEIGHT PREFIX …``. A set that is used up starts its next epoch."""
@@ -58,14 +103,19 @@ class DataSpec:
     """Seed of the sample order."""
     wrap: bool = True
     """Whether a run that needs more samples than ``train`` has begins its next epoch, in another order. false refuses
-    such a run before its first step."""
+    such a run before its first step; with ``stream``, whose length nobody knows, it ends the run at that step."""
     packing: bool = False
     """sft: put as many rows into a sequence as fit, each with its own positions and attention. A sample is then one
     such sequence, and a step has job.global_batch_size of them."""
 
     def __post_init__(self) -> None:
-        if self.train is None and not self.blend:
+        if self.train is None and not self.blend and self.stream is None:
             raise SpecError("train is required and missing; give the prefix of one set, or several as blend")
+        if self.stream is not None and (self.train is not None or self.blend):
+            other = "blend" if self.train is None else f"train={self.train}"
+            raise SpecError(f"{other} and stream are both there, and a run trains on one of them; leave out one")
+        if self.stream is not None and self.packing:
+            raise SpecError("packing with stream, whose text fills every sequence; leave out packing")
         if self.train is not None and self.blend:
             raise SpecError(f"train={self.train} and blend are both there; leave out train, or list it in blend")
         if self.blend and not self.wrap:
@@ -79,7 +129,9 @@ class DataSpec:
 
     @property
     def training_paths(self) -> tuple[str, ...]:
-        """Prefix of every training pair."""
+        """Prefix of every training pair; files of a stream, or its name on the hub."""
+        if self.stream is not None:
+            return self.stream.data_files or (self.stream.path,)
         return tuple(part.path for part in self.blend.values()) or (str(self.train),)
 
 
@@ -265,6 +317,11 @@ def run_paths(run: RunSpec) -> dict[str, str]:
     """Key → path, of every path on a disk that the run names."""
     own = {"model_path": run.model_path, "nvme_path": run.nvme_path}
     data = {key: path for key, path in data_paths(run.data).items() if not is_address(path)}
+    if (stream := run.data.stream) is not None:
+        own["data.stream.tokenizer"] = stream.tokenizer
+        if stream.path in _FILE_READERS:
+            local = ((n, file) for n, file in enumerate(stream.data_files) if not is_address(file))
+            own |= {f"data.stream.data_files.{n}": file for n, file in local}
     return data | {key: path for key, path in own.items() if path}
 
 
@@ -280,6 +337,11 @@ def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
         for name, part in data.blend.items()
     }
     sets = {name: paths.get(f"data.validation_sets.{name}", path) for name, path in data.validation_sets.items()}
+    stream = data.stream
+    if stream is not None:
+        files = tuple(paths.get(f"data.stream.data_files.{n}", file) for n, file in enumerate(stream.data_files))
+        tokenizer = paths.get("data.stream.tokenizer", stream.tokenizer)
+        stream = dataclasses.replace(stream, tokenizer=tokenizer, data_files=files)
     return dataclasses.replace(
         run,
         model_path=paths.get("model_path", run.model_path),
@@ -287,6 +349,7 @@ def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
         data=dataclasses.replace(
             data,
             train=paths.get("data.train", data.train),
+            stream=stream,
             blend=blend,
             validation=paths.get("data.validation", data.validation),
             validation_sets=sets,

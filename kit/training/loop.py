@@ -82,10 +82,15 @@ def train(
         checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run), elastic)
         dog.beat("resuming", _PATIENCE)
         counters = resume_from(engine, checkpoints.native, rundir.path / "metrics.jsonl", resume)
+        loader.resume(counters)
         if engine.is_main:
             mark(rundir.path, None)
             if counters.step:
                 print(f"resumed after step {counters.step}", flush=True)
+            if rundir.run.data.stream is not None and counters.position and counters.stream is None:
+                print(
+                    f"no bookmarks in the checkpoint: reading {counters.position:,} samples of the stream", flush=True
+                )
         spec = rundir.run.checkpoint
         checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.native.root, spec, elastic))
         run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))
@@ -97,7 +102,9 @@ def train(
             run.validate(counters.step)
         dog.beat("finishing", _PATIENCE)
         export = export_at_end and not run.stopped
-        summary = finalize(engine, rundir, counters, run.measured, checkpoints, run.logger, run.stopped, export)
+        summary = finalize(
+            engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped, export
+        )
         dog.beat("waiting for uploads", math.inf)
         checkpoints.uploads.finish(spec.remote_wait_seconds, run.logger)
         return summary
@@ -237,7 +244,7 @@ class _Run:
         """Collective. Write a native checkpoint. Reports a failure and continues."""
         self.watchdog.beat(f"checkpoint of step {counters.step}", _PATIENCE)
         with self.clock.part("checkpoint"):
-            failure = self.checkpoints.save(self.engine, counters, wait)
+            failure = self.checkpoints.save(self.engine, self.loader.place(counters), wait)
         self.logger.log_checkpoint(counters.step, self.checkpoints.stalls_s[-1])
         if failure is not None:
             self.logger.log(f"no checkpoint at step {counters.step}, the run goes on: {failure}")

@@ -13,6 +13,7 @@ from kit.planner.plan import Plan
 from kit.planner.schedule import length, ramped
 from kit.specs.base import SPEC, Within
 from kit.specs.run import RunSpec
+from kit.training.checkpoint.bookmark import StreamPlace
 from kit.training.logging.metrics import logged_rows
 
 LARGEST = 2**63 - 1
@@ -39,6 +40,8 @@ class Counters:
     """Adam's step count (bias correction)."""
     samples_skipped: _Count
     """Sequences that rewinds skipped. The next sample has number ``samples_seen + samples_skipped``."""
+    stream: StreamPlace | None = None
+    """In a checkpoint of a run that streams its data: where it stands in the sources. Saves time only."""
 
     def __post_init__(self) -> None:
         step, samples, tokens = self.step, self.samples_seen, self.tokens_seen

@@ -70,13 +70,16 @@ class Encoder:
         return token_block(rows, self.pair, cut, dropped)
 
     def _documents(self, block: Block) -> Iterator[list[list[int]]]:
-        """Documents of text: one sequence each, with the end-of-sequence token; no other special tokens."""
+        """Documents of text: one sequence each."""
+        return ([ids] for ids in self.documents(texts(block, self._encoding.text_key)))
+
+    def documents(self, texts: Iterator[str]) -> Iterator[list[int]]:
+        """Token ids of each text, with the end-of-sequence token and no other special tokens. Skips empty texts."""
         tokenizer: Any = self._tokenizer
-        documents = texts(block, self._encoding.text_key)
-        for batch in iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), []):
+        for batch in iter(lambda: list(islice(texts, BATCH_DOCUMENTS)), []):
             for ids in tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
                 if ids:
-                    yield [[*ids, tokenizer.eos_token_id]]
+                    yield [*ids, tokenizer.eos_token_id]
 
 
 def _decoder_start(directory: Path) -> int:

@@ -14,10 +14,12 @@ from kit.errors import DataError
 from kit.planner.plan import Plan
 from kit.planner.schedule import length
 from kit.specs.run import RunSpec
+from kit.training.checkpoint.counters import Counters
 from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
+from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples, TrainingSamples
+from kit.training.data.stream import StreamSamples
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class DataParallelShard:
 
 
 def training_batches(
-    samples: Samples, seed: int, samples_seen: int, shard: DataParallelShard, bucketed: bool = False
+    samples: TrainingSamples, seed: int, samples_seen: int, shard: DataParallelShard, bucketed: bool = False
 ) -> list[MicroBatch]:
     """This rank's micro batches of the step that follows ``samples_seen`` samples.
 
@@ -78,7 +80,7 @@ def validation_batches(samples: Samples, num_sequences: int, shard: DataParallel
 class DataLoader:
     """Returns the micro batches of one data-parallel rank."""
 
-    training: Samples
+    training: TrainingSamples
     validation: Samples | None
     shard: DataParallelShard
     seed: int
@@ -107,8 +109,10 @@ class DataLoader:
             )
 
         blend, train = run.data.blend.values(), run.data.train
-        training: Samples
-        if train is None:
+        training: TrainingSamples
+        if run.data.stream is not None:
+            training = StreamSamples(run.data, plan.job.seq_length, plan.model.vocab_size)
+        elif train is None:
             training = BlendedSamples([samples(part.path) for part in blend], [part.weight for part in blend])
         else:
             training = samples(train)
@@ -190,6 +194,18 @@ class Prefetcher:
         if self._reader is not None:
             self._expected = position, batch_size
             self._coming = self._reader.submit(self._read, position, batch_size)
+
+    def place(self, counters: Counters) -> Counters:
+        """Collective. The counters with the place in streamed data, for a checkpoint."""
+        training = self._feed.training
+        if not isinstance(training, StreamSamples):
+            return counters
+        return dataclasses.replace(counters, stream=training.place(counters.position))
+
+    def resume(self, counters: Counters) -> None:
+        """Begin at a checkpoint's place in streamed data. Raises CheckpointError if it is a place in other data."""
+        if isinstance(self._feed.training, StreamSamples) and counters.stream is not None:
+            self._feed.training.resume(counters.stream)
 
     def validation_batches(self) -> dict[str | None, list[MicroBatch]]:
         """Micro batches of the validation data (``DataLoader.validation_batches``)."""

@@ -18,16 +18,12 @@ from kit.training.data.indexed import IndexedTokens
 from kit.training.data.order import order
 
 
-class Samples(ABC):
-    """Numbered samples, and micro batches of them."""
+class TrainingSamples(ABC):
+    """Samples by their position in an endless sequence, and micro batches of them."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Number of samples in an epoch."""
-
     def drawn(self, seed: int, position: int) -> int:
-        """Sample at ``position`` of an endless sequence of epochs."""
-        return order(seed, len(self), position)
+        """Number of the sample at ``position``."""
 
     @abstractmethod
     def length(self, index: int) -> int:
@@ -45,6 +41,18 @@ class Samples(ABC):
         """Micro batches of these samples, which are read at once."""
         samples = iter(self.read_all([index for batch in batches for index in batch]))
         return [self.collate(list(islice(samples, len(batch)))) for batch in batches]
+
+
+class Samples(TrainingSamples):
+    """A known number of samples."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples in an epoch."""
+
+    def drawn(self, seed: int, position: int) -> int:
+        """Sample at ``position`` of an endless sequence of epochs."""
+        return order(seed, len(self), position)
 
 
 class GptSamples(Samples):
@@ -94,9 +102,15 @@ class GptSamples(Samples):
         windows = np.stack([window for window, _ in samples])
         # Without a sidecar the ids are not checked yet. An id outside the vocabulary would end in a device-side assert.
         self._tokens.check_token_id(int(windows.max()), self._vocab_size)
-        labels = windows[:, 1:].copy()
-        labels[[not counts for _, counts in samples]] = IGNORE_INDEX
-        return MicroBatch(input_ids=torch.from_numpy(windows[:, :-1].copy()), labels=torch.from_numpy(labels))
+        batch = of_windows(windows)
+        batch.labels[[not counts for _, counts in samples]] = IGNORE_INDEX
+        return batch
+
+
+def of_windows(windows: np.ndarray) -> MicroBatch:
+    """Micro batch of windows of text, int64, (samples, sequence length + 1)."""
+    inputs, labels = windows[:, :-1].copy(), windows[:, 1:].copy()
+    return MicroBatch(input_ids=torch.from_numpy(inputs), labels=torch.from_numpy(labels))
 
 
 class RowSamples(Samples):

@@ -1,0 +1,316 @@
+"""Samples of a stream: those of a converted pair, on every layout, from every place, and of every kind of file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import time
+from itertools import chain
+from pathlib import Path
+
+import boto3
+import datasets
+import numpy as np
+import pytest
+import s3fs
+
+from kit.errors import CheckpointError, DataError, SpecError
+from kit.specs.run import BlendedSetSpec, DataSpec, StreamSpec
+from kit.training.checkpoint.bookmark import Bookmark, newest
+from kit.training.data import stream as stream_module
+from kit.training.data.indexed import IndexedTokens
+from kit.training.data.loader import DataParallelShard, training_batches
+from kit.training.data.samples import GptSamples
+from kit.training.data.stream_source import StreamSource, open_source
+from kit.training.data.tokenise import tokenise
+from tests.support.s3 import s3_server
+from tests.training import tiny
+from tests.training.streamed import READERS, all_documents, samples, spec, texts, write
+from tests.training.test_conversion_resume import save_tokenizer
+
+DOCUMENTS = texts(120)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The windows of the pair that ``kit convert data`` writes of the documents."""
+    directory = tmp_path_factory.mktemp("pair")
+    (rows,) = write(directory, "jsonl", DOCUMENTS)
+    data = spec(directory, [rows])
+    tokenise([rows], data.stream.tokenizer, directory / "x", vocab_size=tiny.VOCAB_SIZE)
+    pair = GptSamples(IndexedTokens(directory / "x"), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
+    return [pair.read(number)[0] for number in range(len(pair))]
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("kind", READERS)
+def test_the_windows_are_those_of_a_pair(tmp_path, pair, kind, files):
+    """In the order of the files; after the last the first comes again."""
+    found = samples(spec(tmp_path, write(tmp_path, kind, DOCUMENTS, files), kind, streams=1, shuffle_block=0))
+    assert len(pair) > 100
+    for position, window in enumerate([*pair, *pair[:3]]):
+        assert (found.read(position) == window).all()
+
+
+@pytest.mark.parametrize(("files", "streams"), [(1, 1), (3, 3), (7, 3), (6, 2), (3, 6), (3, 7), (1, 4)])
+def test_an_epoch_has_each_document_once(tmp_path, files, streams):
+    data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS, files), streams=streams)
+    found = samples(data)
+    per_epoch = [[all_documents(found, stream, epoch) for stream in range(streams)] for epoch in range(3)]
+    for epoch in per_epoch:
+        assert sorted(chain(*epoch)) == sorted(DOCUMENTS)
+    if files > 2 * streams:  # files are shuffled
+        assert per_epoch[0] != per_epoch[1]
+    opened = [{place for place, _, _ in found._streams[v]._documents(Bookmark(stream=v))} for v in range(streams)]
+    assert all(len(each) == max(1, len(range(v, files, streams))) for v, each in enumerate(opened))
+
+
+def test_the_number_of_streams_follows_from_the_files(tmp_path):
+    for files, streams in ((1, 1), (3, 2), (70, 64)):
+        found = samples(spec(tmp_path, write(tmp_path, "txt", DOCUMENTS, files, f"of-{files}"), "txt"))
+        assert len(found._streams) == streams
+
+
+def test_blocks_are_shuffled_by_the_seed(tmp_path):
+    files = write(tmp_path, "jsonl", DOCUMENTS, 2)
+
+    def windows(**options):
+        found = samples(spec(tmp_path, files, **({"streams": 2, "shuffle_block": 16} | options)))
+        return np.stack([found.read(position) for position in range(300)])
+
+    first = windows()
+    assert (windows() == first).all()
+    for other in ({"seed": 5}, {"shuffle_block": 0}, {"shuffle_block": 17}, {"streams": 1}):
+        assert (windows(**other) != first).any()
+    found = samples(spec(tmp_path, files, streams=1, shuffle_block=16))
+    blocks = [tokens.tolist() for _, tokens in found._streams[0]._blocks(Bookmark(stream=0))]
+    again = [tokens.tolist() for _, tokens in found._streams[0]._blocks(Bookmark(stream=0, epoch=1))]
+    assert sorted(chain(*blocks)) == sorted(chain(*again))
+    assert blocks != again
+
+
+class TestBookmarks:
+    """A reader that begins at the bookmarks of another reads what the other goes on to read."""
+
+    @pytest.mark.parametrize("kind", READERS)
+    @pytest.mark.parametrize(("files", "streams", "block"), [(1, 1, 0), (5, 2, 8), (2, 4, 3), (3, 2, 1000), (3, 3, 2)])
+    def test_from_every_place(self, tmp_path, kind, files, streams, block, monkeypatch):
+        monkeypatch.setattr(stream_module, "_READ_DOCUMENTS", 9)
+        data = spec(tmp_path, write(tmp_path, kind, DOCUMENTS, files), kind, streams=streams, shuffle_block=block)
+        whole = samples(data)
+        windows = [whole.read(position) for position in range(450)]  # several epochs
+        here = samples(data)
+        for position in range(0, 440, 11 if block else 5):
+            if position:
+                here.read(position - 1)
+            there = samples(data) if position % 2 else whole
+            there.resume(here.place(position))
+            for ahead in range(position, min(position + 2 * streams, 450)):
+                assert (there.read(ahead) == windows[ahead]).all()
+
+    def test_little_is_read_again(self, tmp_path, monkeypatch):
+        files = write(tmp_path, "jsonl", texts(400), 2)
+        data = spec(tmp_path, files, streams=2, shuffle_block=10)
+        here, read = samples(data), []
+        for position in range(200):
+            here.read(position)
+        place = here.place(200)
+        real = StreamSource.documents
+
+        def documents(self, file, start, *share):
+            for number, text in real(self, file, start, *share):
+                read.append(number)
+                yield number, text
+
+        monkeypatch.setattr(StreamSource, "documents", documents)
+        there = samples(data)
+        there.resume(place)
+        assert (there.read(200) == here.read(200)).all()
+        assert len(read) <= 30
+        read.clear()
+        assert (samples(data).read(200) == here.read(200)).all()
+        assert len(read) > 80
+
+    @pytest.mark.parametrize("fault", ["document", "offset", "clock"])
+    def test_a_planted_fault_is_noticed(self, tmp_path, fault, monkeypatch):
+        """A bookmark off by one document, tokens left over from the block before dropped, a shuffle by the clock."""
+        data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS, 2), streams=2, shuffle_block=10)
+        here = samples(data)
+        windows = [here.read(position) for position in range(120)]
+        place = here.place(100)
+        if fault == "clock":
+            monkeypatch.setattr(stream_module, "order", lambda seed, n, k: (k + time.time_ns()) % n)
+        else:
+            faulty = {"document": lambda mark: mark.document + 1, "offset": lambda mark: 0}[fault]
+            marks = tuple(dataclasses.replace(mark, **{fault: faulty(mark)}) for mark in place.bookmarks)
+            place = dataclasses.replace(place, bookmarks=marks)
+        there = samples(data)
+        there.resume(place)
+        assert any((there.read(position) != windows[position]).any() for position in range(100, 104))
+
+    def test_what_differs_is_named(self, tmp_path):
+        files = write(tmp_path, "jsonl", DOCUMENTS, 3)
+        data = spec(tmp_path, files, streams=2)
+        place = samples(data).place(0)
+
+        def refused(match, files=files, directory=tmp_path, **options):
+            with pytest.raises(CheckpointError, match=match):
+                samples(spec(directory, files, **({"streams": 2} | options))).resume(place)
+
+        samples(data).resume(place)
+        refused(r"streams=2, and this run has 1", streams=1)
+        refused(r"data\.seed=1234, and this run has 5", seed=5)
+        refused(r"shuffle_block=1000, and this run has 0", shuffle_block=0)
+        refused(r"of 3 files, and there are 2", files[:2])
+        refused(r"other files: .*part-1\.jsonl", [files[1], files[0], files[2]])
+        os.utime(files[1], ns=(1, 1))
+        refused(r"other files: .*part-1\.jsonl has another name, size, time or ETag; restore it")
+        other = save_tokenizer(tmp_path / "other" / "tokenizer", [*"abc"])
+        refused(r"tokenizer=tokenizer \(\w+\), and this run has tokenizer \(", tokenizer=str(other))
+
+
+def test_windows_in_any_order(tmp_path):
+    """A rewind skips samples; a thread that read ahead is asked for what is before it."""
+    data = spec(tmp_path, write(tmp_path, "parquet", DOCUMENTS, 3), "parquet", streams=3, shuffle_block=8)
+    whole, found, generator = samples(data), samples(data), random.Random(0)
+    windows = [whole.read(position) for position in range(200)]
+    for position in [*range(20), *(generator.randrange(200) for _ in range(80))]:
+        assert (found.read(position) == windows[position]).all()
+
+
+@pytest.mark.parametrize("streams", [1, 4, 8])
+def test_every_layout_has_the_same_samples_and_its_share_of_the_streams(tmp_path, streams):
+    data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS, streams), streams=streams)
+    whole = samples(data)
+    steps = [np.stack([whole.read(8 * step + k) for k in range(8)]) for step in range(3)]
+    for dp, mbs in ((1, 2), (2, 1), (2, 2), (4, 1), (4, 2)):
+        for rank in range(dp):
+            found = samples(data)
+            shard = DataParallelShard(mbs, 8 // (dp * mbs), rank, dp)
+            for step, expected in enumerate(steps):
+                for number, batch in enumerate(training_batches(found, 0, 8 * step, shard)):
+                    own = expected[shard.positions(number)]
+                    assert (batch.input_ids.numpy() == own[:, :-1]).all()
+                    assert (batch.labels.numpy() == own[:, 1:]).all()
+            used = [stream for stream in found._streams if stream._windows is not None]
+            assert len(used) == (max(mbs, streams // dp) if streams % (dp * mbs) == 0 else min(streams, len(used)))
+
+
+class TestObjectStorage:
+    @pytest.fixture
+    def s3(self):
+        with s3_server("bucket") as server:
+            yield server
+
+    @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+    def test_a_rank_requests_its_share_and_keeps_no_copy(self, s3, tmp_path, kind, monkeypatch):
+        cache = tmp_path / "cache"
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        monkeypatch.setenv("TMPDIR", str(cache))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        cache.mkdir()
+        files = write(tmp_path / "here", kind, DOCUMENTS, 4)
+        for path in files:
+            boto3.client("s3").upload_file(str(path), "bucket", path.name)
+        requested: list[str] = []
+        s3.fault = lambda method, key: requested.append(Path(key).name) if method == "GET" else None
+        data = spec(tmp_path, [f"s3://bucket/part-*.{kind}"], kind, streams=4)
+        here = samples(spec(tmp_path, files, kind, streams=4))
+        for rank in range(2):
+            found = samples(data)
+            opened = set(requested)
+            requested.clear()
+            shard = DataParallelShard(2, 2, rank, 2)
+            for step in range(6):
+                for number, batch in enumerate(training_batches(found, 0, 8 * step, shard)):
+                    windows = np.stack([here.read(8 * step + k) for k in shard.positions(number)])
+                    assert (batch.input_ids.numpy() == windows[:, :-1]).all()
+            assert set(requested) == {f"part-{v}.{kind}" for v in (2 * rank, 2 * rank + 1)}
+            assert opened <= {"bucket", f"part-0.{kind}"}
+            requested.clear()
+        assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 0]
+
+    def test_a_changed_object_is_refused_and_a_failing_server_named(self, s3, tmp_path):
+        (path,) = write(tmp_path / "here", "jsonl", DOCUMENTS)
+        boto3.client("s3").upload_file(str(path), "bucket", "part.jsonl")
+        data = spec(tmp_path, ["s3://bucket/part.jsonl"])
+        place = samples(data).place(0)
+        samples(data).resume(place)
+        boto3.client("s3").put_object(Bucket="bucket", Key="part.jsonl", Body=b'{"text": "w1"}\n' * 100)
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(CheckpointError, match=r"s3://bucket/part\.jsonl has another name, size, time or ETag"):
+            samples(data).resume(place)
+        with pytest.raises(DataError, match=r"run\.data\.stream\.path=json cannot be read .*credentials"):
+            open_source(spec(tmp_path, ["s3://other/part.jsonl"]).stream)
+        boto3.client("s3").upload_file(str(path), "bucket", "part.jsonl.gz")
+        with pytest.raises(DataError, match=r"part\.jsonl\.gz: datasets reads no compressed objects of S3"):
+            open_source(spec(tmp_path, ["s3://bucket/part.jsonl.gz"]).stream)
+
+
+def read_all(data: DataSpec) -> list[np.ndarray]:
+    found = samples(data)
+    return [found.read(position) for position in range(120)]
+
+
+class TestBadInput:
+    def test_the_end_without_wrap(self, tmp_path, pair):
+        data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS), streams=1, shuffle_block=0, wrap=False)
+        found = samples(data)
+        assert (found.read(len(pair) - 1) == pair[-1]).all()
+        for _ in range(2):
+            with pytest.raises(DataError, match=rf"wrap=false: .* so the run has none after {len(pair):,}; end it"):
+                found.read(len(pair))
+        assert (found.read(3) == pair[3]).all()
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            ({"text_key": "body"}, r"no column 'body'; run\.data\.stream\.text_key takes one of n, text"),
+            ({"text_key": "n"}, r"row 0 has no text in column 'n'"),
+            ({"data_files": ("none-*.jsonl",)}, r"split=train: json finds no files; check split and data_files"),
+            ({"data_files": ("none.jsonl",)}, r"cannot be read \(Unable to find"),
+            ({"tokenizer": "nowhere"}, "is not a directory"),
+            ({"path": "parquet"}, "cannot be read"),
+            ({"streams": 120}, r"has less text than one sample of seq_length=32"),
+        ],
+    )
+    def test_of_the_sources(self, tmp_path, change, match):
+        data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS))
+        changed = dataclasses.replace(data, stream=dataclasses.replace(data.stream, **change))
+        with pytest.raises(DataError, match=match):
+            read_all(changed)
+
+    def test_another_vocabulary_and_a_damaged_row(self, tmp_path):
+        data = spec(tmp_path, files := write(tmp_path, "jsonl", DOCUMENTS))
+        with pytest.raises(DataError, match="the model's vocabulary ends at 49"):
+            stream_module.StreamSamples(data, 32, 50)
+        files[0].write_text('{"text": "w1"}\n{"text": null}\n')
+        with pytest.raises(DataError, match=r"part-0\.jsonl: row 1 has no text"):
+            samples(data).read(0)
+        files[0].write_text('{"text": "w1"}\nno json\n')
+        with pytest.raises(DataError, match=r"cannot be read"):
+            samples(data).read(0)
+
+    def test_of_the_recipe(self, tmp_path):
+        stream = StreamSpec(path="json", data_files=("x.jsonl",), tokenizer="t")
+        for change, match in (
+            ({"train": "a"}, "train=a and stream are both there"),
+            ({"blend": {"a": BlendedSetSpec(path="a", weight=1)}}, "blend and stream are both there"),
+            ({"packing": True}, "packing with stream"),
+        ):
+            with pytest.raises((SpecError, ValueError), match=match):
+                DataSpec(stream=stream, **change)
+        for change, match in (
+            ({"split": "train[:10]"}, r"split=train\[:10\] is not one whole split"),
+            ({"path": "./x"}, r"path=\./x is a file or directory; use path=json or parquet or text"),
+            ({"data_files": ()}, "path=json without data_files"),
+            ({"data_files": ("s3://key:secret@bucket/x",)}, "holds credentials"),
+        ):
+            with pytest.raises((SpecError, ValueError), match=match):
+                dataclasses.replace(stream, **change)
+
+
+def test_the_last_bookmark_of_each_stream():
+    marks = [Bookmark(stream=s, window=w) for s, w in ((1, 0), (0, 3), (1, 5), (0, 2))]
+    assert newest(marks) == (marks[1], marks[2])

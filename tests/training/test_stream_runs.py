@@ -1,0 +1,230 @@
+"""Runs that stream their data: on every engine, resumed, killed and rewound, they are the undisturbed run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import kit
+from benchmarks.system_tests.kills.processes import Job
+from kit.errors import CheckpointError, DataError, SpecError
+from kit.specs.run import CheckpointSpec, RunSpec, StabilitySpec
+from kit.training import loop
+from kit.training.checkpoint.counters import Counters
+from kit.training.data.loader import DataLoader
+from kit.training.data.stream_source import StreamSource
+from kit.training.loop import train
+from tests.support import runs as started
+from tests.support.assets import RECIPE
+from tests.test_bad_input import answer
+from tests.training import runs, tiny
+from tests.training.streamed import samples, spec, texts, write
+from tests.workers import pool
+
+one_process = pytest.mark.usefixtures("one_process")
+LAYOUTS = [
+    {"engine": "torch"},
+    {"engine": "deepspeed", "zero_stage": 1},
+    {"engine": "megatron", "implementation": "local"},
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two files for four streams, whose first document is short."""
+    return spec(tmp_path, write(tmp_path / "text", "jsonl", ["w1", *texts(159)], 2), streams=4, shuffle_block=2)
+
+
+def documents_read(rundir, stop_at_step=None, resume=None, forget=False):
+    """Train; the number of documents that this rank has read. ``forget``: the checkpoint has no bookmarks."""
+    real_documents, real_resume, read = StreamSource.documents, loop.resume_from, []
+
+    def documents(self, *arguments):
+        for found in real_documents(self, *arguments):
+            read.append(found)
+            yield found
+
+    def resume_from(*arguments):
+        counters: Counters = real_resume(*arguments)
+        return dataclasses.replace(counters, stream=None) if forget else counters
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamSource, "documents", documents)
+        patch.setattr(loop, "resume_from", resume_from)
+        runs.run_any(rundir, stop_at_step, resume)
+    return len(read)
+
+
+def export(rundir, steps):
+    """So many steps, and their exchange checkpoint."""
+    from kit.engines import build_engine
+
+    train(build_engine(runs.with_settings(rundir)), rundir, stop_at_step=steps)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
+def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
+    """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
+    engine = layout["engine"]
+    plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
+    alone = runs.prepare(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), data=data, steps=24)
+    pool("torch", 1).run(export, alone, 6)
+    first = alone.path / "checkpoints" / "exchange-step-00000006"
+
+    def prepared(name):
+        return runs.prepare(tmp_path / name, plan, data=data, steps=24)
+
+    whole, resumed, forgot = map(prepared, ("whole", "resumed", "forgot"))
+    pool(engine, 2).run(documents_read, whole, None, first)
+    read = {}
+    for rundir, forget in ((resumed, False), (forgot, True)):
+        pool(engine, 2).run(documents_read, rundir, 20, first, forget)
+        read[forget] = pool(engine, 2).run(documents_read, rundir, None, "auto", forget)
+        assert runs.metrics(rundir) == runs.metrics(whole)
+    assert max(read[False]) < min(read[True]) / 2
+    pool("torch", 1).run(documents_read, alone, None, "auto")
+    for ours, theirs in zip(runs.metrics(whole), runs.metrics(alone)[6:], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    manifest = json.loads((resumed.path / "checkpoints/step-00000024/manifest.json").read_text())
+    place = manifest["counters"]["stream"]
+    assert [mark["stream"] for mark in place["bookmarks"]] == [0, 1, 2, 3]
+    # What is given for one step must not be what is given for another: a batch of other samples has another loss.
+    other = dataclasses.replace(data, seed=5)
+    with pytest.raises(AssertionError, match=r"data\.seed=1234, and this run has 5"):
+        pool(engine, 2).run(documents_read, runs.with_run(resumed, data=other, steps=26), None, "auto")
+
+
+@one_process
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_rewind_goes_on_with_the_samples_after_it(tmp_path, data, ahead, monkeypatch):
+    """With and without a thread that reads ahead: each step has the samples of its position."""
+    monkeypatch.setattr(loop, "should_prefetch", lambda device: ahead)
+    monkeypatch.setattr("kit.training.data.loader.pin", lambda batch: batch)
+    real, batches = DataLoader.step, []
+
+    def step(self, position, size=None):
+        batches.append((position, real(self, position, size)))
+        return batches[-1][1]
+
+    monkeypatch.setattr(DataLoader, "step", step)
+    rundir = runs.prepare(
+        tmp_path / "run",
+        tiny.plan(gradient_accumulation_steps=2),
+        data=data,
+        steps=14,
+        stability=StabilitySpec(window_steps=16, sigmas=2.0, max_rewinds=99, loss_spike="off", gradient_spike="rewind"),
+        checkpoint=CheckpointSpec(every_steps=2, keep_last=2),
+    )
+    runs.run(rundir)
+    events = [json.loads(line)["event"] for line in (rundir.path / "events.jsonl").read_text().splitlines()]
+    assert "rewound" in events
+    fresh = samples(data)
+    for position, batch in batches:
+        windows = np.stack([fresh.read(position + k) for k in range(4)])
+        assert (np.concatenate([each.input_ids.numpy() for each in batch]) == windows[:, :-1]).all()
+
+
+@one_process
+def test_without_wrap_it_ends_and_a_checkpoint_is_there(tmp_path, data):
+    rundir = runs.prepare(tmp_path / "run", data=dataclasses.replace(data, wrap=False), steps=200)
+    with pytest.raises(DataError, match=r"wrap=false: virtual stream \d of 4 ends after \d+ samples") as raised:
+        runs.run(rundir)
+    last = int(str(raised.value).split("none after ")[1].split(";")[0]) // 2
+    assert len(runs.metrics(rundir)) == last
+    ended = runs.with_run(rundir, steps=last)
+    for _ in range(2):  # a run that is finished, too
+        assert runs.run(ended, resume="auto").step == last
+
+
+def words(data, steps=12):
+    stream = {**dataclasses.asdict(data.stream), "data_files": list(data.stream.data_files)}
+    model = ("num_layers=2", "hidden_size=32", "ffn_hidden_size=64", "head_dim=8", "vocab_size=128")
+    return [
+        *(f"model.{word}" for word in model),
+        "model.max_position_embeddings=64",
+        "cluster=2xcpu",
+        "job.seq_length=32",
+        "job.global_batch_size=4",
+        "layout.micro_batch_size=1",
+        "layout.engine=torch",
+        "layout.zero_stage=0",
+        "run.model_path=null",
+        "run.data.train=null",
+        "run.data.validation=null",
+        *(f"run.data.stream.{key}={json.dumps(value)}" for key, value in stream.items()),
+        f"run.steps={steps}",
+        "run.checkpoint.every_steps=3",
+        "run.logging.every_steps=1",
+        "run.logging.gradients_at_steps=[]",
+    ]
+
+
+@pytest.mark.rotated
+def test_kill_9_and_resume_auto(tmp_path, data):
+    """Of the ranks that a launcher starts, in the middle of the stream."""
+    whole, killed = (started.emit(RECIPE, tmp_path / name, words(data, 40)) for name in ("whole", "killed"))
+    assert Job.start(whole.path).wait() == [0, 0]
+    job, log = Job.start(killed.path), killed.path / "metrics.jsonl"
+    while not log.exists() or len(log.read_text().splitlines()) < 8:
+        assert job.alive
+        time.sleep(0.01)
+    job.kill([0, 1])
+    assert len(log.read_text().splitlines()) < 40
+    assert Job.start(killed.path, "--resume", "auto").wait() == [0, 0]
+    assert runs.metrics(killed) == runs.metrics(whole)
+
+
+class TestBeforeAProcessStarts:
+    def test_what_the_sources_lack(self, tmp_path, data, capsys, monkeypatch):
+        rundir = started.emit(RECIPE, tmp_path / "run", words(data))
+        run = (rundir.path / "run.yaml").read_text()
+        assert str(tmp_path) not in run  # paths are relative
+        for old, new, said in (
+            ("text_key: text", "text_key: body", "no column 'body'; run.data.stream.text_key takes one of n, text"),
+            ("streams: 4", "streams: 170", "virtual stream 0 of 170 has less text than one sample of seq_length=32"),
+            ("tokenizer: ../tokenizer", "tokenizer: ../nowhere", "nowhere is not a directory"),
+            ("path: json", "path: parquet", "cannot be read"),
+        ):
+            assert old in run
+            (rundir.path / "run.yaml").write_text(run.replace(old, new))
+            assert said in answer(["train", str(rundir.path)], capsys, monkeypatch)
+
+    def test_a_missing_package(self, tmp_path, data, capsys, monkeypatch):
+        rundir = started.emit(RECIPE, tmp_path / "run", words(data))
+        monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
+        found = answer(["train", str(rundir.path)], capsys, monkeypatch)
+        assert "run.data.stream needs datasets" in found
+        assert "pip install 'kit[data]'" in found
+
+    def test_fine_tuning_is_refused(self, data):
+        objective = tiny.plan(job={"objective": "sft"})
+        with pytest.raises(SpecError, match=r"run\.data\.stream with job\.objective=sft: only text for pretrain"):
+            kit.emit.run_directory.write(objective, RunSpec(data=data), "/nowhere")
+
+    def test_megatron_lm_cannot_stream(self, tmp_path, data):
+        megatron = ["layout.engine=megatron", "layout.zero_stage=1", "layout.tp=1", "layout.pp=1"]
+        rundir = started.emit(RECIPE, tmp_path / "run", [*words(data), *megatron])
+        environment = os.environ | {"MEGATRON_LM": "/nowhere", "PYTHON": "echo"}
+        for arguments, code in (((), 2), (("--data-path", "x"), 0)):
+            command = [str(rundir.path / "pretrain_gpt.sh"), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            assert done.returncode == code
+            assert ("Megatron-LM reads .bin/.idx pairs only" in done.stderr) == bool(code)
+
+
+@one_process
+def test_bookmarks_of_other_sources_are_refused(tmp_path, data):
+    rundir = runs.prepare(tmp_path / "run", data=data, steps=4)
+    runs.run(rundir, stop_at_step=2)
+    with open(data.stream.data_files[1], "a") as file:
+        file.write('{"n": 0, "text": "w1"}\n')
+    with pytest.raises(CheckpointError, match=r"other files: .*part-1\.jsonl has another name, size, time or ETag"):
+        runs.run(rundir, resume="auto")
