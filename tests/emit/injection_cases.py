@@ -4,6 +4,7 @@ place of a plan and a run where text stands; and plans whose every text is such 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import types
@@ -109,11 +110,15 @@ def _approximate(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
+_REQUIRED = {"key": {"weight": 1}, "stream": {"path": "json", "data_files": ["a"], "tokenizer": "a"}}
+"""Values that a missing mapping of this name needs beside the one that is put into it."""
+
+
 def put(data: Any, place: Place, is_key: bool, text: str) -> None:
     steps = place if is_key else place[:-1]
     for step, after in zip(steps, (*place[1:], None), strict=False):
         if isinstance(data, dict) and data.get(step) is None:
-            data[step] = [] if after == 0 else {"weight": 1} if step == "key" else {}
+            data[step] = [] if after == 0 else copy.deepcopy(_REQUIRED.get(step, {}))
         data = data[step]
     if is_key:
         data[text] = {"blend": {"path": "a", "weight": 1}, "validation_sets": "a"}.get(str(place[-1]), 1)
