@@ -194,9 +194,8 @@ def _other_ranks_parts_lost(kernel_backward):
     """The gradients of a part of the keys and values go on before they are added to."""
 
     def forgetful(*tensors_and_how):
-        of_query, *of_part = kernel_backward(*tensors_and_how)
-        own = tensors_and_how[5]
-        return of_query, *(gradient if own else 0 * gradient for gradient in of_part)
+        *tensors, of_part, own, scale = tensors_and_how
+        return kernel_backward(*tensors, of_part if own else of_part.clone(), own, scale)
 
     return forgetful
 

@@ -52,7 +52,8 @@ class _Ring(torch.autograd.Function):
         group: dist.ProcessGroup,
         scale: float,
     ) -> torch.Tensor:
-        result = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
+        # (batch, sequence, heads, head_dim) in memory, as the output projection reads it
+        result = query.new_zeros(query.transpose(1, 2).shape, dtype=torch.float32).transpose(1, 2)
         total = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32, device=query.device)
         own = torch.stack([key, value])
         for source, part in _passing(own, group):
@@ -60,8 +61,8 @@ class _Ring(torch.autograd.Function):
             keys, values = (_repeated(tensor, query.shape[1]) for tensor in part[:, :, :, :hidden])
             attended, summed, *_ = flash_forward(query[:, :, seen:], keys, values, source == group.rank(), scale)
             joined = torch.logaddexp(total[:, :, seen:], summed)
-            weights = ((before - joined).exp().unsqueeze(-1) for before in (total[:, :, seen:], summed))
-            result[:, :, seen:] = result[:, :, seen:] * next(weights) + attended * next(weights)
+            earlier, new = ((before - joined).exp().unsqueeze(-1) for before in (total[:, :, seen:], summed))
+            result[:, :, seen:].mul_(earlier).addcmul_(attended, new)
             total[:, :, seen:] = joined
         result = result.to(query.dtype)
         ctx.save_for_backward(query, own, result, total)
@@ -77,17 +78,16 @@ class _Ring(torch.autograd.Function):
         of_part = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         for source, part in _passing(own, group):
             seen, hidden = _visible(query.shape[2], rank, source)
-            found = _kernel_backward(
+            of_query[:, :, seen:] += _kernel_backward(
                 gradient[:, :, seen:],
                 query[:, :, seen:],
                 result[:, :, seen:],
                 total[:, :, seen:],
                 part[:, :, :, :hidden],
+                of_part[:, :, :, :hidden],
                 source == rank,
                 ctx.scale,
             )
-            of_query[:, :, seen:] += found[0]
-            of_part[:, :, :, :hidden] += torch.stack(found[1:])
             of_part = _exchange(of_part, group)()
         return of_query.to(query.dtype), *of_part.to(own.dtype).unbind(), None, None
 
@@ -171,12 +171,15 @@ def _kernel_backward(
     result: torch.Tensor,
     total: torch.Tensor,
     key_value: torch.Tensor,
+    of_key_value: torch.Tensor,
     causal: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value. ``result``, ``total``: the merged result and log-sum-exp."""
+) -> torch.Tensor:
+    """Gradient of the query; adds those of key and value to ``of_key_value``. ``result``, ``total``: the merged result
+    and log-sum-exp."""
     heads = key_value.shape[2]
     tensors = gradient, query, *(_repeated(tensor, query.shape[1]) for tensor in key_value), result
-    found = flash_backward(tensors, total, causal, scale)
-    grouped = (tensor.float().unflatten(1, (heads, -1)).sum(2) for tensor in found[1:3])
-    return found[0], *grouped
+    of_query, *repeated = flash_backward(tensors, total, causal, scale)[:3]
+    for summed, each in zip(of_key_value, repeated, strict=True):
+        summed += each.unflatten(1, (heads, -1)).sum(2, dtype=torch.float32)
+    return of_query
