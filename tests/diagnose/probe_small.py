@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import warnings
+from typing import Any
 
 from benchmarks.accuracy.probe.plans import Case
 from kit.diagnose.probe.run import probe
@@ -36,6 +37,8 @@ GPT2 = shape("gpt2", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=102
 BLENDERBOT = shape(
     "blenderbot", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=1024, encoder_layers=2, tied_embeddings=True
 )
+WIDE_ATTENTION = shape("llama", head_dim=64, ffn_hidden_size=256)
+"""The ring's buffers are more than the gradients of the MLP."""
 EXPERTS = shape("qwen3_moe", num_experts=8, experts_per_token=2, moe_ffn_hidden_size=256)
 
 
@@ -45,13 +48,20 @@ def case(
     stages: tuple[int, ...] = (0,),
     lora: LoraSpec | None = None,
     precision: str = "bf16",
+    seq_length: int = 512,
     **layout: object,
 ) -> Case:
     sizes = {"micro_batch_size": 2, **layout}
-    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout=sizes, lora=lora, precision=precision)
+    what = {"model": model, "engine": engine, "seq_length": seq_length, "lora": lora, "precision": precision}
+    return Case(stages=stages, layout=sizes, **what)  # type: ignore[arg-type]
 
 
+LONG: dict[str, Any] = {"zero_stage": 3, "dp": 1, "cp": 4, "micro_batch_size": 1, "recompute": "full"}
+LONG |= {"chunked_loss": True, "seq_length": 16384}
 CASES = (
+    case(QWEN3, "torch", cp_comm_type="p2p", **LONG),
+    case(QWEN3, "torch", cp_comm_type="a2a", **LONG),
+    case(WIDE_ATTENTION, "torch", cp_comm_type="p2p", **LONG),
     case(LLAMA, "torch", zero_stage=0),
     case(QWEN3, "torch", zero_stage=3, dp=4, recompute="full"),
     case(LLAMA, "torch", zero_stage=3, tp=2, dp=4),

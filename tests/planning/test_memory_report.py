@@ -70,7 +70,7 @@ def test_ways_out_come_smallest_first() -> None:
     pinned = itertools.islice(
         changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch", cp=1))), 3
     )
-    assert [way.split()[0] for way in pinned] == ["layout.engine", "layout.cp", "H200"]
+    assert [way.split()[0] for way in pinned] == ["layout.engine", "layout.cp", "GH200-96"]
 
 
 def test_one_card_is_helped_by_its_machine_before_another_card() -> None:

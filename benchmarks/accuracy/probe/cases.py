@@ -13,6 +13,11 @@ def _torch(model: str, zero_stage: int, seq_length: int = 4096, precision: str =
     return Case(model=model, engine="torch", seq_length=seq_length, precision=precision, layout=sizes)
 
 
+def _million(**layout: Any) -> Case:
+    long = {"dp": 1, "cp": 8, "recompute": "full", "chunked_loss": True}
+    return _torch("qwen3-8b", 3, seq_length=1_048_576, **long, **layout)
+
+
 def _deepspeed(model: str, seq_length: int = 4096, precision: str = "bf16", **layout: Any) -> Case:
     sizes = {"zero_stage": 3, "dp": 8, **layout}
     return Case(model=model, engine="deepspeed", seq_length=seq_length, precision=precision, layout=sizes)
@@ -52,6 +57,9 @@ CASES: tuple[Case, ...] = (
     _torch("gpt2-xl", 3, seq_length=1024, micro_batch_size=4),
     _torch("llama-3-70b", 3, dp=64, recompute="full"),
     _torch("pythia-2.8b", 3, seq_length=2048),
+    # torch: a sequence over all ranks
+    _million(cp_comm_type="p2p"),
+    _million(cp_comm_type="a2a"),
     # DeepSpeed: layers in 16 bits
     _deepspeed("llama-3-8b"),
     _deepspeed("llama-3-8b", recompute="full", micro_batch_size=4),

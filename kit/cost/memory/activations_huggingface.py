@@ -70,6 +70,10 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
         share = 1 - 1 / model.full_attention_every if model.full_attention_every else 1.0
         terms["window"] = share * workload.element * (repeated / workload.layout.tp + workload.job.seq_length)
+    if workload.layout.cp > 1 and workload.layout.cp_comm_type == "a2a":
+        # Attention's result is saved before and after the all-to-all. Every rank has a key head.
+        own = 2 * model.key_value_width * max(0, workload.layout.cp / model.num_key_value_heads - 1)
+        terms["attention"] += workload.element * (model.value_width + own)
     if model.approximate is not None:
         terms = _of_mean_layer(workload, model.approximate, terms)
     if model.traits.positions == "relative":

@@ -93,6 +93,8 @@ class RankParts:
     """(buffers, logits) at the end of forward, if there are more autocast copies then than in the loss."""
     saved_activations: float
     """Activations saved for backward, of all micro batches in flight."""
+    freed_before_layers: float = 0.0
+    """Part of these that backward frees before it recomputes the last layer: the final norm's."""
     recomputed_layer: float = 0.0
     """Activations of the one layer that is recomputed, or fetched from the host, for its backward."""
     backward_workspace: float
@@ -139,7 +141,7 @@ def peak_bytes(parts: RankParts) -> float:
     layer = parts.recomputed_layer + parts.backward_workspace
     moments = (
         parts.gathered_in_loss + parts.buffers_in_loss + in_forward + parts.deferred_gradients + parts.loss,
-        parts.gathered + parts.buffers_in_loss + in_forward + layer,
+        parts.gathered + parts.buffers_in_loss + in_forward - parts.freed_before_layers + layer,
         parts.gathered_at_end + states.gradients + parts.after_backward + layer,
         states.gradients_in_step + states.extra_in_step,
         states.gradients_between_steps + parts.save,
@@ -177,7 +179,8 @@ def rank_memory(parts: RankParts) -> RankMemory:
         "logits": cast_logits,
         "buffers": in_forward + cast_buffers,
     }
-    first_back = constant | {"activations": parts.saved_activations + layer, "buffers": in_backward}
+    saved_by_layers = parts.saved_activations - parts.freed_before_layers
+    first_back = constant | {"activations": saved_by_layers + layer, "buffers": in_backward}
     ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
     step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
     between = constant | {"gradients": states.gradients_between_steps}

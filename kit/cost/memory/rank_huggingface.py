@@ -13,6 +13,7 @@ from kit.cost.memory.activations_huggingface import (
     loss_bytes,
 )
 from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.memory.recomputed_layer import recomputed_layer_bytes
 from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
@@ -29,9 +30,13 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     saved = sum(number * _saved(workload, kind, whole[kind]) for kind, number in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too; all decoder layers read its output.
-    saved += after_layers(workload) * (2 if decoders else 1)
+    of_final_norm = after_layers(workload)
+    saved += of_final_norm * (2 if decoders else 1)
     recomputed = max(whole.values()) + crossed if recompute == "full" else 0.0
-    workspace = _backward_workspace(workload, any(kind for kind, _ in counts)) + engine.deferred_head_gradient
+    workspace, freed = _backward_workspace(workload, any(kind for kind, _ in counts)), 0.0
+    if recompute == "full" and _described_in_full(workload):
+        recomputed, workspace, freed = recomputed_layer_bytes(workload), 0.0, of_final_norm
+    workspace += engine.deferred_head_gradient
     if workload.job.lora is not None:
         workspace = max(workspace, dora_sizes(model, workload.job.lora)[2])
     if workload.job.precision == "fp8":
@@ -52,6 +57,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         buffers_in_loss=in_loss,
         casts_in_forward=casts,
         saved_activations=saved,
+        freed_before_layers=freed,
         recomputed_layer=recomputed,
         backward_workspace=workspace,
         loss=loss_bytes(workload),
@@ -70,6 +76,13 @@ def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
     if workload.layout.recompute == "selective":
         return whole - layer_terms(workload, has_experts)["core_attn"] * workload.tokens
     return whole
+
+
+def _described_in_full(workload: Workload) -> bool:
+    """Whether ``recomputed_layer_bytes`` describes the layers."""
+    model = workload.model
+    known = model.approximate is None and not model.num_experts and not model.is_encoder_decoder
+    return known and workload.job.lora is None
 
 
 def _backward_workspace(workload: Workload, has_experts: bool) -> float:

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
+from kit.engines.kernels import ring_attention
+
 
 class FusedRmsNorm(torch.autograd.Function):
     """Saves what torch's RMSNorm saves on CUDA: its input and the reciprocal root (aten/native/layer_norm.cpp,
@@ -76,6 +78,20 @@ def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         return attended
 
     return attention
+
+
+def _flash_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The ring's kernel with what CUDA's allocates beside its results: the query's gradient in fp32, and a number for
+    every query (aten/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd)."""
+
+    def backward(tensors: tuple[torch.Tensor, ...], *how: Any) -> Any:
+        query = tensors[1]
+        sums = query.new_empty(query.shape, dtype=torch.float32), query.new_empty(query.shape[:3], dtype=torch.float32)
+        found = original(tensors, *how)
+        del sums
+        return found
+
+    return backward
 
 
 def _gathered_objects(out: list[Any], value: Any, group: Any = None) -> None:
@@ -147,6 +163,8 @@ def installed(megatron: bool) -> Iterator[None]:
         # FSDP2 joins its mesh with that of tensor parallelism, and a mesh reads its ranks.
         (DeviceMesh, "_concatenate", staticmethod(_on_real_tensors(DeviceMesh._concatenate))),
         (dist, "new_group", _fake_group(dist.new_group)),  # gloo groups have no fake counterpart
+        (dist, "batch_isend_irecv", lambda _: []),  # what arrives has no values
+        (ring_attention, "flash_backward", _flash_backward(ring_attention.flash_backward)),
     ]
     if not megatron:
         from transformers import masking_utils

@@ -13,11 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from kit.diagnose.probe import cuda_shims
 from kit.diagnose.probe.result import MemorySnapshot
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
+from kit.engines.base import MicroBatch
 from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.torch import fsdp
+from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.optimizer import Optimizer, vocabulary
 from kit.planner.plan import Plan
 
@@ -48,6 +50,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     chunked = ChunkedLoss(model) if layout.chunked_loss else None
+    context = ContextParallel(model, layout) if layout.cp > 1 and layout.engine == "torch" else None
     split = None
     if layout.engine == "torch" and layout.zero_stage:
         compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
@@ -67,8 +70,11 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     begin = live.now
     live.restart()
     ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if context is not None:
+        part = context.shard_batch(MicroBatch(ids, ids))
+        ids, arguments = part.labels, arguments | {"input_ids": part.input_ids, "position_ids": part.position_ids}
     autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision != "fp32"
-    arguments = {"input_ids": ids, "use_cache": False}
     if plan.model.is_encoder_decoder:
         arguments |= {"decoder_input_ids": ids}
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(), _labels(chunked, ids):

@@ -80,7 +80,7 @@ def predicted(plan: Plan, stage: int) -> MemorySnapshot:
     cast_buffers, cast_logits = parts.casts_in_forward
     moments = (
         in_loss + parts.saved_activations + parts.buffers_in_loss + parts.deferred_gradients + parts.loss,
-        in_backward + parts.saved_activations + parts.buffers_in_loss + layer,
+        in_backward + parts.saved_activations - parts.freed_before_layers + parts.buffers_in_loss + layer,
         in_loss + parts.saved_activations + cast_buffers + cast_logits,
         at_end + parts.after_backward + layer,
     )
