@@ -91,7 +91,8 @@ def _torch(request: Request, further: bool) -> Iterator[Layout]:
 
 def _long_sequences(request: Request) -> Iterator[Layout]:
     """FSDP2 over ranks that split each sequence, for sequences longer than ``_LARGEST_MICRO_BATCH_TOKENS``: full
-    recompute, and saved layer inputs on the GPU or on the host. On request there is more (``_torch_splits``)."""
+    recompute, saved layer inputs on the GPU or on the host, and whole or tiled MLPs. On request there is more
+    (``_torch_splits``)."""
     cluster, job, pins = request.cluster, request.job, request.pins
     if job.seq_length <= _LARGEST_MICRO_BATCH_TOKENS or job.lora is not None or job.objective != "pretrain":
         return
@@ -99,10 +100,12 @@ def _long_sequences(request: Request) -> Iterator[Layout]:
     if given != _Split() or pins.cp == 1 or pins.zero_stage in (0, 1, 2) or _pinned_offload(pins) != ("none", "none"):
         return
     chunked = True if pins.chunked_loss is None else pins.chunked_loss
+    tiles = (False, True) if pins.tiled_mlp is None else (pins.tiled_mlp,)
     for cp in [pins.cp] if pins.cp else divisors(cluster.num_gpus)[1:]:
         split = _Split(cp=cp, cp_comm_type=pins.cp_comm_type or "p2p")
-        for on_host in (False, True) if pins.activation_offloading is None else (pins.activation_offloading,):
-            how = pins.but(chunked_loss=chunked, activation_offloading=on_host)
+        places = (False, True) if pins.activation_offloading is None else (pins.activation_offloading,)
+        for on_host, tiled in itertools.product(places, tiles):
+            how = pins.but(chunked_loss=chunked, activation_offloading=on_host, tiled_mlp=tiled)
             dp, stays = split.data_parallel(cluster), _pinned_offload(pins)
             yield from _sized("torch", job, how, split, dp, 3, stays, pins.recompute or "full")
 

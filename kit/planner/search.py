@@ -170,7 +170,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         _RECOMPUTES.index(layout.recompute),
         layout.zero_stage,
         layout.zero_hpz,
-        layout.chunked_loss + layout.compile_layers + layout.activation_offloading,
+        layout.chunked_loss + layout.compile_layers + layout.activation_offloading + layout.tiled_mlp,
         layout.micro_batch_size,
     )
 

@@ -23,6 +23,14 @@ OptimizerStateDtype = Literal["fp32", "bf16"]
 LOSS_CHUNK_TOKENS = 2048
 """Tokens per chunk of ``chunked_loss``. Every chunk reads and writes the head's gradient, as large as the head. With
 half as many tokens this would take as long as half of the chunk's GEMMs on an H100."""
+
+
+def mlp_tiles(tokens: int, hidden_size: int) -> int:
+    """Tiles of ``tokens`` positions under ``tiled_mlp``: about as many tokens in one as the hidden size, as ALST (arXiv
+    2506.13996) and DeepSpeed's example choose (ulysses_sp.py, TiledMLP)."""
+    return -(-tokens // hidden_size)
+
+
 FP8_MULTIPLE = 16
 """Every dimension of an fp8 GEMM must be a multiple of this (torch._scaled_mm)."""
 AttentionKernel = Literal["default", "cudnn", "flash3", "flash4"]
@@ -142,6 +150,9 @@ class Layout:
     chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False
     """Hugging Face models: compute output projection and cross entropy together in chunks of tokens, so that all logits
     never exist at once."""
+    tiled_mlp: Annotated[bool, Flag(("torch", "deepspeed"), "tiled MLP", added=True)] = False
+    """Hugging Face models: each MLP computes its tokens in tiles, about as many tokens in one as the hidden size, so
+    that its intermediate tensors are those of one tile (ALST, arXiv 2506.13996)."""
     loss_kernel: Annotated[LossKernel, Flag(("torch",), "Liger's loss")] = "torch"
     """Read only with chunked_loss; liger on engine=torch and GPUs, where liger-kernel is installed."""
     compile_layers: Annotated[bool, Flag(("torch", "deepspeed"), "compiled blocks")] = False
@@ -262,6 +273,7 @@ class Pins:
     recompute: Recompute | None = None
     activation_offloading: bool | None = None
     chunked_loss: bool | None = None
+    tiled_mlp: bool | None = None
     loss_kernel: LossKernel | None = None
     compile_layers: bool | None = None
     attention_kernel: AttentionKernel | None = None

@@ -60,6 +60,7 @@ CASES: tuple[Case, ...] = (
     # torch: a sequence over all ranks
     _million(cp_comm_type="p2p"),
     _million(cp_comm_type="a2a"),
+    _million(cp_comm_type="p2p", tiled_mlp=True),
     # DeepSpeed: layers in 16 bits
     _deepspeed("llama-3-8b"),
     _deepspeed("llama-3-8b", recompute="full", micro_batch_size=4),

@@ -70,6 +70,11 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
         share = 1 - 1 / model.full_attention_every if model.full_attention_every else 1.0
         terms["window"] = share * workload.element * (repeated / workload.layout.tp + workload.job.seq_length)
+    if workload.layout.tiled_mlp:
+        terms["mlp"] = 0.0  # what a tile saves is counted as workspace
+        if "casts" in terms:
+            # A tile keeps its fp32 input and makes the casts of its own.
+            terms["casts"] += 4.0 * model.hidden_size - 2.0 * model.hidden_size * _casts_of_mlp(model, has_experts)
     if workload.layout.cp > 1 and workload.layout.cp_comm_type == "a2a":
         # Attention's result is saved before and after the all-to-all. Every rank has a key head.
         own = 2 * model.key_value_width * max(0, workload.layout.cp / model.num_key_value_heads - 1)
@@ -286,8 +291,7 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     # One cast per GEMM; the router casts once.
     of_attention = 1 if traits.fused_qkv else 3
-    of_mlp = 1 if has_experts or not model.gated_mlp or traits.fused_gate_up else 2
-    terms["casts"] = 2.0 * h * (of_attention + of_mlp)
+    terms["casts"] = 2.0 * h * (of_attention + _casts_of_mlp(model, has_experts))
     if has_experts:
         if model.num_shared_experts:
             terms["casts"] += 2.0 * h * ((2 if model.gated_mlp else 1) + int(traits.shared_expert_gate))
@@ -296,6 +300,10 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
             experts["router"] -= 4 * h  # its input is fp32 already
         return terms | experts
     return terms | {"mlp": _mlp(model, f, 2)}
+
+
+def _casts_of_mlp(model: ModelSpec, has_experts: bool) -> int:
+    return 1 if has_experts or not model.gated_mlp or model.traits.fused_gate_up else 2
 
 
 def _norm_without_scale(model: ModelSpec, width: float, element: int) -> float:

@@ -95,6 +95,13 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     return total + _quantised(workload, width)
 
 
+def activation_bytes(workload: Workload) -> float:
+    """Bytes that the activation of a dense MLP moves in forward, for one micro batch on one rank."""
+    element = 4.0 if workload.execution.precision == "fp32" else 2.0
+    each = _operators(workload.execution.code, workload.model.gated_mlp, element)[3]
+    return each * workload.model.ffn_hidden_size * workload.tokens
+
+
 _DORA_WEIGHT, _DORA_OUTPUT = 34.0, 38.0
 """Bytes that DoRA moves in forward, without fusion (peft/tuners/lora/dora.py): per element of a weight for the length
 of its rows (B·A 4, cast 6, scale 8, sum 12, norm 4), per output and token for its factors (12, 8, 12, 6)."""

@@ -56,6 +56,9 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
         recompute = (gemms_forward + attention + elements) * workload.recomputed_share
     elif "core_attn" in workload.recompute_modules:
         recompute = attention
+    if workload.layout.tiled_mlp:
+        # Each tile is computed again in backward, after full recompute has computed all of them for nothing.
+        recompute += parts[1][0] + elementwise.activation_bytes(workload) / gpu.bytes_per_s
     return LayerTime(
         forward=gemms_forward + attention + elements,
         backward=gemms_backward + attention_backward + 2 * elements,

@@ -147,6 +147,7 @@ class StepTimeModel:
             layout.overlap_moe_expert_parallel_comm,
             layout.cp_comm_type,
             layout.recompute,
+            layout.tiled_mlp,
         )
         found = self._parts.get(key)
         if found is None:

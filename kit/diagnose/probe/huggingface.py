@@ -18,6 +18,7 @@ from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.torch import fsdp
 from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.optimizer import Optimizer, vocabulary
@@ -49,6 +50,8 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
         fp8.convert(model, emulated=False)
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
+    if layout.tiled_mlp:
+        tile_mlps(model)
     chunked = ChunkedLoss(model) if layout.chunked_loss else None
     context = ContextParallel(model, layout) if layout.cp > 1 and layout.engine == "torch" else None
     split = None

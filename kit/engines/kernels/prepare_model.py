@@ -17,17 +17,20 @@ from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers
 from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.tiled_mlp import tile_mlps
 
 
 def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
-    """Turn on recompute, attention within documents and compiled blocks, as the plan says. Returns the chunked loss, or
-    None if the plan has none. Raises EngineError if the model or the machine does not support it."""
+    """Turn on recompute, tiled MLPs, attention within documents and compiled blocks, as the plan says. Returns the
+    chunked loss, or None if the plan has none. Raises EngineError if the model or the machine does not support it."""
     plan, layout = rundir.plan, rundir.plan.layout
     cast_experts(model)
     if layout.recompute == "full":
         # Without an accelerator the inputs are in host memory already, and torch pins none.
         offload = layout.activation_offloading and torch.accelerator.is_available()
         model.activation_checkpointing_enable({"use_reentrant": False}, offload=offload)
+    if layout.tiled_mlp:
+        tile_mlps(model)
     if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
         attend_by_document(model, plan.model)
     if layout.compile_layers:

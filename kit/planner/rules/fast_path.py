@@ -48,6 +48,42 @@ def offloads_of_eager_layers(w: Workload) -> bool:
     return layout.activation_offloading and (layout.implementation != "huggingface" or layout.compile_layers)
 
 
+# ---------------------------------------------------------------- tiled MLP
+
+
+NO_MLP_MODULE = ("opt", "bloom")
+"""Families whose layers have no module ``mlp`` of one argument (modeling_opt.py, modeling_bloom.py)."""
+
+
+@rule(
+    "torch",
+    "deepspeed",
+    says=lambda w: (
+        f"tiled_mlp=true with {w.model.name}: it is for decoders of the described families with dense MLPs of their "
+        "own module; leave it out"
+    ),
+)
+def tiled_mlp_dense(w: Workload) -> bool:
+    """A tile of tokens would have a router's statistics of its own. kit/engines/kernels/tiled_mlp.py replaces a layer's
+    ``mlp``."""
+    model = w.model
+    other = model.approximate is not None or model.is_encoder_decoder or model.family in NO_MLP_MODULE
+    return w.layout.tiled_mlp and (other or model.num_experts > 0)
+
+
+@rule(
+    "torch",
+    "deepspeed",
+    says="tiled_mlp=true with Megatron's layers, tp>1, compile_layers=true, precision=fp8 or lora: it was tested on "
+    "whole Hugging Face layers in 16 and 32 bits, with all weights trained; leave it out",
+)
+def tiled_mlp_alone(w: Workload) -> bool:
+    """Checkpoints break compiled graphs, collectives would run for every tile, and fp8 scales are per tensor."""
+    layout = w.layout
+    other = layout.implementation != "huggingface" or layout.tp > 1 or layout.compile_layers
+    return layout.tiled_mlp and (other or w.job.precision == "fp8" or w.job.lora is not None)
+
+
 # ---------------------------------------------------------------- chunked loss
 
 

@@ -243,6 +243,26 @@ CASES = [
         "without compiling",
         torch(zero_stage=3, activation_offloading=True, recompute="full"),
     ),
+    Case(
+        "tiled_mlp_dense",
+        torch(zero_stage=3, tiled_mlp=True),
+        "tiled_mlp=true with mixtral-8x7b",
+        torch(zero_stage=3),
+        model="mixtral-8x7b",
+    ),
+    Case("tiled_mlp_dense", torch(tiled_mlp=True), "tiled_mlp=true with bloom-1b7", torch(), model="bloom-1b7"),
+    Case(
+        "tiled_mlp_alone",
+        torch(zero_stage=3, tiled_mlp=True, compile_layers=True),
+        "compile_layers=true",
+        torch(zero_stage=3, tiled_mlp=True),
+    ),
+    Case(
+        "tiled_mlp_alone",
+        torch(tp=2, zero_stage=3, tiled_mlp=True),
+        "tp>1",
+        torch(zero_stage=3, tiled_mlp=True),
+    ),
     Case("gradient_dtype_needs_fsdp2", torch(gradient_dtype="bf16"), "it is for FSDP2", torch()),
     Case(
         "gradient_dtype_needs_8bit_adamw",

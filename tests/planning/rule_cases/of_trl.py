@@ -15,7 +15,7 @@ CASES = [
             torch(zero_stage=3),
             change={"objective": "dpo"},
         )
-        for fast in ({"chunked_loss": True}, {"activation_offloading": True, "recompute": "full"})
+        for fast in ({"chunked_loss": True}, {"tiled_mlp": True}, {"activation_offloading": True, "recompute": "full"})
     ),
     Case(
         "trl_precision_and_optimizer",
