@@ -31,6 +31,7 @@ def _pins(stage: int, optimizer: Offload = "none", param: Offload = "none") -> k
         zero_stage=stage,
         offload_optimizer=optimizer,
         offload_param=param,
+        optimizer_state_dtype="fp32",  # no last resort
     )
 
 

@@ -41,6 +41,7 @@ def _deepspeed(stage: int, optimizer: Offload = "none", param: Offload = "none",
         zero_stage=stage,
         offload_optimizer=optimizer,
         offload_param=param,
+        optimizer_state_dtype="fp32",
     )
 
 
@@ -51,7 +52,7 @@ CHOICES = {
     "ZeRO-3": _deepspeed(3),
     "FSDP2": kit.Pins(engine="torch", tp=1, zero_stage=3, offload_optimizer="none", offload_param="none"),
     "Megatron: tensor and pipeline parallelism": kit.Pins(
-        engine="megatron", zero_stage=1, offload_optimizer="none", offload_param="none"
+        engine="megatron", zero_stage=1, offload_optimizer="none", offload_param="none", optimizer_state_dtype="fp32"
     ),
     "ZeRO-1, optimizer in host memory": _deepspeed(1, "cpu"),
     "ZeRO-2, optimizer in host memory": _deepspeed(2, "cpu"),
@@ -62,7 +63,7 @@ CHOICES = {
     "ZeRO-3, optimizer on NVMe, weights in host memory": _deepspeed(3, "nvme", "cpu"),
     "ZeRO-3, optimizer and weights on NVMe": _deepspeed(3, "nvme", "nvme"),
 }
-"""Name of a way → its pins. The planner decides the rest."""
+"""Name of a way → its pins, without a last resort. The planner decides the rest."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def text() -> str:
         where, best = f"{model}, {gpus}", kit.plan(model, gpus, JOB)
         rows.append((where, f"chosen: {_sizes(best)}", *_figures(best, best)))
         for pp in depths:
-            pins = kit.Pins(engine="megatron", tp=1, cp=1, vp=1, pp=pp, zero_stage=1)
+            pins = kit.Pins(engine="megatron", tp=1, cp=1, vp=1, pp=pp, zero_stage=1, offload_optimizer="none")
+            pins = pins.but(optimizer_state_dtype="fp32")  # no last resort
             try:
                 figures = _figures(kit.plan(model, gpus, JOB, pins), best)
             except PlanError:

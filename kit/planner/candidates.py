@@ -201,7 +201,8 @@ def _megatron(request: Request, further: bool, most_gib: float, too_slow: TooSlo
         dp = ends.data_parallel(cluster)
         experts = _experts(model, pins, tp, dp * cp * tp)
         if most_gib < math.inf:
-            least = partial(least_megatron_gib, model, job, cluster.num_gpus, tp, pp, offloads=offload[0] != "none")
+            kept = 0.0 if offload[0] != "none" else 0.5 if pins.optimizer_state_dtype == "bf16" else 1.0
+            least = partial(least_megatron_gib, model, job, cluster.num_gpus, tp, pp, kept=kept)
             experts = [cut for cut in experts if least(math.prod(cut)) <= most_gib]
         gathers = cp > 1 or model.attention_softcap is not None
         ways = [*itertools.product(experts, _comm_types(pins, cp), _recompute(pins, further, gathers))]

@@ -15,6 +15,7 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration
 from kit.planner.describe import describe
+from kit.planner.last_resorts import without_loss
 from kit.planner.request import Request
 from kit.planner.search import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster
@@ -95,13 +96,14 @@ def cluster_options(
 
     Tries powers of two and three times powers of two, from the fewest nodes that meet the deadline at the highest MFU
     to the most that the limits allow. Skips node types that, even at the highest MFU, are much worse than the best
-    option so far. Raises ``PlanError`` with the nearest misses if no cluster satisfies the constraints.
+    option so far. Layouts count that lose no accuracy. Raises ``PlanError`` with the nearest misses if no cluster
+    satisfies the constraints.
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
     types = sorted(
         (
-            _NodeType(model, job, pins, constraints, name, calibration)
+            _NodeType(model, job, without_loss(pins), constraints, name, calibration)
             for name in ([node] if node else _types(constraints))
         ),
         key=lambda each: (each.ideal, each.ideal_usd),
@@ -253,7 +255,9 @@ class _NodeType:
             searched[same] = search(request).best
         found = searched[same]
         if found is None:
-            return None, _Miss(math.inf, f"{nodes} x {self.name}: does not fit, or no layout is legal")
+            return None, _Miss(
+                math.inf, f"{nodes} x {self.name}: does not fit without loss of accuracy, or no layout is legal"
+            )
         workload = Workload(model=self.model, cluster=cluster, job=self.job, layout=found.layout)
         goodput = operation(workload, step_s(found)).goodput
         if not goodput:

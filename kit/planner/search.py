@@ -7,11 +7,12 @@ simplest.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.deepspeed_sizes import LIVE_SHARE
@@ -19,6 +20,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.candidates import TooSlow, all_layouts, layouts
+from kit.planner.last_resorts import COST_TIME, LAST_RESORTS, LastResort
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
@@ -47,6 +49,8 @@ class SearchResult(NamedTuple):
     """Legal layouts that were compared, fitting or not."""
     further: bool
     """Whether ``considered`` includes the further layouts."""
+    last_resort: LastResort | None = None
+    """What ``best`` needs, where no other layout fits; ``considered`` then includes its group's layouts."""
 
 
 class LayoutScorer:
@@ -79,15 +83,44 @@ class LayoutScorer:
         return calibration.of(w).step_time_factor if calibration.residuals else 1.0
 
 
+class _StepByStep(LayoutScorer):
+    """Gives each layout the first of a last resort's steps with which it fits; the last one if it fits with none."""
+
+    def __init__(self, request: Request, steps: Mapping[str, tuple[Any, ...]]) -> None:
+        super().__init__(request)
+        self._steps = [{name: value} for name, values in steps.items() for value in values]
+
+    def candidate(self, w: Workload, limit_gib: float) -> Candidate:
+        """The layout with its step. ``w`` has the first one, and is legal; a node may lack the memory for others."""
+        *tried, last = (w.with_layout(w.layout.but(**step)) for step in self._steps)
+        if (peak := self.peak_gib(last)) > limit_gib:
+            return Candidate(last.layout, peak, None)
+        chosen = next((each for each in tried if self.peak_gib(each) <= limit_gib), last)
+        return super().candidate(chosen, limit_gib if is_legal(chosen) else -math.inf)
+
+
 def search(request: Request) -> SearchResult:
     """Compares the usual layouts, and those further layouts that need less memory than every usual one; with ZeRO-3, at
-    most ``LIVE_SHARE`` of the GPU's memory more.
+    most ``LIVE_SHARE`` of the GPU's memory more. If none fits, those of the first group of last resorts in which one
+    does.
 
     More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
     no measurements support their predictions, and they would take most of the search time.
     """
-    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
-    usual = tuple(_considered(request, scorer, lambda _: usable))
+    found = _without_last_resorts(request, LayoutScorer(request))
+    for group in LAST_RESORTS if found.best is None else ():
+        fitting = {each: _fitting(_with(each, request)) for each in group}
+        among = tuple(itertools.chain.from_iterable(fitting.values()))
+        if (best := _best(among)) is not None:
+            chosen = next(each for each, candidates in fitting.items() if best in candidates)
+            return SearchResult(best, (*found.considered, *among), further=True, last_resort=chosen)
+    return found
+
+
+def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
+    """The search among usual and further layouts. ``most_gib``: see ``layouts``."""
+    usable = usable_gib(request.cluster.gpu)
+    usual = tuple(_considered(request, scorer, lambda _: usable, most_gib=most_gib))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
     # With more GPU memory ZeRO-3 keeps more weights gathered, so its layouts may need that much more.
     live = LIVE_SHARE * request.cluster.gpu.memory_gib
@@ -98,7 +131,7 @@ def search(request: Request) -> SearchResult:
     # A layout that takes longer than the fastest usual one is not chosen; only the reasons for a further one name it.
     most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
     too_slow = _slower_than(request, scorer, most_s) if most_s < math.inf else None
-    further = [*_considered(request, scorer, limit_gib, True, least, too_slow)]
+    further = [*_considered(request, scorer, limit_gib, True, min(least, most_gib), too_slow)]
     considered = (*usual, *(_fitting(further) if least <= usable else further))
     best = _best(considered)
     if best in usual:
@@ -108,12 +141,39 @@ def search(request: Request) -> SearchResult:
     return SearchResult(best=best, considered=considered, further=True)
 
 
+def _with(last_resort: LastResort, request: Request) -> tuple[Candidate, ...]:
+    """Layouts with a last resort, apart from those that need more memory than there is."""
+    asked = _asked(last_resort, request)
+    return _without_last_resorts(*asked, most_gib=usable_gib(request.cluster.gpu)).considered if asked else ()
+
+
+def _asked(last_resort: LastResort, request: Request) -> tuple[Request, LayoutScorer] | None:
+    """The request with a last resort, and what scores its layouts; None if the user's pins forbid it."""
+    if (asked := last_resort.added_to(request)) is None:
+        return None
+    steps = last_resort.open_steps(request)
+    return asked, _StepByStep(asked, steps) if steps else LayoutScorer(asked)
+
+
+def faster_on_request(request: Request, most_s: float) -> tuple[LastResort, Candidate] | None:
+    """A last resort that costs no accuracy, and its best layout, if a usual one takes less than ``most_s``."""
+    for each in COST_TIME:
+        asked = _asked(each, request)
+        if asked and (best := _faster_than(*asked, most_s, usable_gib(request.cluster.gpu))):
+            return each, best
+    return None
+
+
 def faster_than(request: Request, most_s: float) -> Candidate | None:
     """The best layout if a usual one takes less than ``most_s``; otherwise None, without a whole search."""
-    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
-    usual = _considered(request, scorer, lambda _: usable, too_slow=_slower_than(request, scorer, most_s))
+    return _faster_than(request, LayoutScorer(request), most_s)
+
+
+def _faster_than(request: Request, scorer: LayoutScorer, most_s: float, most_gib: float = math.inf) -> Candidate | None:
+    usable, too_slow = usable_gib(request.cluster.gpu), _slower_than(request, scorer, most_s)
+    usual = _considered(request, scorer, lambda _: usable, most_gib=most_gib, too_slow=too_slow)
     quick = any(candidate.step_time_s is not None and candidate.step_time_s < most_s for candidate in usual)
-    best = search(request).best if quick else None
+    best = _without_last_resorts(request, scorer, most_gib).best if quick else None
     return best if best is not None and step_s(best) < most_s else None
 
 
@@ -121,15 +181,19 @@ def _slower_than(request: Request, scorer: LayoutScorer, most_s: float) -> TooSl
     return TooSlow(lambda layout: scorer.least_s(request.workload(layout)) > most_s)
 
 
-def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
-    """Whether any layout of the request, or of ``among``, fits; stops at the first."""
-    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
+def can_fit(request: Request, among: Iterable[Layout] | None = None, last_resorts: bool = True) -> bool:
+    """Whether any layout of the request, or of ``among``, fits; stops at the first. ``last_resorts``: whether they
+    count."""
+    usable = usable_gib(request.cluster.gpu)
     if among is not None:
+        scorer = LayoutScorer(request)
         return any(is_legal(w) and scorer.peak_gib(w) <= usable for w in map(request.workload, among))
+    resorts = (_asked(each, request) for group in LAST_RESORTS for each in group if last_resorts)
     return any(
         candidate.step_time_s is not None
+        for asked in itertools.chain([(request, LayoutScorer(request))], filter(None, resorts))
         for further in (False, True)
-        for candidate in _considered(request, scorer, lambda _: usable, further, most_gib=usable)
+        for candidate in _considered(*asked, lambda _: usable, further, most_gib=usable)
     )
 
 
@@ -212,9 +276,9 @@ def _considered(
 
 _WHATEVER_THE_SIZES = frozenset(
     {
-        "bf16_units", "fp8_units", "lora", "megatron_family", "megatron_rope", "objective", "objective_of_stacks",
-        "optimizer", "positions", "precision", "transformer_engine_family", "transformer_engine_needs_cuda",
-        "fp8_needs_transformer_engine",
+        "bf16_state", "bf16_units", "fp8_needs_transformer_engine", "fp8_units", "lora", "megatron_family",
+        "megatron_rope", "objective", "objective_of_stacks", "optimizer", "optimizer_on_the_host", "positions",
+        "precision", "transformer_engine_family", "transformer_engine_needs_cuda",
     }
 )  # fmt: skip
 """Rules that read only model, cluster, job and implementation. All of Megatron's layouts have one implementation: if

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from kit.errors import PlanError, SpecError
 from kit.planner.describe import describe
+from kit.planner.last_resorts import without_loss
 from kit.planner.make_plan import make_plan
 from kit.planner.request import Request
+from kit.planner.search import can_fit
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
 from kit.specs.layout import Layout
@@ -63,7 +65,7 @@ def clusters_named(names: Sequence[str], prices: Sequence[str] = ()) -> dict[str
 
 
 def compare_clusters(asked: Request, clusters: Mapping[str, ClusterSpec]) -> tuple[ClusterAnswer, ...]:
-    """The best plan on each cluster, in the order given; ``asked.cluster`` is not used."""
+    """The best plan without loss of accuracy on each cluster, in the order given; ``asked.cluster`` is not used."""
     return tuple(_answer(name, dataclasses.replace(asked, cluster=cluster)) for name, cluster in clusters.items())
 
 
@@ -74,9 +76,12 @@ def _answer(name: str, asked: Request) -> ClusterAnswer:
         price_per_node_hour_usd=asked.cluster.price_per_node_hour_usd,
     )
     try:
-        plan = make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
+        pins = without_loss(asked.pins)
+        plan = make_plan(asked.model, asked.cluster, asked.job, pins, asked.calibration)
     except PlanError as refused:
-        return dataclasses.replace(row, why_none=str(refused).splitlines()[0])
+        why = str(refused).splitlines()[0]
+        lossy = "; with loss of accuracy it does (kit plan), which is not compared" if can_fit(asked) else ""
+        return dataclasses.replace(row, why_none=why + lossy)
     predicted = plan.predicted
     if not math.isfinite(predicted.total_days):
         return dataclasses.replace(row, why_none="checkpoints and failures leave no time for training")

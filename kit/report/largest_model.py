@@ -11,6 +11,7 @@ from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.model.params import count
 from kit.errors import PlanError
 from kit.planner.describe import describe
+from kit.planner.last_resorts import without_loss
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import load_model
@@ -41,11 +42,13 @@ class LargestModels:
 
 
 def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestModels:
-    """Plans each model size with each training method, until one does not fit. Raises ``PlanError`` if none fits."""
+    """Plans each model size with each training method, until one does not fit without loss of accuracy. Raises
+    ``PlanError`` if none fits."""
     needs: dict[tuple[str, str], MemoryReport] = {}
     for way, lora in WAYS.items():
         for name in SIZES:
-            request = Request(model=load_model(name), cluster=cluster, job=replace(job, lora=lora), pins=pins)
+            own = replace(job, lora=lora)
+            request = Request(model=load_model(name), cluster=cluster, job=own, pins=without_loss(pins))
             found = search(request).best
             if found is None:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import TypedDict
 
@@ -12,6 +12,7 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nearest_miss, nothing_legal
+from kit.planner.explain.last_resort import last_resort
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.report.memory_reasons import memory_reasons
@@ -90,7 +91,9 @@ def memory_report(request: Request) -> FitReport:
     """
     result = search(request)
     if result.best:
-        return report_of(request.workload(result.best.layout))
+        found = report_of(request.workload(result.best.layout))
+        said = tuple(f"{decision.chosen}: {decision.why}" for decision in last_resort(request, result))
+        return replace(found, reasons=(*said, *found.reasons)) if result.last_resort else found
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         raise PlanError(nothing_legal(request))

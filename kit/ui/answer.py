@@ -16,6 +16,7 @@ from kit.cost.hardware import usable_gib
 from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
 from kit.planner.compare import Comparison
+from kit.planner.last_resorts import without_loss
 from kit.planner.plan import Plan
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
@@ -134,9 +135,11 @@ def _compared(recipe: Recipe) -> Comparison:
 
 @lru_cache(maxsize=1024)
 def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
-    """Days and cost of the best layout on another cluster; None if none fits, or failures leave no time for it."""
+    """Days and cost of the best layout on a cluster; None if none fits, or failures leave no time for it. On another
+    cluster than the recipe's, layouts count that lose no accuracy."""
+    pins = recipe.layout if cluster == recipe.cluster else without_loss(recipe.layout)
     try:
-        predicted = api.plan(recipe.model, cluster, recipe.job, recipe.layout).predicted
+        predicted = api.plan(recipe.model, cluster, recipe.job, pins).predicted
     except PlanError:
         return None
     if not math.isfinite(predicted.total_days):

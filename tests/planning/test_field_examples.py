@@ -35,11 +35,16 @@ QUOTED = Pins(engine="megatron", tp=8, pp=2, micro_batch_size=1)
 
 
 def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named() -> None:
+    quoted = dataclasses.replace(QUOTED, recompute="none")
     with pytest.raises(PlanError, match="GiB too many") as refused:
-        plan_of("llama-3-70b", "p4d.24xlarge:8", dataclasses.replace(QUOTED, recompute="none"))
+        plan_of("llama-3-70b", "p4d.24xlarge:8", quoted.but(offload_optimizer="none"))
     ways = str(refused.value).splitlines()[1:]
     assert len(ways) == 3
     assert any("layout.pp left to the planner instead of 2" in way for way in ways)
+    assert any("layout.offload_optimizer left to the planner instead of none" in way for way in ways)
+    offloaded = plan_of("llama-3-70b", "p4d.24xlarge:8", quoted)
+    (said,) = (decision.why for decision in offloaded.decisions if decision.rule == "last_resort")
+    assert "it is not needed with layout.pp left to the planner instead of 2" in said
     free = plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8))
     assert free.layout.pp > 2
     assert plan_of("llama-3-70b", "p4de.24xlarge:8", QUOTED).layout.dp == 4

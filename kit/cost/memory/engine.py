@@ -103,13 +103,13 @@ def _largest_of_megatron(model: ModelSpec) -> int:
 
 
 def least_megatron_gib(
-    model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int, offloads: bool = False
+    model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int, kept: float = 1.0
 ) -> float:
     """Lower bound of the memory of Megatron's fullest rank, GiB: weights and gradients of the mean stage, optimizer
     state sharded over all GPUs, and the tensor that an export gathers.
 
-    ``expert_ranks``: ep · etp; ``offloads``: optimizer state is on the host. With LoRA the bound is 0. A search
-    uses it to skip splits before it lists layouts.
+    ``expert_ranks``: ep · etp; ``kept``: bytes of optimizer state on the GPUs over those in fp32, less than 1 if the
+    state is in bf16 or on the host. With LoRA the bound is 0. A search uses it to skip splits before it lists layouts.
     """
     if job.lora is not None:
         return 0.0
@@ -118,7 +118,7 @@ def least_megatron_gib(
     experts = counts.sum_over(range(model.num_layers), lambda layer: layer.experts)
     of_rank = ((counts.total - experts) / tp + experts / expert_ranks) / pp
     states = (weights + 4.0) * of_rank
-    states += 0.0 if offloads else (masters + min(moments[:2])) * counts.total / gpus
+    states += kept * (masters + min(moments[:2])) * counts.total / gpus
     return to_gib(states + export_bytes(tp) * _largest_of_megatron(model))
 
 

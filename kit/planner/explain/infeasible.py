@@ -15,6 +15,7 @@ from kit.cost.workload import Workload
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.explain.fewer_gpus import batch_divides
+from kit.planner.last_resorts import COST_TIME
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
@@ -100,19 +101,22 @@ class _Change(NamedTuple):
     request: Request
     among: Sequence[Layout] | None = None
     """The layouts that the change can make fit; None: any."""
+    last_resorts: bool = False
+    """Whether last resorts count, because what the change removes may have forbidden one."""
 
 
-def changes_that_fit(request: Request, considered: Sequence[Candidate]) -> Iterator[str]:
+def changes_that_fit(request: Request, considered: Sequence[Candidate], last_resorts: bool = True) -> Iterator[str]:
     """Changes after which a layout fits, the smallest first. The size of a change is the factor by which a number grows
     or shrinks.
 
     Removing a pin, or stating a node's host memory, has factor 1. Among equal factors, changes of the job come before
-    changes of the hardware. bf16 optimizer state halves bytes: factor 2. LoRA comes last, because it is another kind of
-    training. ``considered``: the legal layouts of the request, none of which fits.
+    changes of the hardware. An optimizer in 8 bits halves the bytes of its state: factor 2. LoRA comes last, because it
+    is another kind of training. ``considered``: the legal layouts of the request, none of which fits without a last
+    resort. ``last_resorts``: whether they count once a pin is removed; after other changes they never do.
     """
     helped: set[str] = set()
     for change in sorted(_changes(request, considered), key=lambda change: change.factor):
-        if change.kind not in helped and can_fit(change.request, change.among):
+        if change.kind not in helped and can_fit(change.request, change.among, last_resorts and change.last_resorts):
             helped.add(change.kind)
             yield change.text
 
@@ -124,19 +128,14 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         value = getattr(pins, field.name)
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
-            yield _Change(field.name, 1.0, text, replace(request, pins=pins.but(**{field.name: None})))
+            free = replace(request, pins=pins.but(**{field.name: None}))
+            yield _Change(field.name, 1.0, text, free, last_resorts=True)
     if pins.engine is None and cluster.num_gpus > 1:
         text = "layout.engine=torch, for which chunked loss and compiled blocks are tried on several GPUs too"
         yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
-    if pins.engine in (None, "megatron") and pins.offload_optimizer is None and request.job.lora is None:
-        yield from _megatrons_optimizer_on_the_host(request)
+    yield from _megatrons_optimizer_on_the_host(request)
     yield from _other_jobs(request)
     yield from _host_memory(request)
-    if pins.optimizer_state_dtype is None and pins.engine != "torch" and request.job.lora is None:
-        for engine in ("deepspeed", "megatron") if pins.engine is None else (pins.engine,):
-            text = f"layout.engine={engine} layout.optimizer_state_dtype=bf16, at some loss of accuracy"
-            chosen = pins.but(engine=engine, optimizer_state_dtype="bf16")
-            yield _Change("state", 2.0, text, replace(request, pins=chosen))
     yield from _more_gpus(request)
     # Try slower GPUs first: among those with enough memory, the slowest is the most similar to the requested one.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
@@ -145,8 +144,13 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
             larger = replace(request, cluster=replace(cluster, gpu=gpu))
             # Legality does not depend on GPU memory, and a layout does not need less memory on a larger GPU.
-            fitting = [candidate.layout for candidate in considered if candidate.peak_gib <= usable_gib(gpu)]
+            fitting = [each.layout for each in considered if not _fits(each) and each.peak_gib <= usable_gib(gpu)]
             yield _Change("gpu", factor, text, larger, fitting)
+
+
+def _fits(candidate: Candidate) -> bool:
+    """True of layouts with a last resort alone."""
+    return candidate.step_time_s is not None
 
 
 def _other_jobs(request: Request) -> Iterator[_Change]:
@@ -164,6 +168,9 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
         text = f"job.seq_length={shorter} instead of {length}"
         yield _Change("length", length / shorter, text, changed(seq_length=shorter))
         shorter //= 2
+    if job.optimizer.name == "adamw" and job.lora is None:
+        eight = replace(job.optimizer, name="adamw-8bit")
+        yield _Change("optimizer", 2.0, "job.optimizer.name=adamw-8bit instead of adamw", changed(optimizer=eight))
     if job.lora is None:
         for lora, what in ((LoraSpec(), "adapters"), (LoraSpec(four_bit=True), "adapters on 4-bit weights (QLoRA)")):
             yield _Change("lora", math.inf, f"job.lora: {what} trained instead of all weights", changed(lora=lora))
@@ -191,15 +198,17 @@ def _host_memory(request: Request) -> Iterator[_Change]:
 
 
 def _megatrons_optimizer_on_the_host(request: Request) -> Iterator[_Change]:
-    """A pin that the search does not set by itself: Megatron-LM runs it, kit's worker does not."""
-    pinned = replace(request, pins=request.pins.but(engine="megatron", offload_optimizer="cpu"))
-    text = "layout.engine=megatron layout.offload_optimizer=cpu, which Megatron-LM runs by pretrain_gpt.sh"
-    if request.cluster.host_ram_gib is not None:
-        yield _Change("megatron", 1.0, text, pinned)
-        return
-    for there in (1024, 2048):
-        told = replace(pinned, cluster=replace(request.cluster, host_ram_gib=float(there)))
-        yield _Change("megatron", 1.0, f"{text}, and cluster.host_ram_gib ({there} would do)", told)
+    """The last resorts that only the host's unknown memory forbids."""
+    for last_resort in COST_TIME if request.cluster.host_ram_gib is None else ():
+        for there in (1024, 2048):
+            if last_resort.added_to(request) is not None:
+                text = f"{last_resort.what}, once cluster.host_ram_gib says how much host memory a node has"
+                cluster, pins = (
+                    replace(request.cluster, host_ram_gib=float(there)),
+                    request.pins.but(**last_resort.pins),
+                )
+                told = replace(request, cluster=cluster, pins=pins)
+                yield _Change("megatron", 1.0, f"{text} ({there} would do)", told, last_resorts=True)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:

@@ -1,0 +1,250 @@
+"""What the search does before it says no: which last resort, at what price, and what forbids it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import peak_gib
+from kit.errors import PlanError
+from kit.planner.cluster_selection import Constraints, cluster_options
+from kit.planner.last_resorts import LAST_RESORTS, LastResort
+from kit.planner.make_plan import make_plan
+from kit.planner.plan import Decision, Plan
+from kit.planner.request import Request
+from kit.planner.search import EQUALLY_FAST, can_fit, search, step_s
+from kit.report.clusters import cluster_table, compare_clusters
+from kit.report.first_screen import first_screen
+from kit.report.html import page
+from kit.report.largest_model import largest_models
+from kit.report.memory_report import memory_report
+from kit.report.plan_text import render
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.ui.answer import cluster_cost
+from kit.ui.state import State
+from kit.units import human_seconds
+
+(HOST,), (MOMENTS,), (STATE,) = LAST_RESORTS
+VERL_GIB = 1.6e12 / 2**30
+"""Host memory of verl's nodes (docs/perf/dpsk.md)."""
+
+
+def h20(nodes: int, host_ram_gib: float | None = VERL_GIB) -> ClusterSpec:
+    return dataclasses.replace(parse_cluster(f"{nodes}x8xH20"), host_ram_gib=host_ram_gib)
+
+
+def planned(name: str, cluster: ClusterSpec, pins: Pins | None = None, **job: Any) -> Plan:
+    return make_plan(load_model(name), cluster, JobSpec(**job), pins)
+
+
+def said(plan: Plan) -> Decision:
+    (decision,) = (decision for decision in plan.decisions if decision.rule == "last_resort")
+    return decision
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ---------------------------------------------------------------- Megatron's optimizer on the host
+
+
+def test_deepseek_v3_on_96_h20_and_qwen3_235b_on_32_are_found() -> None:
+    """The layouts of verl's table, with the optimizer on the host."""
+    deepseek = planned("deepseek-v3", h20(12))
+    assert (deepseek.layout.engine, deepseek.layout.offload_optimizer) == ("megatron", "cpu")
+    assert deepseek.predicted.peak_gib == pytest.approx(78.6, abs=0.05)
+    assert said(deepseek).chosen == HOST.what
+    qwen = planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"))
+    assert qwen.layout.offload_optimizer == "cpu"
+    assert qwen.predicted.peak_gib == pytest.approx(82.3, abs=0.05)
+    # DeepSpeed's own offload fits too, and kit's worker runs it. The faster one is named, with its pins.
+    ordinary = planned("qwen3-235b-a22b", h20(4))
+    assert (ordinary.layout.engine, said(ordinary).chosen) == ("deepspeed", "none")
+    assert ordinary.predicted.step_time_s > qwen.predicted.step_time_s
+    assert f"{qwen.predicted.peak_gib:.1f} GiB" in said(ordinary).why
+    assert said(ordinary).why.endswith("layout.engine=megatron layout.offload_optimizer=cpu")
+
+
+def test_the_smallest_share_that_fits_goes_to_the_host() -> None:
+    cluster = parse_cluster("p4d.24xlarge:8")
+    pins = Pins(engine="megatron", tp=8, pp=2, vp=2, cp=1, recompute="full", micro_batch_size=1)
+    plan = planned("llama-3-70b", cluster, pins)
+    assert plan.layout.optimizer_offload_fraction == 0.75
+    shares = [
+        plan.workload.with_layout(plan.layout.but(optimizer_offload_fraction=share)) for share in (0.5, 0.75, 1.0)
+    ]
+    less, own, more = map(peak_gib, shares)
+    assert more < own <= usable_gib(cluster.gpu) < less
+    fixed = dataclasses.replace(pins, offload_optimizer="cpu", optimizer_offload_fraction=1.0)
+    assert planned("llama-3-70b", cluster, fixed).predicted.step_time_s > plan.predicted.step_time_s
+    # A pinned share is kept, though a smaller one would fit, and refused where it does not fit.
+    assert planned("llama-3-70b", cluster, pins.but(optimizer_offload_fraction=0.8)).layout.offload_optimizer == "cpu"
+    with pytest.raises(PlanError, match=r"optimizer_offload_fraction left to the planner instead of 0\.5"):
+        planned("llama-3-70b", cluster, pins.but(offload_optimizer="cpu", optimizer_offload_fraction=0.5))
+
+
+def test_a_node_with_too_little_memory_for_all_of_it_takes_a_share() -> None:
+    """The host's memory for the whole optimizer is not there; for three quarters it is."""
+    pins = Pins(engine="megatron", tp=8, pp=2, vp=2, cp=1, recompute="full", micro_batch_size=1)
+    whole = planned("llama-3-70b", parse_cluster("p4d.24xlarge:8"), pins.but(offload_optimizer="cpu"))
+    host = 0.95 * whole.predicted.host_ram_gib_per_node / 0.9
+    small = dataclasses.replace(parse_cluster("p4d.24xlarge:8"), host_ram_gib=host)
+    assert planned("llama-3-70b", small, pins.but(offload_optimizer="cpu")).layout.optimizer_offload_fraction == 0.75
+    tiny = dataclasses.replace(small, host_ram_gib=host / 2)
+    assert search(Request(model=load_model("llama-3-70b"), cluster=tiny, job=JobSpec(), pins=pins)).last_resort != HOST
+
+
+def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> None:
+    with pytest.raises(PlanError, match=rf"{HOST.what}, once cluster\.host_ram_gib .* \(1024 would do\)"):
+        planned("deepseek-v3", h20(12, None))
+    assert said(planned("deepseek-v3", h20(12, 1024.0))).chosen == HOST.what
+
+
+def test_what_pretrain_gpt_cannot_train_is_no_way_out() -> None:
+    """kit's worker has no optimizer on the host, and Megatron-LM's trainer no other objective."""
+    with pytest.raises(PlanError, match="does not fit"):
+        planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"), objective="sft")
+
+
+# ---------------------------------------------------------------- the order, and what forbids
+
+
+@pytest.mark.parametrize("last_resort", [HOST, MOMENTS, STATE, None], ids=["host", "moments", "state", "none"])
+def test_time_is_paid_before_accuracy_and_moments_before_master_weights(last_resort: LastResort | None) -> None:
+    """A small model on a card and a machine with little memory: each of the three fits; pins take the cheaper away."""
+    cluster = dataclasses.replace(parse_cluster("1xRTX-4090"), host_ram_gib=8.0)
+    request = Request(model=load_model("llama-3.2-1b"), cluster=cluster, job=JobSpec(global_batch_size=4))
+    assert all(can_fit(added) for (each,) in LAST_RESORTS if (added := each.added_to(request)))
+    forbidden: dict[LastResort | None, dict[str, Any]] = {
+        HOST: {},
+        MOMENTS: {"offload_optimizer": "none"},
+        STATE: {"offload_optimizer": "none", "implementation": "huggingface"},
+        None: {"offload_optimizer": "none", "optimizer_state_dtype": "fp32"},
+    }
+    pinned = dataclasses.replace(request, pins=Pins(**forbidden[last_resort]))
+    found = search(pinned)
+    assert found.last_resort is last_resort
+    assert can_fit(pinned) == (found.best is not None)
+    assert not can_fit(pinned, last_resorts=False)
+
+
+def test_the_fastest_layout_of_the_group_is_taken() -> None:
+    request = Request(model=load_model("deepseek-v3"), cluster=h20(12), job=JobSpec())
+    found = search(request)
+    assert found.best is not None
+    assert found.last_resort is HOST
+    fitting = [each for each in found.considered if each.step_time_s is not None]
+    assert {each.layout.offload_optimizer for each in fitting} == {"cpu"}
+    assert min(map(step_s, fitting)) <= step_s(found.best) <= EQUALLY_FAST * min(map(step_s, fitting))
+    assert len({each.layout.optimizer_offload_fraction for each in fitting}) > 1
+
+
+def test_what_fits_without_a_last_resort_has_none() -> None:
+    for name, gpus in (("llama-3.1-8b", "8xH100"), ("llama-2-7b", "8xA100-40"), ("gpt2-xl", "1xRTX-4090")):
+        plan = planned(name, parse_cluster(gpus), seq_length=1024)
+        assert "last_resort" not in {decision.rule for decision in plan.decisions}
+
+
+def test_a_refusal_names_the_pins_that_forbid_what_would_fit() -> None:
+    cluster = dataclasses.replace(parse_cluster("1xRTX-4090"), host_ram_gib=8.0)
+    for pins, free in (
+        (Pins(engine="megatron", offload_optimizer="none", optimizer_state_dtype="fp32"), "offload_optimizer"),
+        (Pins(engine="deepspeed", optimizer_state_dtype="fp32"), "optimizer_state_dtype"),
+    ):
+        with pytest.raises(PlanError, match=rf"it fits with layout\.{free} left to the planner instead of"):
+            planned("llama-3.2-1b", cluster, pins, global_batch_size=4)
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def lossy() -> Plan:
+    """7B on one card: 12 bytes of its state a parameter, and 16 do not fit the machine."""
+    return planned("llama-2-7b", parse_cluster("1xRTX-4090"))
+
+
+def test_a_dense_model_that_fits_only_with_bf16_state_and_what_that_costs() -> None:
+    plan = lossy()
+    assert (plan.layout.engine, plan.layout.optimizer_state_dtype) == ("deepspeed", "bf16")
+    decision = said(plan)
+    assert decision.chosen == STATE.what
+    for words in (
+        "no other layout that kit tries fits", "Accuracy", "6.033 instead of 6.018", "6.825 instead of 6.786",
+        "layout.optimizer_state_dtype=fp32 forbids it",
+        "it is not needed with offload to disks", "or cluster.host_ram_gib=256 instead of 128, for offload",
+    ):  # fmt: skip
+        assert words in decision.why
+    for shown in (first_screen(plan), render(plan), re.sub("<[^>]*>", "", unescape(page(plan)))):
+        assert f"last_resort={decision.chosen}: {decision.why}" in flat(shown)
+    report = memory_report(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
+    assert report.reasons[0] == f"{decision.chosen}: {decision.why}"
+    assert report.peak_gib == pytest.approx(plan.predicted.peak_gib)
+
+
+def test_what_is_said_to_make_it_needless_does() -> None:
+    plan = lossy()
+    richer = dataclasses.replace(plan.cluster, host_ram_gib=256.0)
+    again = make_plan(plan.model, richer, plan.job)
+    assert again.layout.optimizer_state_dtype == "fp32"
+    assert "last_resort" not in {decision.rule for decision in again.decisions}
+    with pytest.raises(PlanError, match="does not fit"):
+        make_plan(plan.model, plan.cluster, plan.job, Pins(optimizer_state_dtype="fp32"))
+
+
+def test_the_seconds_of_offload_are_the_plans_own() -> None:
+    plan = planned("deepseek-v3", h20(12))
+    seconds = human_seconds(plan.predicted.step_time_components_s["offload"])
+    assert f"Offload takes {seconds} of {human_seconds(plan.predicted.step_time_s)} a step" in said(plan).why
+    assert "kit's worker does not" in said(plan).why
+
+
+def test_an_optimizer_in_8_bits_is_proposed_and_not_chosen() -> None:
+    with pytest.raises(PlanError, match=r"it fits with job\.optimizer\.name=adamw-8bit instead of adamw"):
+        planned("llama-2-13b", dataclasses.replace(parse_cluster("4xA100-40"), host_ram_gib=64.0, nvme_gib=None))
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def test_clusters_are_compared_without_loss_of_accuracy() -> None:
+    clusters = {name: parse_cluster(name) for name in ("1xRTX-4090", "8xA100-40")}
+    asked = Request(model=load_model("llama-2-7b"), cluster=clusters["8xA100-40"], job=JobSpec())
+    card, node = compare_clusters(asked, clusters)
+    assert node.layout is not None
+    assert card.layout is None
+    assert "with loss of accuracy it does (kit plan), which is not compared" in flat(cluster_table([card, node]))
+    # A pin is what the user wants: then it is compared.
+    pinned = dataclasses.replace(asked, pins=Pins(optimizer_state_dtype="bf16"))
+    assert compare_clusters(pinned, clusters)[0].layout is not None
+
+
+def test_a_cluster_is_chosen_without_loss_of_accuracy() -> None:
+    model, job = load_model("falcon-7b"), JobSpec(seq_length=2048, global_batch_size=720, total_tokens=10**9)
+    one_node = Constraints(max_gpus=4)
+    plan = make_plan(model, parse_cluster("workstation-rtx-4090:1"), job)
+    assert plan.layout.optimizer_state_dtype == "bf16"
+    with pytest.raises(PlanError, match="does not fit without loss of accuracy"):
+        cluster_options(model, job, Pins(), one_node, node="workstation-rtx-4090")
+    lossy = cluster_options(model, job, Pins(optimizer_state_dtype="bf16"), one_node, node="workstation-rtx-4090")
+    assert [option.layout.optimizer_state_dtype for option in lossy] == ["bf16"]
+
+
+def test_the_largest_model_is_one_without_loss_of_accuracy() -> None:
+    found = largest_models(parse_cluster("1xRTX-4090"), JobSpec(), Pins())
+    assert {memory.layout.optimizer_state_dtype for memory in found.needs.values()} == {"fp32"}
+
+
+def test_other_sizes_of_the_page_lose_no_accuracy() -> None:
+    recipe = State((("model", "llama-2-7b"), ("cluster", "1xRTX-4090"))).recipe({})
+    assert cluster_cost(recipe, recipe.cluster) is not None
+    other = dataclasses.replace(recipe.cluster, price_per_node_hour_usd=1.0)
+    assert cluster_cost(recipe, other) is None
