@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -28,7 +29,6 @@ from megatron.core.transformer.multi_token_prediction import (
     MultiTokenPredictionBlockSubmodules,
     MultiTokenPredictionLayer,
     MultiTokenPredictionLayerSubmodules,
-    mtp_on_this_rank,
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -188,7 +188,7 @@ def prediction_heads(
     model: ModelSpec, config: TransformerConfig, vp_stage: int | None
 ) -> MultiTokenPredictionBlockSubmodules | None:
     """The heads of multi-token prediction of this chunk: all on the last one, none on the others."""
-    if not mtp_on_this_rank(config, ignore_virtual=False, vp_stage=vp_stage):
+    if not (config.mtp_num_layers and parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)):
         return None
     norm = NORMS[config.normalization]
     head = ModuleSpec(
