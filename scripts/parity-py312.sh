@@ -18,7 +18,7 @@ if [ ! -e "$VENV/.complete" ]; then
     # The same versions as everywhere, megatron-core excepted.
     grep -v '^megatron-core==' constraints.txt >"$VENV/constraints.txt"
     "$VENV/bin/python" -m pip install --quiet --constraint "$VENV/constraints.txt" \
-        --editable '.[torch,deepspeed,data,demo,test]' 'megatron-core>=0.19,<0.20'
+        --editable '.[torch,deepspeed,data,demo,lora,test]' 'megatron-core>=0.19,<0.20' 'emerging-optimizers>=0.3,<0.4'
     touch "$VENV/.complete"
 fi
 "$VENV/bin/python" -c 'import sys, megatron.core as m; print(f"Python {sys.version.split()[0]}, megatron-core {m.__version__}")'

@@ -319,8 +319,11 @@ def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
 
 def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     adam = {"adam_beta1": job.optimizer.beta1, "adam_beta2": job.optimizer.beta2, "adam_eps": job.optimizer.eps}
-    sgd = {"sgd_momentum": job.optimizer.beta1}
-    is_sgd = job.optimizer.name == "sgd"
+    kinds: dict[str, dict[str, Any]] = {
+        "adamw": {"optimizer": "adam", **adam},
+        "sgd": {"optimizer": "sgd", "sgd_momentum": job.optimizer.beta1},
+        "muon": {"optimizer": "muon", **adam, **_muon(job)},
+    }
     on_host = {
         "optimizer_cpu_offload": True,
         "optimizer_offload_fraction": layout.optimizer_offload_fraction,
@@ -329,9 +332,8 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     }
     short_state = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
     return {
-        "optimizer": "sgd" if is_sgd else "adam",
+        **kinds[job.optimizer.name],
         "lr": job.learning_rate,
-        **(sgd if is_sgd else adam),
         "weight_decay": job.optimizer.weight_decay,
         "clip_grad": job.grad_clip,
         "bf16": job.precision in ("bf16", "fp8"),
@@ -339,6 +341,20 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "use_distributed_optimizer": shards_optimizer(layout),
         **(on_host if layout.offload_optimizer == "cpu" else {}),
         **(short_state if layout.optimizer_state_dtype == "bf16" else {}),
+    }
+
+
+def _muon(job: JobSpec) -> dict[str, Any]:
+    """torch.optim.Muon's values and AdamW's update size (arXiv 2502.16982), on whole matrices. Read in megatron-core
+    0.19.2."""
+    return {
+        "muon_momentum": 0.95,
+        "muon_nesterov": True,
+        "muon_coefficient_type": "simple",
+        "muon_scale_mode": "spectral",
+        "muon_extra_scale_factor": 0.2,
+        "muon_fp32_matmul_prec": "highest" if job.precision == "fp32" else "medium",
+        "muon_tp_mode": "duplicated",
     }
 
 

@@ -1,7 +1,8 @@
 """Plan → ``pretrain_gpt.sh``: the plan as flags of Megatron-LM's own trainer.
 
 The flags are derived from megatron.yaml's settings, key by key, so the two cannot differ. Read in Megatron-LM at tag
-core_v0.16.1, ``megatron/training/arguments.py``; a test checks every flag against the recorded table of its parser.
+core_v0.16.1, ``megatron/training/arguments.py``, and of Muon at core_v0.19.2; a test checks every flag against the
+recorded table of its parser.
 Data, schedule and checkpoints are in run.yaml, so the user gives them as arguments of the script.
 """
 
@@ -18,7 +19,7 @@ from kit.emit.megatron import megatron_settings
 from kit.object_storage import is_address
 from kit.planner.plan import Plan
 
-TAG = "core_v0.16.1"
+TAG, MUONS_TAG = "core_v0.16.1", "core_v0.19.2"
 
 _ROPE = ("default", "llama3")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -37,6 +38,8 @@ def why_not(plan: Plan) -> str | None:
     keys = {f"{section}.{key}" for section, values in megatron_settings(plan).items() for key in values}
     if unknown := sorted(keys - _FLAGS.keys()):
         return f"it has no flag for {unknown[0]} of megatron.yaml"
+    if plan.job.optimizer.name == "muon" and plan.job.precision == "fp32":
+        return "--muon-fp32-matmul-prec takes low, medium or high, and fp32 is highest"
     if not model.traits.transformer_engine:
         return f"its model builder has no layers for {model.family}"
     scaling = model.rope_scaling or {}
@@ -66,14 +69,18 @@ def pretrain_gpt_arguments(plan: Plan) -> list[Args]:
 
 def pretrain_gpt_script(plan: Plan) -> str:
     """A bash script that starts this node's processes of Megatron-LM's pretrain_gpt.py."""
+    muon = plan.job.optimizer.name == "muon"
     lines = [
         "#!/usr/bin/env bash",
-        f"# The plan of this directory for Megatron-LM's own trainer (tag {TAG}), in its flags. Arguments go to it,",
+        f"# The plan of this directory for Megatron-LM's own trainer (tag {MUONS_TAG if muon else TAG}), in its flags. "
+        "Arguments go to it,",
         "# and win over those below. It needs data, a number of steps and where to save, for example:",
         "#   MEGATRON_LM=/path/to/Megatron-LM ./pretrain_gpt.sh --data-path data/train --split 99,1,0 \\",
         "#       --train-iters 1000 --lr-warmup-iters 100 --save checkpoints --save-interval 500 \\",
         "#       --load converted --dist-ckpt-strictness log_all",
         "# Weights to start from: kit convert model DIRECTORY --to megatron --out converted",
+        *["# Its Muon orthogonalises gate and up as one matrix; kit's worker, one by one."]
+        * (muon and plan.model.gated_mlp),
         "set -euo pipefail",
         ': "${MEGATRON_LM:?directory of a Megatron-LM checkout}"',
         'PYTHON="${PYTHON:-python}"',
@@ -276,6 +283,13 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "optimizer.adam_beta2": _value("--adam-beta2"),
     "optimizer.sgd_momentum": _value("--sgd-momentum"),
     "optimizer.adam_eps": _value("--adam-eps"),
+    "optimizer.muon_momentum": _value("--muon-momentum"),
+    "optimizer.muon_nesterov": _if("--muon-nesterov"),
+    "optimizer.muon_coefficient_type": _value("--muon-coefficient-type"),
+    "optimizer.muon_scale_mode": _value("--muon-scale-mode"),
+    "optimizer.muon_extra_scale_factor": _value("--muon-extra-scale-factor"),
+    "optimizer.muon_fp32_matmul_prec": _value("--muon-fp32-matmul-prec"),
+    "optimizer.muon_tp_mode": _value("--muon-tp-mode"),
     "optimizer.weight_decay": _value("--weight-decay"),
     "optimizer.clip_grad": _value("--clip-grad"),
     "optimizer.optimizer_cpu_offload": _if("--optimizer-cpu-offload"),

@@ -192,7 +192,8 @@ def _megatron(request: Request, further: bool, most_gib: float, too_slow: TooSlo
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
         return  # one GPU has nothing to split, so Megatron has no advantage over transformers' model
-    zero = 1 if pins.zero_stage is None else pins.zero_stage
+    # Its distributed optimizer steps with Adam only.
+    zero = int(job.optimizer.name == "adamw") if pins.zero_stage is None else pins.zero_stage
     offload = _pinned_offload(pins)
     for tp, pp, cp in _splits(request, further):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0

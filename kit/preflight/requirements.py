@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from kit.preflight.check_result import CheckResult, failure
 from kit.preflight.facts import free_bytes, installed_version
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
+from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.run import RunSpec, data_paths
 from kit.units import to_gib
 
@@ -121,6 +123,24 @@ def check_versions(oldest: Mapping[str, str] = OLDEST) -> CheckResult | None:
     said = "; ".join(f"{name} {found[name]} is installed and kit needs {oldest[name]} or newer" for name in old)
     newer = " ".join(f"'{name}>={oldest[name]}'" for name in old)
     return failure("packages", said, f"pip install {newer}; without a network: docs/gpu.md")
+
+
+def check_optimizer(plan: Plan) -> CheckResult | None:
+    """Checks the versions of Python and packages that the plan's optimizer needs on its engine."""
+    name, engine = plan.job.optimizer.name, plan.layout.engine
+    traits = OPTIMIZERS[name]
+    oldest = traits.oldest.get(engine, {})
+    found = {each: platform.python_version() if each == "Python" else installed_version(each) for each in oldest}
+    if all(here and _numbers(here) >= _numbers(oldest[each]) for each, here in found.items()):
+        return None
+    said = ", ".join(f"{each} {version} or newer ({found[each] or 'none'} here)" for each, version in oldest.items())
+    packages = " ".join(f"'{each}>={version}'" for each, version in oldest.items() if each != "Python")
+    others = ", ".join(each for each in traits.implementations if each != engine)
+    return failure(
+        "packages",
+        f"optimizer.name={name} on layout.engine={engine} needs {said}",
+        f"in an environment of that Python: pip install {packages}; or use layout.engine={others}",
+    )
 
 
 def _numbers(version: str) -> list[int]:

@@ -24,6 +24,7 @@ from kit.preflight.requirements import (
     check_host_memory,
     check_libaio,
     check_nvme,
+    check_optimizer,
     check_versions,
     gpus_here,
 )
@@ -54,6 +55,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     require(
         *_packages(rundir),
         check_versions(),
+        check_optimizer(plan),
         check_gpus(plan, gpus_here()),
         _model(rundir),
         *(_data(f"run.{key}", prefix, rundir) for key, prefix in data_paths(run.data).items()),

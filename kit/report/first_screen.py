@@ -82,7 +82,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if others := [match for decision in plan.decisions if decision.rule == "engine" for match in _others(decision)]:
         yield "also", " · ".join(others)
     for decision in plan.decisions:
-        if decision.rule in ("last_resort", "model", "num_gpus", "seq_length", "precision"):
+        if decision.rule in ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer"):
             yield "note", f"{decision.rule}={decision.chosen}: {decision.why}"
 
 

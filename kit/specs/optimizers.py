@@ -39,8 +39,10 @@ class OptimizerTraits:
     """Engine → why it does not run the optimizer, as a clause."""
     needs: Mapping[EngineName, str] = field(default_factory=dict)
     """Engine → limits there, for the documentation; kit/planner/rules/optimizers.py checks them."""
-    gathered_in_step: float = 0.0
-    """torch engine: temporary bytes in the step per element of one whole parameter at a time."""
+    oldest: Mapping[EngineName, Mapping[str, str]] = field(default_factory=dict)
+    """Engine → package, or Python → oldest version there, where the optimizer needs more than the engine."""
+    gathered_in_step: Mapping[EngineName, float] = field(default_factory=dict)
+    """Engine → temporary bytes in the step per element of one whole matrix at a time."""
     exports_a_copy: bool = False
     """Whether the moments of an export are computed, one parameter at a time, and not the live state."""
 
@@ -49,7 +51,6 @@ _NO_8_BIT: Mapping[EngineName, str] = {
     "deepspeed": "has an optimizer of its own with fp32 moments",
     "megatron": "has an optimizer of its own with fp32 moments",
 }
-_NOT_IN_MEGATRON: Mapping[EngineName, str] = {"megatron": "has Adam and SGD (megatron-core 0.16.1)"}
 _NO_OFFLOAD = "`offload_optimizer: none`"
 
 OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
@@ -88,7 +89,7 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         implementations={"torch": "bitsandbytes' Lion kernel", "deepspeed": "FusedLion"},
         state=("exp_avg",),
         state_of="lion",
-        missing=_NOT_IN_MEGATRON,
+        missing={"megatron": "has Lion for matrices of layers only (megatron-core 0.19), and Adam for the rest"},
         needs={"deepspeed": f"a GPU, {_NO_OFFLOAD}"},
     ),
     "lion-8bit": OptimizerTraits(
@@ -105,23 +106,31 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         implementations={"torch": "torch.optim.Adafactor on gathered parameters", "deepspeed": "torch.optim.Adafactor"},
         state=("exp_avg_sq",),
         state_of="adafactor",
-        missing=_NOT_IN_MEGATRON,
+        missing={"megatron": "has no Adafactor (megatron-core 0.16.1 and 0.19.2)"},
         needs={"deepspeed": "`zero_stage: 0`, `tp: 1`"},
         # Weight, gradient and update, in fp32 (torch/optim/_adafactor.py, _single_tensor_adafactor).
-        gathered_in_step=12.0,
+        gathered_in_step={"torch": 12.0},
         exports_a_copy=True,
     ),
     "muon": OptimizerTraits(
         # One momentum for matrices of layers, AdamW for embeddings, head and vectors (Keller Jordan's Muon, 2024).
         moments=Moments(matrices=4.0, rest=8.0),
-        implementations={"torch": "torch.optim.Muon's steps on gathered matrices; torch.optim.AdamW for the rest"},
+        implementations={
+            "torch": "torch.optim.Muon's steps on gathered matrices; torch.optim.AdamW for the rest",
+            "megatron": "megatron-core's TensorParallelMuon on each Hugging Face matrix; AdamW for the rest",
+        },
         state=("exp_avg", "exp_avg_sq"),
         state_of="muon",
         missing={
             "deepspeed": "orthogonalises before it clips (runtime/zero/stage_1_and_2.py), which is another optimizer",
-            "megatron": "has Muon from megatron-core 0.19 on",
         },
-        # The matrix in bf16, and three matrices of the iteration (torch/optim/_muon.py).
-        gathered_in_step=8.0,
+        needs={
+            "megatron": "megatron-core 0.19 (so Python 3.12), `zero_stage: 0`, a `tp` that divides the key/value heads"
+        },
+        oldest={"megatron": {"Python": "3.12", "megatron-core": "0.19", "emerging-optimizers": "0.3"}},
+        # torch: the matrix in bf16, and three matrices of the iteration (torch/optim/_muon.py). Megatron: in fp32
+        # the update, the ranks' parts, the matrix and the normalised one, and that in bf16 (emerging_optimizers,
+        # newton_schulz_tp; 17.98 bytes were measured).
+        gathered_in_step={"torch": 8.0, "megatron": 18.0},
     ),
 }

@@ -20,7 +20,7 @@ import kit.emit.megatron
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
-from kit.preflight.requirements import check_gpus, check_versions
+from kit.preflight.requirements import check_gpus, check_optimizer, check_versions
 from kit.training.elastic import on_started, wait_as_spare
 from kit.training.launcher import ends_with_launcher
 from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
@@ -148,7 +148,7 @@ def _announce_edits(rundir: RunDirectory) -> None:
 @contextmanager
 def process_group(rundir: RunDirectory) -> Iterator[None]:
     """Initialise torch.distributed for the plan's device; destroy it at the end, because gloo would abort at exit."""
-    require(check_versions())
+    require(check_versions(), check_optimizer(rundir.plan))
     on_cpu = rundir.plan.cluster.gpu.device == "cpu"
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it on its first import

@@ -292,6 +292,14 @@ class InMemory(TensorSource):
         return self._tensors[name]
 
 
+def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, Any]:
+    """Inside a worker: ``resume`` with a fault of ``benchmarks/system_tests/parity/faults.py``."""
+    from benchmarks.system_tests.parity.faults import planted
+
+    with planted(fault):
+        return resume(rundir, checkpoint)
+
+
 def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     """Inside a worker: train 4 steps, saving after 2; then resume in two ways, natively and through full tensors."""
     vocab_size = rundir.plan.model.vocab_size
@@ -312,6 +320,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     torch.distributed.barrier()
     engine.save(checkpoint)
     exported = {kind: export(engine, kind) for kind in kinds}
+    held = engine.held_bytes()["optimizer"]
     expected = two_steps(engine, 2)
     final = export(engine, StateKind.MASTER)
     engine.close()
@@ -341,5 +350,6 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
         "imported": imported,
         "finals": (final, native_final, imported_final),
         "exported": full,
+        "held": held,
         "again": again,
     }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,22 +20,23 @@ from kit.emit.run_directory import files_of, write
 from kit.errors import EngineError
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec
+from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
 from tests.megatron.test_settings import plans
 from tests.training import tiny
 
-TABLE = json.loads((Path(__file__).parent / "pretrain_gpt_arguments.json").read_text(encoding="utf-8"))["arguments"]
+RECORDED = json.loads((Path(__file__).parent / "pretrain_gpt_arguments.json").read_text(encoding="utf-8"))
+TABLE = RECORDED["arguments"]
 KINDS = {"int": int, "float": float, "str": str, "tuple_type": lambda text: tuple(map(int, text.split(",")))}
 
 
-def parsed(plan):
+def parsed(plan, table=TABLE):
     """Flag → value, as the recorded parser would read it."""
     found = {}
     for flag, *values in pretrain_gpt_arguments(plan):
-        assert flag in TABLE, f"{flag} is not one of Megatron-LM's"
-        row = TABLE[flag]
+        assert flag in table, f"{flag} is not one of Megatron-LM's"
+        row = table[flag]
         assert flag not in found, f"{flag} twice"
         if row["kind"] == "flag":
             assert not values, flag
@@ -157,6 +161,36 @@ def test_megatron_lm_and_megatron_core_take_bf16_moments():
     assert megatron_settings(plan)["optimizer"].keys() <= {field.name for field in dataclasses.fields(OptimizerConfig)}
     with pytest.raises(EngineError, match=r"start Megatron-LM by pretrain_gpt\.sh, or use fp32"):
         MegatronEngine(SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
+
+
+def test_muon_has_the_flags_of_the_megatron_lm_that_has_it():
+    job = {"precision": "bf16", "optimizer": OptimizerSpec(name="muon")}
+    layout = {"engine": "megatron", "implementation": "transformer_engine", "tp": 2}
+    plan = tiny.plan(tiny.model(), job=job, **layout)
+    table = TABLE | RECORDED["core_v0.19.2"]
+    flags = parsed(plan, table)
+    assert (flags["--optimizer"], flags["--muon-tp-mode"]) == ("muon", "duplicated")
+    assert (flags["--muon-momentum"], flags["--muon-extra-scale-factor"]) == (0.95, 0.2)
+    assert flags["--muon-nesterov"]
+    assert flags["--muon-coefficient-type"] == "simple"  # Keller Jordan's, which torch has too
+    assert "--adam-beta1" in flags
+    script = pretrain_gpt_script(plan)
+    assert "tag core_v0.19.2" in script
+    assert "orthogonalises gate and up as one matrix" in script
+    assert "fp32 is highest" in why_not(tiny.plan(tiny.model(), job=job | {"precision": "fp32"}, **layout))
+    if importlib.util.find_spec("megatron.training") is None:  # the wheels of older versions do not have it
+        assert not version("megatron-core").startswith("0.19")
+        return
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")
+    add_megatron_arguments(parser)
+    options = {option: action for action in parser._actions for option in action.option_strings}
+    assert flags.keys() <= options.keys()
+    for flag, row in RECORDED["core_v0.19.2"].items():
+        action = options[flag]
+        assert ("flag" if action.nargs == 0 else action.type.__name__) == row["kind"]
+        assert action.choices == row.get("choices")
 
 
 def test_what_flags_cannot_say_is_not_written():

@@ -218,7 +218,8 @@ def plain_optimizers(name: OptimizerName, parameters: dict[str, torch.nn.Paramet
         return [torch.optim.Adafactor(groups, lr=rate, foreach=False)]
     if name.startswith("lion"):
         return [PaperLion(groups, {"lr": rate})]
-    hidden = [p for each, p in parameters.items() if p.ndim > 1 and "embed" not in each and "lm_head" not in each]
+    outside = ("embed", "lm_head", "wte", "wpe")
+    hidden = [p for each, p in parameters.items() if p.ndim > 1 and not any(part in each for part in outside)]
     rest = [{**group, "params": [p for p in group["params"] if not any(p is q for q in hidden)]} for group in groups]
     # In fp32, as an fp32 run has it; test_the_iteration_is_torchs says that only the dtype differs.
     return [

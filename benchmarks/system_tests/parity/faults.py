@@ -340,6 +340,21 @@ def _mean_over_ranks_twice(begin):
     return lambda self, micro_batches, averaged_over, loss_scale=1.0: begin(self, micro_batches, 1, loss_scale)
 
 
+def _whole_parameters(_):
+    """Muon takes query, key and value for one matrix, and gate and up."""
+
+    def unsplit(resharder):
+        for parameter in resharder.parameters.values():
+            getattr(parameter, "main_param", parameter).is_qkv = False
+
+    return unsplit
+
+
+def _momentum_lost(put):
+    """A checkpoint's first moments are not read back."""
+    return lambda self, kind, *rest: None if kind is StateKind.EXP_AVG else put(self, kind, *rest)
+
+
 def _identity(_):
     """No collective between A and B of an adapter."""
     return lambda linear, sequence_parallel: torch.nn.Identity()
@@ -410,6 +425,8 @@ FAULTS: dict[str, Fault] = {
     "megatron-adapters-of-own-sequence": Fault(
         f"{_MEGATRON}.model.adapted_linear:Adapter.__init__", _own_part_of_the_sequence
     ),
+    "megatron-muon-of-fused-matrices": Fault(f"{_MEGATRON}.engine:mark_matrices", _whole_parameters),
+    "megatron-lost-momentum": Fault(f"{_MEGATRON}.resharding.optimizer_state:LocalState.put", _momentum_lost),
     "megatron-whole-residual": Fault(f"{_MEGATRON}.model.layer_variants:ScaledRowParallelLinear.forward", _whole),
     "megatron-ungated-shared-expert": Fault(
         "megatron.core.transformer.moe.shared_experts:SharedExpertMLP.forward", _ungated

@@ -71,11 +71,13 @@ def _engine_memory(workload: Workload) -> EngineMemory:
 
 def _most_step_extra(workload: Workload) -> float:
     """Bytes of fp32 gradients that a step converts at a time: DeepSpeed's ZeRO-3 a sub group, the torch engine a
-    parameter, which an optimizer of whole matrices gathers first."""
+    parameter. An optimizer of whole matrices gathers them first, on the torch engine or Megatron."""
     model, layout = workload.model, workload.layout
+    gathered = OPTIMIZERS[workload.job.optimizer.name].gathered_in_step.get(layout.engine, 0.0)
     if layout.engine == "torch":
-        gathered = OPTIMIZERS[workload.job.optimizer.name].gathered_in_step
         return (gathered or 4.0 / (layout.dp * layout.cp)) * deepspeed_sizes.largest_parameter(model)
+    if layout.engine == "megatron":
+        return gathered * deepspeed_sizes.largest_layer_matrix(model)
     sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout) if layout.zero_stage == 3 else {}
     return 4.0 * sizes.get("sub_group_size", _ZERO3_SUB_GROUP) if layout.zero_stage == 3 else float("inf")
 

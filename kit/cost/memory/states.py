@@ -65,10 +65,11 @@ def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """Bytes per parameter that the engine keeps on the device."""
     moments = moment_bytes(layout, optimizer)
+    gathered = OPTIMIZERS[optimizer].gathered_in_step.get(layout.engine, 0.0)
     if layout.engine == "torch":
-        return _torch(layout, moments, OPTIMIZERS[optimizer].gathered_in_step)
+        return _torch(layout, moments, gathered)
     if layout.engine == "megatron":
-        return _megatron(layout, precision, moments)
+        return _megatron(layout, precision, moments)._replace(extra_in_step=gathered)
     return _deepspeed(layout, precision, moments)
 
 

@@ -23,6 +23,7 @@ from kit.engines.megatron.adapters import add_adapters
 from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
+from kit.engines.megatron.muon import mark_matrices
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.prediction_heads import PredictionHeads
 from kit.engines.megatron.resharding.export import export_blocks
@@ -100,6 +101,8 @@ class MegatronEngine(Engine):
             self._resharder = resharder(dense, experts)
             whole = source if path is None else HfDirectory(path, plan.model.mtp_num_layers)
             self.import_state(StateKind.MASTER, whole)
+        if self.optimizer_name == "muon":
+            mark_matrices(self._resharder)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients of one optimizer step. On return, gradients are reduced over the data-parallel
@@ -175,8 +178,8 @@ class MegatronEngine(Engine):
 
     @property
     def optimizer_steps(self) -> int:
-        """Adam's step count."""
-        return int(self._optimizer.param_groups[0]["step"])
+        """Adam's step count. Muon has none, and keeps the one that it was given."""
+        return max(int(group.get("step", 0)) for group in self._optimizer.param_groups)
 
     def set_optimizer_steps(self, steps: int) -> None:
         """Set Adam's step count."""

@@ -104,7 +104,12 @@ def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
 def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
     """Build the optimizer of this rank's model chunks. ``chunks``: wrapped for data parallelism."""
     use_optimizers(Adam, Sgd)
+    for table in (each for chunk in chunks for each in chunk.modules() if isinstance(each, torch.nn.Embedding)):
+        positions: Any = table.weight
+        positions.is_embedding_or_output_parameter = True  # otherwise Muon would take them for a matrix
     optimizer = get_megatron_optimizer(config, chunks)
+    for muon in (each for each in optimizer.chained_optimizers if not isinstance(each.optimizer, Adam | Sgd)):
+        muon.init_state_fn(muon.optimizer)  # momentum from the start, as ``Adam`` and ``Sgd`` have it
     for group in optimizer.param_groups:
         # Norms and biases have wd_mult 0. Only OptimizerParamScheduler applies it, but kit has its own schedule.
         group["weight_decay"] *= group["wd_mult"]

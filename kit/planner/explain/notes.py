@@ -13,6 +13,7 @@ from kit.planner.plan import Decision
 from kit.planner.rules import is_legal
 from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout
+from kit.specs.optimizers import OPTIMIZERS
 from kit.units import human_seconds
 
 _WORTH_SAYING = 0.05
@@ -37,6 +38,13 @@ def notes(w: Workload) -> Iterator[Decision]:
             chosen=str(w.job.seq_length),
             why=f"longer than the {w.model.max_position_embeddings} positions that {w.model.name} was made for: "
             "RoPE computes any length, but trained weights may not follow",
+        )
+    if oldest := OPTIMIZERS[w.job.optimizer.name].oldest.get(w.layout.engine):
+        yield Decision(
+            rule="optimizer",
+            chosen=w.job.optimizer.name,
+            why=f"on engine={w.layout.engine} it needs "
+            + ", ".join(f"{name} {version} or newer" for name, version in oldest.items()),
         )
     yield from _compression(w)
     yield from _fp8(w)

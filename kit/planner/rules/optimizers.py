@@ -89,13 +89,25 @@ def fused_lion_needs_cuda(w: Workload) -> bool:
 @rule(
     "megatron",
     says=lambda w: (
-        f"optimizer.name=sgd with zero_stage={w.layout.zero_stage}: megatron-core's distributed optimizer steps with "
-        "Adam only; use zero_stage=0, or engine=deepspeed or torch"
+        f"optimizer.name={w.job.optimizer.name} with zero_stage={w.layout.zero_stage}: megatron-core's distributed "
+        "optimizer steps with Adam only; use zero_stage=0, or engine=torch"
     ),
 )
 def distributed_optimizer_needs_adam(w: Workload) -> bool:
     """optimizer/distrib_optimizer.py, __init__: only Adam, due to checkpointing requirements."""
-    return w.job.optimizer.name == "sgd" and w.layout.zero_stage > 0
+    return w.job.optimizer.name in ("sgd", "muon") and w.layout.zero_stage > 0
+
+
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"optimizer.name=muon with tp={w.layout.tp} and num_key_value_heads={w.model.num_key_value_heads}: ranks have "
+        "unequal parts of query, key and value; use a tp that divides the heads, or engine=torch"
+    ),
+)
+def muon_needs_whole_heads(w: Workload) -> bool:
+    """optimizer/emerging_optimizers.py, orthogonalize: a rank's rows are whole groups of query, key and value."""
+    return w.job.optimizer.name == "muon" and w.model.num_key_value_heads % w.layout.tp > 0
 
 
 @rule(

@@ -260,7 +260,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
     checkpoint = torch_dist.Checkpoint(directory)
     if counters is None:
         checkpoint.verify()
-    adam = offline.has_moments(checkpoint, spec, lora) and not checkpoint.of_sgd()
+    adam = offline.has_moments(checkpoint, spec, lora) and checkpoint.optimizer() == "adamw"
     kinds = KINDS if adam else (StateKind.MASTER,)
     if counters is None:
         iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()

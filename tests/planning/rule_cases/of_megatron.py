@@ -61,7 +61,7 @@ CASES = [
     Case(
         "optimizer",
         megatron(),
-        "optimizer.name=adamw-8bit on engine=megatron, .* use engine=torch, or optimizer.name=adamw or sgd",
+        "optimizer.name=adamw-8bit on engine=megatron, .* use engine=torch, or optimizer.name=adamw, sgd or muon",
         torch(zero_stage=3),
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
@@ -71,7 +71,16 @@ CASES = [
         "distributed optimizer steps with Adam only; use zero_stage=0",
         megatron(zero_stage=0),
         change={"optimizer": OptimizerSpec(name="sgd")},
-        good_change={"optimizer": OptimizerSpec(name="sgd")},
+        good_change={"optimizer": OptimizerSpec(name="muon")},
+    ),
+    Case(
+        "muon_needs_whole_heads",
+        megatron(zero_stage=0, tp=16),
+        "optimizer.name=muon with tp=16 and num_key_value_heads=8: .* use a tp that divides the heads",
+        megatron(zero_stage=0, tp=8),
+        gpus="16xH100",
+        change={"optimizer": OptimizerSpec(name="muon")},
+        good_change={"optimizer": OptimizerSpec(name="muon")},
     ),
     Case(
         "width_norm_splits_key_heads",

@@ -56,9 +56,9 @@ def snapshot(
 def load_checkpoint(directory: Path, resharder: HfResharder, optimizer: OptimizerName) -> int:
     """Read a checkpoint of any layout; returns the step count. Raises CheckpointError, maybe on one rank only."""
     checkpoint = torch_dist.Checkpoint(directory)
-    if (wrote := checkpoint.of_sgd()) != (optimizer == "sgd"):
+    if (wrote := checkpoint.optimizer()) != optimizer:
         raise CheckpointError(
-            f"{directory} has the state of {'sgd' if wrote else 'adamw'}, and this run has optimizer.name={optimizer}; "
+            f"{directory} has the state of {wrote}, and this run has optimizer.name={optimizer}; "
             "resume with the optimizer that wrote it, or start from its weights (kit convert model --to hf)"
         )
     steps = checkpoint.optimizer_steps()

@@ -47,6 +47,7 @@ from torch.futures import Future
 from kit.engines.closed_list import plain_values
 from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler
 from kit.errors import CheckpointError
+from kit.specs.job import OptimizerName
 from kit.units import GIB
 
 COMMON = "common.pt"
@@ -177,13 +178,15 @@ class Checkpoint:
         return found if isinstance(found, dict) else {}
 
     def optimizer_steps(self) -> int | None:
-        """Adam's step count; None if the checkpoint does not say it, for example without an optimizer."""
+        """The optimizer's step count; None if the checkpoint does not say it, for example without an optimizer."""
         steps = (group.get("step") for group in _param_groups(self.common().get("optimizer")))
         return max((step for step in steps if isinstance(step, int)), default=None)
 
-    def of_sgd(self) -> bool:
-        """Whether SGD wrote the optimizer state."""
-        return any("momentum" in group for group in _param_groups(self.common().get("optimizer")))
+    def optimizer(self) -> OptimizerName:
+        """The optimizer that wrote the state, by the keys of its parameter groups. Muon has groups of Adam's beside its
+        own."""
+        keys = {key for group in _param_groups(self.common().get("optimizer")) for key in group}
+        return "adamw" if "momentum" not in keys else "muon" if "betas" in keys else "sgd"
 
     def read(self, blocks: Iterable[ReadBlock]) -> None:
         """Read all blocks, one stored part at a time. Raises CheckpointError."""

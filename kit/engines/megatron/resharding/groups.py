@@ -28,15 +28,16 @@ class ShardGroups:
 
 
 def shard_groups(optimizer: ChainedOptimizer) -> tuple[ShardGroups, ShardGroups]:
-    """(groups of dense parameters, groups of experts); equal if megatron-core has one optimizer for both."""
-    first, *rest = optimizer.chained_optimizers
+    """(groups of dense parameters, groups of experts); equal without expert parallelism, where megatron-core steps both
+    by the same optimizers."""
+    of_experts = [each for each in optimizer.chained_optimizers if each.param_groups[0]["is_expert_parallel"]]
+    others = [each for each in optimizer.chained_optimizers if each not in of_experts]
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    dense = ShardGroups(parallel_state.get_tensor_model_parallel_group(), data, LocalState(first, data))
-    if not rest:
+    dense = ShardGroups(parallel_state.get_tensor_model_parallel_group(), data, LocalState(others, data))
+    if not of_experts:
         return dense, dense
-    (second,) = rest
     data = parallel_state.get_expert_data_parallel_group()
-    return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, LocalState(second, data))
+    return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, LocalState(of_experts, data))
 
 
 def frozen_groups() -> tuple[ShardGroups, ShardGroups]:

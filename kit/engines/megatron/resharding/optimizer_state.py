@@ -8,6 +8,7 @@ data-parallel ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind, place
-from kit.engines.megatron.optimizer import Adam, Sgd
 
 
 class ShardState(ABC):
@@ -45,19 +45,17 @@ class ShardState(ABC):
 
 
 class LocalState(ShardState):
-    """The state of the parameters of one megatron-core optimizer. Not collective.
+    """The state of the parameters of megatron-core's optimizers for one group of data-parallel ranks. Not collective.
 
-    megatron-core has one optimizer for all parameters, or two with expert parallelism, because experts have other
-    data-parallel ranks.
+    There is one optimizer, or with Muon one for matrices and one for the rest.
     """
 
-    def __init__(self, optimizer: MegatronOptimizer, data_parallel_group: dist.ProcessGroup) -> None:
-        self._optimizer, self._group = optimizer, data_parallel_group
-
-    @property
-    def adam(self) -> Adam | Sgd:
-        """The optimizer inside megatron-core's optimizer."""
-        return self._optimizer.optimizer
+    def __init__(self, optimizers: Sequence[MegatronOptimizer], data_parallel_group: dist.ProcessGroup) -> None:
+        self._optimizer, self._group = optimizers[0], data_parallel_group
+        self._inner = [each.optimizer for each in optimizers]
+        self._stepped_by = {
+            main: each for each in self._inner for group in each.param_groups for main in group["params"]
+        }
 
     @property
     def _distributed(self) -> bool:
@@ -98,13 +96,13 @@ class LocalState(ShardState):
             place(held, row, column, block)
 
     def _main(self, param: torch.nn.Parameter) -> torch.Tensor | None:
-        """The tensor that Adam steps for ``param``: whole or a flat part; None if only other ranks have parts."""
+        """The tensor that is stepped for ``param``: whole or a flat part; None if only other ranks have parts."""
         if not self._distributed:
             return getattr(param, "main_param", param)
         if param not in self._optimizer.model_param_group_index_map:
             return None
         group, index = self._optimizer.model_param_group_index_map[param]
-        return self.adam.param_groups[group]["params"][index]
+        return self._optimizer.optimizer.param_groups[group]["params"][index]
 
     def _range(self, param: torch.nn.Parameter) -> tuple[int, int]:
         """(start, end) of this rank's range of the flattened shard. Without the distributed optimizer every rank has
@@ -119,16 +117,18 @@ class LocalState(ShardState):
 
     def _moment(self, main: torch.Tensor, kind: StateKind) -> torch.Tensor:
         """A moment of one master weight; zeros if the optimizer does not have it."""
-        self.adam.initialize(main)
-        state = self.adam.state[main]
-        key = "momentum_buffer" if isinstance(self.adam, Sgd) and kind is StateKind.EXP_AVG else kind.value
+        inner = self._stepped_by[main]
+        if not inner.state[main]:
+            inner.initialize(main)
+        state = inner.state[main]
+        key = "momentum_buffer" if "momentum_buffer" in state and kind is StateKind.EXP_AVG else kind.value
         return state[key] if key in state else torch.zeros_like(main)
 
     def held_bytes(self) -> int:
         """Bytes of moments, and of master weights that are not the parameters themselves."""
-        held = {tensor for state in self.adam.state.values() for tensor in state.values()}
+        held = {tensor for each in self._inner for state in each.state.values() for tensor in state.values()}
         if self._optimizer.config.bf16:
-            held |= {param for group in self.adam.param_groups for param in group["params"]}
+            held |= self._stepped_by.keys()
         return sum(tensor.nbytes for tensor in held)
 
 
