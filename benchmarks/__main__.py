@@ -146,6 +146,10 @@ PROOFS: dict[str, Proof] = {
         "checkpoints that other programs wrote here, from → to, continued; damaged copies; writes docs/checkpoints.md",
         5, "benchmarks.system_tests.checkpoints --write",
     ),
+    "lm-eval": _proof(
+        "lm-eval on a stopped and a finished run, offline, by the commands of docs/training.md", 3,
+        "benchmarks.system_tests.lm_eval",
+    ),
     "trackers": _proof(
         "TensorBoard, W&B, MLflow and Trackio written by a run and read back", 1, "benchmarks.system_tests.trackers",
         needs=TRACKERS,

@@ -40,7 +40,7 @@ def pair(tmp_path_factory):
     data = spec(directory, [rows])
     tokenise([rows], data.stream.tokenizer, directory / "x", vocab_size=tiny.VOCAB_SIZE)
     pair = GptSamples(IndexedTokens(directory / "x"), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
-    return [pair.read(number)[0] for number in range(len(pair))]
+    return [window for window, _ in pair.read_all(range(len(pair)))]
 
 
 @pytest.mark.parametrize("files", [1, 3])

@@ -184,9 +184,13 @@ class StreamSamples(TrainingSamples):
         """The sequence length, for all samples."""
         return self._reading.seq_length
 
-    def read(self, index: int | None) -> np.ndarray:
+    def read_all(self, indices: Sequence[int | None]) -> list[np.ndarray]:
+        """The windows at these positions."""
+        return [self.read(index or 0) for index in indices]
+
+    def read(self, index: int) -> np.ndarray:
         """The window at a position."""
-        window, stream = divmod(index or 0, len(self._streams))
+        window, stream = divmod(index, len(self._streams))
         with self._lock:
             return self._streams[stream].window(window)
 
