@@ -45,8 +45,9 @@ def pair(tmp_path_factory):
 
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("kind", READERS)
-def test_the_windows_are_those_of_a_pair(tmp_path, pair, kind, files):
-    """In the order of the files; after the last the first comes again."""
+def test_the_windows_are_those_of_a_pair(tmp_path, pair, kind, files, monkeypatch):
+    """In the order of the files, over the ends of blocks; after the last the first comes again."""
+    monkeypatch.setattr(stream_module, "_READ_DOCUMENTS", 9)
     found = samples(spec(tmp_path, write(tmp_path, kind, DOCUMENTS, files), kind, streams=1, shuffle_block=0))
     assert len(pair) > 100
     for position, window in enumerate([*pair, *pair[:3]]):
