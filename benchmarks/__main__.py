@@ -107,6 +107,10 @@ PROOFS: dict[str, Proof] = {
         "loads of experts of two tiny models, with and without balancing; writes docs/training.md", 6,
         "benchmarks.system_tests.balance --write",
     ),
+    "optimizers": _proof(
+        "every optimizer by engine and layout: weights beside its plain class, and resumes; writes docs/training.md", 4,
+        "benchmarks.system_tests.optimizers --write",
+    ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
     "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),

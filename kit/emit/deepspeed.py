@@ -57,13 +57,13 @@ FLOPS_PROFILE = "flops_profile.txt"
 
 def ds_config(plan: Plan) -> dict[str, Any]:
     """The configuration of a DeepSpeed plan; plain JSON values, the same for the same plan."""
-    layout, job = plan.layout, plan.job
+    layout, job, optimizer = plan.layout, plan.job, _optimizer(plan)
     config: dict[str, Any] = {
         # DeepSpeed asserts: the first is the product of the others and the world size (config.py, _batch_assertion).
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
-        "optimizer": _optimizer(plan),
+        **chosen(("optimizer", optimizer, optimizer)),
         "gradient_clipping": job.grad_clip,
         "zero_optimization": _zero_section(plan),
     }
@@ -78,7 +78,11 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         ("communication_data_type", layout.gradient_compression != "none", layout.gradient_compression),
         ("aio", layout.uses_nvme, _aio_section(plan)),
         # DeepSpeed asks for it with ZeRO and an optimizer that is not its own (engine.py, _do_optimizer_sanity_check).
-        ("zero_allow_untested_optimizer", job.optimizer.name == "sgd" and layout.zero_stage > 0, True),
+        (
+            "zero_allow_untested_optimizer",
+            layout.zero_stage > 0 and (optimizer is None or job.optimizer.name == "sgd"),
+            True,
+        ),
     )
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
@@ -110,9 +114,10 @@ def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
     return sections | {monitor: {"enabled": True, **own[monitor]} for monitor in run.logging.monitors}
 
 
-def _optimizer(plan: Plan) -> dict[str, Any]:
+def _optimizer(plan: Plan) -> dict[str, Any] | None:
     """The optimizer section (engine.py, _configure_basic_optimizer), with the weight decay of matrices; the engine puts
-    one-dimensional parameters in a group without decay.
+    one-dimensional parameters in a group without decay. None for 8-bit moments, which DeepSpeed does not have: the
+    program passes that optimizer to ``deepspeed.initialize`` (kit/engines/deepspeed/eight_bit.py).
 
     The learning rate is a placeholder: the training loop sets it before every step, and no scheduler is configured.
     """
@@ -124,6 +129,8 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
         "lion": ("Lion", betas),
         "adafactor": ("Adafactor", {}),
     }
+    if optimizer.name not in own:
+        return None
     kind, values = own[optimizer.name]
     params = {"lr": plan.job.learning_rate, **values, "weight_decay": optimizer.weight_decay}
     torch_adam = optimizer.name == "adamw" and _torch_adam(plan)

@@ -28,7 +28,8 @@ RATIONALE: Mapping[str, str] = {
     "optimizer.params.lr": "a placeholder: the training loop sets it before every step, and there is no scheduler",
     "optimizer.params.betas": "job.optimizer",
     "optimizer.params.momentum": "of SGD: job.optimizer.beta1",
-    "zero_allow_untested_optimizer": "SGD is torch's, which DeepSpeed runs under ZeRO only where it is told to",
+    "zero_allow_untested_optimizer": "SGD is torch's and 8-bit moments are bitsandbytes', which DeepSpeed runs "
+    "under ZeRO only where it is told to",
     "optimizer.params.eps": "job.optimizer; added to the root of the second moment",
     "optimizer.params.weight_decay": "job.optimizer; for matrices: norms and biases are in a group without",
     "optimizer.params.torch_adam": "torch's AdamW: on CPUs DeepSpeed's own would be compiled at first use for the same "

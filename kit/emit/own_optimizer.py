@@ -24,7 +24,7 @@ _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accum
 def own_optimizer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` without an optimizer. accelerate replaces an offloaded AdamW by DeepSpeedCPUAdam."""
     config = ds_config(plan) | dict.fromkeys(_FILLED, AUTO)
-    del config["optimizer"]
+    config.pop("optimizer", None)
     # DeepSpeed refuses other optimizers without this key (engine.py, _do_optimizer_sanity_check).
     config["zero_allow_untested_optimizer"] = True
     if plan.layout.offload_optimizer != "none" and plan.cluster.gpu.device == "cpu":

@@ -7,7 +7,7 @@ import shlex
 from kit.emit import accelerate, own_optimizer, pretrain_gpt
 from kit.emit.derived_file import DerivedFile
 from kit.emit.markdown import plain
-from kit.emit.trainer import for_trainer, training_arguments
+from kit.emit.trainer import OPTIM, for_trainer, training_arguments
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.objectives import TRL
@@ -79,12 +79,19 @@ def _own_scripts(plan: Plan) -> list[str]:
         f"loaders. Gradients are clipped at {plan.job.grad_clip:g} whether the script clips or not.",
         *_saving(plan),
         _command(f"{_ACCELERATE} {own_optimizer.ACCELERATE} SCRIPT {batch} --learning_rate {plan.job.learning_rate:g}"),
-        "## An accelerate script with `accelerate.utils.DummyOptim`",
-        _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}"),
+        *_with_dummy_optim(plan, _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}")),
         "## The Hugging Face Trainer, TRL",
         _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {arguments}"),
         "On one node `deepspeed SCRIPT --deepspeed ds_config.trainer.json` with the same arguments does too.",
     ]
+
+
+def _with_dummy_optim(plan: Plan, command: str) -> list[str]:
+    """Scripts that leave the optimizer to the file, if it can name one."""
+    if plan.job.optimizer.name in OPTIM:
+        name = {"adamw-8bit": "AdamW8bit", "lion-8bit": "Lion8bit"}[plan.job.optimizer.name]
+        return [f"DeepSpeed has no optimizer with 8-bit moments: such a script makes `bitsandbytes.optim.{name}`."]
+    return ["## An accelerate script with `accelerate.utils.DummyOptim`", command]
 
 
 def _saving(plan: Plan) -> list[str]:

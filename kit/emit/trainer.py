@@ -13,7 +13,7 @@ from typing import Any
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
-from kit.specs.job import GrpoSpec, JobSpec
+from kit.specs.job import GrpoSpec, JobSpec, OptimizerName
 from kit.specs.objectives import TRL
 
 AUTO = "auto"
@@ -25,6 +25,9 @@ def for_trainer(plan: Plan) -> bool:
     return runs_deepspeed(plan) and layout.tp == layout.cp == 1 and layout.implementation == "huggingface"
 
 
+OPTIM: dict[OptimizerName, str] = {"adamw-8bit": "adamw_bnb_8bit", "lion-8bit": "lion_8bit"}
+"""The Trainer's names (``optim``) of optimizers that a ds_config cannot name. It makes bitsandbytes' own, which have
+norms in 8 bits too where ZeRO flattens them into 4,096 elements or more."""
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 
 
@@ -32,9 +35,10 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` with ``"auto"`` where the Trainer fills in the plan's value from its arguments."""
     config = ds_config(plan)
     config |= dict.fromkeys(_FILLED, AUTO)
-    params = config["optimizer"]["params"]
-    filled = [key for key in ("lr", "betas", "eps", "weight_decay") if key in params]
-    config["optimizer"] = {"type": config["optimizer"]["type"], "params": params | dict.fromkeys(filled, AUTO)}
+    if "optimizer" in config:
+        params = config["optimizer"]["params"]
+        filled = [key for key in ("lr", "betas", "eps", "weight_decay") if key in params]
+        config["optimizer"] = {"type": config["optimizer"]["type"], "params": params | dict.fromkeys(filled, AUTO)}
     for precision in ("bf16", "fp16"):
         if precision in config:
             config[precision] = config[precision] | {"enabled": AUTO}
@@ -58,6 +62,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "weight_decay": job.optimizer.weight_decay,
     }
     return arguments | chosen(
+        ("optim", job.optimizer.name in OPTIM, OPTIM.get(job.optimizer.name)),
         (job.precision, job.precision != "fp32" and not layout.autocast, True),
         ("gradient_checkpointing", layout.recompute == "full", True),
         ("use_cpu", plan.cluster.gpu.device == "cpu", True),

@@ -31,6 +31,7 @@ from kit.preflight.requirements import (
 from kit.specs.catalog import load_model
 from kit.specs.job import Objective
 from kit.specs.objectives import TRL
+from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.run import DataSpec, data_paths
 from kit.units import to_gib
 
@@ -91,7 +92,7 @@ def _packages(rundir: RunDirectory) -> list[CheckResult]:
         (job.lora is not None, "job.lora", ("peft",), "use: pip install 'kit[lora]'"),
         (four_bit, "job.lora.four_bit", ("bitsandbytes",), "use: pip install 'kit[lora]'"),
         (
-            layout.engine == "torch" and job.optimizer.name in ("adamw-8bit", "lion", "lion-8bit"),
+            "bitsandbytes" in OPTIMIZERS[job.optimizer.name].implementations.get(layout.engine, ""),
             f"optimizer.name={job.optimizer.name}",
             ("bitsandbytes",),
             "use: pip install 'kit[eight-bit]'",

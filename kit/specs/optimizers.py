@@ -47,10 +47,7 @@ class OptimizerTraits:
     """Whether the moments of an export are computed, one parameter at a time, and not the live state."""
 
 
-_NO_8_BIT: Mapping[EngineName, str] = {
-    "deepspeed": "has an optimizer of its own with fp32 moments",
-    "megatron": "has an optimizer of its own with fp32 moments",
-}
+_NO_8_BIT: Mapping[EngineName, str] = {"megatron": "has an optimizer of its own with fp32 moments"}
 _NO_OFFLOAD = "`offload_optimizer: none`"
 
 OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
@@ -65,12 +62,15 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         state_of="adamw",
     ),
     "adamw-8bit": OptimizerTraits(
-        # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/torch/eight_bit.py).
+        # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/eight_bit.py).
         moments=Moments(matrices=2 * _MOMENT_IN_8_BITS, rest=2 * _MOMENT_IN_8_BITS, vectors=8.0),
-        implementations={"torch": "bitsandbytes' 8-bit kernel; torch.optim.AdamW for vectors"},
+        implementations=dict.fromkeys(
+            ("torch", "deepspeed"), "bitsandbytes' 8-bit kernel; torch.optim.AdamW for vectors"
+        ),
         state=("exp_avg", "exp_avg_sq"),
         state_of="adamw",
         missing=_NO_8_BIT,
+        needs={"deepspeed": _NO_OFFLOAD},
         exports_a_copy=True,
     ),
     "sgd": OptimizerTraits(
@@ -94,10 +94,13 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
     ),
     "lion-8bit": OptimizerTraits(
         moments=Moments(matrices=_MOMENT_IN_8_BITS, rest=_MOMENT_IN_8_BITS, vectors=4.0),
-        implementations={"torch": "bitsandbytes' 8-bit kernel; its 32-bit Lion for vectors"},
+        implementations=dict.fromkeys(
+            ("torch", "deepspeed"), "bitsandbytes' 8-bit kernel; its 32-bit Lion for vectors"
+        ),
         state=("exp_avg",),
         state_of="lion",
         missing=_NO_8_BIT,
+        needs={"deepspeed": _NO_OFFLOAD},
         exports_a_copy=True,
     ),
     "adafactor": OptimizerTraits(

@@ -1,4 +1,5 @@
-"""SGD at every ZeRO stage and Adafactor at stage 0: beside torch's own, over stages, bytes, and resumes to the bit."""
+"""Optimizers other than AdamW at the ZeRO stages that take them: beside their own class on whole tensors in one
+process, bytes, and resumes to the bit."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 
@@ -13,36 +15,52 @@ from kit.cost.memory.peak import parts_of
 from kit.engines.base import StateKind
 from kit.planner.plan import Plan
 from kit.specs.job import OptimizerName, OptimizerSpec
+from kit.specs.optimizers import OPTIMIZERS
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import cases
 from tests.deepspeed.plain import Curve, curve_error, reference
 from tests.training.cases import COUNTERS
 from tests.workers import pool
 
-TRIED: list[tuple[OptimizerName, int]] = [("sgd", 0), ("sgd", 1), ("sgd", 2), ("sgd", 3), ("adafactor", 0)]
-KINDS = {"sgd": StateKind.EXP_AVG, "adafactor": StateKind.EXP_AVG_SQ}
+STAGES: dict[OptimizerName, tuple[int, ...]] = {
+    "sgd": (0, 1, 2, 3),
+    "adafactor": (0,),
+    "adamw-8bit": (0, 1, 2, 3),
+    "lion-8bit": (0, 1, 2, 3),
+}
+TRIED = [(name, stage) for name, stages in STAGES.items() for stage in stages]
+OWN = {"betas": (0.9, 0.95), "weight_decay": 0.1, "min_8bit_size": 33}
+"""Norms have 32 elements, and fp32 moments. Matrices are whole blocks, halved or not, and so are flat partitions."""
+EPS = 1e-3
+"""Large: early Adam is sign descent."""
+ROUNDED_AGAIN = 0.0141 / 2
+"""Half of the largest gap between codes (arXiv 2110.02861, section 2.2): most that importing 8-bit moments changes, of
+their block's largest."""
 PLAIN = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, weight_decay=0.1),
     "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=1e-2, weight_decay=0.1, foreach=False),
+    "adamw-8bit": lambda groups: bitsandbytes.optim.AdamW8bit(groups, eps=EPS, **OWN),
+    "lion-8bit": lambda groups: bitsandbytes.optim.Lion8bit(groups, **OWN),
 }
 
 
 def plan(name: OptimizerName, stage: int, **changes: Any) -> Plan:
     chosen = cases.plan(stage, **changes)
-    return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, optimizer=OptimizerSpec(name=name)))
+    return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, optimizer=OptimizerSpec(name=name, eps=EPS)))
 
 
 def train(chosen: Plan, start: Path, directory: Path, fault: bool = False) -> dict[str, Any]:
     """Two steps, both checkpoints, one more; and that again by engines that read the files."""
-    kind, counters = KINDS[chosen.job.optimizer.name], dataclasses.replace(COUNTERS, step=2, optimizer_steps=2)
+    counters = dataclasses.replace(COUNTERS, step=2, optimizer_steps=2)
     engine = cases.build(chosen, start, directory)
     losses, norms, _ = cases.advance(engine, chosen, 0, 2)
     (directory / "native").mkdir(exist_ok=True)
     engine.save(directory / "native")
     export_exchange(engine, directory / "exchange", counters, model=chosen.model)
+    saved = exported_moments(engine, chosen)
     last = cases.advance(engine, chosen, 2, 3)[:2]
     held, ends = engine.held_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
-    moments = cases.exported(engine, kind)
+    moments = exported_moments(engine, chosen)
     engine.close()
     found = {"curve": Curve([*losses, *last[0]], [*norms, *last[1]], {}, ends), "held": held}
     for way in ("native", "exchange"):
@@ -51,18 +69,37 @@ def train(chosen: Plan, start: Path, directory: Path, fault: bool = False) -> di
             engine.load(directory / "native")
         else:
             import_exchange(engine, directory / "exchange")
+            read = exported_moments(engine, chosen)
+            found["imported"] = max((farthest(read[key], tensor) for key, tensor in saved.items()), default=0.0)
         if fault:
             for _, master in engine._state.master_weights():
-                engine._state._adam.state[master]["momentum_buffer"].zero_()
+                for tensor in engine._state._adam.state[master].values():
+                    tensor.zero_() if torch.is_tensor(tensor) else None
         cases.advance(engine, chosen, 2, 3)
         assert engine.optimizer_steps == 3
-        masters, again = cases.exported(engine, StateKind.MASTER), cases.exported(engine, kind)
+        masters, again = cases.exported(engine, StateKind.MASTER), exported_moments(engine, chosen)
         engine.close()
         found[way] = all(torch.equal(masters[name], ends[name]) for name in ends) and all(
             torch.equal(again[name], moments[name]) for name in moments
         )
-        found[f"{way} error"] = max((float((masters[name] - ends[name]).abs().max()) for name in ends), default=0.0)
+        found[f"{way} error"] = largest(masters, ends)
     return found
+
+
+def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, of the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest ‖found − expected‖ / ‖expected‖ of a parameter."""
+    return max((float((found[name] - t).norm() / t.norm()) for name, t in expected.items()), default=0.0)
+
+
+def exported_moments(engine: Any, chosen: Plan) -> dict[tuple[str, str], torch.Tensor]:
+    """By kind and name, on the main rank."""
+    kinds = map(StateKind, OPTIMIZERS[chosen.job.optimizer.name].state)
+    return {(kind, name): tensor for kind in kinds for name, tensor in cases.exported(engine, kind).items()}
 
 
 @pytest.fixture(scope="module")
@@ -76,39 +113,45 @@ def test_steps_bytes_and_resumes(start, tmp_path, name, stage):
     found = pool("deepspeed", 2).run(train, chosen, start, tmp_path)[0]
     expected, curve = reference(start, 3, build=PLAIN[name]), found["curve"]
     assert curve_error(curve.losses, expected.losses) < 1e-5
-    error = max(float((curve.masters[n] - t).norm() / t.norm()) for n, t in expected.masters.items())
+    error = largest(curve.masters, expected.masters)
     print(f"| {name} | ZeRO-{stage} | {error:.1e} |")
     assert error < 1e-5
     assert found["native"]
     # Adafactor's factors are computed again from their product.
-    assert found["exchange"] or (name == "adafactor" and found["exchange error"] < 1e-7)
-    if name == "sgd":
+    within = {"adafactor": 1e-6, "adamw-8bit": ROUNDED_AGAIN, "lion-8bit": ROUNDED_AGAIN}
+    assert found["exchange"] or found["imported"] <= within.get(name, 0.0)
+    if name != "adafactor":
         assert found["held"] == pytest.approx(parts_of(chosen.workload, 0).states.optimizer, rel=0.01)
 
 
-def test_bf16_keeps_masters_and_momentum_in_fp32(start, tmp_path):
-    """At stage 0 DeepSpeed creates the state by a real step, in which SGD adds weight decay to its momentum."""
+@pytest.mark.parametrize(("name", "stages"), [("sgd", (0, 2)), ("adamw-8bit", (0, 1, 2, 3))])
+def test_bf16_keeps_masters_and_moments(start, tmp_path, name, stages):
+    """At stage 0 DeepSpeed creates the state by a real step, in which SGD adds weight decay to its momentum. Stage 1
+    has another optimizer where bf16 gradients are summed in fp32."""
     found = {}
-    for stage in (0, 2):
-        ranks = pool("deepspeed", 2).run(train, plan("sgd", stage, precision="bf16"), start, tmp_path / str(stage))
+    for stage in stages:
+        ranks = pool("deepspeed", 2).run(train, plan(name, stage, precision="bf16"), start, tmp_path / str(stage))
         found[stage] = ranks[0]
         assert found[stage]["native"]
-        assert found[stage]["exchange"]
+        assert found[stage]["exchange"] or 0 < found[stage]["imported"] <= ROUNDED_AGAIN
     masters = [each["curve"].masters for each in found.values()]
-    # bf16 gradients are summed in another order.
-    assert max(float((masters[1][n] - t).norm() / t.norm()) for n, t in masters[0].items()) < 1e-3
+    # bf16 gradients are summed in another order, and go to other codes.
+    assert max(largest(each, masters[0]) for each in masters[1:]) < (1e-3 if name == "sgd" else 5e-3)
 
 
-def test_a_lost_momentum_is_seen(start, tmp_path):
-    found = pool("deepspeed", 2).run(train, plan("sgd", 0), start, tmp_path, True)[0]
+@pytest.mark.parametrize(("name", "stage"), [("sgd", 0), ("adamw-8bit", 2)])
+def test_lost_moments_are_seen(start, tmp_path, name, stage):
+    found = pool("deepspeed", 2).run(train, plan(name, stage), start, tmp_path, True)[0]
     assert not found["native"]
     assert not found["exchange"]
 
 
-def test_sgd_over_megatrons_tensor_parallelism(start, tmp_path):
+@pytest.mark.parametrize("name", ["sgd", "adamw-8bit"])
+def test_over_megatrons_tensor_parallelism(start, tmp_path, name):
     split = {"implementation": "local", "tp": 2, "dp": 1, "sp": True, "gradient_accumulation_steps": 4}
-    found = pool("megatron", 2).run(train, plan("sgd", 2, **split), start, tmp_path)[0]
-    expected, curve = reference(start, 3, build=PLAIN["sgd"]), found["curve"]
-    assert max(float((curve.masters[n] - t).norm() / t.norm()) for n, t in expected.masters.items()) < 1e-5
+    found = pool("megatron", 2).run(train, plan(name, 2, **split), start, tmp_path)[0]
+    error = largest(found["curve"].masters, reference(start, 3, build=PLAIN[name]).masters)
+    print(f"| {name} | ZeRO-2, tensor parallel | {error:.1e} |")
+    assert error < (1e-5 if name == "sgd" else 5e-3)  # blocks of other elements
     assert found["native"]
-    assert found["exchange"]
+    assert found["exchange"] or 0 < found["imported"] <= ROUNDED_AGAIN

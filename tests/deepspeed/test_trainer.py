@@ -11,7 +11,7 @@ import pytest
 from kit.emit.deepspeed import ds_config
 from kit.emit.deepspeed_rationale import RATIONALE, ds_config_page, flat
 from kit.emit.run_directory import files_of
-from kit.emit.trainer import trainer_config, training_arguments
+from kit.emit.trainer import OPTIM, trainer_config, training_arguments
 from tests.deepspeed import cases
 from tests.deepspeed.test_config import LAYOUTS, VARIANTS, on
 from tests.deepspeed.test_optimizers import plan as sgd_plan
@@ -26,6 +26,7 @@ PLANS = [
 ]
 PLANS += [on(device, cases.plan(**variant)) for variant in VARIANTS.values() for device in ("cpu", "cuda")]
 PLANS.append(sgd_plan("sgd", 2))
+EIGHT_BIT = sgd_plan("adamw-8bit", 2)
 FOR_TRAINER = ["fp16", "fp16 stage 3 host", "autocast", "fp32 sent in bf16", "ZeRO++"]
 
 
@@ -39,6 +40,22 @@ def test_the_trainer_fills_in_the_plans_numbers(layout, precision, tmp_path):
     # accelerate's way to turn DeepSpeed's progress line off.
     assert filled == ds_config(chosen) | {"steps_per_print": math.inf}
     assert args["gradient_checkpointing"] == (chosen.layout.recompute == "full")
+
+
+def test_the_trainer_makes_an_optimizer_that_the_file_cannot_name(tmp_path):
+    """The Trainer reads the file without one, and knows the name of bitsandbytes' class."""
+    from transformers.training_args import OptimizerNames
+
+    arguments = training_arguments(EIGHT_BIT)
+    assert "optimizer" not in trainer_config(EIGHT_BIT)
+    assert all(OptimizerNames(name) for name in OPTIM.values())
+    assert arguments["optim"] == "adamw_bnb_8bit"
+    filled, _ = pool("deepspeed", cases.WORLD_SIZE).run(fill_in, trainer_config(EIGHT_BIT), arguments, tmp_path)[0]
+    assert filled == ds_config(EIGHT_BIT) | {"steps_per_print": math.inf}
+    page = files_of(EIGHT_BIT)["README.md"]
+    assert "--optim adamw_bnb_8bit" in page
+    assert "bitsandbytes.optim.AdamW8bit" in page
+    assert "DummyOptim" not in page
 
 
 @pytest.mark.parametrize("name", FOR_TRAINER)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
+from kit.engines import eight_bit
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine
@@ -234,6 +235,21 @@ def test_two_processes_agree_with_one(tmp_path, alone, split):
     assert relative(ranks[0]["states"][StateKind.MASTER], alone["states"][StateKind.MASTER]) < bound
     for kind in MOMENTS:
         assert relative(ranks[0]["states"][kind], alone["states"][kind]) < (0.05 if "tensor" in split else 1e-3), kind
+
+
+def test_pieces_change_no_number(monkeypatch):
+    """Partitions are stepped in pieces, because kernels count in 32 bits."""
+    generator = torch.Generator().manual_seed(0)
+    values, gradient = (torch.randn(5 * BLOCK + 7, generator=generator) for _ in range(2))
+    found = []
+    for piece in (eight_bit.PIECE, 2 * BLOCK):
+        monkeypatch.setattr(eight_bit, "PIECE", piece)
+        weight, moments = values.clone(), {kind: eight_bit.zero_moment(kind, values) for kind in MOMENTS}
+        moments[StateKind.EXP_AVG].write(values)
+        eight_bit.step(weight, gradient, moments, OptimizerSpec(name="adamw-8bit"), 1, 1e-2)
+        found.append([weight, *(moment.read() for moment in moments.values())])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], values)
 
 
 def test_slices_that_are_no_whole_blocks(tmp_path):

@@ -7,6 +7,7 @@ cached.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
@@ -15,7 +16,7 @@ from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
 from kit.cost.workload import Workload
-from kit.specs.job import JobSpec, LoraSpec, OptimizerName
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
@@ -62,7 +63,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         deferred_head_gradient=_deferred_head_gradient(workload),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
         load=4.0 * count(model).total if whole_on_device else 0.0,
-        largest_parameter=_exported(model, layout, optimizer),
+        largest_parameter=_exported(model, layout, job),
     )
     if lora is None:
         return memory
@@ -91,13 +92,18 @@ def _deferred_head_gradient(workload: Workload) -> float:
     return element * model.vocab_size * model.hidden_size
 
 
-def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int:
-    """Elements of the largest tensor that an export gathers or dequantises on the device; 0 if the export copies fp32
-    replicas to the host without a temporary."""
+def _exported(model: ModelSpec, layout: Layout, job: JobSpec) -> int:
+    """Elements that an export gathers or dequantises on the device: the largest tensor, and under DeepSpeed one 8-bit
+    moment of the rank's partition (kit/engines/deepspeed/state.py, open_moments; of adapters it is small). 0 if the
+    export copies fp32 replicas to the host without a temporary."""
+    opened, optimizer = 0, job.optimizer.name
+    if layout.engine == "deepspeed" and optimizer.endswith("-8bit") and job.lora is None:
+        ranks = layout.tp * (layout.dp * layout.cp if layout.zero_stage else 1)
+        opened = ceil(count(model).total / ranks)
     if layout.implementation == "huggingface":
         as_they_are = layout.zero_stage == 0 and not OPTIMIZERS[optimizer].exports_a_copy
-        return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
-    return _largest_of_megatron(model)
+        return opened + (0 if as_they_are else deepspeed_sizes.largest_parameter(model))
+    return opened + _largest_of_megatron(model)
 
 
 def _largest_of_megatron(model: ModelSpec) -> int:

@@ -21,11 +21,13 @@ from kit.emit.deepspeed import monitor_sections
 from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.data_parallel import DataParallel
+from kit.engines.deepspeed.eight_bit import EightBit
 from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.deepspeed.reading import read_safely
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState, PartitionedState, UnshardedState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.errors import EngineError
+from kit.specs.job import JobSpec
 
 
 def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, ModelParallelStrategy]:
@@ -45,8 +47,13 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Mo
     settings |= monitor_sections(rundir.run, rundir.path)
     strategy = _build_strategy(rundir)
     model = strategy.build(settings)
+    parameters = _parameter_groups(model)
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=_parameter_groups(model), config=settings, mpu=strategy.mpu
+        model=model,
+        optimizer=_client_optimizer(parameters, rundir.plan.job),
+        model_parameters=parameters,
+        config=settings,
+        mpu=strategy.mpu,
     )
     read_safely(engine)
     try:
@@ -110,6 +117,11 @@ def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
     return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _client_optimizer(groups: list[dict[str, Any]], job: JobSpec) -> torch.optim.Optimizer | None:
+    """An optimizer that DeepSpeed does not have, so that ds_config.json cannot name it; None for the others."""
+    return EightBit(groups, job.optimizer, job.learning_rate) if job.optimizer.name.endswith("-8bit") else None
 
 
 def _complete_environment() -> None:

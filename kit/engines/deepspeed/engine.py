@@ -193,12 +193,13 @@ class DeepSpeedEngine(Engine):
         """Blocks of the full tensors. Gradients are exported without fp16's loss scale."""
         for kind in kinds:
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
-                self._state.create_moments()
+                self._state.open_moments(kind)
             unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
             try:
                 for block in self._strategy.export_blocks(kind):
                     yield block if unscaled == 1 else replace(block, values=block.values * unscaled)
             finally:
+                self._state.close_moments(store=False)
                 self._state.release_buffers()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -206,8 +207,9 @@ class DeepSpeedEngine(Engine):
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         if kind is not StateKind.MASTER:
-            self._state.create_moments()
+            self._state.open_moments(kind)
         self._strategy.load(kind, source)
+        self._state.close_moments(store=True)
         self._state.release_buffers()
         if kind is StateKind.MASTER:
             self._state.update_model()

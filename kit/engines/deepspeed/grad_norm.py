@@ -1,8 +1,8 @@
 """Computes the gradient norm between backward and step, by DeepSpeed's own functions, so that a step can be skipped.
 
 DeepSpeed's optimizers compute the norm inside ``step``. This module computes it before and passes the value to
-``step``, so that it is not computed twice. kit emits AdamW only. With Muon the values would differ, because Muon
-replaces gradients before it takes their norm.
+``step``, so that it is not computed twice. kit emits no Muon: with it the values would differ, because Muon replaces
+gradients before it takes their norm.
 """
 
 from __future__ import annotations

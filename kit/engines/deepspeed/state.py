@@ -30,6 +30,7 @@ from deepspeed.utils import (
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.base import StateKind
+from kit.engines.deepspeed.eight_bit import EightBit
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 Parameter = Any
@@ -48,23 +49,27 @@ class ParameterState(ABC):
         self._counts = not sgd
         """Whether the optimizer counts its steps. SGD does not: its groups have a step count of kit's."""
         lion = self._adam.defaults.keys() >= {"betas"} and "eps" not in self._adam.defaults
-        self._kinds = (StateKind.EXP_AVG_SQ,) if adafactor else (StateKind.EXP_AVG,) if sgd or lion else _MOMENTS
+        self._kinds: tuple[StateKind, ...] = (StateKind.EXP_AVG,) if sgd or lion else _MOMENTS
+        if adafactor:
+            self._kinds = (StateKind.EXP_AVG_SQ,)
+        if isinstance(self._adam, EightBit):
+            self._kinds = self._adam.kinds
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
         return safe_get_full_grad(parameter).float()
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must exist; those that the
-        optimizer does not have are zero."""
+        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must be open
+        (``open_moments``); those that the optimizer does not have are zero."""
         if kind in _MOMENTS and kind not in self._kinds:
             return torch.zeros(getattr(parameter, "ds_shape", parameter.shape))
         return safe_get_full_optimizer_state(parameter, self._key(kind))
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        """Set one kind of state; ``value``: fp32, of the whole parameter's shape. Moments must exist
-        (``create_moments``); master weights show in the model after ``update_model``."""
+        """Set one kind of state; ``value``: fp32, of the whole parameter's shape. Moments must be open
+        (``open_moments``); master weights show in the model after ``update_model``."""
 
     @abstractmethod
     def update_model(self) -> None:
@@ -94,6 +99,23 @@ class ParameterState(ABC):
         """
         for group, master in self.master_weights():
             self._create_moments_of(master, group)
+
+    def open_moments(self, kind: StateKind) -> None:
+        """Create moments if there are none, and, of 8-bit moments of this kind, fp32 copies until ``close_moments``: 4
+        bytes for each element of this rank's partition."""
+        self.create_moments()
+        if isinstance(self._adam, EightBit):
+            self._adam.open(kind)
+            self._link()
+
+    def close_moments(self, store: bool) -> None:
+        """Free the copies of ``open_moments``; ``store``: they were set."""
+        if isinstance(self._adam, EightBit):
+            self._adam.close(store)
+            self._link()
+
+    def _link(self) -> None:  # noqa: B027 (only flat partitions have links)
+        """Link parameters to the optimizer's state."""
 
     def _create_moments_of(self, master: torch.Tensor, group: dict[str, Any]) -> bool:
         """Create the moments of one master weight. Returns False if they exist already."""
@@ -212,6 +234,9 @@ class PartitionedState(ParameterState):
 
     def create_moments(self) -> None:
         super().create_moments()
+        self._link()
+
+    def _link(self) -> None:
         # DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces it.
         self._optimizer._hp_optimizer_states_linked = False
         self._optimizer._lazy_init_hp_params_optimizer_state()

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from kit.engines.torch.eight_bit import require_bitsandbytes
+from kit.engines.base import StateKind
+from kit.engines.eight_bit import require_bitsandbytes
 from kit.engines.torch.fsdp import local_shard
 from kit.specs.job import OptimizerSpec
 
 
 class Lion(torch.optim.Optimizer):
-    """Steps with bitsandbytes' 32-bit Lion. ``state``: exp_avg, which the caller creates.
+    """Steps with bitsandbytes' 32-bit Lion. ``state``: exp_avg, zeros if the caller has created none.
 
     bitsandbytes' optimizer class does not support DTensor, and waits for the device after every parameter.
     """
@@ -33,6 +34,8 @@ class Lion(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None or not (weight := local_shard(parameter)).numel():
                     continue
+                if StateKind.EXP_AVG.value not in self.state[parameter]:
+                    self.state[parameter][StateKind.EXP_AVG.value] = torch.zeros_like(parameter)
                 # Not by the kernel: weight decay is decoupled, and bitsandbytes' kernels differ in that.
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 # On a CPU the kernel is Python code, which bitsandbytes would compile: 10 s, for equal numbers.

@@ -12,13 +12,6 @@ CASES = [
     Case(
         "optimizer",
         deepspeed(zero_stage=2),
-        "optimizer.name=adamw-8bit on engine=deepspeed, .* use engine=torch, or optimizer.name=adamw, sgd, lion or ada",
-        torch(zero_stage=3),
-        change={"optimizer": OptimizerSpec(name="adamw-8bit")},
-    ),
-    Case(
-        "optimizer",
-        deepspeed(zero_stage=2),
         "optimizer.name=muon on engine=deepspeed, which orthogonalises before it clips",
         deepspeed(zero_stage=2),
         change={"optimizer": OptimizerSpec(name="muon")},
