@@ -137,6 +137,14 @@ def test_time_is_paid_before_accuracy_and_moments_before_master_weights(last_res
     assert not can_fit(pinned, last_resorts=False)
 
 
+def test_a_model_of_experts_that_fits_only_with_moments_in_bf16() -> None:
+    """18 bytes a parameter need 130 GiB of these GPUs: a bound of memory that counts them would drop every layout."""
+    plan = planned("qwen3-235b-a22b", h20(4, None))
+    assert (plan.layout.implementation, plan.layout.optimizer_state_dtype) == ("transformer_engine", "bf16")
+    assert said(plan).chosen == MOMENTS.what
+    assert f"it is not needed with {HOST.what}, once cluster.host_ram_gib says" in said(plan).why
+
+
 def test_the_fastest_layout_of_the_group_is_taken() -> None:
     request = Request(model=load_model("deepseek-v3"), cluster=h20(12), job=JobSpec())
     found = search(request)
