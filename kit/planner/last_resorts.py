@@ -52,7 +52,10 @@ class LastResort:
         return f"layout.{name}={DEFAULTS[name]}"
 
 
-_MEGATRON_LM = "Megatron-LM runs it by pretrain_gpt.sh, and kit's worker does not"
+_MEGATRON_LM = (
+    "Megatron-LM runs it and kit's worker does not: start pretrain_gpt.sh; where the run directory has none, its "
+    "README says why"
+)
 COST_TIME = (
     LastResort(
         what="Megatron's optimizer on the host",
