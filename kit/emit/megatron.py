@@ -320,9 +320,9 @@ def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
 def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     adam = {"adam_beta1": job.optimizer.beta1, "adam_beta2": job.optimizer.beta2, "adam_eps": job.optimizer.eps}
     kinds: dict[str, dict[str, Any]] = {
-        "adamw": {"optimizer": "adam", **adam},
-        "sgd": {"optimizer": "sgd", "sgd_momentum": job.optimizer.beta1},
-        "muon": {"optimizer": "muon", **adam, **_muon(job)},
+        "adamw": adam,
+        "sgd": {"sgd_momentum": job.optimizer.beta1},
+        "muon": {**adam, **_muon(job)},
     }
     on_host = {
         "optimizer_cpu_offload": True,
@@ -332,8 +332,9 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
     }
     short_state = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
     return {
-        **kinds[job.optimizer.name],
+        "optimizer": "adam" if job.optimizer.name == "adamw" else job.optimizer.name,
         "lr": job.learning_rate,
+        **kinds[job.optimizer.name],
         "weight_decay": job.optimizer.weight_decay,
         "clip_grad": job.grad_clip,
         "bf16": job.precision in ("bf16", "fp8"),

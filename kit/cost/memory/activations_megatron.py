@@ -74,8 +74,8 @@ def _attention(workload: Workload) -> dict[str, float]:
     rotated = 0.0 if model.learned_positions else query + key_value
     inputs, output = rotated + (query + 2 * key_value), query
     if workload.layout.cp > 1 and workload.layout.cp_comm_type == "p2p" and workload.layout.recompute != "selective":
-        # A copy of this rank's keys and values (ring.py), and the output in two memory layouts.
-        inputs, output = query + 2 * key_value, 2 * query
+        # A copy of this rank's keys and values (kernels/ring_attention.py), and the output as the projection reads it.
+        inputs = query + 2 * key_value
     elif workload.layout.cp > 1 and workload.layout.recompute != "selective":
         # Keys and values of the whole sequence (context.py), and the output as two halves and as one tensor.
         inputs, output = query + 2 * key_value * workload.layout.cp, 2 * query
