@@ -71,24 +71,20 @@ def train_with(rundir: tiny.TinyRunDirectory, fault: str) -> dict[str, Any]:
 
 
 def saved_on_host(rundir: tiny.TinyRunDirectory) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Bytes of each tensor that transformers takes to the host, and the gradients; as if there were an accelerator."""
+    """Bytes of each tensor that goes to the host, and the gradients."""
     from unittest import mock
 
+    from kit.engines.kernels.offloaded_inputs import OffloadedInputs
+
     sizes: list[int] = []
+    original = OffloadedInputs.copy
 
-    class OnCpu(torch.autograd.graph.saved_tensors_hooks):
-        def __init__(self, pin_memory: bool, device_type: str) -> None:
-            def pack(tensor: torch.Tensor) -> torch.Tensor:
-                sizes.append(tensor.nbytes)
-                return tensor.clone()
+    def copy(lane: OffloadedInputs, target: torch.Tensor, source: torch.Tensor) -> Any:
+        sizes.append(source.nbytes)
+        return original(lane, target, source)
 
-            super().__init__(pack, lambda tensor: tensor)
-
-    with (
-        mock.patch("torch.accelerator.is_available", return_value=True),
-        mock.patch("transformers.modeling_utils.save_on_cpu", OnCpu),
-    ):
-        engine = TorchEngine(rundir)
+    engine = TorchEngine(rundir)
+    with mock.patch.object(OffloadedInputs, "copy", copy):
         engine.forward_backward(batches(engine, rundir, 0))
     return sizes, state(engine, StateKind.GRADIENT)
 

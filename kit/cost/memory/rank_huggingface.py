@@ -36,6 +36,10 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     workspace, freed = _backward_workspace(workload, any(kind for kind, _ in counts)), 0.0
     if recompute == "full" and _described_in_full(workload):
         recomputed, workspace, freed = recomputed_layer_bytes(workload), 0.0, of_final_norm
+    if workload.activation_offload:
+        # The input of the layer before is on its way back (kit/engines/kernels/offloaded_inputs.py). The layer's own
+        # is among its saved tensors, if an operator saves it; otherwise it is free when the recompute ends.
+        recomputed += layer_input(workload)
     workspace += engine.deferred_head_gradient
     if workload.job.lora is not None:
         workspace = max(workspace, dora_sizes(model, workload.job.lora)[2])

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
-from kit.cost.memory.offload import offloaded_activation_bytes, stored_weight_bytes
+from kit.cost.memory.activations_huggingface import layer_input
+from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.memory.states import master_bytes
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
@@ -235,15 +236,26 @@ class StepTimeModel:
         """``components`` with the seconds of offload, if the layout has it. ``parameters``: of the fullest rank."""
         layout = workload.layout
         if layout.activation_offloading:
-            # Both copies run on the compute stream (transformers, activation_checkpointing_enable).
-            copied = 2 * layout.gradient_accumulation_steps * offloaded_activation_bytes(workload)
-            components = components | {"offload": copied / pcie_bytes_per_s(workload.cluster.gpu)}
+            components = components | {"offload": layout.gradient_accumulation_steps * self._inputs_s(workload)}
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
         on_device = 1.0 if layout.offload_optimizer == "none" else 1.0 - layout.optimizer_offload_fraction
         optimizer = on_device * components["optimizer"]
         seconds = components["offload"] + _offload_s(workload, parameters, components)
         return components | {"optimizer": optimizer, "offload": seconds}
+
+    def _inputs_s(self, workload: Workload) -> float:
+        """Seconds of one micro batch for which layers wait for copies of their inputs: to the host beside the layer's
+        forward, back beside recompute and backward of the layer after it. The last layer's has nothing beside it
+        (kit/engines/kernels/offloaded_inputs.py)."""
+        copy = layer_input(workload) / pcie_bytes_per_s(workload.cluster.gpu)
+        seconds = copy
+        for has_experts, number in enumerate(workload.stage_kinds[0]):
+            if number:
+                layer = self._layer(workload, bool(has_experts))
+                seconds += number * max(0.0, copy - layer.forward)
+                seconds += number * max(0.0, copy - layer.recompute - layer.backward)
+        return seconds
 
 
 def _offload_s(workload: Workload, parameters: RankParameters, components: dict[str, float]) -> float:

@@ -17,6 +17,7 @@ from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers
 from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.offloaded_inputs import offload_inputs
 from kit.engines.kernels.tiled_mlp import tile_mlps
 
 
@@ -26,9 +27,9 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
     plan, layout = rundir.plan, rundir.plan.layout
     cast_experts(model)
     if layout.recompute == "full":
-        # Without an accelerator the inputs are in host memory already, and torch pins none.
-        offload = layout.activation_offloading and torch.accelerator.is_available()
-        model.activation_checkpointing_enable({"use_reentrant": False}, offload=offload)
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        if layout.activation_offloading:
+            offload_inputs(model)
     if layout.tiled_mlp:
         tile_mlps(model)
     if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
