@@ -36,7 +36,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     workspace, freed = _backward_workspace(workload, any(kind for kind, _ in counts)), 0.0
     if recompute == "full" and _described_in_full(workload):
         recomputed, workspace, freed = recomputed_layer_bytes(workload), 0.0, of_final_norm
-    if workload.activation_offload:
+    if workload.layout.activation_offloading:
         # The input of the layer before is on its way back (kit/engines/kernels/offloaded_inputs.py). The layer's own
         # is among its saved tensors, if an operator saves it; otherwise it is free when the recompute ends.
         recomputed += layer_input(workload)
