@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.emit.accelerate import accelerate_config
 from kit.emit.derived_file import DerivedFile, chosen
-from kit.emit.trainer import for_trainer, training_arguments
+from kit.emit.trainer import for_trainer, optim, training_arguments
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 
@@ -35,6 +35,7 @@ _TITAN = {
 def _on_torch(plan: Plan) -> bool:
     layout = plan.layout
     whole = layout.implementation == "huggingface" and layout.zero_stage in (0, 3)
+    whole = whole and not (layout.paged_optimizer and layout.zero_stage)  # no program pages FSDP2's state
     return layout.engine == "torch" and whole and plan.cluster.gpu.device == "cuda"
 
 
@@ -101,7 +102,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "micro_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         "num_epochs": 1,
-        "optimizer": "adamw_torch",
+        "optimizer": optim(plan) or "adamw_torch",
         "lr_scheduler": "cosine",
         "learning_rate": job.learning_rate,
         "adam_beta1": job.optimizer.beta1,
@@ -172,7 +173,8 @@ def ms_swift(plan: Plan) -> dict[str, Any]:
 def for_torchtitan(plan: Plan) -> bool:
     """Whether torchtitan has the model, and shards it as the plan does: DDP or FSDP2, with tensor parallelism."""
     plain = plan.job.lora is None and plan.job.objective == "pretrain" and plan.job.precision in ("bf16", "fp32")
-    return plan.model.name in _TITAN and plain and _on_torch(plan) and not plan.layout.autocast
+    plain = plain and not plan.layout.autocast and not plan.layout.paged_optimizer
+    return plan.model.name in _TITAN and plain and _on_torch(plan)
 
 
 def torchtitan_arguments(plan: Plan) -> list[str]:

@@ -7,7 +7,7 @@ import shlex
 from kit.emit import accelerate, own_optimizer, pretrain_gpt
 from kit.emit.derived_file import DerivedFile
 from kit.emit.markdown import plain
-from kit.emit.trainer import OPTIM, for_trainer, training_arguments
+from kit.emit.trainer import OPTIM, for_trainer, optim, training_arguments
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.objectives import TRL
@@ -33,6 +33,7 @@ def readme(plan: Plan) -> str:
     if plan.job.lora or plan.job.objective != "pretrain":
         effect = "is refused" if plan.job.lora else "starts from random weights, and says so"
         sections.insert(3, f"`model_path` of `run.yaml` is the model to fine-tune; a run without it {effect}.")
+    sections += _paged(plan)
     if accelerate.applies(plan) and plan.layout.implementation == "huggingface":
         sections += _own_scripts(plan)
     if plan.layout.engine == "megatron":
@@ -83,6 +84,19 @@ def _own_scripts(plan: Plan) -> list[str]:
         "## The Hugging Face Trainer, TRL",
         _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {arguments}"),
         "On one node `deepspeed SCRIPT --deepspeed ds_config.trainer.json` with the same arguments does too.",
+    ]
+
+
+def _paged(plan: Plan) -> list[str]:
+    """What pages moments in scripts without kit's worker."""
+    if not plan.layout.paged_optimizer:
+        return []
+    if plan.layout.zero_stage:
+        return ["bitsandbytes' paged optimizers do not step FSDP2's weights: only kit's own loop pages moments there."]
+    bits = 8 if plan.job.optimizer.name == "adamw-8bit" else 32
+    return [
+        f"In another program the Trainer pages moments with `--optim {optim(plan)}`, and your own script with "
+        f"`bitsandbytes.optim.PagedAdamW{bits}bit`. kit has run none of these on a GPU."
     ]
 
 

@@ -28,6 +28,8 @@ def for_trainer(plan: Plan) -> bool:
 OPTIM: dict[OptimizerName, str] = {"adamw-8bit": "adamw_bnb_8bit", "lion-8bit": "lion_8bit"}
 """The Trainer's names (``optim``) of optimizers that a ds_config cannot name. It makes bitsandbytes' own, which have
 norms in 8 bits too where ZeRO flattens them into 4,096 elements or more."""
+PAGED: dict[OptimizerName, str] = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit"}
+"""The Trainer's names with paged moments. bitsandbytes' classes step DDP's weights, and not FSDP2's."""
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 
 
@@ -48,6 +50,11 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
     return config
 
 
+def optim(plan: Plan) -> str | None:
+    """The Trainer's name of the optimizer, where it is not torch's AdamW or the one of the ds_config."""
+    return (PAGED if plan.layout.paged_optimizer else OPTIM).get(plan.job.optimizer.name)
+
+
 def training_arguments(plan: Plan) -> dict[str, Any]:
     """Arguments of ``TrainingArguments`` with which ``"auto"`` becomes the plan's values."""
     layout, job = plan.layout, plan.job
@@ -62,7 +69,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "weight_decay": job.optimizer.weight_decay,
     }
     return arguments | chosen(
-        ("optim", job.optimizer.name in OPTIM, OPTIM.get(job.optimizer.name)),
+        ("optim", optim(plan), optim(plan)),
         (job.precision, job.precision != "fp32" and not layout.autocast, True),
         ("gradient_checkpointing", layout.recompute == "full", True),
         ("use_cpu", plan.cluster.gpu.device == "cpu", True),

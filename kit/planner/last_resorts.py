@@ -43,13 +43,17 @@ class LastResort:
     def asked_for_by(self, layout: Layout) -> str:
         """The pins, and the step that a layout takes, as arguments."""
         steps = {name: value for name in self.steps if (value := getattr(layout, name)) != DEFAULTS[name]}
-        return " ".join(f"layout.{name}={value}" for name, value in {**self.pins, **steps}.items())
+        return " ".join(_argument(name, value) for name, value in {**self.pins, **steps}.items())
 
     @property
     def forbidden_by(self) -> str:
         """The pin that forbids it."""
         name = list(self.pins)[-1]
-        return f"layout.{name}={DEFAULTS[name]}"
+        return _argument(name, DEFAULTS[name])
+
+
+def _argument(name: str, value: Any) -> str:
+    return f"layout.{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 _MEGATRON_LM = (
@@ -63,6 +67,13 @@ COST_TIME = (
         pins={"engine": "megatron", "offload_optimizer": "cpu"},
         steps={"optimizer_offload_fraction": (0.25, 0.5, 0.75, 1.0)},
         pretrains=True,
+    ),
+    LastResort(
+        what="paged moments (bitsandbytes)",
+        price="The driver moves moments to the host when the GPU is full, and how many no plan can say. These are "
+        "bounds: none of them on the GPU, all of them in host memory, and all over the link to the GPU and back in "
+        "every step. kit has never run it",
+        pins={"engine": "torch", "paged_optimizer": True},
     ),
 )
 """Last resorts that compute what the usual layouts compute."""

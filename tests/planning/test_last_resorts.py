@@ -32,7 +32,7 @@ from kit.ui.answer import cluster_cost
 from kit.ui.state import State
 from kit.units import human_seconds
 
-(HOST,), (MOMENTS,), (STATE,) = LAST_RESORTS
+(HOST, PAGED), (MOMENTS,), (STATE,) = LAST_RESORTS
 VERL_GIB = 1.6e12 / 2**30
 """Host memory of verl's nodes (docs/perf/dpsk.md)."""
 
@@ -115,15 +115,44 @@ def test_what_pretrain_gpt_cannot_train_is_no_way_out() -> None:
         planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"), objective="sft")
 
 
+# ---------------------------------------------------------------- paged moments
+
+
+def test_paged_moments_are_taken_where_nothing_else_fits_and_a_pin_forbids_them() -> None:
+    cluster, pins = parse_cluster("1xA100-40"), Pins(engine="torch")
+    plan = planned("llama-3.2-3b", cluster, pins)
+    assert plan.layout.paged_optimizer
+    assert said(plan).chosen == PAGED.what
+    for words in ("bounds: none of them on the GPU, all of them in host memory", "kit has never run it",
+                  "Offload takes 2.01 s", "layout.paged_optimizer=false forbids it"):  # fmt: skip
+        assert words in said(plan).why
+    assert not can_fit(Request(model=plan.model, cluster=cluster, job=plan.job, pins=pins), last_resorts=False)
+    with pytest.raises(PlanError, match=r"it fits with layout\.paged_optimizer left to the planner"):
+        planned("llama-3.2-3b", cluster, pins.but(paged_optimizer=False))
+    # DeepSpeed's own offload is no last resort: with all engines nothing is paged.
+    assert not planned("llama-3.2-3b", cluster).layout.paged_optimizer
+    little = dataclasses.replace(cluster, host_ram_gib=24.0)
+    with pytest.raises(PlanError, match="does not fit"):
+        planned("llama-3.2-3b", little, pins)
+
+
+def test_paged_moments_are_taken_before_accuracy_is_lost() -> None:
+    """DeepSpeed's state in bf16 fits these four cards too (test_a_cluster_is_chosen_without_loss_of_accuracy)."""
+    plan = planned("falcon-7b", parse_cluster("workstation-rtx-4090:1"), seq_length=2048, global_batch_size=720)
+    assert (plan.layout.paged_optimizer, plan.layout.zero_stage) == (True, 3)
+    assert said(plan).chosen == PAGED.what
+
+
 # ---------------------------------------------------------------- the order, and what forbids
 
 
 @pytest.mark.parametrize("last_resort", [HOST, MOMENTS, STATE, None], ids=["host", "moments", "state", "none"])
 def test_time_is_paid_before_accuracy_and_moments_before_master_weights(last_resort: LastResort | None) -> None:
-    """A small model on a card and a machine with little memory: each of the three fits; pins take the cheaper away."""
+    """A small model on a card and a machine with little memory: each of the three fits; pins take the cheaper away.
+    Paged moments would need more of the machine's memory than there is."""
     cluster = dataclasses.replace(parse_cluster("1xRTX-4090"), host_ram_gib=8.0)
     request = Request(model=load_model("llama-3.2-1b"), cluster=cluster, job=JobSpec(global_batch_size=4))
-    assert all(can_fit(added) for (each,) in LAST_RESORTS if (added := each.added_to(request)))
+    assert all(can_fit(added) for each in (HOST, MOMENTS, STATE) if (added := each.added_to(request)))
     forbidden: dict[LastResort | None, dict[str, Any]] = {
         HOST: {},
         MOMENTS: {"offload_optimizer": "none"},
@@ -238,10 +267,11 @@ def test_clusters_are_compared_without_loss_of_accuracy() -> None:
 def test_a_cluster_is_chosen_without_loss_of_accuracy() -> None:
     model, job = load_model("falcon-7b"), JobSpec(seq_length=2048, global_batch_size=720, total_tokens=10**9)
     one_node = Constraints(max_gpus=4)
-    plan = make_plan(model, parse_cluster("workstation-rtx-4090:1"), job)
+    unpaged = Pins(paged_optimizer=False)
+    plan = make_plan(model, parse_cluster("workstation-rtx-4090:1"), job, unpaged)
     assert plan.layout.optimizer_state_dtype == "bf16"
     with pytest.raises(PlanError, match="does not fit without loss of accuracy"):
-        cluster_options(model, job, Pins(), one_node, node="workstation-rtx-4090")
+        cluster_options(model, job, unpaged, one_node, node="workstation-rtx-4090")
     lossy = cluster_options(model, job, Pins(optimizer_state_dtype="bf16"), one_node, node="workstation-rtx-4090")
     assert [option.layout.optimizer_state_dtype for option in lossy] == ["bf16"]
 

@@ -133,7 +133,7 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
     if pins.engine is None and cluster.num_gpus > 1:
         text = "layout.engine=torch, for which chunked loss and compiled blocks are tried on several GPUs too"
         yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
-    yield from _megatrons_optimizer_on_the_host(request)
+    yield from _last_resorts_on_the_host(request)
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)
@@ -197,7 +197,7 @@ def _host_memory(request: Request) -> Iterator[_Change]:
             yield change("nvme", 1.0, text, nvme_gib=float(disks))
 
 
-def _megatrons_optimizer_on_the_host(request: Request) -> Iterator[_Change]:
+def _last_resorts_on_the_host(request: Request) -> Iterator[_Change]:
     """The last resorts that only the host's unknown memory forbids."""
     for last_resort in COST_TIME if request.cluster.host_ram_gib is None else ():
         for there in (1024, 2048):
