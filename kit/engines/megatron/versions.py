@@ -8,9 +8,15 @@ from __future__ import annotations
 import megatron.core.optimizer
 import megatron.core.optimizer.distrib_optimizer
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayerSubmodules
 
 TESTED = ("0.16.1", "0.19.2")
 """The newest for Python 3.11, which CI runs, and one for Python 3.12 (scripts/parity-py312.sh)."""
+
+_NEW_NAME = hasattr(MultiTokenPredictionLayerSubmodules, "mtp_model_layer")
+HEADS_LAYER = "mtp_model_layer" if _NEW_NAME else "transformer_layer"
+"""The transformer layer of a head of multi-token prediction, in 0.19 and in 0.16. Distributed checkpoints of both say
+``transformer_layer`` (transformer/multi_token_prediction.py, ``sharded_state_dict``), and so do kit's weight maps."""
 
 
 def use_optimizers(adam: type, sgd: type) -> None:

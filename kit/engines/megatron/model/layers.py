@@ -53,7 +53,7 @@ from kit.engines.megatron.model.layer_variants import (
 from kit.engines.megatron.model.mla import MultiLatentAttention
 from kit.engines.megatron.model.norms import NORMS, WidthRMSNorm
 from kit.engines.megatron.model.rope import rotation_factor, score_factor
-from kit.engines.megatron.versions import define_missing_gemm
+from kit.engines.megatron.versions import HEADS_LAYER, define_missing_gemm
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
@@ -191,14 +191,11 @@ def prediction_heads(
     if not (config.mtp_num_layers and parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)):
         return None
     norm = NORMS[config.normalization]
+    layer = {HEADS_LAYER: _layer(model, config, model.has_experts(model.num_layers))}
     head = ModuleSpec(
         module=MultiTokenPredictionLayer,
         submodules=MultiTokenPredictionLayerSubmodules(
-            enorm=norm,
-            hnorm=norm,
-            eh_proj=ColumnLinear,
-            transformer_layer=_layer(model, config, model.has_experts(model.num_layers)),
-            layer_norm=norm,
+            enorm=norm, hnorm=norm, eh_proj=ColumnLinear, layer_norm=norm, **layer
         ),
     )
     return MultiTokenPredictionBlockSubmodules(layer_specs=[head] * model.mtp_num_layers)

@@ -15,9 +15,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.errors import EngineError
 
-_NORMS = {
+_PLAIN = {
     ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
     ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
+    ".mtp_model_layer.": ".transformer_layer.",  # megatron-core 0.19; see versions.py
 }
 
 
@@ -36,7 +37,7 @@ def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transfo
 
 
 def plain_name(parameter: str) -> str:
-    """The name that the same parameter has with implementation=local."""
-    for fused, plain in _NORMS.items():
-        parameter = parameter.replace(fused, plain)
+    """The name that the same parameter has in the weight maps: with implementation=local and megatron-core 0.16."""
+    for other, plain in _PLAIN.items():
+        parameter = parameter.replace(other, plain)
     return _GROUPED.sub(r".experts.local_experts.\3.\1.\2", parameter)
