@@ -104,11 +104,11 @@ PROOFS: dict[str, Proof] = {
         f"{_PARITY} --changes", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,
     ),
     "balance": _proof(
-        "loads of experts of two tiny models, with and without balancing; writes docs/training.md", 6,
+        "loads of experts of two tiny models, with and without balancing; writes docs/experts.md", 6,
         "benchmarks.system_tests.balance --write",
     ),
     "optimizers": _proof(
-        "every optimizer by engine and layout: weights beside its plain class, and resumes; writes docs/training.md", 4,
+        "every optimizer by engine and layout: weights beside its plain class, and resumes; writes docs/optimizers.md", 4,
         "benchmarks.system_tests.optimizers --write",
     ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),

@@ -3,7 +3,7 @@
 Both start from random weights and read the bytes of the standard library's own sources, in one process. Each trains
 without balancing and with what its family was published with (kit/specs/families.py), from five seeds. DeepSeek-V3's
 published rate moves a bias by at most 0.2 in 200 steps, so it also trains with ten times the rate. ``--write`` keeps
-the table and the picture in docs/training.md.
+the table and the picture in docs/experts.md.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main(seeds: int = 5, steps: int = STEPS, write: bool = False) -> int:
                 print(f"{family}, {arm}, seed {seed}: load {load:.2f}, loss {loss:.3f}", flush=True)
     print(_table(curves))
     if write:
-        Section("docs/training.md", "balancing", lambda: _table(curves)).write()
+        Section("docs/experts.md", "balancing", lambda: _table(curves)).write()
         _draw(curves)
     return int(any(each.arm == ARMS[each.family][-1] and each.at_end("load_at_end") > BOUND for each in curves))
 

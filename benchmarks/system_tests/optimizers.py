@@ -7,7 +7,7 @@ for each case. The exit code is 1 where a native resume is not the same to the b
 1e-5 from the plain implementation.
 
 ``--write`` keeps the rows in benchmarks/results/optimizers.json, beside rows of engines that did not run, and writes
-the table of docs/training.md. Names are engines: torch, deepspeed, megatron.
+the table of docs/optimizers.md. Names are engines: torch, deepspeed, megatron.
 """
 
 from __future__ import annotations

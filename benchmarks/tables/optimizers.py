@@ -1,4 +1,4 @@
-"""Tables of docs/training.md: which engine runs which optimizer, by what, its bytes, and how exactly."""
+"""Tables of docs/optimizers.md: which engine runs which optimizer, by what, its bytes, and how exactly."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class OptimizerSpec:
 
     name: OptimizerName = "adamw"
     """adamw-8bit and lion-8bit: moments of matrices take a byte each. muon: for matrices of layers, with momentum 0.95
-    and AdamW's update size (arXiv 2502.16982); AdamW for the rest. docs/training.md says which engine runs which."""
+    and AdamW's update size (arXiv 2502.16982); AdamW for the rest. docs/optimizers.md says which engine runs which."""
     beta1: Annotated[float, Within(ge=0, lt=1)] = 0.9
     """Decay of the first moment; sgd's momentum."""
     beta2: Annotated[float, Within(ge=0, lt=1)] = 0.95
