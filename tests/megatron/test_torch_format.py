@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.engines.base import StateKind
-from kit.engines.megatron.model.transformer_engine import _NORMS
+from kit.engines.megatron.model.transformer_engine import _PLAIN
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
@@ -120,7 +120,7 @@ def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
     shutil.copytree(root / "megatron", tmp_path / "copy")
 
     def rename(loaded):
-        for fused, plain in _NORMS.items():
+        for fused, plain in _PLAIN.items():
             loaded["model"] = {name.replace(plain, fused): value for name, value in loaded["model"].items()}
 
     for path in (tmp_path / "copy").rglob("*.pt"):
