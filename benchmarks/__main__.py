@@ -108,7 +108,7 @@ PROOFS: dict[str, Proof] = {
         "benchmarks.system_tests.balance --write",
     ),
     "optimizers": _proof(
-        "every optimizer by engine and layout: weights beside its plain class, and resumes; writes docs/optimizers.md", 4,
+        "every optimizer by engine and layout: weights beside its plain class, resumes; writes docs/optimizers.md", 4,
         "benchmarks.system_tests.optimizers --write",
     ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
