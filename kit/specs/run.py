@@ -71,7 +71,7 @@ class StreamSpec:
     def __post_init__(self) -> None:
         if self.path in _FILE_READERS and not self.data_files:
             raise SpecError(f"path={self.path} without data_files; list the files, patterns or addresses to read")
-        if self.path.startswith(("/", ".", "~")) or "://" in self.path:
+        if self.path.startswith(("/", ".", "~")) or is_address(self.path):
             raise SpecError(
                 f"path={self.path} is a file or directory; use path={' or '.join(_FILE_READERS)} and list files in "
                 f"data_files"

@@ -200,15 +200,13 @@ def _host_memory(request: Request) -> Iterator[_Change]:
 def _last_resorts_on_the_host(request: Request) -> Iterator[_Change]:
     """The last resorts that only the host's unknown memory forbids."""
     for last_resort in COST_TIME if request.cluster.host_ram_gib is None else ():
+        if last_resort.added_to(request) is None:
+            continue
+        pins = request.pins.but(**last_resort.pins)
         for there in (1024, 2048):
-            if last_resort.added_to(request) is not None:
-                text = f"{last_resort.what}, once cluster.host_ram_gib says how much host memory a node has"
-                cluster, pins = (
-                    replace(request.cluster, host_ram_gib=float(there)),
-                    request.pins.but(**last_resort.pins),
-                )
-                told = replace(request, cluster=cluster, pins=pins)
-                yield _Change("megatron", 1.0, f"{text} ({there} would do)", told, last_resorts=True)
+            told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(there)), pins=pins)
+            text = f"{last_resort.what}, once cluster.host_ram_gib says how much host memory a node has"
+            yield _Change("last_resort", 1.0, f"{text} ({there} would do)", told, last_resorts=True)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:

@@ -100,13 +100,20 @@ def _check_suffix(name: str) -> None:
 
 @contextmanager
 def _described(name: str) -> Iterator[None]:
+    with as_data_error(name):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DataError(f"{name} does not exist; check the name") from error
+
+
+@contextmanager
+def as_data_error(name: str) -> Iterator[None]:
     """What any file system or network raises becomes a DataError."""
     try:
         yield
     except KitError:
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"{name} does not exist; check the name") from error
     except Exception as error:  # every protocol has its own
         raise DataError(
             f"{name} cannot be read ({one_line(error) or type(error).__name__}); check the name, the permissions and, "

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kit.errors import DataError, KitError
+from kit.errors import DataError
 from kit.specs.run import StreamSpec
-from kit.training.data.tokenizers import one_line
+from kit.training.data.sources import as_data_error
 
 _BATCH_DOCUMENTS = 1000
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
@@ -33,7 +32,7 @@ class StreamSource:
         """(number, text) of the documents of a file from number ``start`` on whose number is ``offset`` modulo
         ``share``. Raises DataError."""
         name = self.names[file]
-        with _described(name):
+        with as_data_error(name):
             shard = self._dataset.shard(len(self.names), file).skip(start).with_format("arrow")
             for table in shard.iter(_BATCH_DOCUMENTS):
                 _check_column(name, self.text_key, table.column_names)
@@ -51,7 +50,7 @@ class StreamSource:
 def open_source(spec: StreamSpec) -> StreamSource:
     """Open the split that a recipe names; reads the first rows of JSON. Raises DataError if it is not there, or has no
     such column."""
-    with _described(f"run.data.stream.path={spec.path}"):
+    with as_data_error(f"run.data.stream.path={spec.path}"):
         import datasets  # type: ignore[import-untyped]
 
         files = {spec.split: list(spec.data_files)} if spec.data_files else None
@@ -90,17 +89,3 @@ def _check_column(name: str, text_key: str, columns: list[str]) -> None:
         raise DataError(
             f"{name} has no column {text_key!r}; run.data.stream.text_key takes one of {', '.join(columns)}"
         )
-
-
-@contextmanager
-def _described(name: str) -> Iterator[None]:
-    """What ``datasets``, a file system or a network raises becomes a DataError."""
-    try:
-        yield
-    except (KitError, GeneratorExit):
-        raise
-    except Exception as error:  # every protocol has its own
-        raise DataError(
-            f"{name} cannot be read ({one_line(error) or type(error).__name__}); check the name, the permissions and, "
-            "of an address, the credentials in the environment"
-        ) from error
