@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kit.planner.request import Request
-from kit.specs.layout import DEFAULTS, Layout, Pins
+from kit.specs.layout import DEFAULTS, Pins
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,34 +40,23 @@ class LastResort:
         """The steps of fields that the user left to the planner."""
         return {name: values for name, values in self.steps.items() if getattr(request.pins, name) is None}
 
-    def asked_for_by(self, layout: Layout) -> str:
-        """The pins, and the step that a layout takes, as arguments."""
-        steps = {name: value for name in self.steps if (value := getattr(layout, name)) != DEFAULTS[name]}
-        return " ".join(_argument(name, value) for name, value in {**self.pins, **steps}.items())
-
     @property
     def forbidden_by(self) -> str:
         """The pin that forbids it."""
         name = list(self.pins)[-1]
-        return _argument(name, DEFAULTS[name])
+        value = DEFAULTS[name]
+        return f"layout.{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _argument(name: str, value: Any) -> str:
-    return f"layout.{name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-_MEGATRON_LM = (
-    "Megatron-LM runs it and kit's worker does not: start pretrain_gpt.sh; where the run directory has none, its "
-    "README says why"
+ON_HOST = LastResort(
+    what="Megatron's optimizer on the host",
+    price="The CPU steps it",
+    pins={"engine": "megatron", "offload_optimizer": "cpu"},
+    steps={"optimizer_offload_fraction": (0.25, 0.5, 0.75, 1.0)},
 )
+"""Taken too where the usual layouts that fit offload their own optimizer and take longer."""
 COST_TIME = (
-    LastResort(
-        what="Megatron's optimizer on the host",
-        price=f"The CPU steps it. {_MEGATRON_LM}",
-        pins={"engine": "megatron", "offload_optimizer": "cpu"},
-        steps={"optimizer_offload_fraction": (0.25, 0.5, 0.75, 1.0)},
-        pretrains=True,
-    ),
+    ON_HOST,
     LastResort(
         what="paged moments (bitsandbytes)",
         price="The driver moves moments to the host when the GPU is full, and how many no plan can say. These are "
@@ -83,7 +72,8 @@ LAST_RESORTS: tuple[tuple[LastResort, ...], ...] = (
         LastResort(
             what="Megatron's moments in bf16",
             price="Accuracy: moments are rounded, and master weights stay fp32; no loss curve was compared. "
-            + _MEGATRON_LM,
+            "Megatron-LM runs it and kit's worker does not: start pretrain_gpt.sh; where the run directory has none, "
+            "its README says why",
             pins={"engine": "megatron", "implementation": "transformer_engine", "optimizer_state_dtype": "bf16"},
             pretrains=True,
         ),

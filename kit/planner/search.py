@@ -20,7 +20,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.candidates import TooSlow, all_layouts, layouts
-from kit.planner.last_resorts import COST_TIME, LAST_RESORTS, LastResort
+from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, LastResort
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
@@ -50,7 +50,7 @@ class SearchResult(NamedTuple):
     further: bool
     """Whether ``considered`` includes the further layouts."""
     last_resort: LastResort | None = None
-    """What ``best`` needs, where no other layout fits; ``considered`` then includes its group's layouts."""
+    """What ``best`` needs, where no other layout fits or is as fast; ``considered`` then includes its layouts."""
 
 
 class LayoutScorer:
@@ -102,7 +102,7 @@ class _StepByStep(LayoutScorer):
 def search(request: Request) -> SearchResult:
     """Compares the usual layouts, and those further layouts that need less memory than every usual one; with ZeRO-3, at
     most ``LIVE_SHARE`` of the GPU's memory more. If none fits, those of the first group of last resorts in which one
-    does.
+    does. If the fastest one offloads its optimizer, those with Megatron's on the host.
 
     More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
     no measurements support their predictions, and they would take most of the search time.
@@ -114,7 +114,7 @@ def search(request: Request) -> SearchResult:
         if (best := _best(among)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
             return SearchResult(best, (*found.considered, *among), further=True, last_resort=chosen)
-    return found
+    return _or_on_host(request, found) or found
 
 
 def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
@@ -155,26 +155,33 @@ def _asked(last_resort: LastResort, request: Request) -> tuple[Request, LayoutSc
     return asked, _StepByStep(asked, steps) if steps else LayoutScorer(asked)
 
 
-def faster_on_request(request: Request, most_s: float) -> tuple[LastResort, Candidate] | None:
-    """A last resort that costs no accuracy, and its best layout, if a usual one takes less than ``most_s``."""
-    for each in COST_TIME:
-        asked = _asked(each, request)
-        if asked and (best := _faster_than(*asked, most_s, usable_gib(request.cluster.gpu))):
-            return each, best
-    return None
+def _or_on_host(request: Request, found: SearchResult) -> SearchResult | None:
+    """Megatron's optimizer on the host, if several GPUs offload the one of ``found`` unasked and take longer."""
+    best, asked = found.best, _asked(ON_HOST, request)
+    if best is None or best.layout.offload_optimizer == (request.pins.offload_optimizer or "none"):
+        return None
+    if request.cluster.num_gpus == 1:
+        return None
+    on_host = asked and _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
+    if not on_host:
+        return None
+    return SearchResult(on_host.best, (*found.considered, *on_host.considered), further=True, last_resort=ON_HOST)
 
 
 def faster_than(request: Request, most_s: float) -> Candidate | None:
     """The best layout if a usual one takes less than ``most_s``; otherwise None, without a whole search."""
-    return _faster_than(request, LayoutScorer(request), most_s)
+    found = _faster_than(request, LayoutScorer(request), most_s)
+    return found and found.best
 
 
-def _faster_than(request: Request, scorer: LayoutScorer, most_s: float, most_gib: float = math.inf) -> Candidate | None:
+def _faster_than(
+    request: Request, scorer: LayoutScorer, most_s: float, most_gib: float = math.inf
+) -> SearchResult | None:
     usable, too_slow = usable_gib(request.cluster.gpu), _slower_than(request, scorer, most_s)
     usual = _considered(request, scorer, lambda _: usable, most_gib=most_gib, too_slow=too_slow)
     quick = any(candidate.step_time_s is not None and candidate.step_time_s < most_s for candidate in usual)
-    best = _without_last_resorts(request, scorer, most_gib).best if quick else None
-    return best if best is not None and step_s(best) < most_s else None
+    found = _without_last_resorts(request, scorer, most_gib) if quick else None
+    return found if found and found.best is not None and step_s(found.best) < most_s else None
 
 
 def _slower_than(request: Request, scorer: LayoutScorer, most_s: float) -> TooSlow:

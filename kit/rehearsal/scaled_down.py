@@ -44,6 +44,8 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "overlap_moe_expert_parallel_comm": (False, "kit's worker has no such schedule; Megatron-LM has"),
 }
 """Field of the layout → (its value in the copy, the reason)."""
+_OF_BF16 = ("autocast", "offload_optimizer", "optimizer_offload_fraction")
+"""Fields of the layout that the run in bf16 keeps, whatever the one in fp32 has."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}
 _EMULATED = "GEMMs in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
@@ -79,6 +81,7 @@ def scaled_down(plan: Plan) -> ScaledDown:
     names = [field.name for field in dataclasses.fields(Pins) if hasattr(layout, field.name)]
     pins = Pins(**{name: getattr(layout, name) for name in names})
     in_bf16 = plan.job.precision != "fp32"
+    kept = {name: getattr(plan.layout, name) for name in _OF_BF16}
     rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
     return ScaledDown(
         model=model,
@@ -88,7 +91,7 @@ def scaled_down(plan: Plan) -> ScaledDown:
         replaced=(*replaced, *replaced_in_job),
         covers=describe(layout),
         job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
-        pins_in_bf16=pins.but(autocast=plan.layout.autocast) if in_bf16 else pins,
+        pins_in_bf16=pins.but(**kept) if in_bf16 else pins,
     )
 
 
@@ -114,7 +117,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
             replaced.append(f"{name}={value} -> {plain}: {why}")
             changes[name] = plain
     if layout.engine == "megatron" and layout.offload_optimizer != "none":
-        replaced.append("offload_optimizer=cpu -> none: kit's worker does not offload; Megatron-LM does")
+        replaced.append("offload_optimizer=cpu -> none for the curve in fp32: Megatron offloads in bf16 alone")
         changes |= {"offload_optimizer": "none", "optimizer_offload_fraction": 1.0}
     changes["autocast"] = False  # fp32 has no autocast; the run in bf16 keeps it
     if layout.implementation == "transformer_engine":

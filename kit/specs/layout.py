@@ -112,7 +112,7 @@ class Layout:
     zero_stage: ZeroStage = 0
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
     offload_optimizer: Annotated[Offload, Flag(text=_HOST)] = "none"
-    """megatron: its optimizer_cpu_offload. Megatron-LM runs it; kit's worker does not."""
+    """megatron: its optimizer_cpu_offload."""
     optimizer_offload_fraction: Annotated[Fraction, Flag(("megatron",), "{value:g} of it", added=True)] = 1.0
     """megatron: the share of a rank's optimizer that offload_optimizer=cpu takes to the host; the rest is stepped on
     the GPU."""

@@ -25,6 +25,13 @@ CASES = {
         {"precision": "bf16"},
         {"bucket_size": 5000},
     ),
+    "dp2-half-of-the-optimizer-on-the-host": (
+        "llama",
+        {},
+        {"dp": 2, "zero_stage": 1, "offload_optimizer": "cpu", "optimizer_offload_fraction": 0.5},
+        {"precision": "bf16"},
+        {},
+    ),
     "ep2-tp2-sp-mixtral": ("mixtral", {"num_layers": 2}, {"tp": 2, "sp": True, "ep": 2}, {}, {}),
     "ep2-distributed-optimizer-mixtral": ("mixtral", {"num_layers": 2}, {"dp": 2, "ep": 2, "zero_stage": 1}, {}, {}),
     "pp2-vp2-tied": ("llama", {"tied_embeddings": True}, {"pp": 2, "vp": 2}, {}, {}),

@@ -63,15 +63,15 @@ def test_deepseek_v3_on_96_h20_and_qwen3_235b_on_32_are_found() -> None:
     assert (deepseek.layout.engine, deepseek.layout.offload_optimizer) == ("megatron", "cpu")
     assert deepseek.predicted.peak_gib == pytest.approx(78.6, abs=0.05)
     assert said(deepseek).chosen == HOST.what
-    qwen = planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"))
-    assert qwen.layout.offload_optimizer == "cpu"
+    qwen = planned("qwen3-235b-a22b", h20(4))
+    assert (qwen.layout.engine, qwen.layout.offload_optimizer) == ("megatron", "cpu")
     assert qwen.predicted.peak_gib == pytest.approx(82.3, abs=0.05)
-    # DeepSpeed's own offload fits too, and kit's worker runs it. The faster one is named, with its pins.
-    ordinary = planned("qwen3-235b-a22b", h20(4))
-    assert (ordinary.layout.engine, said(ordinary).chosen) == ("deepspeed", "none")
-    assert ordinary.predicted.step_time_s > qwen.predicted.step_time_s
-    assert f"{qwen.predicted.peak_gib:.1f} GiB" in said(ordinary).why
-    assert said(ordinary).why.endswith("layout.engine=megatron layout.offload_optimizer=cpu")
+    assert planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron")).layout == qwen.layout
+    # DeepSpeed's own offload fits too, and takes longer.
+    slower = planned("qwen3-235b-a22b", h20(4), Pins(engine="deepspeed"))
+    assert slower.predicted.step_time_s > EQUALLY_FAST * qwen.predicted.step_time_s
+    assert f"the fastest other layout takes {human_seconds(slower.predicted.step_time_s)} (" in said(qwen).why
+    assert said(qwen).why.endswith("layout.offload_optimizer=none forbids it")
 
 
 def test_the_smallest_share_that_fits_goes_to_the_host() -> None:
@@ -109,10 +109,9 @@ def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> N
     assert said(planned("deepseek-v3", h20(12, 1024.0))).chosen == HOST.what
 
 
-def test_what_pretrain_gpt_cannot_train_is_no_way_out() -> None:
-    """kit's worker has no optimizer on the host, and Megatron-LM's trainer no other objective."""
-    with pytest.raises(PlanError, match="does not fit"):
-        planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"), objective="sft")
+def test_fine_tuning_takes_it_too() -> None:
+    plan = planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"), objective="sft")
+    assert said(plan).chosen == HOST.what
 
 
 # ---------------------------------------------------------------- paged moments
@@ -241,7 +240,6 @@ def test_the_seconds_of_offload_are_the_plans_own() -> None:
     plan = planned("deepseek-v3", h20(12))
     seconds = human_seconds(plan.predicted.step_time_components_s["offload"])
     assert f"Offload takes {seconds} of {human_seconds(plan.predicted.step_time_s)} a step" in said(plan).why
-    assert "kit's worker does not" in said(plan).why
 
 
 def test_an_optimizer_in_8_bits_is_proposed_and_not_chosen() -> None:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.tensor_parallel import mappings
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
 _type = torch.Tensor.type
+_split = HybridDeviceOptimizer._get_sub_optimizer_param_groups
 _gather_equal, _reduce_scatter_equal = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
 
 
@@ -97,11 +99,34 @@ def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
 class _Stream:
     """A CUDA stream or event on the CPU, where nothing runs asynchronously."""
 
-    wait_stream = synchronize = _nothing
+    wait = wait_stream = synchronize = _nothing
     record_event = _itself
 
 
 _the_stream = _Stream()
+
+
+class _ModelIsOnGpu(TorchFunctionMode):
+    """Answers ``is_cuda`` as beside a GPU: no for tensors in page-locked memory and what is made of them, else yes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on_host: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined] # a descriptor
+            return id(args[0]) not in self._on_host
+        result = args[0] if func is torch.Tensor.pin_memory else func(*args, **kwargs or {})
+        if torch.is_tensor(result) and (func is torch.Tensor.pin_memory or id(args[0]) in self._on_host):
+            self._on_host[id(result)] = result
+        return result
+
+
+def _split_over_host_and_gpu(optimizer: Any, offload_fraction: float) -> Any:
+    with _ModelIsOnGpu():
+        return _split(optimizer, offload_fraction)
 
 
 def _moved_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
@@ -177,6 +202,12 @@ PATCHES: tuple[Patch, ...] = (
         "transformer/moe/token_dispatcher.py",
         "and scatter them back",
         _reduce_scatter_first_dim,
+    ),
+    Patch(
+        "megatron.core.optimizer.cpu_offloading.hybrid_optimizer.HybridDeviceOptimizer._get_sub_optimizer_param_groups",
+        "optimizer/cpu_offloading/hybrid_optimizer.py",
+        "chooses parameters on the GPU, whose state it moves to page-locked memory",
+        _split_over_host_and_gpu,
     ),
     Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
     Patch(

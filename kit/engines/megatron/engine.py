@@ -48,11 +48,6 @@ class MegatronEngine(Engine):
                 "layout.overlap_moe_expert_parallel_comm=true: kit's worker has no schedule that runs two micro "
                 "batches beside each other; start Megatron-LM by pretrain_gpt.sh, or leave it out"
             )
-        if plan.layout.offload_optimizer != "none":
-            raise EngineError(
-                f"layout.offload_optimizer={plan.layout.offload_optimizer}: kit's worker neither saves nor resumes "
-                "Megatron's optimizer on the host; start Megatron-LM by pretrain_gpt.sh, or use none"
-            )
         if plan.layout.optimizer_state_dtype != "fp32":
             raise EngineError(
                 f"layout.optimizer_state_dtype={plan.layout.optimizer_state_dtype}: Megatron's precision-aware "

@@ -1,4 +1,4 @@
-"""megatron-core's optimizers with torch's AdamW kernel, and torch's SGD.
+"""megatron-core's optimizers with torch's AdamW kernel, on the GPU and on the host, and torch's SGD.
 
 Without Transformer Engine and apex, megatron-core falls back to ``torch.optim.AdamW``. But its distributed optimizer
 can save and resume an optimizer only if ``step`` is in the parameter group, as in apex's FusedAdam
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch.optim.adam import adam
 
-from kit.engines.megatron.versions import use_optimizers
+from kit.engines.megatron.versions import allow_missing_transformer_engine, use_optimizers
 from kit.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -72,6 +73,10 @@ class Adam(torch.optim.Optimizer):
             self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
 
 
+class HostAdam(Adam):
+    """``Adam`` of parameters whose state is in host memory. ``HybridDeviceOptimizer`` tells its two by their class."""
+
+
 class Sgd(torch.optim.SGD):
     """torch's SGD with a step count in its groups and momentum from the start, as ``Adam`` has them."""
 
@@ -95,6 +100,7 @@ class Sgd(torch.optim.SGD):
 def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
     """Convert ``optimizer`` of megatron.yaml to megatron-core's class. Raises EngineError if the class refuses a
     value."""
+    allow_missing_transformer_engine()
     try:
         return OptimizerConfig(**{**settings, "params_dtype": _DTYPES[settings["params_dtype"]]})
     except (TypeError, ValueError, KeyError, AssertionError) as error:
@@ -103,14 +109,37 @@ def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
 
 def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
     """Build the optimizer of this rank's model chunks. ``chunks``: wrapped for data parallelism."""
-    use_optimizers(Adam, Sgd)
+    use_optimizers(Adam, HostAdam, Sgd)
     for table in (each for chunk in chunks for each in chunk.modules() if isinstance(each, torch.nn.Embedding)):
         positions: Any = table.weight
         positions.is_embedding_or_output_parameter = True  # otherwise Muon would take them for a matrix
     optimizer = get_megatron_optimizer(config, chunks)
-    for muon in (each for each in optimizer.chained_optimizers if not isinstance(each.optimizer, Adam | Sgd)):
-        muon.init_state_fn(muon.optimizer)  # momentum from the start, as ``Adam`` and ``Sgd`` have it
+    for each in optimizer.chained_optimizers:
+        if isinstance(each.optimizer, HybridDeviceOptimizer):
+            _count_steps(each.optimizer)
+        elif not isinstance(each.optimizer, Adam | Sgd):
+            each.init_state_fn(each.optimizer)  # Muon's momentum from the start, as ``Adam`` and ``Sgd`` have it
     for group in optimizer.param_groups:
         # Norms and biases have wd_mult 0. Only OptimizerParamScheduler applies it, but kit has its own schedule.
         group["weight_decay"] *= group["wd_mult"]
     return optimizer
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers that hold the state: of a hybrid one, those on the host and the one on the GPU."""
+    return list(optimizer.sub_optimizers) if isinstance(optimizer, HybridDeviceOptimizer) else [optimizer]
+
+
+def _count_steps(hybrid: HybridDeviceOptimizer) -> None:
+    """Count steps in the groups of the hybrid optimizer. Before each step it copies its groups to the Adams inside.
+    Its own arguments leave the groups: some are classes, and a checkpoint has the groups."""
+    for group in hybrid.param_groups:
+        for name in hybrid.defaults.keys() - {"lr", "betas", "eps", "weight_decay"}:
+            del group[name]
+        group["step"] = 0
+
+    def count(*_: Any) -> None:
+        for group in hybrid.param_groups:
+            group["step"] += 1
+
+    hybrid.register_step_post_hook(count)

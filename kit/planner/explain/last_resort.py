@@ -1,4 +1,4 @@
-"""What a last resort costs, what forbids it, and what makes it needless."""
+"""Why a last resort was taken, what it costs, what forbids it, and what makes it needless."""
 
 from __future__ import annotations
 
@@ -11,40 +11,38 @@ from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit
 from kit.planner.last_resorts import LastResort
 from kit.planner.plan import Decision
 from kit.planner.request import Request
-from kit.planner.search import Candidate, SearchResult, faster_on_request, step_s
+from kit.planner.search import Candidate, SearchResult, step_s
 from kit.units import human_seconds
-
-_WORTH_SAYING = 0.05
-"""Smallest share of a step that a last resort on request must save for a note."""
 
 
 def last_resort(request: Request, result: SearchResult) -> Iterator[Decision]:
-    """The last resort of ``result.best``; or, where a usual offload was found, one that would be faster."""
+    """The last resort of ``result.best``."""
     best, chosen = result.best, result.last_resort
     assert best is not None
     if chosen is not None:
+        other = _fastest_without(chosen, result)
+        needless = "" if other else _needless(request, result)
         yield Decision(
             rule="last_resort",
             chosen=chosen.what,
-            why=f"chosen because no other layout that kit tries fits. {chosen.price}. {_offload(request, best)}"
-            f"{chosen.forbidden_by} forbids it{_needless(request, result)}",
-        )
-    elif (other := _worth_saying(request, best)) is not None:
-        resort, faster = other
-        took, takes = human_seconds(step_s(best)), human_seconds(step_s(faster), like=step_s(best))
-        yield Decision(
-            rule="last_resort",
-            chosen="none",
-            why=f"{resort.what} would take {takes} a step instead of {took} ({describe(faster.layout)}, "
-            f"{faster.peak_gib:.1f} GiB). {resort.price}, so it is on request: {resort.asked_for_by(faster.layout)}",
+            why=f"chosen because {_reason(best, other)}. {chosen.price}. {_offload(request, best)}"
+            f"{chosen.forbidden_by} forbids it{needless}",
         )
 
 
-def _worth_saying(request: Request, best: Candidate) -> tuple[LastResort, Candidate] | None:
-    """A faster last resort on several GPUs whose plan offloads its optimizer anyway."""
-    if best.layout.offload_optimizer == "none" or request.cluster.num_gpus == 1:
-        return None
-    return faster_on_request(request, (1 - _WORTH_SAYING) * step_s(best))
+def _fastest_without(chosen: LastResort, result: SearchResult) -> Candidate | None:
+    """The fastest layout that fits without the last resort."""
+    fitting = (each for each in result.considered if each.step_time_s is not None)
+    others = (each for each in fitting if any(getattr(each.layout, name) != pin for name, pin in chosen.pins.items()))
+    return min(others, key=step_s, default=None)
+
+
+def _reason(best: Candidate, other: Candidate | None) -> str:
+    if other is None:
+        return "no other layout that kit tries fits"
+    return (
+        f"the fastest other layout takes {human_seconds(step_s(other), like=step_s(best))} ({describe(other.layout)})"
+    )
 
 
 def _offload(request: Request, best: Candidate) -> str:

@@ -358,8 +358,8 @@ def expert_parallel_overlap(w: Workload) -> str | None:
 
 @rule("megatron")
 def optimizer_on_the_host(w: Workload) -> str | None:
-    """optimizer_config.py: optimizer_cpu_offload reuses the precision-aware optimizer, which is a distributed one.
-    HybridDeviceOptimizer copies by CUDA streams."""
+    """optimizer_config.py: optimizer_cpu_offload reuses the precision-aware optimizer, which is a distributed one. In
+    fp32, HybridDeviceOptimizer gives what stays on the GPU no gradients (_set_sub_optimizer_grads)."""
     layout, place = w.layout, w.layout.offload_optimizer
     if place == "none" and layout.optimizer_offload_fraction < 1:
         share = f"optimizer_offload_fraction={layout.optimizer_offload_fraction:g}"
@@ -371,7 +371,6 @@ def optimizer_on_the_host(w: Workload) -> str | None:
         f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
         f"precision={w.job.precision}; use bf16": w.job.precision != "bf16",
         "LoRA, whose optimizer is small": w.job.lora is not None,
-        f"{w.cluster.gpu.name}, which has no CUDA streams": w.cluster.gpu.device != "cuda",
     }
     found = next((why for why, is_broken in broken.items() if is_broken), None)
     return found and f"offload_optimizer={place} on engine=megatron with {found}, or leave it out"

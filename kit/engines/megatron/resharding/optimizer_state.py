@@ -14,9 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind, place
+from kit.engines.megatron.optimizer import inner_optimizers
 
 
 class ShardState(ABC):
@@ -52,7 +54,7 @@ class LocalState(ShardState):
 
     def __init__(self, optimizers: Sequence[MegatronOptimizer], data_parallel_group: dist.ProcessGroup) -> None:
         self._optimizer, self._group = optimizers[0], data_parallel_group
-        self._inner = [each.optimizer for each in optimizers]
+        self._inner = [inner for each in optimizers for inner in inner_optimizers(each.optimizer)]
         self._stepped_by = {
             main: each for each in self._inner for group in each.param_groups for main in group["params"]
         }
@@ -102,7 +104,8 @@ class LocalState(ShardState):
         if param not in self._optimizer.model_param_group_index_map:
             return None
         group, index = self._optimizer.model_param_group_index_map[param]
-        return self._optimizer.optimizer.param_groups[group]["params"][index]
+        stepped, inner = self._optimizer.optimizer.param_groups[group]["params"][index], self._optimizer.optimizer
+        return inner.param_to_inner_param[stepped] if isinstance(inner, HybridDeviceOptimizer) else stepped
 
     def _range(self, param: torch.nn.Parameter) -> tuple[int, int]:
         """(start, end) of this rank's range of the flattened shard. Without the distributed optimizer every rank has

@@ -1,0 +1,69 @@
+"""Megatron's optimizer on the host trains as the one on the GPU does, bit for bit, and each half is where it belongs.
+
+On a CPU all memory is the host's. kit's patch of ``is_cuda`` makes megatron-core choose parameters as beside a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.engines.base import StateKind
+from tests.megatron import cases
+from tests.training import tiny
+from tests.workers import pool
+
+LAYOUTS = {
+    "dp2": ("llama", {"num_layers": 4}, {"dp": 2}),
+    "dp2-tp2-sp": ("llama", {"num_layers": 4}, {"dp": 2, "tp": 2, "sp": True}),
+    "dp2-ep2-mixtral": ("mixtral", {"num_layers": 2}, {"dp": 2, "ep": 2}),
+}
+
+
+def steps_and_places(rundir, steps=3):
+    """Inside a worker: (losses and norms, kind of state → exported tensors, bytes stepped on the host, on the GPU)."""
+    from kit.engines.megatron.optimizer import HostAdam, inner_optimizers
+
+    engine, numbers = cases.built(rundir), []
+    for step in range(steps):
+        batches = cases.micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
+        numbers += [engine.forward_backward(batches).mean, engine.apply(cases.LEARNING_RATE).gradient]
+    exported = {kind: cases.export(engine, kind) for kind in (StateKind.MASTER, StateKind.EXP_AVG_SQ)}
+    inner = [each for chained in engine._optimizer.chained_optimizers for each in inner_optimizers(chained.optimizer)]
+    stepped = dict.fromkeys((True, False), 0)
+    for each in inner:
+        stepped[isinstance(each, HostAdam)] += sum(
+            main.nbytes for group in each.param_groups for main in group["params"]
+        )
+    held = engine.held_bytes()
+    engine.close()
+    return numbers, exported, stepped[True], stepped[False], held
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_share_on_the_host_trains_bit_for_bit_as_none(references, name):
+    family, shape, layout = LAYOUTS[name]
+    spec = tiny.model(family, vocab_size=127, **shape)
+    directory, _ = references(spec)
+
+    def trained(**offload):
+        rundir = cases.run_directory(
+            directory / "run", spec, job={"precision": "bf16"}, zero_stage=1, **layout, **offload
+        )
+        return pool("megatron", rundir.plan.layout.world_size).run(steps_and_places, rundir)
+
+    on_gpu = trained()
+    all_bytes = [rank[3] for rank in on_gpu]
+    for share in (0.5, 1.0):
+        on_host = trained(offload_optimizer="cpu", optimizer_offload_fraction=share)
+        assert on_host[0][0] == on_gpu[0][0]
+        for kind, expected in on_gpu[0][1].items():
+            found = on_host[0][1][kind]
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[each], tensor) for each, tensor in expected.items()), kind
+        for (_, _, host, gpu, held), whole, (*_, held_on_gpu) in zip(on_host, all_bytes, on_gpu, strict=True):
+            assert host + gpu == whole
+            # megatron-core moves whole parameters until it has moved the share.
+            assert share * whole <= host <= share * whole + 4 * spec.vocab_size * spec.hidden_size
+            assert held == held_on_gpu
