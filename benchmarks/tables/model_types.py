@@ -21,7 +21,7 @@ from kit.cost.model.flops import model_flops_per_token
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.errors import SpecError
-from kit.planner.rules.common import NOT_IN_MEGATRON
+from kit.planner.rules.megatron_layers import NOT_IN_MEGATRON
 from kit.specs.approximate import approximated
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.families import FAMILIES

@@ -13,14 +13,28 @@ from kit.planner.rules import (
     context_parallel,
     deepspeed,
     fast_path,
+    lora,
     megatron,
+    megatron_layers,
     optimizers,
     torch,
     trl,
 )
 from kit.planner.rules.rule import REGISTERED, Violation
 
-FILES = (common, compression, context_parallel, deepspeed, fast_path, megatron, optimizers, torch, trl)
+FILES = (
+    common,
+    compression,
+    context_parallel,
+    deepspeed,
+    fast_path,
+    lora,
+    megatron,
+    megatron_layers,
+    optimizers,
+    torch,
+    trl,
+)
 """The files that register rules."""
 _CHECKS = {engine: tuple(rule.check for rule in rules.values()) for engine, rules in REGISTERED.items()}
 

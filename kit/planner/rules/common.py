@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import gcd
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
-from kit.specs.families import families_where
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
-from kit.specs.model import ModelSpec
 from kit.specs.objectives import TRL
 
 # ---------------------------------------------------------------- sizes
@@ -223,91 +219,6 @@ def objective(w: Workload) -> bool:
     return w.job.objective not in _objectives(w.layout)
 
 
-_FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
-
-
-@rule()
-def lora_layers(w: Workload) -> str | None:
-    """Layers are listed by the names that kit knows of the model, so that their sizes are counted."""
-    chosen = w.job.lora
-    if chosen is None or not (chosen.target_modules or chosen.rank_pattern or chosen.alpha_pattern):
-        return None
-    known = named_layers(w.model)
-    for key in ("target_modules", "rank_pattern", "alpha_pattern"):
-        if unknown := [name for name in getattr(chosen, key) if name not in known]:
-            fix = f"use {', '.join(known)}" if known else "leave it out, or use lora.targets"
-            return f"lora.{key} has {unknown[0]}, which kit does not know of {w.model.name}; {fix}"
-        if key != "target_modules" and (idle := [name for name in getattr(chosen, key) if name not in chosen.layers]):
-            return f"lora.{key} has {idle[0]}, which gets no adapter; leave it out, or add it to lora.target_modules"
-    if chosen.rank_pattern and w.model.num_shared_experts and "up_proj" in chosen.layers:
-        return f"lora.rank_pattern with adapters on the shared experts of {w.model.name}; list lora.target_modules"
-    if w.layout.engine != "megatron":
-        return None
-    for fused in _FUSED_ON_MEGATRON:
-        if (listed := fused & set(chosen.target_modules)) and listed != fused:
-            return (
-                f"lora.target_modules has {', '.join(sorted(listed))} alone on engine=megatron, where "
-                f"{', '.join(sorted(fused))} are one layer; list all of them, or use engine=torch"
-            )
-    if chosen.rank_pattern or chosen.alpha_pattern:
-        return (
-            "lora.rank_pattern or alpha_pattern on engine=megatron, whose fused layers have one rank; use engine=torch"
-        )
-    return None
-
-
-@rule()
-def dora(w: Workload) -> str | None:
-    """peft's layer reads the frozen weight beside its adapter (peft/tuners/lora/dora.py, DoraLinearLayer). ZeRO-3 has
-    not gathered the weight there, and tensor parallelism has a part of it. Not tested over 4 bits or with experts."""
-    chosen, layout = w.job.lora, w.layout
-    if chosen is None or not chosen.use_dora:
-        return None
-    broken = {
-        f"implementation={layout.implementation}, whose layers have no DoRA; use engine=torch": (
-            layout.implementation != "huggingface"
-        ),
-        "zero_stage=3 on engine=deepspeed, which has not gathered the weight when peft reads it; use at most 2, or "
-        "engine=torch": layout.engine == "deepspeed" and layout.zero_stage == 3,
-        f"tp={layout.tp}, where a rank has a part of the weight; use tp=1": layout.tp > 1,
-        "four_bit=true, which was not tested; use false": chosen.four_bit,
-        f"the experts of {w.model.name}; use false": w.model.num_experts > 0,
-    }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"lora.use_dora=true with {found}, or leave it out"
-
-
-@rule()
-def lora(w: Workload) -> str | None:
-    """LoRA trains on Hugging Face layers and on Megatron's local layers. NVMe offload was not tested with frozen
-    weights."""
-    chosen, layout = w.job.lora, w.layout
-    if chosen is None:
-        return None
-    if layout.implementation == "huggingface" and not layout.uses_nvme:
-        if layout.tp > 1 and (chosen.four_bit or chosen.dropout):
-            what = "four_bit=true" if chosen.four_bit else f"dropout={chosen.dropout:g}"
-            return f"lora.{what} with tp={layout.tp} on Hugging Face layers was not tested; leave it out, or use tp=1"
-        return None
-    if layout.engine != "megatron" or layout.implementation != "local":
-        return (
-            "lora={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local"
-        )
-    if chosen.four_bit:
-        return "lora.four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch"
-    if chosen.dropout:
-        return f"lora.dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch"
-    if chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts:
-        return (
-            f"lora.targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by "
-            "the names of the shared ones; use targets=attention"
-        )
-    return None
-
-
-# ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO
-
-
 @rule(says=lambda w: f"job.expert_load={w.job.expert_load:g} with {w.model.name}, which has no experts; leave it out")
 def expert_load_of_experts(w: Workload) -> bool:
     """A model without experts has no load of experts."""
@@ -338,141 +249,3 @@ def balancing(w: Workload) -> str | None:
             "drops no tokens; use engine=megatron, or null"
         )
     return None
-
-
-_DELTA_NET = "no gated delta net without the CUDA kernels of flash-linear-attention (ssm/gated_delta_net.py)"
-NOT_IN_MEGATRON: Mapping[str, str] = {
-    "qwen3_next": _DELTA_NET,
-    "qwen3_5_text": _DELTA_NET,
-    "qwen3_5_moe_text": _DELTA_NET,
-    "kimi_linear": "no Kimi delta attention",
-    "llama4_text": "no attention in chunks (transformer/dot_product_attention.py)",
-    "deepseek_v32": "no indexer without fast_hadamard_transform's CUDA kernels (experimental_attention_variant/dsa.py)",
-}
-"""Model type → the layer that megatron-core 0.16.1 lacks, read in its source."""
-_IN_MEGATRON_BRIDGE = ("deepseek_v2", "gemma", "nemotron", "nemotron_h", "olmoe", "qwen3_next")
-"""Model types without a weight map in kit that Megatron-Bridge 0.3.1 has (megatron/bridge/models, register_bridge). It
-builds the model too, from Transformer Engine's layers, so kit cannot take its mappings alone. mbridge 0.15.1 has no
-text model that kit lacks, except MiMo, whose code is not in transformers."""
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says=lambda w: (
-        f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
-        f"{', '.join(families_where('megatron'))}"
-        + (f", and {lacks}" if (lacks := NOT_IN_MEGATRON.get(w.model.model_type)) else "")
-        + "; use implementation=huggingface on engine=deepspeed or torch"
-        + (
-            ", or Megatron-Bridge without kit, which converts and trains this family"
-            if w.model.model_type in _IN_MEGATRON_BRIDGE
-            else ""
-        )
-    ),
-)
-def megatron_family(w: Workload) -> bool:
-    """The Megatron engine has layers and weight maps for some model families only."""
-    return runs_megatron_layers(w.layout) and not w.model.traits.megatron
-
-
-@rule("deepspeed", "megatron")
-def megatron_rope(w: Workload) -> str | None:
-    """kit/engines/megatron/model/rope.py supports kinds of RoPE scaling that change only the frequencies."""
-    model = w.model
-    if not runs_megatron_layers(w.layout) or not model.rope_scaling:
-        return None
-    scaling = model.rope_scaling
-    kind = scaling.get("rope_type", "default")
-    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
-        return None  # queries and keys then have the factor 1, and the layer applies the factor of the scores
-    if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
-        return None  # the factor of queries and keys can be applied to the scores
-    if kind not in ("default", "linear", "llama3"):
-        return (
-            f"rope_type={kind} of {model.name} with implementation={w.layout.implementation}, which computes default, "
-            "linear, llama3 and, of whole heads, yarn and longrope; use implementation=huggingface on engine=deepspeed "
-            "or torch"
-        )
-    return None
-
-
-def _has_dense_mlp(model: ModelSpec) -> bool:
-    return not model.num_experts or model.first_dense_layers > 0
-
-
-def whole_tp(w: Workload, divides_kv_heads: bool = False) -> str:
-    """Sizes of tensor parallelism that the GPUs and every width of the model allow, as text."""
-    model = w.model
-    return one_of(
-        tp
-        for tp in divisors(gcd(w.cluster.num_gpus, model.num_attention_heads))
-        if (model.num_key_value_heads % tp == 0 or (tp % model.num_key_value_heads == 0 and not divides_kv_heads))
-        and not (_has_dense_mlp(model) and model.ffn_hidden_size % tp)
-    )
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says=lambda w: (
-        f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
-        f"use {whole_tp(w)}"
-    ),
-)
-def tp_divides_heads(w: Workload) -> bool:
-    """Megatron: transformer_config.py, num_attention_heads is a multiple of tensor_model_parallel_size. AutoTP splits
-    whole heads too."""
-    return w.model.num_attention_heads % w.layout.tp != 0
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says=lambda w: (
-        f"tp={w.layout.tp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
-        f"{w.model.name}; use {whole_tp(w)}"
-    ),
-)
-def tp_fits_kv_heads(w: Workload) -> bool:
-    """transformer_config.py: num_query_groups is a multiple or a divisor of tensor_model_parallel_size. Fewer heads
-    than ranks are shared (attention.py gathers them). AutoTP is stricter (``autotp_divides_kv_heads``)."""
-    heads, tp = w.model.num_key_value_heads, w.layout.tp
-    return runs_megatron_layers(w.layout) and heads % tp != 0 and tp % heads != 0
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says=lambda w: (
-        f"tp={w.layout.tp} does not divide ffn_hidden_size={w.model.ffn_hidden_size} of {w.model.name}; "
-        f"use {whole_tp(w)}"
-    ),
-)
-def tp_divides_mlp(w: Workload) -> bool:
-    """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    return w.model.ffn_hidden_size % w.layout.tp != 0 and _has_dense_mlp(w.model)
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says="sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false",
-)
-def sequence_parallel_needs_tp(w: Workload) -> bool:
-    """model_parallel_config.py refuses sequence parallelism without tensor parallelism."""
-    return w.layout.sp and runs_megatron_layers(w.layout) and w.layout.tp == 1
-
-
-@rule(
-    "deepspeed",
-    "megatron",
-    says=lambda w: (
-        f"sp=true with seq_length={w.job.seq_length}, which tp·cp={w.layout.tp * w.layout.cp} does not divide; "
-        f"use a multiple of {w.layout.tp * w.layout.cp}, or sp=false"
-    ),
-)
-def sequence_parallel_divides(w: Workload) -> bool:
-    """Sequence parallelism splits the rest of the sequence (after context parallelism) evenly over tp."""
-    split = w.layout.sp and w.layout.tp > 1 and runs_megatron_layers(w.layout)
-    return split and w.job.seq_length % (w.layout.tp * w.layout.cp) != 0

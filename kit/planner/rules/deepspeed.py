@@ -12,7 +12,8 @@ from operator import attrgetter
 from kit.cost.memory.deepspeed_sizes import buffer_sizes, least_param_buffer
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.workload import Workload
-from kit.planner.rules.common import runs_megatron_layers, whole_tp
+from kit.planner.rules.common import runs_megatron_layers
+from kit.planner.rules.megatron_layers import whole_tp
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import ZERO_KEYS
