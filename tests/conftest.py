@@ -1,4 +1,4 @@
-"""Decides which tests run beside each other (``pytest -n 2 --dist loadgroup``) and which run today (``--days 3``)."""
+"""Decides which tests run beside each other (``pytest -n 2 --dist loadgroup``) and which run today (``--days 4``)."""
 
 from __future__ import annotations
 

@@ -113,6 +113,7 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> list
     return pool(engine, 2).run(foreign.by_kit, chosen, exchange, directory)[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("writer", "target"),
     [
@@ -188,6 +189,7 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
         assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("writer", "stage"), [("trainer-zero-3", 2), ("trainer-zero-3", 3), ("trainer-zero-2", 1)])
 def test_deepspeed_continues_from_the_universal_checkpoint_that_kit_writes(written, tmp_path, writer, stage):
     path, expected = written[writer]

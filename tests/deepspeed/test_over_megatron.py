@@ -74,6 +74,7 @@ def test_tied_embeddings_at_stage_3(tmp_path):
     assert plain.gradient_error(curve, expected) < TOLERANCE
 
 
+@pytest.mark.rotated("over megatron")
 def test_bf16_is_near_plain_fp32(start, tmp_path):
     """The bounds of the other layouts (test_parity.py): frequencies of RoPE in bf16 alone would be 1 %."""
     curve, expected = run(cases.train, plan(3, precision="bf16"), start, tmp_path, 3)[0], plain.reference(start, 3)
@@ -81,6 +82,7 @@ def test_bf16_is_near_plain_fp32(start, tmp_path):
     assert plain.curve_error(curve.losses, expected.losses) < 2e-4
 
 
+@pytest.mark.rotated("over megatron")
 def test_training_goes_on_through_the_exchange_checkpoint(start, tmp_path):
     whole, resumed = run(cases.through_the_exchange_checkpoint, plan(2), plan(3, sp=True), start, tmp_path)[0]
     assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
@@ -89,12 +91,14 @@ def test_training_goes_on_through_the_exchange_checkpoint(start, tmp_path):
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.rotated("over megatron")
 def test_native_save_and_load_are_exact(start, tmp_path):
     losses, again, different = run(cases.natively, plan(3, sp=True), start, tmp_path)[0]
     assert again == losses
     assert different == []
 
 
+@pytest.mark.rotated("over megatron")
 def test_discard_and_evaluate_leave_no_trace(start, tmp_path):
     plain, disturbed = run(cases.disturb, plan(2, sp=True), start, tmp_path)[0]
     assert disturbed == plain

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 import kit
 from benchmarks.system_tests.parity.cases import FAMILIES
 from kit.emit.run_directory import write
@@ -83,6 +85,7 @@ def rundir(words, directory):
     return write(plan, recipe.run, directory)
 
 
+@pytest.mark.rotated("long")
 def test_all_of_a_step_is_on_the_gpu():
     code = "from tests.gpu.test_fake_cuda import report; report()"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

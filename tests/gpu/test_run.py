@@ -97,6 +97,7 @@ for number, (package, case) in enumerate(packages.items()):
 """
 
 
+@pytest.mark.rotated("long")
 def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
     """Whole rows in a process that lacks the packages; the last one asks for none of them."""
     packages = {

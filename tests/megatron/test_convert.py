@@ -46,6 +46,7 @@ def same(found, expected):
     return all(torch.equal(found.read(name).float(), expected.read(name).float()) for name in expected.names())
 
 
+@pytest.mark.rotated
 def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path):
     _, _, root, _ = saved
     convert(root / "step-00000002", "exchange", tmp_path / "exchange")

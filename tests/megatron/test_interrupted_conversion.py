@@ -107,7 +107,7 @@ def of_format(source: Path, to: str, tmp_path: Path) -> Path:
     return tmp_path / "exchange"
 
 
-@pytest.mark.rotated
+@pytest.mark.rotated("long")
 @pytest.mark.parametrize("to", FORMATS)
 def test_killed_twice_it_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files, written):
     source = of_format(source, to, tmp_path)

@@ -53,6 +53,7 @@ def test_same_as_peft(references, name):
     assert compare(references, name) == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [

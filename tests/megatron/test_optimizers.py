@@ -129,6 +129,7 @@ def alone(references):
     return masters
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_layouts_agree_and_resume(references, alone, tmp_path, name, layout):
     directory, _ = references(SPEC)

@@ -148,6 +148,7 @@ def test_packed_rows_are_documents_of_their_own(references, name):
     assert compare(references, PACKED[name], packed=True) == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("sp", [False, True])
 def test_dropout_is_drawn_again_alike(references, sp):
     """No layout has it by itself; who edits megatron.yaml gets it, and recompute finds the same masks again."""
@@ -204,6 +205,7 @@ def test_rotary_positions_are_those_that_are_given():
     assert torch.equal(angles, running[positions[0]])
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("fault", "name"), [("megatron-joined-documents", "cp2"), ("megatron-running-positions", "tp2-gpt2")]
 )

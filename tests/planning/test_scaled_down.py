@@ -50,11 +50,15 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
     assert (shrunk.pins.zero_hpz, shrunk.cluster.num_gpus) == (2, 4)
 
 
-def test_megatrons_optimizer_comes_back_from_the_host() -> None:
-    layout = PLANS["deepseek-v3-pretrain-ep-1024xh100"].layout.but(offload_optimizer="cpu")
-    shrunk = scaled_down(dataclasses.replace(PLANS["deepseek-v3-pretrain-ep-1024xh100"], layout=layout))
+def test_megatrons_optimizer_is_on_the_host_in_bf16_alone() -> None:
+    plan = PLANS["llama-3-70b-pretrain-best-64xa100-40"]
+    layout = plan.layout.but(offload_optimizer="cpu", optimizer_offload_fraction=0.5)
+    shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.offload_optimizer == "none"
     assert any(text.startswith("offload_optimizer=cpu -> none") for text in shrunk.replaced)
+    assert shrunk.job_in_bf16 is not None
+    rounded = make_plan(shrunk.model, shrunk.cluster, shrunk.job_in_bf16, shrunk.pins_in_bf16).layout
+    assert (rounded.offload_optimizer, rounded.optimizer_offload_fraction) == ("cpu", 0.5)
 
 
 def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons() -> None:

@@ -132,7 +132,7 @@ def test_the_run_directory_starts_trl_alone() -> None:
     assert "launch.sh" in files_of(planned("sft", ZERO3))
 
 
-@pytest.mark.rotated("objective")
+@pytest.mark.rotated("long")
 @pytest.mark.parametrize("objective", ["dpo", "kto", "reward", "grpo"])
 def test_trl_accepts_the_arguments(objective: Objective, tmp_path: Path) -> None:
     """TRL's own parser reads the emitted arguments; a misspelled one is refused."""

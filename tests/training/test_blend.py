@@ -109,6 +109,7 @@ def start_and_export(rundir):
     train(TorchEngine(rundir), rundir, stop_at_step=2)
 
 
+@pytest.mark.rotated("long")
 def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     """On two processes, bit for bit; the curves of the engines are one curve, which other data do not have."""
     paths, curves = sets(tmp_path), []

@@ -285,6 +285,7 @@ def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
     return peak.grown, held
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
     """Weights are read and quantised one by one: beside what stays, a few copies of one. FSDP2 shards each layer before

@@ -127,7 +127,7 @@ class TestLaunchersInALine:
         assert not done.stdout
 
 
-@pytest.mark.rotated("lock")
+@pytest.mark.rotated("long")
 class TestTheLock:
     def test_of_three_starts_at_once_one_trains(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, 300).path
@@ -143,6 +143,7 @@ class TestTheLock:
         assert steps_of(run) == list(range(1, 301))
         assert not (run / NAME).exists()
 
+    @pytest.mark.rotated("long")
     def test_a_crashed_run_is_taken_over_at_once_and_a_second_successor_refused(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, 200).path
         first = Job.start(run)

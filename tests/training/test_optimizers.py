@@ -142,6 +142,7 @@ def test_one_process(alone, tmp_path, name):
     check(alone[name], directory(tmp_path, name))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("name", "split"), TRIED)
 def test_two_processes_agree_with_one(alone, tmp_path, name, split):
     rundir = directory(tmp_path, name, **SPLITS[split])

@@ -123,6 +123,7 @@ def test_the_card_is_the_runs(checkpoint: Path) -> None:
     assert "No run was beside this checkpoint" in card("org/name", prepare().model)
 
 
+@pytest.mark.rotated("long")
 def test_the_hub_gets_every_file(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     done = push(hub, checkpoint, tmp_path / "model", "--extras-from", str(prepare().model), "--push", "org/name")
     assert done.returncode == 0, done.stderr
@@ -138,6 +139,7 @@ def test_the_hub_gets_every_file(hub: Hub, checkpoint: Path, tmp_path: Path) -> 
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= written.keys()
 
 
+@pytest.mark.rotated("long")
 def test_a_broken_upload_loses_nothing(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     hub.refuses = True
     done = push(hub, checkpoint, tmp_path / "model", "--push", "org/name")

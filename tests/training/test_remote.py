@@ -150,6 +150,7 @@ class TestARun:
 
 @one_process
 class TestAServerThatFails:
+    @pytest.mark.rotated("uploads of runs")
     def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
         rundir = prepare(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0)
@@ -163,6 +164,7 @@ class TestAServerThatFails:
         runs.run(runs.with_run(rundir, checkpoint=patient), resume="auto", stop_at_step=4, export_at_end=False)
         assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
 
+    @pytest.mark.rotated("uploads of runs")
     def test_a_failure_is_tried_again(self, tmp_path, s3):
         left = [12]
 
@@ -284,6 +286,7 @@ class TestHosts:
         assert Uploader(upload(saved, remote.address, last=2)).attempt()
         assert remote.names() == {"step-00000004", "step-00000006"}
 
+    @pytest.mark.rotated("uploads of runs")
     def test_two_processes(self, tmp_path):
         """Each rank as on a host of its own; both copy, and both fetch."""
         away = tmp_path / "away"

@@ -119,6 +119,7 @@ def sets(directory: Path, kind: str, at) -> DataSpec:
 OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["text", "blend", "sft", "packed", "seq2seq"])
 def test_micro_batches_are_those_of_the_local_files(tmp_path, s3, kind):
     objective = OBJECTIVE.get(kind, kind)
@@ -298,7 +299,7 @@ class TestRuns:
         runs.run(remote, resume="auto", export_at_end=False)
         assert runs.metrics(remote) == runs.metrics(local)
 
-    @pytest.mark.rotated("runs from object storage")
+    @pytest.mark.rotated("long")
     @pytest.mark.parametrize("name", ["torch-fsdp2", "deepspeed-zero2", "megatron-tp2-sp"])
     def test_two_processes_are_killed_and_go_on(self, tmp_path, s3, name):
         """As a user starts them: the metrics and the state of the run on local files, bit for bit."""

@@ -86,6 +86,7 @@ def written(tmp_path: Path, name: str, **job: Any) -> tuple[Any, list[float], bo
     return pool("torch", rundir.plan.layout.world_size).run(write, rundir, tmp_path / f"checkpoint-{name}")[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -139,6 +140,7 @@ def _of_an_older_kit(checkpoint: Path) -> None:
         path.write_text(json.dumps(text))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

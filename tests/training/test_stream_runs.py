@@ -68,7 +68,7 @@ def export(rundir, steps):
     train(build_engine(runs.with_settings(rundir)), rundir, stop_at_step=steps)
 
 
-@pytest.mark.rotated
+@pytest.mark.rotated("long")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
@@ -167,7 +167,7 @@ def words(data, steps=12):
     ]
 
 
-@pytest.mark.rotated
+@pytest.mark.rotated("long")
 def test_kill_9_and_resume_auto(tmp_path, data):
     """Of the ranks that a launcher starts, in the middle of the stream."""
     whole, killed = (started.emit(RECIPE, tmp_path / name, words(data, 40)) for name in ("whole", "killed"))

@@ -34,7 +34,7 @@ trainer.accelerator.end_training()
 """
 
 
-@pytest.mark.rotated("reference")
+@pytest.mark.rotated("long")
 @pytest.mark.parametrize(("layout", "precision"), [("ZeRO-2", "bf16"), ("ZeRO-3", "fp32"), ("FSDP2", "bf16")])
 def test_the_reference_takes_the_planned_bytes(layout: str, precision: str, tmp_path: Path) -> None:
     """TrainingArguments takes bf16 on a CPU with use_cpu alone, which makes ZeRO-3's partition one of one process."""
