@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kit.planner.request import Request
-from kit.specs.layout import DEFAULTS, Pins
+from kit.specs.layout import DEFAULTS, Layout, Pins
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,10 @@ class LastResort:
     def open_steps(self, request: Request) -> dict[str, tuple[Any, ...]]:
         """The steps of fields that the user left to the planner."""
         return {name: values for name, values in self.steps.items() if getattr(request.pins, name) is None}
+
+    def taken_by(self, layout: Layout) -> bool:
+        """Whether a layout has these pins."""
+        return all(getattr(layout, name) == value for name, value in self.pins.items())
 
     @property
     def forbidden_by(self) -> str:

@@ -118,8 +118,9 @@ class _ModelIsOnGpu(TorchFunctionMode):
     ) -> Any:
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined] # a descriptor
             return id(args[0]) not in self._on_host
-        result = args[0] if func is torch.Tensor.pin_memory else func(*args, **kwargs or {})
-        if torch.is_tensor(result) and (func is torch.Tensor.pin_memory or id(args[0]) in self._on_host):
+        pins = func is torch.Tensor.pin_memory
+        result = args[0] if pins else func(*args, **kwargs or {})
+        if torch.is_tensor(result) and (pins or any(id(each) in self._on_host for each in args)):
             self._on_host[id(result)] = result
         return result
 

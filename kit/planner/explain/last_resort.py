@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kit.cost.time.step import StepTimer
 from kit.planner.describe import describe
 from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit
-from kit.planner.last_resorts import LastResort
+from kit.planner.last_resorts import LAST_RESORTS
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.search import Candidate, SearchResult, step_s
@@ -20,7 +20,7 @@ def last_resort(request: Request, result: SearchResult) -> Iterator[Decision]:
     best, chosen = result.best, result.last_resort
     assert best is not None
     if chosen is not None:
-        other = _fastest_without(chosen, result)
+        other = _fastest_usual(result)
         needless = "" if other else _needless(request, result)
         yield Decision(
             rule="last_resort",
@@ -30,11 +30,12 @@ def last_resort(request: Request, result: SearchResult) -> Iterator[Decision]:
         )
 
 
-def _fastest_without(chosen: LastResort, result: SearchResult) -> Candidate | None:
-    """The fastest layout that fits without the last resort."""
+def _fastest_usual(result: SearchResult) -> Candidate | None:
+    """The fastest layout that fits without any last resort."""
+    resorts = [*itertools.chain.from_iterable(LAST_RESORTS)]
     fitting = (each for each in result.considered if each.step_time_s is not None)
-    others = (each for each in fitting if any(getattr(each.layout, name) != pin for name, pin in chosen.pins.items()))
-    return min(others, key=step_s, default=None)
+    usual = (each for each in fitting if not any(resort.taken_by(each.layout) for resort in resorts))
+    return min(usual, key=step_s, default=None)
 
 
 def _reason(best: Candidate, other: Candidate | None) -> str:
