@@ -10,13 +10,15 @@ from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.memory.activations_huggingface import layer_input
 from kit.cost.memory.offload import paged_bytes, stored_weight_bytes
 from kit.cost.memory.states import master_bytes
+from kit.cost.model.lora import adapted_layers
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
-from kit.cost.time.gpu import GpuPerf, gpu_perf
+from kit.cost.time.gpu import GpuPerf, gpu_perf, matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time, shared_experts_s
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.workload import ExecutionModel, Workload
+from kit.specs.job import LoraSpec
 from kit.specs.layout import Layout
 
 
@@ -228,7 +230,8 @@ class StepTimeModel:
 
     def _optimizer_s(self, workload: Workload, parameters: RankParameters) -> float:
         updated = workload.stepped_parameters(parameters)
-        return elementwise.optimizer_bytes_per_parameter(workload) * updated / self.gpu.bytes_per_s
+        seconds = elementwise.optimizer_bytes_per_parameter(workload) * updated / self.gpu.bytes_per_s
+        return seconds + (_muon_s(self.gpu, workload) if workload.job.optimizer.name == "muon" else 0.0)
 
     def with_offload(
         self, workload: Workload, parameters: RankParameters, components: dict[str, float]
@@ -260,6 +263,35 @@ class StepTimeModel:
                 seconds += number * max(0.0, copy - layer.forward)
                 seconds += number * max(0.0, copy - layer.recompute - layer.backward)
         return seconds
+
+
+MUON_STEPS = 5
+"""Newton-Schulz steps of a matrix (torch/optim/_muon.py, DEFAULT_NS_STEPS)."""
+
+
+def muon_gemms(inputs: int, outputs: int) -> tuple[tuple[int, int, int], ...]:
+    """(rows, columns, inner) of the GEMMs of a Newton-Schulz step: the shorter side's Gram matrix, its square, the
+    update."""
+    short, long = sorted((inputs, outputs))
+    return (short, short, long), (short, short, short), (short, long, short)
+
+
+def _muon_s(gpu: GpuPerf, workload: Workload) -> float:
+    """Seconds of Muon's GEMMs in an optimizer step, and of the gathers before them; passes between them do not count.
+    Every rank orthogonalises each matrix of its stage, whole (kit/engines/torch/gathered_optimizers.py; Megatron's
+    ``muon_tp_mode: duplicated``), so more ranks do not make it faster."""
+    layout = workload.layout
+    width = 4.0 if layout.engine == "megatron" or workload.job.precision == "fp32" else 2.0
+    sharded = layout.engine == "torch" and layout.zero_stage > 0
+    over_data, over_tensors = gpu.group(layout.dp * layout.cp if sharded else 1, layout.tp), gpu.group(layout.tp, 1)
+    seconds = 0.0
+    for matrix in adapted_layers(workload.model, LoraSpec(targets="all-linear")):
+        size = width * matrix.inputs * matrix.outputs
+        gathered = over_data.all_gather_s(size / layout.tp) + over_tensors.all_gather_s(size)
+        step = sum(matmul_s(gpu.others, *shape) for shape in muon_gemms(matrix.inputs, matrix.outputs))
+        seconds += matrix.number * (gathered + MUON_STEPS * step)
+    layers = [*map(sum, workload.stage_kinds)]
+    return seconds * max(layers) / sum(layers)
 
 
 def _offload_s(workload: Workload, parameters: RankParameters, components: dict[str, float]) -> float:
