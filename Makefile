@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup  ## the main job, end to end: plan, three engines, a kill, a change of engine, export, a planted fault
 	@$(BIN)/python -m benchmarks demo
 
-test: setup  ## all tests, on two cores in about fifteen minutes; with DAYS=1 every case of all
+test: setup  ## all tests, on two cores in about seventeen minutes; with DAYS=1 every case of all
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --days $(DAYS)
 
 FAST := tests/planning tests/specs tests/emit tests/diagnose/test_lint.py tests/test_proofs.py tests/test_structure.py

@@ -114,7 +114,7 @@ def search(request: Request) -> SearchResult:
         if (best := _best(among)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
             return SearchResult(best, (*found.considered, *among), further=True, last_resort=chosen)
-    return _or_on_host(request, found) or found
+    return _or_on_host(request, found)
 
 
 def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
@@ -155,16 +155,18 @@ def _asked(last_resort: LastResort, request: Request) -> tuple[Request, LayoutSc
     return asked, _StepByStep(asked, steps) if steps else LayoutScorer(asked)
 
 
-def _or_on_host(request: Request, found: SearchResult) -> SearchResult | None:
-    """Megatron's optimizer on the host, if several GPUs offload the one of ``found`` unasked and take longer."""
-    best, asked = found.best, _asked(ON_HOST, request)
-    if best is None or best.layout.offload_optimizer == (request.pins.offload_optimizer or "none"):
-        return None
-    if request.cluster.num_gpus == 1:
-        return None
-    on_host = asked and _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
-    if not on_host:
-        return None
+def _or_on_host(request: Request, found: SearchResult) -> SearchResult:
+    """``found``; or Megatron's optimizer on the host, if several GPUs offload another one unasked and take longer."""
+    best = found.best
+    if best is None or request.cluster.num_gpus == 1:
+        return found
+    if best.layout.offload_optimizer in ("none", request.pins.offload_optimizer):
+        return found
+    if (asked := _asked(ON_HOST, request)) is None:
+        return found
+    on_host = _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
+    if on_host is None:
+        return found
     return SearchResult(on_host.best, (*found.considered, *on_host.considered), further=True, last_resort=ON_HOST)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,7 +12,7 @@ from kit.cost.time.step import MUON_STEPS, muon_gemms
 from kit.engines.torch.gathered_optimizers import orthogonalised
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec, OptimizerSpec
+from kit.specs.job import JobSpec, OptimizerName, OptimizerSpec
 from kit.specs.layout import Pins
 
 
@@ -22,15 +24,15 @@ def test_the_iteration_multiplies_what_is_counted(inputs: int, outputs: int) -> 
     assert counter.get_total_flops() == MUON_STEPS * counted
 
 
-def optimizer_s(name: str, cluster: str = "8xH100", **pins: object) -> float:
-    job = JobSpec(optimizer=OptimizerSpec(name=name))  # type: ignore[arg-type]
-    plan = make_plan(load_model("llama-3.1-8b"), parse_cluster(cluster), job, Pins(**pins))  # type: ignore[arg-type]
+def optimizer_s(name: OptimizerName, cluster: str = "8xH100", **pins: Any) -> float:
+    job = JobSpec(optimizer=OptimizerSpec(name=name))
+    plan = make_plan(load_model("llama-3.1-8b"), parse_cluster(cluster), job, Pins(**pins))
     return plan.predicted.step_time_components_s["optimizer"]
 
 
 def test_every_rank_orthogonalises_every_matrix_of_its_stage() -> None:
     """8B on H100: 32 layers of 4096x4096 (2), 4096x1024 (2) and 4096x14336 (3), 0.67 PFLOP a step."""
-    pins = {"engine": "torch", "zero_stage": 3, "tp": 1, "cp": 1}
+    pins: dict[str, Any] = {"engine": "torch", "zero_stage": 3, "tp": 1, "cp": 1}
     node, four = (optimizer_s("muon", cluster, **pins) for cluster in ("8xH100", "4x8xH100"))
     layer = sum(
         number * 2 * rows * columns * inner
@@ -44,7 +46,7 @@ def test_every_rank_orthogonalises_every_matrix_of_its_stage() -> None:
 
 
 def test_stages_of_a_pipeline_share_the_matrices_and_tensor_parallel_ranks_do_not() -> None:
-    pins = {"engine": "megatron", "zero_stage": 0, "cp": 1, "vp": 1, "implementation": "local"}
+    pins: dict[str, Any] = {"engine": "megatron", "zero_stage": 0, "cp": 1, "vp": 1, "implementation": "local"}
     cluster = "8xB200"
     whole, tensors, stages = (optimizer_s("muon", cluster, tp=tp, pp=pp, **pins) for tp, pp in ((1, 1), (2, 1), (1, 2)))
     assert stages == pytest.approx(whole / 2, rel=0.1)

@@ -130,6 +130,11 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return list(optimizer.sub_optimizers) if isinstance(optimizer, HybridDeviceOptimizer) else [optimizer]
 
 
+def inner_parameter(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor:
+    """The tensor that is stepped for an optimizer's parameter: of a hybrid one, its fp32 master weight."""
+    return optimizer.param_to_inner_param[parameter] if isinstance(optimizer, HybridDeviceOptimizer) else parameter
+
+
 def _count_steps(hybrid: HybridDeviceOptimizer) -> None:
     """Count steps in the groups of the hybrid optimizer. Before each step it copies its groups to the Adams inside.
     Its own arguments leave the groups: some are classes, and a checkpoint has the groups."""

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind, place
-from kit.engines.megatron.optimizer import inner_optimizers
+from kit.engines.megatron.optimizer import inner_optimizers, inner_parameter
 
 
 class ShardState(ABC):
@@ -104,8 +103,8 @@ class LocalState(ShardState):
         if param not in self._optimizer.model_param_group_index_map:
             return None
         group, index = self._optimizer.model_param_group_index_map[param]
-        stepped, inner = self._optimizer.optimizer.param_groups[group]["params"][index], self._optimizer.optimizer
-        return inner.param_to_inner_param[stepped] if isinstance(inner, HybridDeviceOptimizer) else stepped
+        optimizer = self._optimizer.optimizer
+        return inner_parameter(optimizer, optimizer.param_groups[group]["params"][index])
 
     def _range(self, param: torch.nn.Parameter) -> tuple[int, int]:
         """(start, end) of this rank's range of the flattened shard. Without the distributed optimizer every rank has
