@@ -1,4 +1,4 @@
-"""A copy of the tree with mutants in it, and pytest there, which stops at the first failure."""
+"""A copy of the tree with one bug in it, and pytest there, which stops at the first failure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.mutants.draw import Mutant
 from benchmarks.page import ROOT
-from benchmarks.system_tests.mutants.mutant import Mutant, MutantError
 
 NO_CATCH = (
     "tests/accuracy/test_throughput.py::test_plans_print_the_bands_of_the_accuracy_page",
@@ -35,34 +35,32 @@ LIMIT_S = 900
 """Of a run that never ends, which is a failure too: somebody would have looked why."""
 
 
+class TestsError(Exception):
+    """Tests that cannot be run: a name that pytest does not know, a collection that fails without any bug."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One pytest over one planted tree."""
 
-    tests: str
     caught: bool
     by: str
     """The first test that failed."""
     seconds: float
-    commit: str
 
 
-def run(mutants: Sequence[Mutant], tests: str) -> Run:
-    """Plant all of ``mutants`` in a new copy and run ``tests`` on it. Raises MutantError for a row that cannot be
-    planted, and for tests that cannot be run."""
+def run(mutant: Mutant, tests: str) -> Run:
+    """Plant ``mutant`` in a new copy and run ``tests`` on it. Raises TestsError."""
     with _copy_of_the_tree() as tree:
-        for mutant in mutants:
-            mutant.plant(tree)
+        mutant.plant(tree)
         began = time.monotonic()
         code, text = _pytest(tree, tests)
         seconds = round(time.monotonic() - began, 1)
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
     if code not in (0, 1, None) and failed is None:
-        raise MutantError(
-            f"{', '.join(each.name for each in mutants)}: pytest {tests} ended with {code}\n{text[-2000:]}"
-        )
+        raise TestsError(f"{mutant}: pytest {tests} ended with {code}\n{text[-2000:]}")
     by = "" if code == 0 else failed[1] if failed else f"no end within {LIMIT_S} s"
-    return Run(tests, code != 0, by, seconds, _git(ROOT, "rev-parse", "--short=9", "HEAD").strip())
+    return Run(code != 0, by, seconds)
 
 
 def _pytest(tree: Path, tests: str) -> tuple[int | None, str]:

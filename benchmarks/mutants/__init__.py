@@ -1,0 +1,1 @@
+"""Single bugs that a generator plants into kit, and the tests' answer."""
