@@ -23,13 +23,14 @@ def blocks(page: Path, kind: str) -> str:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The tracked files of this tree, pictures aside."""
+    """The tracked files of this tree, pictures aside, in a folder named as ``git clone`` names it: as the package."""
+    tree = tmp_path / "kit"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file() and not name.startswith("docs/images"):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tmp_path / name)
-    return tmp_path
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    return tree
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -97,7 +97,7 @@ def _on_cuda(given):
 def _place(operator: str) -> str:
     """The nearest caller that is neither torch nor this file."""
     frame = sys._getframe(2)
-    while frame is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(("torch.", f"{__name__}.")):
         frame = frame.f_back
     where = "backward" if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
     return f"{where} {operator}"

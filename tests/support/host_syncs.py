@@ -52,11 +52,11 @@ def note(places: Counter[str]) -> None:
     """Count the nearest caller outside of torch; torch's optimizers keep their step counts on the host."""
     frame = sys._getframe(2)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if "/torch/optim/" in file:
+        module = str(frame.f_globals.get("__name__"))  # not its path: the checkout itself may lie in a folder named kit
+        if module.startswith("torch.optim."):
             return
-        if any(f"/{owner}/" in file for owner in OWNERS):
-            places[f"{file.rsplit('/', 1)[-1]}:{frame.f_code.co_name}"] += 1
+        if module.partition(".")[0] in OWNERS:
+            places[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
             return
         frame = frame.f_back
 

@@ -23,7 +23,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
 from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
-from tests.support.host_syncs import waits_in_a_step
+from tests.support.host_syncs import Waits, waits_in_a_step
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 from tests.workers import pool
@@ -332,6 +332,23 @@ def test_a_step_waits_once(tmp_path, chunked):
     waits, hidden = waits_in_a_step(engine, micro_batches(1, mbs=2, accumulation=3))
     assert waits == {"loss.py:to_host": 1}
     assert not hidden  # tolist of several is a copy
+
+
+def test_a_wait_belongs_to_a_module_whatever_the_folders_are_called():
+    """``git clone`` makes a folder named kit, with everything below it: the libraries too."""
+    waits = Waits()
+    for module, file in {
+        "kit.loss": "/src/checkout/loss.py",
+        "torch.frame": "/src/kit/.venv/torch/frame.py",
+        "script": "/src/kit/script.py",
+        "torch.optim.adam": "/src/kit/deepspeed/adam.py",
+        "kitchen.sink": "/src/kit/sink.py",
+    }.items():
+        names = {"__name__": module}
+        exec(compile("def ask(one):\n    return one.item()", file, "exec"), names)
+        with waits:
+            names["ask"](torch.ones(()))
+    assert waits.places == {"loss.py:ask": 1}
 
 
 @pytest.mark.usefixtures("one_process")
