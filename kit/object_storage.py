@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from kit.cached import cached
 from kit.errors import KitError, SpecError
+from kit.extras import install
 
 T = TypeVar("T")
 
-INSTALL = "pip install 'kit[storage]' (s3), or fsspec and the package of that protocol"
+INSTALL = f"{install('storage')} (s3), or fsspec and the package of that protocol"
 UNKNOWN_VERSION = "of unknown version"
 
 

@@ -16,6 +16,9 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     }
 fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# The distribution was called kit once, as another project on PyPI is; uninstalled later, it would take the command along.
+.venv/bin/python -m pip uninstall --quiet --quiet --yes kit
+rm -rf kit.egg-info
 # torch comes first and alone: with its version settled, nothing that depends on it picks another build.
 torch="$(grep '^torch==' constraints.txt)"
 echo "setup: installing $torch"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from kit import __version__
+from kit.extras import DISTRIBUTION, EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -33,6 +34,30 @@ def test_the_licence_is_the_one_that_is_named() -> None:
 def test_one_version() -> None:
     assert PROJECT["version"] == read("CITATION.cff")["version"] == __version__
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_what_pip_is_told_to_install_is_this_project() -> None:
+    """PyPI's ``kit`` is another one. An extra that is named exists."""
+    assert PROJECT["name"] == DISTRIBUTION
+    extras = PROJECT["optional-dependencies"].keys()
+    assert extras >= {*EXTRAS.values()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if Path(name).suffix in (".py", ".md", ".toml", ".sh", ".yaml") and name != "CHANGELOG.md":
+            text = (ROOT / name).read_text(encoding="utf-8")
+            named = re.findall(r"\b([\w-]*kit)\[([\w,-]+)\]|\binstall\(['\"]([\w-]+)['\"]\)", text)
+            for project, several, one in named:
+                assert project in (DISTRIBUTION, ""), name
+                assert {*several.split(","), one} - {""} <= extras, name
+            assert not re.search(r"pip install ['\"]?kit\b", text.replace(r"pip install ['\"]?kit", "")), name
+
+
+def test_beside_a_clone_the_package_is_the_package(tmp_path: Path) -> None:
+    """``git clone`` makes a folder named kit: without __init__.py, and still a package to Python."""
+    (tmp_path / "kit").mkdir()
+    command = [sys.executable, "-c", "import kit; print(kit.__version__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == __version__, done.stderr
 
 
 def test_ci_tests_every_python_that_is_promised_by_make_targets_that_exist() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import kit
 from benchmarks.system_tests import rehearsals
+from kit.errors import RunDirectoryError
+from kit.rehearsal.rehearse import rehearse
+from kit.specs.shipped import recipe_path
 
 NAME = "tiny-llama-pretrain-cpu-bf16"
 
@@ -17,3 +21,11 @@ def test_a_wrong_export_and_rounded_masters_turn_a_rehearsal_red() -> None:
     assert record["loss_difference"] < 1e-6, "trained right, only exported wrong"
     others = rehearsals.caught(["double-gradients", "double-learning-rate"], record, NAME)
     assert others == [False] * 3, "those were not planted"
+
+
+def test_a_rehearsal_says_what_its_engine_lacks_before_it_starts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "deepspeed")
+    recipe = kit.load_recipe(recipe_path("tiny-llama-pretrain-zero3-2xcpu"))
+    with pytest.raises(RunDirectoryError, match=r"needs deepspeed, not installed .*megatron-kit\[deepspeed\]"):
+        rehearse("a", kit.plan(recipe), recipe.run, tmp_path / "a")
+    assert not list(tmp_path.rglob("log.txt"))

@@ -21,7 +21,7 @@ PACKAGES = (
     "peft",
     "liger-kernel",
     "triton",
-    "kit",
+    "deepspeed-megatron-kit",
 )
 
 

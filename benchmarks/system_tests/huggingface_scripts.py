@@ -4,7 +4,7 @@ DIR is ``examples/pytorch`` of a checkout of transformers (Apache-2.0); ``SCRIPT
 was run. Each script trains a tiny model on two CPU processes under kit's emitted files of every layout, and under DDP
 by ``accelerate launch`` without any file of kit's. It must say that it became the engine of the layout, and reach
 DDP's numbers. What a CPU lacks comes from ``examples/gloo``; metrics come from local files. The scripts need evaluate
-beside kit[all].
+beside the extra all.
 """
 
 from __future__ import annotations

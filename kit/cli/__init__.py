@@ -10,6 +10,7 @@ import typer
 
 from kit.cli.app import app
 from kit.errors import KitError
+from kit.extras import missing
 
 
 def main() -> None:
@@ -21,9 +22,15 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except KitError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        raise SystemExit(2) from None
+        said = str(error)
+    except ModuleNotFoundError as error:
+        if (said := missing(error)) is None:
+            raise
+    else:
+        return
+    for line in said.splitlines():
+        typer.echo(f"error: {line}", err=True)
+    raise SystemExit(2)
 
 
 __all__ = ["app", "main"]

@@ -16,7 +16,7 @@ def ui(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 8080,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Plan in a browser on this machine: every layout as a point, memory, schedule, cost. Needs kit[ui]."""
+    """Plan in a browser on this machine: every layout as a point, memory, schedule, cost. Needs the extra ui."""
     from kit.ui.server import serve
 
     serve(files or (), port, open_browser)

@@ -7,12 +7,13 @@ import re
 
 from kit.emit.derived_file import DerivedFile
 from kit.emit.kubernetes import MOUNTED_AT, dns_name
+from kit.extras import DISTRIBUTION
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 
 _TARGET = "sky"
 _HEADER = """\
-# Set the bucket's name, which has to be your own, and install kit in setup. Then: sky jobs launch sky.yaml
+# Set the bucket's name, which has to be your own, and where kit is installed from. Then: sky jobs launch sky.yaml
 # The bucket gets this run directory, and its checkpoints later. use_spot: false rents nodes that are not taken away.
 """
 _NAMES = {"A100-40": "A100", "V100-16": "V100"}
@@ -40,7 +41,7 @@ def task(plan: Plan) -> str:
             },
             # A cached mount, because kit renames complete checkpoints, which plain bucket mounts do not support.
             "file_mounts": {MOUNTED_AT: {"name": "REPLACE-ME", "source": ".", "mode": "MOUNT_CACHED"}},
-            "setup": "pip install kit",
+            "setup": f"pip install '{DISTRIBUTION}[{plan.layout.engine}] @ git+REPLACE-ME'",
             "run": f"cd {MOUNTED_AT}\n{ranks} exec bash launch.sh --resume auto\n",
         }
     )

@@ -16,6 +16,7 @@ import torch
 from kit.engines.base import StateKind
 from kit.engines.paged import paged_zeros, part_of, prefetch
 from kit.errors import EngineError
+from kit.extras import install
 from kit.specs.job import OptimizerSpec
 from kit.specs.optimizers import BLOCK, OPTIMIZERS
 
@@ -119,7 +120,7 @@ def require_bitsandbytes(optimizer: str) -> None:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
         raise EngineError(
-            f"optimizer.name={optimizer} needs bitsandbytes; install it with: pip install 'kit[eight-bit]'"
+            f"optimizer.name={optimizer} needs bitsandbytes; install it with: {install('eight-bit')}"
         ) from error
 
 

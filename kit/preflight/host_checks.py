@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from kit.extras import EXTRAS, install
 from kit.preflight.check_result import CheckResult, failure, judge, ok, skipped, warning
 from kit.preflight.facts import Facts
 from kit.preflight.requirements import Requirements
@@ -29,7 +30,7 @@ def packages(facts: Facts, required: Requirements | None) -> CheckResult:
     wanted = required.packages if required else ("torch",)
     missing = [name for name in wanted if not facts["packages"].get(name)]
     there = ", ".join(f"{name} {facts['packages'].get(name)}" for name in wanted)
-    fix = f"pip install {' '.join(missing)} there"
+    fix = f"{install(*dict.fromkeys(EXTRAS[name] for name in missing))} there"
     return judge("packages", there, (bool(missing), failure, f"not installed: {', '.join(missing)}", fix))
 
 

@@ -15,6 +15,7 @@ from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError, SpecError
+from kit.extras import install
 from kit.object_storage import files_beside, is_address, open_filesystem
 from kit.preflight.check_result import CheckResult, failure, judge, require
 from kit.preflight.facts import free_bytes
@@ -54,7 +55,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     plan, run = rundir.plan, rundir.run
     require(_objective(plan.job.objective))  # the others would name what kit's own loop lacks
     require(
-        *_packages(rundir),
+        *missing_packages(rundir),
         check_versions(),
         check_optimizer(plan),
         check_gpus(plan, gpus_here()),
@@ -81,27 +82,27 @@ def _objective(objective: Objective) -> CheckResult | None:
 _AMDS_ENGINE = "build github.com/ROCm/TransformerEngine: PyPI's package is for NVIDIA's GPUs"
 
 
-def _packages(rundir: RunDirectory) -> list[CheckResult]:
+def missing_packages(rundir: RunDirectory) -> list[CheckResult]:
     """Checks that the engine's packages are installed; one failure for each problem."""
     plan, layout, job = rundir.plan, rundir.plan.layout, rundir.plan.job
     four_bit = job.lora is not None and job.lora.four_bit
     megatron, te = kit.emit.megatron.applies(plan), layout.implementation == "transformer_engine"
     engine = f"layout.engine={layout.engine}"
-    install_engine = f"install torch for your GPU first, then: pip install 'kit[{layout.engine}]'"
+    install_engine = f"install torch for your GPU first, then: {install(layout.engine)}"
     needs = (
-        (job.lora is not None, "job.lora", ("peft",), "use: pip install 'kit[lora]'"),
-        (four_bit, "job.lora.four_bit", ("bitsandbytes",), "use: pip install 'kit[lora]'"),
+        (job.lora is not None, "job.lora", ("peft",), f"use: {install('lora')}"),
+        (four_bit, "job.lora.four_bit", ("bitsandbytes",), f"use: {install('lora')}"),
         (
             "bitsandbytes" in OPTIMIZERS[job.optimizer.name].implementations.get(layout.engine, ""),
             f"optimizer.name={job.optimizer.name}",
             ("bitsandbytes",),
-            "use: pip install 'kit[eight-bit]'",
+            f"use: {install('eight-bit')}",
         ),
         (
             layout.engine == "torch" and job.precision == "fp8",
             "precision=fp8 on layout.engine=torch",
             ("torchao",),
-            "use: pip install 'kit[torchao]'",
+            f"use: {install('torchao')}",
         ),
         (
             layout.loss_kernel == "liger",
@@ -109,7 +110,7 @@ def _packages(rundir: RunDirectory) -> list[CheckResult]:
             ("liger_kernel",),
             "use: pip install liger-kernel, or leave it out",
         ),
-        (rundir.run.data.stream is not None, "run.data.stream", ("datasets",), "use: pip install 'kit[data]'"),
+        (rundir.run.data.stream is not None, "run.data.stream", ("datasets",), f"use: {install('data')}"),
         (True, engine, PACKAGES[layout.engine], install_engine),
         (megatron, engine, ("megatron.core",), install_engine),
         (te, engine, ("transformer_engine",), _AMDS_ENGINE if runs_rocm(plan.cluster.gpu) else install_engine),

@@ -18,6 +18,8 @@ from kit.errors import EngineError
 from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.preflight.check_result import require
+from kit.preflight.run_checks import missing_packages
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster
@@ -99,6 +101,7 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     reference = write(_reference(shrunk), dataclasses.replace(settings, nvme_path=None), directory / "reference")
     own = write(make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins), settings, directory / "scaled-down")
     _check_layout(own.plan, shrunk.pins)
+    require(*missing_packages(own))
     with processes.beside(reference.path):
         killed = processes.run_until_killed(own.path, KILL_AT)
     processes.run(own.path, "--resume", "auto")

@@ -17,10 +17,8 @@ def draw(plan: Plan, path: Path) -> None:
     """Write a PNG; an existing file is not overwritten. Raises ``SpecError``."""
     if path.exists():
         raise SpecError(f"{path} exists already and is not overwritten; choose another name, or remove it yourself")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SpecError("--png needs matplotlib, which is not installed: pip install 'kit[demo]'") from None
+    from matplotlib.figure import Figure
+
     panels = 2 if plan.layout.pp > 1 else 1
     figure = Figure(figsize=(11, 2.6 * panels + 0.6), layout="constrained")
     axes: Any = figure.subplots(panels, 1, squeeze=False)

@@ -63,12 +63,10 @@ def picture(report: FitReport) -> Text:
 
 
 def save_png(report: FitReport, path: Path) -> None:
-    """Writes a PNG with one stacked bar per pipeline stage. Raises KitError without matplotlib, or if the file cannot
-    be written."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise KitError("--png draws with matplotlib, which is not installed; pip install 'kit[demo]'") from None
+    """Writes a PNG with one stacked bar per pipeline stage. Needs matplotlib. Raises KitError if the file cannot be
+    written."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(3 + 0.8 * len(report.stages), 4.5), layout="constrained")
     axes = figure.subplots()
     names = [f"stage {stage.stage}" for stage in report.stages]

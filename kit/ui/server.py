@@ -41,7 +41,7 @@ class LocalOnly:
 
 
 def serve(files: Iterable[Path], port: int, open_browser: bool) -> None:
-    """Serve until Ctrl-C. Raises ``SpecError`` for files that cannot be read, a port in use, and without NiceGUI."""
+    """Serve until Ctrl-C. Raises ``SpecError`` for files that cannot be read and a port in use."""
     offered = offer(files)
     try:
         with socket.socket() as probe:
@@ -50,10 +50,8 @@ def serve(files: Iterable[Path], port: int, open_browser: bool) -> None:
     except OSError as error:
         raise SpecError(f"port {port} of {ADDRESS} cannot be used: {error.strerror}; choose another --port") from None
     os.environ["NICEGUI_STORAGE_PATH"] = os.devnull  # NiceGUI keeps nothing, and reads no .nicegui here
-    try:
-        from nicegui import app, ui
-    except ImportError:
-        raise SpecError("kit ui needs NiceGUI, which is not installed: pip install 'kit[ui]'") from None
+    from nicegui import app, ui
+
     from kit.ui.page import build
 
     build(offered)

@@ -139,7 +139,9 @@ class TestASetInObjectStorage:
         self, rundir: RunDirectory, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         check(with_data(rundir, train="s3://no-such-bucket/a"), "s3://no-such-bucket/a: a.bin is missing")
-        check(with_data(rundir, train="s4://bucket/a"), "run.data.train=s4://bucket/a", "kit[storage]")
+        check(
+            with_data(rundir, train="s4://bucket/a"), "run.data.train=s4://bucket/a", "deepspeed-megatron-kit[storage]"
+        )
         s3fs.S3FileSystem.clear_instance_cache()
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)

@@ -30,7 +30,7 @@ EXPECTED = 60, SimpleNamespace(peak_gib=41.2, step_time_s=0.4)
 
 def needs(package):
     absent = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(absent, reason=f"NOT TESTED: {package} is not installed (pip install 'kit[tracking]')")
+    return pytest.mark.skipif(absent, reason=f"NOT TESTED: {package} is not installed (extra tracking)")
 
 
 def test_the_live_line_says_everything():

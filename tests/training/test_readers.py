@@ -61,7 +61,7 @@ def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatc
         raise readers.PackageNotFoundError(name)
 
     monkeypatch.setattr(readers, "version", absent)
-    assert readers.readers(tmp_path)[1] == "GGUF: not checked; pip install gguf"
+    assert readers.readers(tmp_path)[1] == "GGUF: not checked; pip install 'deepspeed-megatron-kit[gguf]'"
 
 
 def test_vllm_lists_the_decoders_of_every_family():

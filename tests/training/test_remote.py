@@ -329,5 +329,5 @@ def test_addresses_that_are_refused(address):
 
 
 def test_an_unknown_protocol_names_what_to_install():
-    with pytest.raises(SpecError, match="kit\\[storage\\]"):
+    with pytest.raises(SpecError, match="deepspeed-megatron-kit\\[storage\\]"):
         RemoteCheckpoints("nothing://a/b").steps()

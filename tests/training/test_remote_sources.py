@@ -91,7 +91,7 @@ def test_a_missing_package_and_an_unknown_protocol(tokenizer, tmp_path, monkeypa
     with pytest.raises(SpecError, match=r"source=s4://b/x\.jsonl cannot be opened"):
         tokenise(["s4://b/x.jsonl"], tokenizer, tmp_path / "out")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(SpecError, match=r"pip install 'kit\[storage\]'"):
+    with pytest.raises(SpecError, match=r"pip install 'deepspeed-megatron-kit\[storage\]'"):
         tokenise(["s3://b/x.jsonl"], tokenizer, tmp_path / "out")
 
 

@@ -202,7 +202,7 @@ class TestBeforeAProcessStarts:
         monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
         found = answer(["train", str(rundir.path)], capsys, monkeypatch)
         assert "run.data.stream needs datasets" in found
-        assert "pip install 'kit[data]'" in found
+        assert "pip install 'deepspeed-megatron-kit[data]'" in found
 
     def test_fine_tuning_is_refused(self, data):
         objective = tiny.plan(job={"objective": "sft"})

@@ -24,7 +24,7 @@ import pytest
 import kit
 from kit.emit.run_directory import files_of
 
-pytest.importorskip("nicegui", reason="pip install 'kit[ui]'")
+pytest.importorskip("nicegui", reason="needs the extra ui")
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if CHROMIUM is None:

@@ -27,6 +27,7 @@ from kit.engines.huggingface.models import (
     tensor_shapes,
 )
 from kit.errors import EngineError
+from kit.extras import install
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
@@ -278,7 +279,7 @@ def _bitsandbytes() -> Any:
     try:
         from bitsandbytes.nn import modules
     except ImportError as error:
-        raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
+        raise EngineError(f"lora.four_bit needs bitsandbytes; install it with: {install('lora')}") from error
     return modules
 
 

@@ -18,6 +18,7 @@ import torch
 
 from kit.engines.huggingface.models import transformer_layers
 from kit.errors import EngineError
+from kit.extras import install
 from kit.specs.layout import FP8_MULTIPLE
 
 
@@ -34,9 +35,7 @@ def convert(model: torch.nn.Module, *, emulated: bool, ragged: bool = False) -> 
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise EngineError(
-            f"precision=fp8 on engine=torch needs torchao ({error}); pip install 'kit[torchao]'"
-        ) from None
+        raise EngineError(f"precision=fp8 on engine=torch needs torchao ({error}); {install('torchao')}") from None
     inside = {id(module) for layer in transformer_layers(model) for module in layer.modules()}
     names: list[str] = []
 

@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 from kit.errors import EngineError
+from kit.extras import install
 from kit.planner.plan import Plan
 from kit.training.logging.metrics import RunOutput, StepMetrics
 
@@ -63,7 +64,7 @@ class Prometheus(RunOutput):
     def __init__(self, port: int, address: str, plan: Plan, total_steps: int) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise EngineError(
-                "run.logging.prometheus_port needs the package prometheus_client; install it, or use null"
+                f"run.logging.prometheus_port needs prometheus_client; {install('tracking')}, or use null"
             )
         import prometheus_client as client
 

@@ -13,6 +13,7 @@ import transformers
 from transformers.utils import logging
 
 from kit.engines.io.sharded_safetensors import file_names
+from kit.extras import install
 from kit.specs.text_files import parse_json, read_text
 from kit.training.checkpoint.foreign.source import described
 
@@ -86,7 +87,7 @@ def _gguf(model_type: str, layers: int, names: Iterable[str]) -> str:
     try:
         program = f"GGUF: gguf {version('gguf')}"
     except PackageNotFoundError:
-        return "GGUF: not checked; pip install gguf"
+        return f"GGUF: not checked; {install('gguf')}"
     import gguf
 
     wanted = _GGUF_NAMES.get(model_type, model_type)
