@@ -11,6 +11,7 @@ from kit.errors import SpecError
 from kit.specs import encoder_decoder, hf_special, strict_yaml
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.frozen import thawed
+from kit.specs.hf_floats import tagged
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
@@ -29,7 +30,7 @@ def read_config(directory: Path) -> ModelSpec:
     """The shape of the model in ``directory``. Raises ``SpecError``."""
     file = directory / "config.json"
     try:
-        config = parse_json(read_text(file, _MOST_BYTES))
+        config = parse_json(read_text(file, _MOST_BYTES), tagged)
     except (FileNotFoundError, NotADirectoryError):
         raise SpecError(f"{directory} has no config.json; give the directory of a Hugging Face model") from None
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,12 +52,12 @@ def reason(error: Exception) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, constant: Callable[[str], Any] | None = None) -> Any:
     """JSON → plain values. Raises ValueError: malformed, a key that is there twice, nesting deeper than ``DEEPEST``, a
-    whole number longer than ``LONGEST_NUMBER``."""
+    whole number longer than ``LONGEST_NUMBER``. ``constant``: reads Infinity and NaN, which only Python writes."""
     too_deep = f"it is nested more than {DEEPEST} levels deep"
     try:
-        value = json.loads(text, parse_int=_whole, object_pairs_hook=_members)
+        value = json.loads(text, parse_int=_whole, parse_constant=constant, object_pairs_hook=_members)
     except RecursionError:
         raise ValueError(too_deep) from None
     level: list[Any] = [[value]]

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import random
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -18,15 +19,18 @@ from benchmarks.tables import model_types
 from kit.api import plan
 from kit.cost.model.params import count
 from kit.engines.huggingface.count_parameters import answer_of, described
-from kit.engines.huggingface.models import parameter_shapes
+from kit.engines.huggingface.models import hf_config, parameter_shapes
 from kit.errors import PlanError, SpecError
 from kit.planner.plan import Plan
 from kit.report.plan_text import render
-from kit.specs import counting
+from kit.specs import counting, strict_yaml
 from kit.specs.approximate import approximated
+from kit.specs.base import adapter
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
-from kit.specs.huggingface import model_from_config
+from kit.specs.frozen import thawed
+from kit.specs.hf_floats import decoded
+from kit.specs.huggingface import model_from_config, read_config
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from tests.planning.examples import FAMILIES
@@ -95,17 +99,49 @@ def test_a_configuration_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert model_from_config(config, "tiny", "config.json") == first
 
 
-def test_without_transformers_parameters_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: str) -> NoReturn:
-        raise PackageNotFoundError
+def absent(_: str) -> NoReturn:
+    raise PackageNotFoundError
 
+
+def test_without_transformers_parameters_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("cwm").to_dict()
     exact = approximated(config, described(config), "CWM", "default")
-    monkeypatch.setattr(counting, "version", none)
+    monkeypatch.setattr(counting, "version", absent)
     model = model_from_config(config, "CWM", "config.json")
     assert model.approximate is not None
     assert not model.approximate.counted
     assert count(model).total == pytest.approx(count(exact).total, rel=1e-4)
+
+
+@pytest.mark.usefixtures("without_a_process")
+@pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "mamba2"])
+@pytest.mark.parametrize("saved", ["as today", "as in transformers 4"])
+def test_infinity_is_read_as_transformers_reads_it(tmp_path: Path, name: str, saved: str) -> None:
+    """All five limit a time step to [0, ∞); the lower end here is not the class's default."""
+    asked = AutoConfig.for_model(name, time_step_limit=[0.25, math.inf])
+    asked.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    assert '"__float__": "Infinity"' in file.read_text()
+    if saved == "as in transformers 4":
+        file.write_text(re.sub(r'\{\s*"__float__": "Infinity"\s*\}', "Infinity", file.read_text()))
+        assert "Infinity" in file.read_text()
+    model = read_config(tmp_path)
+    built = hf_config(model)
+    assert list(built.time_step_limit) == list(AutoConfig.from_pretrained(tmp_path).time_step_limit) == [0.25, math.inf]
+    assert count(model).total == KEPT[name]["parameters"]
+    assert adapter(ModelSpec).validate_json(json.dumps(strict_yaml.to_plain(model))) == model, (
+        "as a plan's file keeps it"
+    )
+
+
+def test_infinity_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "version", absent)
+    for infinity in ('{"__float__": "Infinity"}', "Infinity"):
+        text = json.dumps({"model_type": "mamba2", **SMALL, "time_step_limit": [0.0, "here"]})
+        (tmp_path / "config.json").write_text(text.replace('"here"', infinity))
+        model = read_config(tmp_path)
+        assert model.approximate is not None
+        assert decoded(thawed(model.approximate.config))["time_step_limit"] == [0.0, math.inf]
 
 
 @pytest.mark.usefixtures("without_a_process")

@@ -12,8 +12,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
+
+from kit.specs.hf_floats import decoded, tagged
 
 _KINDS = (
     ("router", re.compile(r"(Router|Gating)$")),
@@ -39,7 +40,7 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     if kind not in CONFIG_MAPPING:
         return {"refused": "unknown"}
-    given = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+    given = {key: decoded(value) for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     whole = CONFIG_MAPPING[kind].from_dict(given)
     text = whole.get_text_config(decoder=True)
     if text is not whole and hasattr(whole, "tie_word_embeddings"):
@@ -57,14 +58,10 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them; omits values that are not finite, which are defaults of the class."""
+    """Values as JSON has them."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "architectures", "id2label", "label2id")
-    plain = {}
-    for key, value in values.items():
-        if key not in left_out:
-            with suppress(ValueError):
-                plain[key] = json.loads(json.dumps(value, default=str, allow_nan=False))
-    return plain
+    kept = {key: value for key, value in values.items() if key not in left_out}
+    return dict(json.loads(json.dumps(kept, default=str), parse_constant=tagged))
 
 
 def _layers(model: Any) -> Any:

@@ -24,6 +24,7 @@ from kit.engines.huggingface.text_part import of_text
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, EngineError, SpecError
 from kit.specs.families import FAMILIES, families_where
+from kit.specs.hf_floats import decoded
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
@@ -40,7 +41,7 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     It has no special token ids, which belong to a tokenizer. Dropout is 0, because pretraining reads each token about
     once. Raises SpecError if the class does not accept the shape.
     """
-    given = config_from_model(model)
+    given = decoded(config_from_model(model))
     if model.approximate is not None:
         given |= {key: 0.0 for key, value in given.items() if _DROPOUT.search(key) and isinstance(value, float)}
     else:
