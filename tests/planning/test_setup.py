@@ -99,7 +99,6 @@ def test_chunks_of_a_stage_and_what_they_hold() -> None:
     assert in_flight(2, 2, 4, 1) == (2, 1)
     assert in_flight(2, 2, 4, 0) == (3, 2)
     assert in_flight(4, 1, 8, 0) == (4,)
-    assert in_flight(2, 2, 4, 1, ahead=1) == (2, 2), "one warm-up forward more"
 
 
 def test_micro_batches_that_pipeline_stages_do_not_divide_widen_the_group() -> None:

@@ -96,7 +96,8 @@ class RankParts:
     freed_before_layers: float = 0.0
     """Part of these that backward frees before it recomputes the last layer: the final norm's."""
     recomputed_layer: float = 0.0
-    """Activations of the one layer that is recomputed, or fetched from the host, for its backward."""
+    """Activations of one layer more in backward: the layer itself, recomputed or fetched from the host, or another one
+    whose forward runs beside it."""
     backward_workspace: float
     """Gradients of a layer's intermediate tensors."""
     deferred_gradients: float = 0.0

@@ -26,7 +26,7 @@ GROUPED_STREAMS = 4
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
-    recomputed = 0.0
+    recomputed = forward_beside_backward(workload, stage)
     if workload.layout.recompute == "full":
         present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
         recomputed = max((sum(layer_terms(workload, kind).values()) for kind in present), default=0.0)
@@ -90,8 +90,7 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
     """Bytes saved for backward on a rank of ``stage``, over all micro batches in flight. ``chunk_bytes`` gives the
     bytes that one micro batch saves in the layers of a chunk; None: the sum of ``layer_saved``."""
     pp = workload.layout.pp
-    ahead = int(workload.layout.overlap_moe_expert_parallel_comm)
-    counts = in_flight(pp, workload.layout.vp, workload.layout.gradient_accumulation_steps, stage, ahead)
+    counts = in_flight(pp, workload.layout.vp, workload.layout.gradient_accumulation_steps, stage)
     if chunk_bytes:
         chunks = zip(workload.chunks[stage::pp], counts, strict=True)
         total = sum(count * chunk_bytes(workload, layers) for layers, count in chunks)
@@ -103,6 +102,22 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
     last = counts[-1] if stage == pp - 1 else 0
     total += last * after_last_layer(workload, chunk_bytes) if last else 0.0
     return total + (sum(counts) - last) * layer_input(workload) if workload.keeps_outputs else total
+
+
+def forward_beside_backward(workload: Workload, stage: int) -> float:
+    """Bytes that a layer saves whose forward runs beside another layer's backward, where all-to-alls are overlapped.
+
+    The micro batches in flight stay those of ``in_flight``: the schedule takes the next forward's layers one by one,
+    each beside the last layer that is left of a backward, and frees that layer (megatron-core,
+    models/common/model_chunk_schedule_plan.py, run). Without a forward left there is nothing to run beside.
+    """
+    layout = workload.layout
+    chunks = layout.gradient_accumulation_steps * layout.vp
+    started = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
+    if not layout.overlap_moe_expert_parallel_comm or sum(started) == chunks:
+        return 0.0
+    present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
+    return max((layer_saved(workload, kind) for kind in present), default=0.0)
 
 
 @lru_cache(maxsize=4096)

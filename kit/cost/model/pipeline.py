@@ -53,20 +53,19 @@ def _chunks(num_layers: int, pp: int, vp: int, first: int | None, last: int | No
 
 
 @lru_cache(maxsize=4096)
-def in_flight(p: int, v: int, m: int, stage: int, ahead: int = 0) -> tuple[int, ...]:
+def in_flight(p: int, v: int, m: int, stage: int) -> tuple[int, ...]:
     """Micro batches of each virtual chunk of a stage that are in flight when the last forward before a backward has
-    run; ``p`` stages of ``v`` chunks, ``m`` micro batches. ``ahead``: forwards that run before they must, 1 where
-    all-to-alls are overlapped.
+    run; ``p`` stages of ``v`` chunks, ``m`` micro batches.
 
     1F1B: the stage's distance from the end, plus its own (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
     Interleaved: 2(p−i−1) + (v−1)p warm-up forwards and one more, which run in groups of p micro batches through the
     chunks in order (megatron-core, pipeline_parallel/schedules.py, get_pp_rank_microbatches, get_schedule_table).
     """
     if v == 1:
-        return (min(m, p - stage + ahead),)
+        return (min(m, p - stage),)
     # Groups of p micro batches. The schedule refuses a last group smaller than p; then the groups must be larger.
     width = next((size for size in range(p, m + 1) if m % size == 0 or m % size >= p), m)
-    forwards = min(m * v, 2 * (p - stage - 1) + (v - 1) * width + 1 + ahead)
+    forwards = min(m * v, 2 * (p - stage - 1) + (v - 1) * width + 1)
     counts = [0] * v
     for number in range(forwards):
         group, within = divmod(number, width * v)
