@@ -28,6 +28,8 @@ FILLED = re.compile(
     r"stage3_gather_16bit_weights_on_model_save|offload_\w+\.(device|nvme_path))"
 )
 """transformers/integrations/deepspeed.py and accelerate's DeepSpeedPlugin: what they put in for "auto"."""
+FORMER = re.compile(r"--(evaluation_strategy|warmup_ratio|group_by_length|fsdp_(min_num_params|transformer_layer\w+))")
+"""transformers 4.57.3 defines these, as the Trainer's programs below use them."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -201,6 +203,12 @@ def launch(text: str) -> set[str]:
             if option in rest and rest.index(option) + 1 < len(rest):
                 value = rest[rest.index(option) + 1]
                 said |= {"config-file-missing"} if re.fullmatch(r"[^$]+\.(json|ya?ml)", value) else set()
+        if re.search(r"fastchat/train/|/run_glue", line):  # these parse a dataclass that extends TrainingArguments
+            from transformers import HfArgumentParser, TrainingArguments
+
+            literal = [re.sub(r"\$\{?\w+\}?|\$@", "1", word) for word in rest]
+            _, refused = HfArgumentParser(TrainingArguments).parse_known_args(literal)  # type: ignore[arg-type]
+            said |= {"dropped-argument"} if any(map(FORMER.match, refused)) else set()
         if "--fsdp" in rest and "--deepspeed" in rest:
             said.add("fsdp-and-deepspeed")
     return said

@@ -340,6 +340,7 @@ ACCELERATE_CASES = (
 )
 
 
+OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
 COMMAND_CASES = (
     LintCase("unknown-option", "deepspeed --n_gpus 8 train.py", "deepspeed --num_gpus 8 train.py --n_gpus 8"),
@@ -401,18 +402,14 @@ COMMAND_CASES = (
     LintCase(
         "config-file-missing", "deepspeed t.py --deepspeed no.json", "deepspeed t.py --deepspeed ds.json", "warning"
     ),
+    # Judged by the Trainer itself in test_lint_trainer.py.
+    LintCase("trainer-mismatch", OF_FOUR, f"{OF_FOUR} --bf16"),
+    LintCase("trainer-mismatch", f"{OF_FOUR} --bf16 false", f"{OF_FOUR} --bf16_full_eval"),
+    LintCase("trainer-mismatch", "deepspeed t.py --deepspeed ds.json --bf16", f"{OF_FOUR} --bf16 True"),
     LintCase(
-        "trainer-mismatch",
-        "deepspeed t.py --deepspeed ds.json --bf16 --per_device_train_batch_size 8",
-        "deepspeed t.py --deepspeed ds.json --bf16 --per_device_train_batch_size 4",
-    ),
-    LintCase(
-        "trainer-mismatch", "deepspeed t.py --deepspeed ds.json", "deepspeed t.py --deepspeed ds.json --bf16 True"
-    ),
-    LintCase(
-        "trainer-mismatch",
-        "deepspeed t.py --deepspeed ds.json --bf16 false",
-        "deepspeed t.py --deepspeed ds.json --bf16_full_eval",
+        "dropped-argument",
+        "torchrun --nproc_per_node 8 train.py --evaluation_strategy no",
+        "torchrun --nproc_per_node 8 train.py --eval_strategy no",
     ),
     LintCase(
         "batch-arithmetic",

@@ -175,11 +175,12 @@ def test_host_memory_takes_buffers_of_offload(tmp_path: Path) -> None:
         assert found(write(tmp_path, config, ".json"), GPUS).get("host-ram") == expected
 
 
-TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes")
+TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
 WRITE_TABLES = """
 import contextlib, io, json, runpy, sys
-written = {}
-for table in sys.argv[1:]:
+written, tables = {}, sys.argv[1:]
+del sys.argv[1:]
+for table in tables:
     with contextlib.redirect_stdout(io.StringIO()) as stream:
         runpy.run_path(f"scripts/{table}.py", run_name="__main__")
     written[table] = stream.getvalue()

@@ -21,9 +21,10 @@ from kit.diagnose.lint import (
     consequence_rules,
     key_rules,
     precision_rules,
+    trainer_rules,
     zero_rules,
 )
-from kit.diagnose.lint.command_rules import contradicts_config, processes, wrapped_classes
+from kit.diagnose.lint.command_rules import processes, wrapped_classes
 from kit.diagnose.lint.commands import Command, commands
 from kit.diagnose.lint.config import Config, Given, Reader
 from kit.diagnose.lint.described import NEEDS_BOTH
@@ -32,6 +33,7 @@ from kit.diagnose.lint.fix import fixed, write_fixed
 from kit.diagnose.lint.json_text import JsonText, parse_json
 from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.diagnose.lint.rule import CHECKS, Rule, check
+from kit.diagnose.lint.trainer_rules import contradicts_config
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
@@ -41,7 +43,16 @@ from kit.specs.text_files import read_text, reason
 
 __all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
-FILES = (key_rules, batch_rules, precision_rules, zero_rules, consequence_rules, accelerate_rules, command_rules)
+FILES = (
+    key_rules,
+    batch_rules,
+    precision_rules,
+    zero_rules,
+    consequence_rules,
+    accelerate_rules,
+    command_rules,
+    trainer_rules,
+)
 """The files that register rules."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 READERS: tuple[Reader, ...] = get_args(Reader)

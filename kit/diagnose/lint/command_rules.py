@@ -1,5 +1,4 @@
-"""Rules of launch lines: unknown options, nodes without a common address, too few processes, and numbers that
-contradict the configuration file."""
+"""Rules of launch lines: unknown options, nodes without a common address, too few processes."""
 
 from __future__ import annotations
 
@@ -9,23 +8,9 @@ from collections.abc import Callable, Iterator
 
 from kit.diagnose.lint.accelerate_rules import missing_classes
 from kit.diagnose.lint.commands import LAUNCHERS, Command, known_options, number
-from kit.diagnose.lint.config import AUTO, Config
 from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.rule import Case, Rule, check, table
 from kit.specs.model import ModelSpec
-
-TRAINER_KEYS = {
-    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "max_grad_norm": "gradient_clipping",
-    "learning_rate": "optimizer.params.lr",
-    "weight_decay": "optimizer.params.weight_decay",
-}
-"""The Trainer's argument → the key it must equal (transformers/integrations/deepspeed.py, fill_match)."""
-SWITCHES = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
-"""The Trainer takes NAME_full_eval for it too."""
-NO = ("no", "false", "f", "n", "0")
-"""transformers/hf_argparser.py, string_to_bool."""
 
 
 @check(
@@ -214,34 +199,3 @@ table(
         ),
     },
 )
-
-
-@check(
-    None,
-    Rule("trainer-mismatch", "script", "an argument of the Trainer that contradicts its DeepSpeed file", "it stops"),
-)
-def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
-    """The Trainer compares its arguments with the DeepSpeed file and stops (integrations/deepspeed.py)."""
-    if command.argument("deepspeed") is None:
-        return
-    for name, dotted in TRAINER_KEYS.items():
-        given, there = command.argument(name), config.get(dotted)
-        if given is None or there in (None, AUTO):
-            continue
-        try:
-            equal = float(given) == float(there)
-        except (TypeError, ValueError):
-            continue  # a variable, or another rule reports it
-        if not equal:
-            why = f"--{name} {given}, and {dotted} is {there}: the Trainer stops at the difference"
-            yield command.finding("trainer-mismatch", "error", f"--{name}", why, f'write "auto" for {dotted}')
-    for name, dotted in SWITCHES.items():
-        there = config.get(dotted)
-        asked = any(
-            option in (f"--{name}", f"--{name}_full_eval") and str(value).lower() not in NO
-            for option, value in command.arguments
-        )
-        if (there is True and not asked and not command.opaque) or (asked and there is False):
-            why = f"{dotted} is {str(there).lower()}, and the command line says {'' if asked else 'not '}--{name}"
-            fix = f'write "auto" for {dotted}, or say the same in both'
-            yield command.finding("trainer-mismatch", "error", f"--{name}", why, fix)

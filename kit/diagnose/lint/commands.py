@@ -76,14 +76,19 @@ class Command:
     """(option, value) pairs of the launcher, in order, abbreviated or not; the value of a switch is None."""
     program: str
     """The script or module; empty if there is none."""
-    arguments: tuple[tuple[str, str | None], ...]
-    """The program's own options."""
+    words: tuple[str, ...]
+    """The words after the program."""
     in_tasks: bool
     """Started by srun, mpirun and the like, or in a batch job with several tasks a node: one process in each."""
     visible: str
     """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
     opaque: bool
     """Whether the line has a shell variable, which may contain options that seem to be missing."""
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str | None], ...]:
+        """The program's own options."""
+        return _pairs(self.words)
 
     def value(self, *names: str) -> str | None:
         """Value of the launcher's option by any of its names, ``-`` and ``_`` alike."""
@@ -164,12 +169,12 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
             options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher.name, file, line, former, options, program, _pairs(arguments), False, "", opaque)
+            return Command(launcher.name, file, line, former, options, program, tuple(arguments), False, "", opaque)
     for position, word in enumerate(words):
         if word.endswith(".py") and _python_before(words, position, variables=False):
             rest = words[position + 1 :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", file, line, False, (), word, _pairs(rest), False, "", opaque)
+            return Command("python", file, line, False, (), word, tuple(rest), False, "", opaque)
     return None
 
 

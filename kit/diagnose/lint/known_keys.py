@@ -73,3 +73,21 @@ def layer_classes() -> Mapping[str, frozenset[str]]:
     text = files("kit.diagnose.lint").joinpath("layer_classes.yaml").read_text(encoding="utf-8")
     table: Mapping[str, list[str]] = strict_yaml.parse_text(text, "layer_classes.yaml").data["families"]
     return {family: frozenset(names) for family, names in table.items()}
+
+
+@dataclass(frozen=True)
+class TrainerArguments:
+    """Arguments of the Hugging Face Trainer; written by scripts/trainer_arguments.py."""
+
+    version: str
+    """Of transformers."""
+    defaults: Mapping[str, Any]
+    dropped: frozenset[str]
+    """Arguments of earlier versions, which the parser refuses."""
+
+
+@cache
+def trainer_arguments() -> TrainerArguments:
+    text = files("kit.diagnose.lint").joinpath("trainer_arguments.yaml").read_text(encoding="utf-8")
+    data = strict_yaml.parse_text(text, "trainer_arguments.yaml").data
+    return TrainerArguments(str(data["version"]), data["defaults"], frozenset(data["dropped"]))
