@@ -172,7 +172,8 @@ def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_s
     """Start this node's processes of a run, and wait for them. They write to this process's stdout and stderr.
 
     ``resume``: ``"auto"`` for the newest good checkpoint, or the path of an exchange checkpoint.
-    Raises ``RunDirectoryError`` before anything starts, and ``EngineError`` where a process fails.
+    Raises ``RunDirectoryError`` before anything starts, ``EngineError`` where a process fails, and KeyboardInterrupt
+    after a Ctrl-C, once the run has saved.
     """
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
@@ -180,9 +181,19 @@ def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_s
     rundir = RunDirectory.open(run_directory)
     preflight(rundir, None if resume in (None, "auto") else Path(resume))
     command = [str(rundir.path / "launch.sh"), *launch_arguments(resume, stop_at_step)]
-    done = subprocess.run(command, env={"PYTHON": sys.executable, **os.environ}, check=False)
-    if done.returncode:
-        raise EngineError(f"{rundir.path.name}: launch.sh ended with exit code {done.returncode}; see its output above")
+    interrupted: KeyboardInterrupt | None = None
+    with subprocess.Popen(command, env={"PYTHON": sys.executable, **os.environ}) as process:
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt as error:  # launch.sh got it too: the run writes its checkpoint and ends
+                interrupted = error
+    if interrupted is not None:
+        raise interrupted
+    if process.returncode:
+        raise EngineError(
+            f"{rundir.path.name}: launch.sh ended with exit code {process.returncode}; see its output above"
+        )
 
 
 def launch_arguments(resume: str | Path | None, stop_at_step: int | None) -> list[str]:

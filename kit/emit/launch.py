@@ -14,6 +14,8 @@ from kit.planner.plan import Plan
 
 WORKER = "kit.training"
 """The module each rank runs, on its run directory."""
+_INTERRUPTIBLE = "kit.training.interruptible"
+"""The module that runs torchrun or ``accelerate launch``, so that Ctrl-C ends a run with a checkpoint."""
 
 
 def _launch_script(plan: Plan) -> str:
@@ -72,8 +74,8 @@ def _elastic_script(plan: Plan) -> str:
         "fi",
         f'if [ "$MIN_NODES" -lt {most} ]; then set -- --min-nodes "$MIN_NODES" "$@"; fi',
         *interface_lines(plan),
-        f'exec "$PYTHON" -m torch.distributed.run --nproc-per-node {processes_per_node(plan)} {" ".join(rendezvous)} '
-        f'-m {WORKER} . --resume auto "$@"',
+        f'exec "$PYTHON" -m {_INTERRUPTIBLE} -m torch.distributed.run --nproc-per-node {processes_per_node(plan)} '
+        f'{" ".join(rendezvous)} -m {WORKER} . --resume auto "$@"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -97,7 +99,7 @@ def _launcher(plan: Plan) -> list[str]:
     have, and plain torch needs no configuration.
     """
     if runs_deepspeed(plan):
-        args = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+        args = ["-m", _INTERRUPTIBLE, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
         if plan.cluster.num_nodes > 1:
             args += [
                 "--machine_rank",
@@ -110,7 +112,7 @@ def _launcher(plan: Plan) -> list[str]:
         return [*args, "--module"]
     if plan.layout.world_size == 1:
         return ["-m"]
-    return [*torchrun(plan), "-m"]
+    return ["-m", _INTERRUPTIBLE, *torchrun(plan), "-m"]
 
 
 def torchrun(plan: Plan) -> list[str]:

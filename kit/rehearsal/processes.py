@@ -36,12 +36,15 @@ def launch(rundir: Path, *words: str) -> subprocess.Popen[bytes]:
 
 def finish(process: subprocess.Popen[bytes], limit_s: float) -> None:
     """Wait for exit code 0. Raises ``EngineError`` for another code, and after ``limit_s`` seconds, when it kills all
-    processes."""
+    processes; so does Ctrl-C, which does not reach their session."""
     try:
         code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         kill(process)
         raise EngineError(f"no end within {limit_s:g} s") from None
+    except KeyboardInterrupt:
+        kill(process)
+        raise
     if code != 0:
         raise EngineError(f"exit code {code}")
 
@@ -50,14 +53,16 @@ def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: 
     """Send SIGKILL to every process when ``step`` is logged. Returns the last logged step. Raises ``EngineError`` if
     the run ends before, or does not reach the step within ``limit_s`` seconds."""
     deadline = time.monotonic() + limit_s
-    while not (rows := metrics(rundir)) or rows[-1]["step"] < step:
-        if process.poll() is not None:
-            raise EngineError(f"ended by itself (exit code {process.returncode}) before step {step}")
-        if time.monotonic() > deadline:
+    try:
+        while not (rows := metrics(rundir)) or rows[-1]["step"] < step:
+            if process.poll() is not None:
+                raise EngineError(f"ended by itself (exit code {process.returncode}) before step {step}")
+            if time.monotonic() > deadline:
+                raise EngineError(f"step {step} not reached within {limit_s:g} s")
+            time.sleep(0.02)
+    finally:  # also at Ctrl-C
+        if process.poll() is None:
             kill(process)
-            raise EngineError(f"step {step} not reached within {limit_s:g} s")
-        time.sleep(0.02)
-    kill(process)
     return int(rows[-1]["step"])
 
 

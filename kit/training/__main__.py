@@ -6,8 +6,15 @@ loop. Environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, as to
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Before the loop there is nothing to save, and Python's KeyboardInterrupt would print a traceback of every rank.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +30,7 @@ from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus, check_optimizer, check_versions
 from kit.training.elastic import on_started, wait_as_spare
 from kit.training.launcher import ends_with_launcher
-from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
+from kit.training.stopping import INTERRUPTED_CODE, STOPPED_CODE, UNSAVED_CODE, Reason
 from kit.units import to_gib
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -35,7 +42,7 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code: 0 done, 2 a printed error that the user can correct, 74 some data was not
-    saved, 75 stopped on request (``kit.training.stopping``)."""
+    saved, 75 stopped on request, 130 by Ctrl-C (``kit.training.stopping``)."""
     started = time.monotonic()
     arguments = _arguments(argv)
     try:
@@ -82,7 +89,16 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     if summary.unsaved:
         report_error(EngineError(summary.unsaved))
         return UNSAVED_CODE
-    return STOPPED_CODE if summary.stopped else 0
+    if not summary.stopped:
+        return 0
+    if os.environ.get("RANK", "0") == "0":
+        where = " on every node" if rundir.plan.cluster.num_nodes > 1 else ""
+        print(
+            f"saved {rundir.path / 'checkpoints' / f'step-{summary.step:08d}'}; to go on{where}:\n"
+            f"kit train {shlex.quote(str(rundir.path))} --resume auto",
+            flush=True,
+        )
+    return INTERRUPTED_CODE if summary.stopped == Reason.SIGINT.words else STOPPED_CODE
 
 
 def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:

@@ -55,7 +55,11 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
 def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
     """Load the newest native checkpoint, or the newest exchange checkpoint if the plan has changed since."""
     try:
-        return checkpoints.load_newest(engine) or START
+        counters = checkpoints.load_newest(engine)
+        if counters is None and engine.is_main:
+            places = f"{checkpoints.root}{f' or {checkpoints.remote.address}' if checkpoints.remote else ''}"
+            checkpoints.log(f"--resume auto: no checkpoint of this run in {places}: starting at step 1")
+        return counters or START
     except ForeignError as error:
         _fetch_exchange(engine, checkpoints)
         exchange = _newest_exchange(engine, checkpoints.root)

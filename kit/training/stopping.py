@@ -6,10 +6,11 @@
     70    a step hung; stacks of every rank are in ``stacks/``           start again with --resume auto
     74    the run ended, and some of it was not saved; it was printed    look at what is missing
     75    stopped on request, a checkpoint was written                   start again with --resume auto
+    130   stopped by Ctrl-C; it says whether a checkpoint was written    start again with --resume auto
 
-70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL of sysexits.h. torchrun restarts its workers on any code but 0
-(``--max-restarts``). Its own exit code is then 1, so a run that stops on request also writes a file ``stopped`` into
-its directory.
+70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL of sysexits.h; 130 is a shell's for SIGINT. torchrun restarts
+its workers on any code but 0 (``--max-restarts``). Its own exit code is 1 for most of them, so a run that stops on
+request also writes a file ``stopped`` into its directory.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 STOPPED_CODE = 75
+INTERRUPTED_CODE = 130
 UNSAVED_CODE = 74
 HUNG_CODE = 70
 _MARK = "stopped"
@@ -41,25 +43,35 @@ class Reason(IntEnum):
     TIME_LIMIT = 1
     SIGUSR1 = 2
     SIGTERM = 3
+    SIGINT = 4
 
     @property
     def words(self) -> str:
         """The reason in words."""
-        return {0: "nothing", 1: "run.limits.max_minutes is over", 2: "SIGUSR1", 3: "SIGTERM"}[self]
+        return ("nothing", "run.limits.max_minutes is over", "SIGUSR1", "SIGTERM", "Ctrl-C")[self]
+
+
+_SIGNALS = {signal.SIGUSR1: Reason.SIGUSR1, signal.SIGTERM: Reason.SIGTERM, signal.SIGINT: Reason.SIGINT}
+SAME_CTRL_C_S = 0.5
+"""A terminal and a launcher may both deliver one Ctrl-C; a person is slower."""
 
 
 class Stopping:
-    """Handles SIGTERM and SIGUSR1 while entered. A signal only sets a flag, so the current step is finished first."""
+    """Handles SIGTERM, SIGUSR1 and SIGINT while entered. A signal only sets a flag, so the current step is finished
+    first. A second Ctrl-C ends the process at once."""
 
     def __init__(self, max_minutes: float | None, started: float | None = None) -> None:
         """``started``: ``time.monotonic()`` when the process began; None: now."""
         self._deadline = None if max_minutes is None else (started or time.monotonic()) + 60 * max_minutes
         self._signalled = Reason.NONE
+        self._interrupted: float | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():  # others may not
-            self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGUSR1)}
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a shell's, for jobs in the background
+            wanted = [number for number in _SIGNALS if not (ignored and number == signal.SIGINT)]
+            self._before = {number: signal.signal(number, self._heard) for number in wanted}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +85,23 @@ class Stopping:
         return Reason.TIME_LIMIT if self._deadline is not None and time.monotonic() >= self._deadline else Reason.NONE
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = max(self._signalled, Reason.SIGTERM if number == signal.SIGTERM else Reason.SIGUSR1)
+        self._signalled = max(self._signalled, _SIGNALS[signal.Signals(number)])
+        if number != signal.SIGINT:
+            return
+        if self._interrupted is None:
+            self._interrupted = time.monotonic()
+            if os.environ.get("RANK", "0") == "0":
+                # Not print: the signal may have come in the middle of one.
+                os.write(2, b"\nCtrl-C: finishing this step, then a checkpoint; Ctrl-C again ends at once, without\n")
+        elif time.monotonic() - self._interrupted > SAME_CTRL_C_S:
+            leave_at_once()
+
+
+def leave_at_once() -> NoReturn:
+    """End this process as Ctrl-C does, saving nothing; gives a terminal its cursor back, which the live line hides."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")
+    os._exit(INTERRUPTED_CODE)
 
 
 def mark(rundir: Path, reason: Reason | None) -> None:

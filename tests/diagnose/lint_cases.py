@@ -360,6 +360,12 @@ COMMAND_CASES = (
     LintCase("former-launcher", "python -u -m torch.distributed.launch t.py", "torchrun t.py", "warning"),
     LintCase("one-process", "torchrun train.py", "torchrun $OPTIONS train.py", "warning"),
     LintCase("one-process", "torchrun train.py", "torchrun --nproc_per 8 train.py", "warning"),
+    LintCase(
+        "one-process",
+        "python -m kit.training.interruptible -m torch.distributed.run t.py",
+        "python -m black t.py --deepspeed ds.json",
+        "warning",
+    ),
     LintCase("one-process", "# as before: \\\ntorchrun train.py", "# as before:\n# torchrun train.py", "warning"),
     LintCase("one-process", "python -u t.py --deepspeed ds.json", "python -u t.py", "warning"),
     LintCase("one-process", "python train.py --deepspeed ds.json", "deepspeed train.py --deepspeed ds.json", "warning"),

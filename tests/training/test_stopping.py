@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -22,7 +24,10 @@ def events(rundir):
     return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, Reason.SIGTERM), (signal.SIGUSR1, Reason.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGTERM, Reason.SIGTERM), (signal.SIGUSR1, Reason.SIGUSR1), (signal.SIGINT, Reason.SIGINT)],
+)
 def test_a_signal_is_remembered_and_its_handler_given_back(number, reason):
     before = signal.getsignal(number)
     with Stopping(None) as stopping:
@@ -31,8 +36,52 @@ def test_a_signal_is_remembered_and_its_handler_given_back(number, reason):
         assert stopping.mine() is reason
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm's, at the end of a warning
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopping.mine() is Reason.SIGTERM
+        assert stopping.mine() is max(reason, Reason.SIGTERM)
     assert signal.getsignal(number) is before
+
+
+_RANK = """
+import time
+from kit.training.stopping import Stopping
+with Stopping(None) as stopping:
+    print("here", flush=True)
+    while True:
+        time.sleep(0.05)
+        print(stopping.mine().words, flush=True)
+"""
+
+
+def test_ctrl_c_that_comes_twice_at_once_counts_once_and_a_later_one_ends_the_process():
+    """A terminal and a launcher may both send it."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", _RANK],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert rank.stdout.readline() == "here\n"
+    for _ in range(3):
+        rank.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    time.sleep(1)
+    assert rank.poll() is None
+    rank.send_signal(signal.SIGINT)
+    said, told = rank.communicate(timeout=10)
+    assert rank.returncode == 130
+    assert said.splitlines()[-1] == "Ctrl-C"
+    assert told.count("Ctrl-C again ends at once") == 1
+    assert "Traceback" not in told
+
+
+def test_a_run_in_the_background_of_a_script_ignores_ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stopping(None) as stopping:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stopping.mine() is Reason.NONE
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_time_limit_counts_from_the_start_of_the_process():

@@ -50,7 +50,7 @@ _MODEL = (
 )
 
 
-def emit(case: Case, out: Path, data: Path | str, steps: int = STEPS) -> RunDirectory:
+def emit(case: Case, out: Path, data: Path | str, steps: int = STEPS, *more: str) -> RunDirectory:
     """A new run directory of the case. Random weights from the seed: the same in every run of the same layout."""
     words = (
         *_MODEL,
@@ -69,6 +69,7 @@ def emit(case: Case, out: Path, data: Path | str, steps: int = STEPS) -> RunDire
         "run.logging.every_steps=1",
         "run.logging.gradients_at_steps=[]",
         "run.validation_sequences=4",
+        *more,
     )
     return runs.emit(RECIPE, out, words)
 

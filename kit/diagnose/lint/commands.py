@@ -179,8 +179,11 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
 
 
 def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
-    """Whether the word at ``position`` follows a Python interpreter and its switches (-u). ``variables``: a shell
-    variable counts as an interpreter."""
+    """Whether the word at ``position`` follows a Python interpreter and its switches (-u), or a module that runs
+    another one (``python -m kit.training.interruptible -m …``). ``variables``: a shell variable counts as an
+    interpreter."""
+    if words[position] == "-m" and position > 1 and words[position - 2] == "-m":
+        position -= 2
     while position and words[position - 1].startswith("-"):
         position -= 1
     word = words[position - 1].lstrip("\"'") if position else ""

@@ -1,0 +1,170 @@
+"""Ctrl-C on a terminal: a real pseudo-terminal, whose foreground processes get the signal, under the real launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import psutil
+import pytest
+
+from benchmarks.system_tests.kills.cases import CASES, emit, prepare
+from kit.rehearsal.processes import metrics
+from tests.support import runs
+from tests.support.assets import ROOT
+
+CASES_BY_NAME = {case.name: case for case in CASES}
+LONG = 4000
+"""Steps of some milliseconds: no test waits for the last one."""
+LIMIT_S = 120
+KIT = (sys.executable, "-m", "kit")
+
+
+class OnTerminal:
+    """A command as the foreground process of a terminal of its own."""
+
+    def __init__(self, *command):
+        self._keyboard, terminal = os.openpty()
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+        # login_tty makes it the controlling terminal of a new session.
+        self.process = subprocess.Popen(command, preexec_fn=partial(_at, terminal), env=environment)
+        os.close(terminal)
+        self._said = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        try:
+            while some := os.read(self._keyboard, 1 << 16):
+                self._said += some
+        except OSError:  # the last process has closed the terminal
+            pass
+
+    def press_ctrl_c(self):
+        os.write(self._keyboard, b"\x03")
+
+    def end(self):
+        """(exit code, what was printed, as lines without the moves of the cursor)."""
+        code = self.process.wait(LIMIT_S)
+        self._reader.join(5)
+        os.close(self._keyboard)
+        return code, re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", self._said.decode())
+
+
+def _at(terminal):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may itself run in the background
+    os.login_tty(terminal)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("ctrl-c") / "data")
+
+
+def trained_until_step(run, step, *words):
+    job = OnTerminal(*KIT, "train", str(run), *words)
+    runs.wait_for_step([job.process], run, step, LIMIT_S)
+    return job
+
+
+def check_saved(run, said):
+    """The last step that was made has a checkpoint, and the last lines say how to go on from it."""
+    last = metrics(run)[-1]["step"]
+    assert last < LONG
+    saved = run / "checkpoints" / f"step-{last:08d}"
+    assert (saved / "manifest.json").exists()
+    assert (run / "stopped").read_text() == "Ctrl-C\n"
+    assert "Ctrl-C: finishing this step, then a checkpoint; Ctrl-C again ends at once, without" in said
+    assert f"saved {saved}; to go on:\nkit train {run} --resume auto\n" in said
+    assert "Traceback" not in said
+    assert not (run / "run.lock").exists()
+    return last
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("case", ["torch-ddp", "deepspeed-zero2", "megatron-tp2-sp"])
+def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
+    """torchrun for torch and Megatron, accelerate launch for DeepSpeed; two ranks in sessions of their own."""
+    run = emit(CASES_BY_NAME[case], tmp_path / "run", data, LONG).path
+    job = trained_until_step(run, 4)
+    job.press_ctrl_c()
+    code, said = job.end()
+    assert code == 130, said
+    check_saved(run, said)
+
+
+def test_the_printed_command_goes_on_after_the_last_step(tmp_path, data):
+    """One process and no launcher."""
+    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG, "cluster=1xcpu").path
+    job = trained_until_step(run, 4, "--resume", "auto")
+    job.press_ctrl_c()
+    code, said = job.end()
+    assert code == 130, said
+    last = check_saved(run, said)
+    assert said.startswith(f"--resume auto: no checkpoint of this run in {run}/checkpoints: starting at step 1\n")
+    (printed,) = re.findall(r"^kit (.*)$", said, re.MULTILINE)
+    job = OnTerminal(*KIT, *shlex.split(printed), "--stop-at-step", str(last + 2))
+    code, said = job.end()
+    assert code == 0, said
+    assert f"resumed after step {last}" in said
+    assert "starting at step 1" not in said
+    assert [row["step"] for row in metrics(run)] == list(range(1, last + 3))
+
+
+@pytest.mark.rotated("launched")
+def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data):
+    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
+    job = trained_until_step(run, 4)
+    ranks = [each for each in psutil.Process(job.process.pid).children() if "kit.training" in each.cmdline()]
+    assert len(ranks) == 2
+    ranks[1].suspend()  # rank 0 waits for it in a collective
+    job.press_ctrl_c()
+    time.sleep(1.5)
+    assert job.process.poll() is None, "the first one waits for the ranks"
+    job.press_ctrl_c()
+    began = time.monotonic()
+    code, said = job.end()
+    assert code == 130, said
+    assert time.monotonic() - began < 10
+    _, left = psutil.wait_procs(ranks, timeout=10)
+    assert not left
+    assert "Traceback" not in said
+    assert not (run / "stopped").exists()
+
+
+@pytest.mark.rotated("launched")
+def test_before_the_first_step_it_ends_at_once(tmp_path, data):
+    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
+    job = OnTerminal(*KIT, "train", str(run))
+    deadline = time.monotonic() + LIMIT_S
+    while not any("kit.training" in each.cmdline() for each in psutil.Process(job.process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # Python has begun; the imports take seconds
+    job.press_ctrl_c()
+    code, said = job.end()
+    assert code == 130, said
+    assert "Traceback" not in said
+    assert not metrics(run)
+
+
+@pytest.mark.rotated("launched")
+def test_a_rehearsal_leaves_no_process_behind():
+    job = OnTerminal(*KIT, "rehearse", "tiny-llama-pretrain-cpu")
+    deadline = time.monotonic() + LIMIT_S
+    while not (started := psutil.Process(job.process.pid).children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.press_ctrl_c()
+    code, said = job.end()
+    assert code == 130, said
+    _, left = psutil.wait_procs(started, timeout=10)
+    assert not left
+    assert "Traceback" not in said
