@@ -159,6 +159,8 @@ def accelerate(path: Path, data: dict[str, Any]) -> set[str]:
         said.add("processes-per-machine")
     if machines > 1 and not data.get("main_process_ip"):
         said.add("main-process-ip")
+    if data.get("parallelism_config") and not _splits(data["parallelism_config"], processes):
+        said.add("parallelism")
     if kind != "DEEPSPEED":
         return said
     named, stage = inline.get("deepspeed_config_file"), inline.get("zero_stage")
@@ -176,6 +178,18 @@ def accelerate(path: Path, data: dict[str, Any]) -> set[str]:
     if stage == 3 and not inline.get("zero3_save_16bit_model"):
         said.add("gather-on-save")  # accelerator.py, get_state_dict raises
     return said
+
+
+def _splits(section: dict[str, Any], processes: int) -> bool:
+    """accelerate/parallelism_config.py: its constructor, and the product of _validate_accelerator."""
+    from accelerate.parallelism_config import ParallelismConfig
+
+    given = {key.removeprefix("parallelism_config_"): value for key, value in section.items()}
+    known = {key: value for key, value in given.items() if key in ParallelismConfig.__dataclass_fields__}
+    try:
+        return ParallelismConfig(**known).total_size in (1, processes)
+    except ValueError:
+        return False
 
 
 def launch(text: str) -> set[str]:

@@ -306,6 +306,18 @@ ACCELERATE_CASES = (
         LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}} | EIGHT_IN_BF16,
         context={"model": "llama-3.1-8b", "gpus": "8xH100"},
     ),
+    # Judged by accelerate itself in test_lint_parallelism.py.
+    LintCase(
+        "parallelism",
+        LOCAL | FSDP2 | {"parallelism_config": {"parallelism_config_tp_size": 2}},
+        LOCAL | FSDP2 | {"parallelism_config": {"parallelism_config_dp_shard_size": 2}},
+    ),
+    LintCase(
+        "parallelism",
+        LOCAL | {"parallelism_config": {"parallelism_config_cp_size": 2}},
+        LOCAL | {"parallelism_config": {"parallelism_config_sp_size": 2}},
+        "warning",
+    ),
     LintCase(
         "main-process-ip", LOCAL | {"num_machines": 2}, LOCAL | {"num_machines": 2, "main_process_ip": "n0"}, "warning"
     ),
@@ -340,6 +352,10 @@ ACCELERATE_CASES = (
 )
 
 
+SPLIT = (
+    "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size=2 "
+    "--parallelism-config-dp-shard-size 2"
+)
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
 COMMAND_CASES = (
@@ -403,6 +419,8 @@ COMMAND_CASES = (
         "accelerate launch --num_machines 2 --main_process_ip n0 train.py",
     ),
     LintCase("main-process-ip", f"torchrun {TWO} train.py", f"torchrun {TWO} $MORE train.py"),
+    LintCase("parallelism", f"{SPLIT} --num_processes 2 t.py", f"{SPLIT} --num_processes 4 t.py"),
+    LintCase("parallelism", f"{SPLIT} --num_processes 2 t.py", f"{SPLIT} --num_processes $N t.py"),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

@@ -20,10 +20,12 @@ from kit.diagnose.lint import (
     command_rules,
     consequence_rules,
     key_rules,
+    parallelism_rules,
     precision_rules,
     trainer_rules,
     zero_rules,
 )
+from kit.diagnose.lint.accelerate_line import with_line
 from kit.diagnose.lint.command_rules import processes, wrapped_classes
 from kit.diagnose.lint.commands import Command, commands
 from kit.diagnose.lint.config import Config, Given, Reader
@@ -38,6 +40,7 @@ from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
+from kit.specs.strict_yaml import Document
 from kit.specs.text import shown
 from kit.specs.text_files import read_text, reason
 
@@ -50,11 +53,14 @@ FILES = (
     zero_rules,
     consequence_rules,
     accelerate_rules,
+    parallelism_rules,
     command_rules,
     trainer_rules,
 )
 """The files that register rules."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+OF_OPTIONS = {"parallelism", "fsdp2-key"}
+"""Rules of accelerate's YAML for the options of ``accelerate launch`` too; the others have rules of their own there."""
 READERS: tuple[Reader, ...] = get_args(Reader)
 
 
@@ -258,7 +264,11 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
             found += _deepspeed(other, replace(given, reader=reader), ranks)
             found += contradicts_config(command, Config(document=_read_json(other).document))
         else:
-            found += _accelerate(other, _read_yaml(other), given)
+            found += _accelerate(other, with_line(command, _read_yaml(other)), given)
+    if command.launcher == "accelerate launch" and command.value("config_file") is None:
+        line = Config(document=with_line(command, Document(path.name, {}, {})), **vars(given))
+        made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()
+        found += [each for each in made if each.rule in OF_OPTIONS]
     return found
 
 
