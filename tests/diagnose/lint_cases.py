@@ -176,7 +176,7 @@ DEEPSPEED_CASES = (
         BASE | {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
         "warning",
     ),
-    LintCase("pipeline-zero", zero(2) | {"pipeline": {"stages": 4}}, zero(1) | {"pipeline": {"stages": 4}}),
+    LintCase("pipeline-zero", zero(3) | {"pipeline": {"stages": 4}}, zero(1) | {"pipeline": {"stages": 4}}, "note"),
     LintCase("checkpointing-unused", BASE | {"activation_checkpointing": {"profile": True}}, BASE, "note"),
     LintCase("auto-unfilled", BASE | {"steps_per_print": "auto"}, BASE | {"gradient_clipping": "auto"}),
     LintCase("auto-unfilled", zero(2, allgather_bucket_size="auto"), zero(2, reduce_bucket_size="auto"), "note"),

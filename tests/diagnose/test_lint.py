@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -21,7 +22,14 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
-from tests.diagnose.lint_cases import ACCELERATE_CASES, COMMAND_CASES, CONSEQUENCE_CASES, DEEPSPEED_CASES, LintCase
+from tests.diagnose.lint_cases import (
+    ACCELERATE_CASES,
+    BASE,
+    COMMAND_CASES,
+    CONSEQUENCE_CASES,
+    DEEPSPEED_CASES,
+    LintCase,
+)
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = Path(__file__).parent / "tutorials"
@@ -125,6 +133,17 @@ def test_what_is_called_refused_is_refused_by_deepspeed_itself(case: LintCase) -
     assert not isinstance(caught.value, KeyError | AttributeError)
     if "auto" not in json.dumps(case.good):
         parser.DeepSpeedConfig(dict(case.good))
+
+
+def test_a_pipeline_section_is_read_for_a_pipeline_module_alone(tmp_path: Path) -> None:
+    """DeepSpeed's own engine takes a plain model at stage 3 with it."""
+    import deepspeed.runtime.config as parser
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    config = BASE | {"zero_optimization": {"stage": 3}, "pipeline": {"pipeline_parallel_size": 1}}
+    assert parser.DeepSpeedConfig(dict(config)).pipeline["pipeline_parallel_size"] == 1
+    assert "_config.pipeline" not in inspect.getsource(DeepSpeedEngine)
+    assert "error" not in found(write(tmp_path, config, ".json"), {}).values()
 
 
 GPUS = {"model": "llama-3.1-8b", "gpus": "8xH100"}

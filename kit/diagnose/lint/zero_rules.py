@@ -194,17 +194,15 @@ table(
                 setting(_GATHER, True),
             ),
         ),
-        # runtime/pipe/engine.py: PipelineEngine asserts a stage below 2.
-        Rule("pipeline-zero", "ds", "ZeRO 2 or 3 with pipeline parallelism", "refused"): (
+        # runtime/pipe/engine.py: PipelineEngine, which deepspeed.initialize makes for a PipelineModule alone, asserts a
+        # stage below 2. Any other model never looks at the section.
+        Rule("pipeline-zero", "ds", "a pipeline section at ZeRO 2 or 3", "refused for a PipelineModule, else unread"): (
             Case(
-                "error",
+                "note",
                 "pipeline",
                 lambda c: (c.stage or 0) >= 2 and c.section("pipeline"),
-                lambda c: (
-                    f"pipeline parallelism refuses ZeRO stage {c.stage}, whose gradients are partitioned as they come"
-                ),
-                "use stage 1",
-                setting("zero_optimization.stage", 1),
+                lambda c: f"read for a PipelineModule alone, which refuses ZeRO stage {c.stage}",
+                "remove it, or use stage 1 with a PipelineModule",
             ),
         ),
         # Only deepspeed.checkpointing.checkpoint reads it.
