@@ -142,7 +142,7 @@ def test_a_pipeline_section_is_read_for_a_pipeline_module_alone(tmp_path: Path) 
 
     config = BASE | {"zero_optimization": {"stage": 3}, "pipeline": {"pipeline_parallel_size": 1}}
     assert parser.DeepSpeedConfig(dict(config)).pipeline["pipeline_parallel_size"] == 1
-    assert "_config.pipeline" not in inspect.getsource(DeepSpeedEngine)
+    assert not re.search(r"_config\.pipeline\b", inspect.getsource(DeepSpeedEngine))
     assert "error" not in found(write(tmp_path, config, ".json"), {}).values()
 
 
