@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from kit.cached import cached
 from kit.cost.hardware import generation_of
@@ -114,6 +114,8 @@ class Workload:
     cross_entropy = "unfused"
     deterministic = False
     keeps_bf16_weights = True
+    fsdp_unit: ClassVar[Literal["layer", "model"]] = "layer"
+    """What FSDP gathers at once; lint judges files that leave it the model (kit/diagnose/lint/described.py)."""
 
     @cached
     def _hash_of_work(self) -> int:

@@ -159,6 +159,12 @@ def accelerate(path: Path, data: dict[str, Any]) -> set[str]:
         said.add("processes-per-machine")
     if machines > 1 and not data.get("main_process_ip"):
         said.add("main-process-ip")
+    if kind == "FSDP":
+        from accelerate import FullyShardedDataParallelPlugin
+
+        fsdp = data.get("fsdp_config") or {}
+        policy = FullyShardedDataParallelPlugin(auto_wrap_policy=fsdp.get("fsdp_auto_wrap_policy")).auto_wrap_policy
+        said |= {"wrap-policy"} if policy is None else set()  # one group
     if data.get("parallelism_config") and not _splits(data["parallelism_config"], processes):
         said.add("parallelism")
     if kind != "DEEPSPEED":

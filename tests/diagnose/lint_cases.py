@@ -272,6 +272,11 @@ def inline(**keys: Any) -> dict[str, Any]:
     return LOCAL | {"deepspeed_config": keys}
 
 
+def fsdp(**keys: Any) -> dict[str, Any]:
+    """accelerate's YAML with FSDP2, unless another version is given."""
+    return LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2} | keys}
+
+
 ACCELERATE_CASES = (
     LintCase("unknown-key", LOCAL | {"num_proceses": 2}, LOCAL),
     LintCase("unknown-key", inline(zero_stages=2), inline(zero_stage=2)),
@@ -339,6 +344,26 @@ ACCELERATE_CASES = (
     LintCase("gather-on-save", inline(zero_stage=3), inline(zero_stage=3, zero3_save_16bit_model=True), "warning"),
     LintCase("other-stage-key", inline(zero_stage=2, zero3_init_flag=True), inline(zero_stage=2), "warning"),
     LintCase(
+        "wrap-policy", fsdp(fsdp_auto_wrap_policy="NO_WRAP"), fsdp(auto_wrap_policy="TRANSFORMER_BASED_WRAP"), "warning"
+    ),
+    LintCase("wrap-policy", fsdp(), fsdp(fsdp_auto_wrap_policy="transformer_based_wrap"), "warning"),
+    LintCase(
+        "wrap-policy",
+        fsdp(fsdp_auto_wrap_policy="SIZE_BASED_WRAP", fsdp_min_num_params=0),
+        fsdp(fsdp_auto_wrap_policy="SIZE_BASED_WRAP", fsdp_min_num_params=1),
+        "warning",
+    ),
+    LintCase("wrap-policy", fsdp(), fsdp(fsdp_version=1, fsdp_sharding_strategy="NO_SHARD"), "warning"),
+    LintCase("wrap-policy", fsdp(fsdp_auto_wrap_policy=1), fsdp(fsdp_auto_wrap_policy="SIZE_BASED_WRAP")),
+    # 16 bytes a parameter over 8 ranks, and on each 2 of gathered weights and 2 of gradients, are 45 GiB of 37 usable;
+    # a layer at a time, 22.
+    LintCase(
+        "does-not-fit",
+        fsdp(fsdp_auto_wrap_policy="NO_WRAP", fsdp_activation_checkpointing=True) | EIGHT_IN_BF16,
+        fsdp(fsdp_auto_wrap_policy="SIZE_BASED_WRAP", fsdp_activation_checkpointing=True) | EIGHT_IN_BF16,
+        context={"model": "llama-3.1-8b", "gpus": "8xA100-40"},
+    ),
+    LintCase(
         "fsdp2-key",
         LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_forward_prefetch": True}},
         LOCAL | FSDP2,
@@ -353,7 +378,8 @@ ACCELERATE_CASES = (
 
 
 SPLIT = (
-    "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size=2 "
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP "
+    "--use_parallelism_config --parallelism_config_tp_size=2 "
     "--parallelism-config-dp-shard-size 2"
 )
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
@@ -421,6 +447,12 @@ COMMAND_CASES = (
     LintCase("main-process-ip", f"torchrun {TWO} train.py", f"torchrun {TWO} $MORE train.py"),
     LintCase("parallelism", f"{SPLIT} --num_processes 2 t.py", f"{SPLIT} --num_processes 4 t.py"),
     LintCase("parallelism", f"{SPLIT} --num_processes 2 t.py", f"{SPLIT} --num_processes $N t.py"),
+    LintCase(
+        "wrap-policy",
+        "accelerate launch --use_fsdp --num_processes 8 t.py",
+        "accelerate launch --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --num_processes 8 t.py",
+        "warning",
+    ),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

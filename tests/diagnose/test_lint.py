@@ -176,6 +176,19 @@ def test_memory_takes_the_sizes_that_stand_in_the_file(
     assert grown == pytest.approx(grows_gib, abs=1.5)
 
 
+@pytest.mark.parametrize(("policy", "gib"), [("NO_WRAP", 44.9), ("TRANSFORMER_BASED_WRAP", 22.0)])
+def test_memory_of_one_fsdp_group_is_that_of_all_weights(policy: str, gib: float, tmp_path: Path) -> None:
+    """N = 8.03e9: 16 N / 8 of states, and 2 N + 2 N of gathered weights and gradients on each rank; a group a layer
+    gathers the root's and two layers'."""
+    fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": policy, "fsdp_activation_checkpointing": True}
+    config = {"distributed_type": "FSDP", "num_processes": 8, "mixed_precision": "bf16", "fsdp_config": fsdp}
+    path = write(tmp_path, config, ".yaml")
+    findings = lint(path, model=load_model("llama-3.1-8b"), cluster=parse_cluster("8xH100"))
+    (why,) = (finding.why for finding in findings if finding.rule == "prediction")
+    found_gib = float(re.search(r"about (\d+) GiB a GPU", why)[1])  # type: ignore[index]
+    assert found_gib == pytest.approx(gib, abs=1.5)
+
+
 def test_sequences_and_gradient_checkpointing_can_be_told(tmp_path: Path) -> None:
     usual, long, saved = (
         predicted_gib(tmp_path, ZERO_3, **given)

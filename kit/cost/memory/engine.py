@@ -203,6 +203,10 @@ def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, floa
     if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0, (0.0, 0.0, 0.0)
     element = float(workload.element)
+    if workload.fsdp_unit == "model":
+        # Reduced in the dtype of the gradients, as accelerate sets it (utils/dataclasses.py, set_mixed_precision).
+        whole = element * count(model).total
+        return 0.0, (whole, whole + element * (count(model).head or count(model).embedding), 2 * whole)
     if layout.engine == "torch":
         return 0.0, _fsdp_buffers(model, layout, element)
     element = 4.0 if layout.autocast else element

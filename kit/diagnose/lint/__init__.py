@@ -19,6 +19,7 @@ from kit.diagnose.lint import (
     batch_rules,
     command_rules,
     consequence_rules,
+    fsdp_rules,
     key_rules,
     parallelism_rules,
     precision_rules,
@@ -53,13 +54,14 @@ FILES = (
     zero_rules,
     consequence_rules,
     accelerate_rules,
+    fsdp_rules,
     parallelism_rules,
     command_rules,
     trainer_rules,
 )
 """The files that register rules."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
-OF_OPTIONS = {"parallelism", "fsdp2-key"}
+OF_OPTIONS = {"fsdp2-key", "parallelism", "wrap-policy"}
 """Rules of accelerate's YAML for the options of ``accelerate launch`` too; the others have rules of their own there."""
 READERS: tuple[Reader, ...] = get_args(Reader)
 

@@ -252,18 +252,6 @@ def _inline_nvme_path(name: str) -> Case[Config]:
     )
 
 
-def _of_fsdp1(key: str) -> Case[Config]:
-    dotted = f"fsdp_config.{key}"
-    return Case(
-        "warning",
-        dotted,
-        lambda c: c.number("fsdp_config.fsdp_version") == 2 and c.has(dotted),
-        "of FSDP1; version 2 has no such choice",
-        "use fsdp_reshard_after_forward" if key == "fsdp_sharding_strategy" else "remove it",
-        removal(dotted),
-    )
-
-
 table(
     "accelerate",
     {
@@ -302,21 +290,6 @@ table(
                 "write false",
                 setting("deepspeed_config.zero3_init_flag", False),
             ),
-        ),
-        # accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin: keys that FSDP2 does not have.
-        Rule("fsdp2-key", "accelerate", "keys of FSDP1 under version 2", "refused or ignored"): (
-            Case(
-                "error",
-                "fsdp_config.fsdp_forward_prefetch",
-                lambda c: c.number("fsdp_config.fsdp_version") == 2 and c.get("fsdp_config.fsdp_forward_prefetch"),
-                "refused with fsdp_version 2",
-                "remove it",
-                removal("fsdp_config.fsdp_forward_prefetch"),
-            ),
-            _of_fsdp1("fsdp_use_orig_params"),
-            _of_fsdp1("fsdp_sync_module_states"),
-            _of_fsdp1("fsdp_sharding_strategy"),
-            _of_fsdp1("fsdp_backward_prefetch"),
         ),
     },
 )

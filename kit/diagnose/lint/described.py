@@ -29,7 +29,32 @@ def described(config: Config) -> Workload | str:
         )
     except ValueError as error:
         return f"a number is out of its range: {' '.join(str(error).split())[:200]}"
-    return Workload(model=config.model, cluster=config.cluster, job=job, layout=layout)
+    made = OneUnit if one_fsdp_unit(config) else Workload
+    return made(model=config.model, cluster=config.cluster, job=job, layout=layout)
+
+
+class OneUnit(Workload):
+    """FSDP of the model as a whole."""
+
+    fsdp_unit = "model"
+
+    def with_layout(self, layout: Layout) -> OneUnit:
+        return OneUnit(self.model, self.cluster, self.job, layout)
+
+
+def wrap_policy(config: Config) -> str:
+    """FSDP's wrap policy; accelerate adds the prefix of a key, and takes NO_WRAP where there is none."""
+    fsdp = config.section("fsdp_config")
+    given = fsdp.get("fsdp_auto_wrap_policy", fsdp.get("auto_wrap_policy"))
+    return "NO_WRAP" if given is None else str(given).upper()
+
+
+def one_fsdp_unit(config: Config) -> bool:
+    """Whether FSDP shards the model, and gathers it as one group."""
+    if config.get("distributed_type") != "FSDP" or _fsdp_stage(config) == 0:
+        return False
+    nothing = config.number("fsdp_config.fsdp_min_num_params") == 0
+    return wrap_policy(config) == "NO_WRAP" or (wrap_policy(config) == "SIZE_BASED_WRAP" and nothing)
 
 
 def precision(config: Config) -> Precision:
@@ -108,6 +133,12 @@ _STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "
 """FSDP1's sharding strategy, by name or number → ZeRO stage."""
 
 
+def _fsdp_stage(config: Config) -> int | None:
+    if config.number("fsdp_config.fsdp_version") == 2:
+        return 2 if truth(config.get("fsdp_config.fsdp_reshard_after_forward", True)) is False else 3
+    return _STAGES.get(str(config.get("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")).upper())
+
+
 def _fsdp_layout(config: Config) -> Layout | str:
     """Layout of accelerate's YAML without DeepSpeed: FSDP and DDP."""
     kind, ranks = config.get("distributed_type"), data_parallel_size(config)
@@ -117,10 +148,7 @@ def _fsdp_layout(config: Config) -> Layout | str:
     if kind == "FSDP":
         if config.on("fsdp_config.fsdp_offload_params") or config.section("parallelism_config"):
             return "the cost model has no figures for FSDP with offload, or beside other kinds of parallelism"
-        reshards = config.get("fsdp_config.fsdp_reshard_after_forward", True)
-        strategy = str(config.get("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")).upper()
-        second = config.number("fsdp_config.fsdp_version") == 2
-        stage = (3 if truth(reshards) is not False else 2) if second else _STAGES.get(strategy)
+        stage = _fsdp_stage(config)
     if stage is None:
         return f"the cost model has no figures for {config.get('fsdp_config.fsdp_sharding_strategy')}"
     saves = config.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")
