@@ -156,7 +156,7 @@ MESSAGES = (
     ("node-3: ncclInternal NET/Plugin: No plugin found (libnccl-net.so)\n", "slow-network", (), "plain TCP"),
     ("srun: error: Node failure on node-7\n", "dead-node", (), "went away"),
     ("error: rank 3 hangs: step 12 has taken 900 s (run.limits.hang_seconds); start again\n", "hung", (), "watchdog"),
-    ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n", "gpu-fault", (), "fault"),
+    ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n", "gpu-fault", (), "fallen off the PCIe bus"),
     ("RuntimeError: Error building extension 'async_io'\n", "missing-op", (), "missing"),
     ("deepspeed.runtime.config.DeepSpeedConfigError: x\n", "config", (), "refused"),
     ("E socket.cpp: The server socket has failed to bind. EADDRINUSE\n", "port-in-use", (), "taken"),

@@ -69,6 +69,13 @@ FAILURES = (
         "rank 1 did not come to all_reduce number 5",
     ),
     Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
+    Failure(
+        "each-other",
+        "two pipeline stages that both receive first",
+        "collective-timeout",
+        0,
+        "for each other: rank 0 in recv at benchmarks/system_tests/failures/worker.py",
+    ),
     Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
     Failure("nan", "NaN in the weights of rank 1 at step 3", "not-a-number", None, steps=(4,)),
     Failure(
@@ -80,6 +87,10 @@ FAILURES = (
     Failure("longer-batch", "a longer batch on rank 1", "host-out-of-memory", 1, "and no other", "forward"),
     Failure("backward", "rank 1's gradients do not fit", "host-out-of-memory", phase="backward"),
     Failure("optimizer", "rank 1's moments do not fit", "host-out-of-memory", phase="optimizer step"),
+    Failure("building", "rank 1's model does not fit", "host-out-of-memory", phase="building the model"),
+    Failure(
+        "saving", "rank 1's copy of the model for a checkpoint does not fit", "host-out-of-memory", phase="checkpoint"
+    ),
     Failure(
         "kit-run", "too little memory for rank 1 of a kit run", "host-out-of-memory", 1, "the plan predicted", "forward"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -48,6 +49,19 @@ def in_optimizer() -> None:
     optimizer.step()
 
 
+def while_building() -> None:
+    """The model does not fit: its second layer has no room."""
+    leave_only(ROOM_BYTES)
+    torch.nn.Sequential(*(torch.nn.Linear(MIB // 16, ROOM_BYTES // MIB) for _ in range(5)))
+
+
+def while_saving() -> None:
+    """The model fits, and a copy of it in memory, on its way to an object store, does not."""
+    model = torch.nn.Linear(ROOM_BYTES // 4 // 16, 16)
+    leave_only(ROOM_BYTES // 2)
+    torch.save(model.state_dict(), io.BytesIO())
+
+
 def until_killed() -> None:
     """Go into the group that ``small_group`` made, and touch more memory than it has."""
     group = Path(os.environ["KIT_SMALL_GROUP"])
@@ -61,6 +75,8 @@ PHASES: dict[str, Callable[[], None]] = {
     "longer-batch": in_forward,
     "backward": in_backward,
     "optimizer": in_optimizer,
+    "building": while_building,
+    "saving": while_saving,
     "oom-kill": until_killed,
 }
 

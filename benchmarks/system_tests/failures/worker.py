@@ -60,6 +60,8 @@ def main() -> None:
 
             os.environ["CXX"] = "no-such-compiler"
             load_inline("async_io", "int one() { return 1; }", functions="one", build_directory=str(directory))
+        if step == FAULT_AT and fault == "each-other":
+            dist.recv(torch.empty(16), src=last - rank)  # both stages receive first
         if fault == "dead-node":
             time.sleep(0.5)
         work_s = time.perf_counter() - begin

@@ -25,6 +25,8 @@ class Cause:
     """Step in the line itself, or else the last step logged before the line."""
     frames: str | None = None
     """Origin of the exception: the innermost frame of the user's code, then the frame that raised."""
+    gpus: tuple[str, ...] = ()
+    """PCI addresses of the GPUs that the driver names."""
 
     @property
     def when(self) -> str:
@@ -36,6 +38,7 @@ class Cause:
 
     def __str__(self) -> str:
         where = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        where += f" on GPU {', '.join(self.gpus)}" if self.gpus else ""
         phase = f" in {self.phase}" if self.phase else ""
         lines = [f"{self.cause}{where}{phase}{self.when and f' {self.when}'}: {self.meaning}"]
         lines += [f"  from   {self.frames}"] if self.frames else []

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kit.diagnose.logs import flight_recorder
+from kit.diagnose.logs import flight_recorder, waits
+from kit.diagnose.logs.across_ranks import IN_ONE_ORDER, refined
 from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.metrics import metrics_files, of_metrics
-from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
+from kit.diagnose.logs.patterns import PATTERNS
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
 from kit.diagnose.logs.scan import Scan
@@ -19,8 +20,6 @@ from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 
-MUCH_UNALLOCATED_GIB = 2.0
-"""Reserved but unallocated GiB above which fragmentation is reported."""
 VICTIMS = (
     *("DistBackendError", "DistNetworkError", "DistStoreError", "KeyboardInterrupt"),
     *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
@@ -46,19 +45,28 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
         scan.read(path)
     exceptions = _exceptions(scan)
     seen = [cause for path in metrics for cause in of_metrics(path)]
-    causes = _merged([*seen, *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
+    told, framed = _recorded(recorded), _with_frames(scan)
+    fixes = {cause.cause: cause.fix for cause in told}
+    lines = [replace(cause, fix=fixes.get(cause.cause, cause.fix)) for cause in framed]
+    causes = _merged([*seen, *told, *lines, *scan.curves.causes()])
     first = scan.first_failed
     causes = sorted(
-        [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)
+        [*causes, *exceptions],
+        key=lambda cause: (
+            -cause.weight,
+            cause.cause == "hung",  # after the time-out of a collective, which says more
+            first is not None and first not in cause.ranks,
+        ),
     )
-    refined = _refined([*_failed(scan, causes), *causes], scan)
+    calls = {**waits.last_calls(recorded), **scan.calls, **waits.in_logs(framed, scan.calls)}
+    found = refined([*_failed(scan, causes), *causes], scan, calls)
     if plan is None:
-        return refined
+        return found
     return tuple(
         replace(cause, meaning=f"{cause.meaning}; {beside_plan(cause.cause, cause.evidence, plan)}")
         if cause.cause.endswith("out-of-memory")
         else cause
-        for cause in refined
+        for cause in found
     )
 
 
@@ -69,7 +77,11 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
         return []
     name = "mismatched-collectives" if parted.differ else "collective-timeout"
     pattern = next(pattern for pattern in PATTERNS if pattern.cause == name)
-    if parted.differ:
+    fix = pattern.fix
+    if parted.each_other:
+        ranks, fix = parted.came, IN_ONE_ORDER
+        meaning = f"ranks {', '.join(map(str, ranks))} wait for each other: {'; '.join(map(str, parted.each_other))}"
+    elif parted.differ:
         ranks = tuple(rank for rank, _ in parted.differ)
         others = "; ".join(f"rank {rank} called {called}" for rank, called in parted.differ)
         meaning = f"{pattern.meaning}: at {parted.what}, {others}"
@@ -80,7 +92,7 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
         Cause(
             cause=name,
             meaning=meaning,
-            fix=pattern.fix,
+            fix=fix,
             ranks=ranks,
             place=parted.file,
             evidence=f"flight record: {len(recorded)} ranks",
@@ -157,51 +169,17 @@ def _failed(scan: Scan, causes: Sequence[Cause]) -> list[Cause]:
 
 
 def _merged(causes: Sequence[Cause]) -> list[Cause]:
-    """Merges equal causes of several lines into one, with all ranks and the first line."""
-    groups: dict[str, list[Cause]] = defaultdict(list)
+    """Merges causes of several lines that need the same act into one, with all ranks and GPUs and the first line."""
+    groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
-        groups[cause.cause].append(cause)
+        groups[cause.cause, cause.fix].append(cause)
     merged = []
     for group in groups.values():
         first = group[0]
         ranks = tuple(sorted({rank for cause in group for rank in cause.ranks}))
+        gpus = tuple(dict.fromkeys(gpu for cause in group for gpu in cause.gpus))
         phases = [cause.phase for cause in group if cause.phase]
         steps = [cause.step for cause in group if cause.step is not None]
         phase, step = phases[0] if phases else None, min(steps, default=None)
-        merged.append(replace(first, ranks=ranks, phase=phase, step=step))
+        merged.append(replace(first, ranks=ranks, gpus=gpus, phase=phase, step=step))
     return sorted(merged, key=lambda cause: -cause.weight)
-
-
-def _refined(causes: list[Cause], scan: Scan) -> tuple[Cause, ...]:
-    """Adds facts that need the logs of all ranks: which rank was missing, which downloaded, whether only one rank ran
-    out of memory."""
-    crashed = next((cause.ranks for cause in causes if cause.cause == "crashed"), ())
-    refined = []
-    for cause in causes:
-        meaning, fix = cause.meaning, cause.fix
-        missing = sorted(scan.ranks - set(cause.ranks))
-        told = "did not come" in meaning  # by the flight recorder, which knows which collective
-        if cause.cause == "collective-timeout" and cause.ranks and missing:
-            downloading = [scan.downloading[rank] for rank in (None, *missing) if rank in scan.downloading]
-            names = ", ".join(map(str, missing))
-            if downloading:
-                meaning = f"the others waited while rank {names} downloaded ({downloading[-1].place})"
-                fix = "download to shared storage before the job starts; no node needs the hub then"
-            elif not told:
-                meaning = f"{meaning}: rank {names} did not come"
-        if cause.cause.endswith("out-of-memory") and len(cause.ranks) == 1 and len(scan.ranks) > 1:
-            meaning = f"{meaning}, and no other: its batch was longer, or another process shares its memory"
-            fix = f"bucket by length and pad alike; else {fix}"
-        held = RESERVED.search(cause.evidence) if cause.cause == "gpu-out-of-memory" else None
-        if held and _gib(held[2]) >= min(_gib(held[1]), MUCH_UNALLOCATED_GIB):
-            meaning = f"{meaning}; {held[2]} were reserved but unallocated, in pieces too small for the {held[1]} asked"
-            fix = f"set {ALLOCATOR}, which joins such pieces; else {fix}"
-        # A library that aborts prints no rank; the launcher reports the rank of the process.
-        ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())
-        refined.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
-    return tuple(refined)
-
-
-def _gib(said: str) -> float:
-    number, unit = said.split()
-    return float(number) / {"KiB": 1 << 20, "MiB": 1 << 10, "GiB": 1}[unit]

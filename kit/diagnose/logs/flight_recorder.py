@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kit.diagnose.logs import waits
 from kit.specs.text_files import open_regular
 
 _RANK = re.compile(r"(\d+)$")
@@ -37,6 +38,8 @@ class MissingRank:
     differ: tuple[tuple[int, str], ...]
     """(rank, the collective that it called instead)."""
     file: str
+    each_other: tuple[waits.Wait, ...] = ()
+    """Sends or receives of ranks that wait for each other."""
 
     @property
     def what(self) -> str:
@@ -85,6 +88,10 @@ def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingR
     """
     calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     members: dict[str, set[int]] = defaultdict(set)
+    if ring := waits.each_other(waits.of_records(found)):
+        first = min(ring, key=lambda wait: wait.created_ns)
+        ranks = tuple(wait.rank for wait in ring)
+        return MissingRank("", first.number, first.call, first.sizes, ranks, (), (), found[first.rank][0], ring)
     for rank, (_, data) in found.items():
         for entry in data["entries"]:
             if entry.get("is_p2p"):

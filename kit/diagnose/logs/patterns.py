@@ -1,8 +1,12 @@
-"""Patterns of failures in logs, from ``patterns.yaml``: each matches one line, and names its cause, meaning and fix."""
+"""Patterns of failures in logs, from ``patterns.yaml``: each matches one line, and names its cause, meaning and fix.
+
+A meaning or fix may name groups of its expression, as ``re.Match.expand`` does: ``\\g<library>``.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -18,15 +22,17 @@ class Pattern:
     """Every matching line has one of these words. The log is searched for these first, because that is faster."""
     regex: re.Pattern[str]
     weight: int
-    """3: a root cause; 2: usually a root cause; 1: a consequence of a failure on another rank."""
+    """3: a root cause; 2: usually a root cause; 1: a consequence of another failure."""
     meaning: str
     fix: str
+    phases: Mapping[str, str]
+    """Phase of the run (``phases.py``) → the fix there."""
     source: str | None
     """The address of a public thread with such a line."""
 
-    def shows(self, text: str) -> bool:
-        """Whether a line matches the pattern."""
-        return any(sign in text for sign in self.signs) and self.regex.search(text) is not None
+    def shows(self, text: str) -> re.Match[str] | None:
+        """The match of the pattern in a line."""
+        return self.regex.search(text) if any(sign in text for sign in self.signs) else None
 
 
 def _patterns() -> tuple[Pattern, ...]:
@@ -34,15 +40,16 @@ def _patterns() -> tuple[Pattern, ...]:
     rows = strict_yaml.parse_text(text, "patterns.yaml").data
     return tuple(
         Pattern(
-            cause=cause,
+            cause=row.get("cause", name),
             signs=tuple(row["signs"]),
             regex=re.compile(row["regex"]),
             weight=row["weight"],
             meaning=row["meaning"],
             fix=row["fix"],
+            phases=row.get("phases", {}),
             source=row.get("source"),
         )
-        for cause, row in rows.items()
+        for name, row in rows.items()
     )
 
 
@@ -60,14 +67,3 @@ RESERVED = re.compile(r"Tried to allocate ([\d.]+ [KMG]iB).*?([\d.]+ [KMG]iB) is
 """CUDACachingAllocator.cpp: an out-of-memory with reserved but fragmented memory."""
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.9 and later also read PYTORCH_ALLOC_CONF)"
 DOWNLOADING = re.compile(r"(?i)\bdownloading\b|fetching \d+ files|Downloading shards")
-PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "optimizer step",
-        re.compile(r"\b(?:optimizer|optim|adamw?)\b.*\bstep\b|_take_model_step|in step\b|optimizer\.step|in apply\b"),
-    ),
-    ("backward", re.compile(r"\.backward\(|in backward\b|autograd.*backward|run_backward")),
-    ("loading the model", re.compile(r"from_pretrained|in build_model|load_state_dict|import_state|zero\.Init")),
-    ("checkpoint", re.compile(r"save_checkpoint|in save\b|torch\.save|checkpoint/")),
-    ("forward", re.compile(r"in forward\b|\.forward\(|_call_impl")),
-)
-"""(phase, pattern of a frame): the first match decides the phase, innermost frames first."""

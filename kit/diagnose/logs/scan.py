@@ -12,17 +12,22 @@ from pathlib import Path
 
 from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.curves import BARE_LOSS, LOSS, TIME, Curves
-from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, PHASES, WORKER_FAILED, Pattern
+from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, WORKER_FAILED, Pattern
+from kit.diagnose.logs.phases import phase_of
 from kit.diagnose.logs.reading import Line, Piece, pieces
+from kit.diagnose.logs.shapes import explained
 from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
+from kit.diagnose.logs.waits import CALL, named
 
-TRACEBACK_LINES = 60
-"""Most lines before an error in which the phase is searched."""
+TRACEBACK_LINES = 480
+"""Most lines before an error in which its phase and step are searched; tracebacks of several ranks may alternate."""
 CURVE_BYTES = 1 << 22
 """Bytes of a larger log, evenly spread, in which losses and step times are read."""
 MOST_MATCHES = 200
 """Most lines of one cause and one rank that are examined in a file."""
 _RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
+_OF_TORCH = re.compile(r"(?!.*Error: ).*?\[(?:PG (?:ID )?0 [^\]]*)?Rank (\d{1,7})\]")
+"""torch's own prefix in a line that has no other. In groups other than the default one it counts within the group."""
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
 _SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
 _SIGNS |= {
@@ -34,6 +39,8 @@ _SIGNS |= {
     b"Fetching ",
     b"Exited with exit",
     b"failed (exitcode",
+    b"WorkNCCL(",
+    b"last enqueued",
 }
 # Capital letters are rare in logs. One expression, grouped by first letter, finds all words with a capital about as
 # fast as one word.
@@ -60,6 +67,8 @@ class Scan:
     ranks: set[int] = field(default_factory=set)
     downloading: dict[int | None, Line] = field(default_factory=dict)
     """Rank → its last line about a download."""
+    calls: dict[int, str] = field(default_factory=dict)
+    """Rank → the first call that NCCL named as not completed."""
 
     @property
     def first_failed(self) -> int | None:
@@ -81,12 +90,15 @@ class Scan:
                     by_launcher.add(match.group(1))
                 if DOWNLOADING.search(line.text):
                     self.downloading[line.rank] = line
+                if (call := CALL.search(line.text)) and (rank := _rank_in_torchs_words(line)) is not None:
+                    self.calls.setdefault(rank, named(call))
                 self._failure(piece, position, line, seen)
-                pattern = next((each for each in PATTERNS if each.shows(line.text)), None)
-                if pattern is not None and seen[pattern.cause, line.rank] < MOST_MATCHES:
-                    seen[pattern.cause, line.rank] += 1
-                    found.append(_cause(pattern, piece, position, line, _step_before(piece, position, line, steps)))
+                shown = next(((each, match) for each in PATTERNS if (match := each.shows(line.text))), None)
+                if shown is not None and seen[shown[0].cause, line.rank] < MOST_MATCHES:
+                    seen[shown[0].cause, line.rank] += 1
+                    found.append(_cause(*shown, piece, position, line, _step_before(piece, position, line, steps)))
             self._read_curves(piece, share, steps)
+        self.ranks |= {rank for cause in found for rank in cause.ranks}
         pids = re.compile(r"(?i)\bpid:? (\d+)")
         self.causes += [c for c in found if c.cause != "killed" or not by_launcher & set(pids.findall(c.evidence))]
 
@@ -144,26 +156,36 @@ def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
         yield position, piece.named(piece.text[start:line_end], number)
 
 
-def _cause(pattern: Pattern, piece: Piece, position: int, line: Line, step: int | None) -> Cause:
+def _cause(pattern: Pattern, match: re.Match[str], piece: Piece, position: int, line: Line, step: int | None) -> Cause:
     rank = line.rank
     if rank is None and pattern.cause in ("killed", "crashed"):
         rank = _rank_of_exit(piece, position, line)
+    rank = _rank_in_torchs_words(line) if rank is None else rank
+    phase = _phase(piece, position, line) if pattern.cause.endswith("out-of-memory") else None
+    gpu = match.groupdict().get("gpu")
     return Cause(
         cause=pattern.cause,
-        meaning=pattern.meaning,
-        fix=pattern.fix,
+        meaning=match.expand(pattern.meaning) + explained(match.groupdict()),
+        fix=match.expand(pattern.phases.get(phase or "", pattern.fix)),
         ranks=() if rank is None else (rank,),
         place=line.place,
         evidence=line.text.strip()[:1000],
         weight=pattern.weight,
-        phase=_phase(piece, position, line) if pattern.cause.endswith("out-of-memory") else None,
+        phase=phase,
         step=step,
+        gpus=(gpu,) if gpu else (),
     )
+
+
+def _rank_in_torchs_words(line: Line) -> int | None:
+    if line.rank is not None or (said := _OF_TORCH.match(line.text)) is None:
+        return line.rank
+    return int(said[1])
 
 
 def _step_before(piece: Piece, position: int, line: Line, steps: dict[int | None, int]) -> int | None:
     """The step in the line itself, or else the last step that this rank logged before it."""
-    for each in (line, *piece.before(position, 4 * TRACEBACK_LINES)):
+    for each in (line, *piece.before(position, TRACEBACK_LINES)):
         if each.rank == line.rank and (match := _STEP.search(each.text)):
             return int(match.group(1))
     return steps.get(line.rank)
@@ -179,13 +201,6 @@ def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
 
 
 def _phase(piece: Piece, position: int, line: Line) -> str | None:
-    """The phase of the run, from the traceback above an error: frames of the same rank, innermost first."""
-    for before in piece.before(position, TRACEBACK_LINES):
-        if before.rank != line.rank:
-            continue
-        if before.text.lstrip().startswith("Traceback"):
-            break
-        for phase, pattern in PHASES:
-            if pattern.search(before.text):
-                return phase
-    return None
+    """The phase of the run, from the same rank's traceback above an error."""
+    own = (before.text for before in piece.before(position, TRACEBACK_LINES) if before.rank == line.rank)
+    return phase_of(list(itertools.takewhile(lambda text: TRACEBACK.decode() not in text, own)))
