@@ -36,6 +36,7 @@ Engine = Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")
 SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")]
 TotalTokens = Annotated[float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the training data, instead of --total-tokens.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
 Objective = Annotated[str | None, typer.Option(help="pretrain, sft, seq2seq, or TRL's dpo, kto, reward, grpo.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train low-rank adapters instead of the weights.")]
@@ -150,7 +151,17 @@ def request_of(context: typer.Context, name: str, changes: list[str], calibratio
     return Request(model=model, cluster=cluster, job=job, pins=pins, calibration=calibration)
 
 
-_JOB = ("seq_length", "global_batch_size", "total_tokens", "precision", "objective", "lora", "qlora", "optimizer")
+_JOB = (
+    "seq_length",
+    "global_batch_size",
+    "total_tokens",
+    "epochs",
+    "precision",
+    "objective",
+    "lora",
+    "qlora",
+    "optimizer",
+)
 
 
 def asked(context: typer.Context) -> dict[str, Any]:
@@ -173,7 +184,7 @@ def job_for(
         data["lora"] = {"four_bit": qlora}
     if optimizer is not None:
         data["optimizer"] = {"name": optimizer}
-    data |= {key: int(value) if isinstance(value, float) else value for key, value in values.items()}
+    data |= {key: int(value) if key == "total_tokens" and value else value for key, value in values.items()}
     document = strict_yaml.Document(name="options", data={}, lines={})
     return strict_yaml.parse(JobSpec, data, document) if data else JobSpec()
 

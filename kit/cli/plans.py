@@ -19,6 +19,7 @@ from kit.cli.options import (
     Attention,
     CalibrationFile,
     Engine,
+    Epochs,
     GlobalBatchSize,
     Gpus,
     Lora,
@@ -46,7 +47,7 @@ from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
-from kit.planner.make_plan import make_plan
+from kit.planner.make_plan import for_steps, make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
@@ -75,6 +76,7 @@ def plan(
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     total_tokens: TotalTokens = None,
+    epochs: Epochs = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -159,7 +161,8 @@ def plan(
         return
     words = shlex.join([*again, *(["--calibration", str(calibration)] if calibration else [])])
     priced = "".join(f" --price {shlex.quote(each)}" for each in price or [])
-    saved = "" if save or is_recipe(model) else f"kit plan {words}{priced} --save plan.yaml && "
+    lasts = "" if result.job.epochs or result.job.planned_tokens else " --epochs 3"
+    saved = "" if save or is_recipe(model) else f"kit plan {words}{lasts}{priced} --save plan.yaml && "
     weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
     saved_as = shlex.quote(str(save or "plan.yaml"))
     emitted = shlex.join(again) if is_recipe(model) else f"{saved_as}{weights} run.data.train=data/train"
@@ -186,6 +189,7 @@ def explain(
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     total_tokens: TotalTokens = None,
+    epochs: Epochs = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -238,6 +242,7 @@ def memory(
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     total_tokens: TotalTokens = None,
+    epochs: Epochs = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -350,7 +355,8 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     known = load_calibration(file if file.exists() else None)
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")
-    return make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
+    again = make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
+    return for_steps(again, result.predicted.num_steps)
 
 
 def _compare_clusters(

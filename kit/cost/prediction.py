@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from kit.specs.base import SPEC, Text
+from kit.units import SECONDS_PER_DAY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,10 @@ class Prediction:
     """Causal model FLOPs over the dense peak of the precision."""
     bubble_fraction: float
     """(p−1)/(v·m+p−1): share of a step that a pipeline stage idles."""
-    days: float
-    """For the job's token budget, without checkpoints and failures."""
+    days: float | None
+    """For the job's length, without checkpoints and failures; null where only the data can say how long it is."""
     cost_usd: float | None
-    """For the same days; null without a price."""
+    """For the same days; null without a price or days."""
     memory_band: float | None = None
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
@@ -90,9 +91,14 @@ class Prediction:
         return max(stage.peak_gib for stage in self.memory)
 
     @property
-    def total_days(self) -> float:
+    def num_steps(self) -> float | None:
+        """Optimizer steps in ``days``."""
+        return None if self.days is None else self.days * SECONDS_PER_DAY / self.step_time_s
+
+    @property
+    def total_days(self) -> float | None:
         """``days`` including checkpoints and failures: infinite where these leave no time for training."""
-        return self._including_stops(self.days)
+        return None if self.days is None else self._including_stops(self.days)
 
     @property
     def total_cost_usd(self) -> float | None:

@@ -181,9 +181,10 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
     """Dynamic: start at 2^16, double after a window of clean steps, halve on overflow (fp16/loss_scaler.py).
 
     The window is a fiftieth of the run, from 50 to 1,000 steps; DeepSpeed's default of 1,000 is too long for a run of a
-    few hundred steps. One overflow does not change the scale (hysteresis 2), because it may come from one bad batch.
+    few hundred steps. The steps of epochs are not known here, and few. One overflow does not change the scale
+    (hysteresis 2), because it may come from one bad batch.
     """
-    steps = plan.job.total_tokens // plan.job.tokens_per_step
+    steps = (plan.job.planned_tokens or 0) // plan.job.tokens_per_step
     return {
         "enabled": True,
         "loss_scale": 0,

@@ -18,6 +18,7 @@ from kit.specs import strict_yaml
 _OWN = "REPLACE-ME"
 _DEEPSPEED = "ds_config.trainer.json"
 _NOTE = "# kit decided batch, sharding, precision and recomputation. Model, data and length of the run are yours.\n"
+_OF_EPOCHS = "# kit decided batch, sharding, precision and recomputation; model and data are yours.\n"
 _TITAN = {
     "llama-3-8b": ("llama3", "llama3_8b"),
     "llama-3.1-8b": ("llama3", "llama3_8b"),
@@ -52,7 +53,7 @@ def _fine_tunes(plan: Plan) -> bool:
 
 
 def _dumped(how: str, data: dict[str, Any]) -> str:
-    return f"{_NOTE}# {how}\n{strict_yaml.dump(data)}"
+    return f"{_OF_EPOCHS if 'num_train_epochs' in data else _NOTE}# {how}\n{strict_yaml.dump(data)}"
 
 
 def _launched(plan: Plan, program: str) -> str:
@@ -101,7 +102,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "sequence_len": job.seq_length,
         "micro_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
-        "num_epochs": 1,
+        "num_epochs": job.epochs or 1,
         "optimizer": optim(plan) or "adamw_torch",
         "lr_scheduler": "cosine",
         "learning_rate": job.learning_rate,

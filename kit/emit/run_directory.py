@@ -62,8 +62,8 @@ from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile, json_text
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.describe import describe
+from kit.planner.length import known_length
 from kit.planner.plan import Plan
-from kit.planner.schedule import length
 from kit.specs import strict_yaml
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.objectives import TRL
@@ -253,7 +253,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
 
 def _check(plan: Plan, run: RunSpec) -> None:
     """Raises SpecError if the schedule does not fit the run, or the data the job."""
-    length(plan, run)
+    known_length(plan, run)
     if run.data.stream is not None and plan.job.objective != "pretrain":
         raise SpecError(
             f"run.data.stream with job.objective={plan.job.objective}: only text for pretrain is streamed; convert the "

@@ -32,7 +32,10 @@ def notice_s(plan: Plan) -> int:
 def sbatch(plan: Plan) -> str:
     """Text of the batch script. Submit it from inside the run directory."""
     job_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plan.model.name)
-    hours = max(1, math.ceil(min(plan.predicted.days * 24 * MARGIN, LONGEST_HOURS)))
+    days = plan.predicted.days
+    hours = max(1, math.ceil(min(LONGEST_HOURS if days is None else days * 24 * MARGIN, LONGEST_HOURS)))
+    predicted = f"at most {plan.predicted.step_time_s:.3g} s a step; the number of steps follows from the data"
+    predicted = predicted if days is None else f"{days:.2f} days for the whole run"
     cluster = plan.cluster
     devices = "--rocm" if runs_rocm(cluster.gpu) else "--nv"  # Apptainer's user guide, "GPU Support"
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" if cluster.gpu.device == "cuda" else ""
@@ -47,7 +50,7 @@ def sbatch(plan: Plan) -> str:
 #SBATCH --requeue
 # Before the limit this script is told, and tells the ranks: they write a checkpoint, and the job is queued again.
 #SBATCH --signal=B:USR1@{notice_s(plan)}
-# Predicted: {plan.predicted.days:.2f} days for the whole token budget.
+# Predicted: {predicted}.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:?submit with sbatch from inside the run directory}}"
 MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

@@ -73,6 +73,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         (job.precision, job.precision != "fp32" and not layout.autocast, True),
         ("gradient_checkpointing", layout.recompute == "full", True),
         ("use_cpu", plan.cluster.gpu.device == "cpu", True),
+        ("num_train_epochs", job.epochs, job.epochs),
         *_of_trl(job),
     )
 

@@ -60,11 +60,18 @@ class MicroBatch:
     """Number of the set of a blend that all rows are of; None: of several, or no blend."""
     padding: int = 0
     """Positions of ``input_ids`` and ``source_ids`` that are padding."""
+    squared_lengths: int | None = None
+    """Sum, over the rows that attend to themselves alone, of the square of their tokens; None: every row is full."""
 
     @property
     def positions(self) -> int:
         """Positions of ``input_ids`` and ``source_ids``, padding included."""
         return self.input_ids.numel() + (0 if self.source_ids is None else self.source_ids.numel())
+
+    @property
+    def attended(self) -> int:
+        """Sum, over the tokens that are not padding, of the tokens of their row."""
+        return self.positions * self.input_ids.shape[1] if self.squared_lengths is None else self.squared_lengths
 
 
 @dataclass(frozen=True)

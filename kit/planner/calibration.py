@@ -21,7 +21,6 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.text_files import parse_json, read_text, reason
-from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
 class Residual(NamedTuple):
@@ -167,13 +166,11 @@ def save(calibration: Calibration, path: Path) -> None:
     partial.replace(path)
 
 
-def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd_per_hour: float | None) -> Prediction:
-    """Applies a residual to a prediction. ``usd_per_hour``: price of all nodes."""
+def corrected(prediction: Prediction, residual: Residual) -> Prediction:
+    """Applies a residual to a prediction."""
     if residual == Residual():
         return prediction
     factor = residual.step_time_factor
-    tokens_per_s = prediction.tokens_per_s / factor
-    seconds = total_tokens / tokens_per_s
     runs = f"{residual.runs} run{'s' if residual.runs > 1 else ''}"
     if residual.carried_from:
         ran = f"{runs} of {residual.carried_from}"
@@ -193,10 +190,10 @@ def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd
         memory=memory,
         step_time_s=prediction.step_time_s * factor,
         step_time_components_s={name: value * factor for name, value in prediction.step_time_components_s.items()},
-        tokens_per_s=tokens_per_s,
+        tokens_per_s=prediction.tokens_per_s / factor,
         mfu=prediction.mfu / factor,
-        days=seconds / SECONDS_PER_DAY,
-        cost_usd=None if usd_per_hour is None else usd_per_hour * seconds / SECONDS_PER_HOUR,
+        days=None if prediction.days is None else prediction.days * factor,
+        cost_usd=None if prediction.cost_usd is None else prediction.cost_usd * factor,
         step_time_evidence=words,
     )
 

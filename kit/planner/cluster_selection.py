@@ -165,7 +165,13 @@ class _NodeType:
             calibration,
         )
         self.node = parse_cluster(f"{name}:1")
-        flops = job.total_tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
+        if job.planned_tokens is None:
+            raise SpecError(
+                f"objective={job.objective}: a cluster is chosen for the time or cost of so many tokens, and only a "
+                "run counts its rows; give --total-tokens"
+            )
+        self.tokens = job.planned_tokens
+        flops = self.tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
         self.node_seconds = flops / speed
         """Node seconds for the token budget at the highest MFU: a lower bound for every number of nodes."""
@@ -262,7 +268,7 @@ class _NodeType:
         goodput = operation(workload, step_s(found)).goodput
         if not goodput:
             return None, _Miss(math.inf, f"{nodes} x {self.name}: loses all its time to failures")
-        steps = self.job.total_tokens / self.job.tokens_per_step
+        steps = self.tokens / self.job.tokens_per_step
         seconds = steps * step_s(found) / goodput
         price = cluster.price_per_node_hour_usd
         option = ClusterOption(

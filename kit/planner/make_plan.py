@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kit.cost.estimate import predict
+from dataclasses import replace
+
+from kit.cost.estimate import cost_usd, predict
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
@@ -17,6 +19,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.units import SECONDS_PER_DAY
 
 
 def make_plan(
@@ -41,7 +44,9 @@ def make_plan(
 def request_for(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None, calibration: Calibration = NONE
 ) -> Request:
-    """The request that ``make_plan`` searches, with the expert balancing of the model's family."""
+    """The request that ``make_plan`` searches, with the expert balancing of the model's family, and the tokens for
+    which days are predicted."""
+    job = changed(job, total_tokens=job.planned_tokens)
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
         job = changed(job, balancing=trusted(BalancingSpec, published))
@@ -54,14 +59,19 @@ def plan_of(request: Request, result: SearchResult) -> Plan:
         raise PlanError(nothing_fits(request, result) if result.considered else nothing_legal(request))
     best, model, cluster, job = result.best.layout, request.model, request.cluster, request.job
     workload = request.workload(best.with_sizes(buffer_sizes(model, cluster, best)))
-    price = cluster.price_per_node_hour_usd
-    hourly = None if price is None else price * cluster.num_nodes
-    predicted = predict(workload)
     return Plan(
         model=model,
         cluster=cluster,
         job=job,
         layout=workload.layout,
-        predicted=corrected(predicted, request.calibration.of(workload), job.total_tokens, hourly),
+        predicted=corrected(predict(workload), request.calibration.of(workload)),
         decisions=decisions(request, result),
     )
+
+
+def for_steps(plan: Plan, steps: float | None) -> Plan:
+    """The plan with days and money for so many steps; None: as it is."""
+    if steps is None:
+        return plan
+    days = steps * plan.predicted.step_time_s / SECONDS_PER_DAY
+    return replace(plan, predicted=replace(plan.predicted, days=days, cost_usd=cost_usd(plan.cluster, days)))

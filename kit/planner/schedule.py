@@ -1,4 +1,4 @@
-"""Learning rate, batch size and length of a run, as pure functions of the samples seen, for all engines."""
+"""Learning rate and batch size of a run, as pure functions of the samples seen, for all engines."""
 
 from __future__ import annotations
 
@@ -67,39 +67,11 @@ def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
     return min(full, ramp.start + ramp.increment * (samples_seen * increments // ramp.samples))
 
 
-def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
-    """(optimizer steps, samples) of the whole run: ``run.steps``, or as many steps as the token budget allows, at least
-    one. Raises SpecError if the schedule is longer than the run, or if the layout cannot run a size of the ramp."""
-    steps, samples = _length(plan, run)
-    schedule = run.schedule
-    warmup = min(schedule.warmup_steps, steps / 10)
-    if schedule.decay_steps is not None and schedule.decay_steps > steps - warmup:
-        raise SpecError(
-            f"run.schedule.decay_steps={schedule.decay_steps} is more than the {steps:,} steps of the run less its "
-            f"warm-up of {warmup:g}; use at most {math.floor(steps - warmup)}, or train for longer"
-        )
-    return steps, samples
-
-
-def _length(plan: Plan, run: RunSpec) -> tuple[int, int]:
-    full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
-    budget = plan.job.total_tokens // plan.job.seq_length
+def check_ramp(plan: Plan, run: RunSpec) -> None:
+    """Raises SpecError, with the nearest possible sizes, if the layout cannot run the batch ramp of the run."""
+    layout, full, ramp = plan.layout, plan.layout.global_batch_size, run.schedule.batch_ramp
     if ramp is None:
-        steps = run.steps or max(1, budget // full)
-        return steps, steps * full
-    _check_ramp(plan, ramp)
-    steps = samples = 0
-    for size in ramped(ramp, full):
-        if (run.steps is not None and steps == run.steps) or (run.steps is None and samples + size > budget and steps):
-            return steps, samples
-        steps, samples = steps + 1, samples + size
-    left = run.steps - steps if run.steps is not None else max(0, (budget - samples) // full)
-    return steps + left, samples + left * full
-
-
-def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
-    """Raises SpecError, with the nearest possible sizes, if the layout cannot run the ramp."""
-    layout, full = plan.layout, plan.layout.global_batch_size
+        return
     unit = layout.micro_batch_size * layout.dp * (layout.pp if layout.vp > 1 else 1)
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):
         if value % unit:

@@ -166,6 +166,7 @@ def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
             blend=FrozenMap({}),
             validation=str(directory / "data/validation"),
             validation_sets=FrozenMap({}),
+            allow_many_epochs=True,
         ),
         steps=STEPS,
         checkpoint=CheckpointSpec(every_steps=SAVE_EVERY, keep_last=2, asynchronous=base.checkpoint.asynchronous),

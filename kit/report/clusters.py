@@ -35,9 +35,9 @@ class ClusterAnswer:
     tokens_per_s: float | None = None
     mfu: float | None = None
     days: float | None = None
-    """For the job's token budget, with checkpoints and failures."""
+    """For the job's tokens, with checkpoints and failures; null where only a run can count them."""
     cost_usd: float | None = None
-    """For the job's token budget; null without a price."""
+    """For the same days; null without a price or days."""
     why_none: str | None = None
 
 
@@ -83,7 +83,7 @@ def _answer(name: str, asked: Request) -> ClusterAnswer:
         lossy = "; with loss of accuracy it does (kit plan), which is not compared" if can_fit(asked) else ""
         return dataclasses.replace(row, why_none=why + lossy)
     predicted = plan.predicted
-    if not math.isfinite(predicted.total_days):
+    if predicted.total_days is not None and not math.isfinite(predicted.total_days):
         return dataclasses.replace(row, why_none="checkpoints and failures leave no time for training")
     return dataclasses.replace(
         row,
@@ -113,12 +113,14 @@ def _lines(each: ClusterAnswer) -> Iterator[str]:
     if long:
         yield each.cluster
     start = f"{'' if long else each.cluster:{_NAME}}{each.num_gpus:>6,}{price:>9}"
-    if each.layout is None or each.days is None:
+    if each.layout is None:
         yield start
         yield from textwrap.wrap(f"nothing fits: {each.why_none}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
         return
-    cost = "no price" if each.cost_usd is None else f"{each.cost_usd:,.0f}"
-    yield f"{start}{each.peak_gib:>6.0f}{each.mfu:>7.1%}{each.days:>10,.1f}{cost:>15}"
+    days = "-" if each.days is None else f"{each.days:,.1f}"
+    no_cost = "-" if each.days is None else "no price"
+    cost = no_cost if each.cost_usd is None else f"{each.cost_usd:,.0f}"
+    yield f"{start}{each.peak_gib:>6.0f}{each.mfu:>7.1%}{days:>10}{cost:>15}"
     yield from textwrap.wrap(describe(each.layout), _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 

@@ -12,7 +12,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.model.params import count
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.report.plan_text import WIDTH, money
+from kit.report.plan_text import WIDTH, money, run_length, tokens_of, unknown_length
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _BAR = 28
@@ -65,7 +65,7 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[s
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    predicted = plan.predicted
+    predicted, full = plan.predicted, "" if plan.job.objective == "pretrain" else " in full sequences"
     yield "layout", spoken(describe(plan.layout))
     yield "memory", _memory(plan)
     if predicted.host_ram_gib_per_node:
@@ -75,10 +75,10 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
         "time",
         (
             f"{human_seconds(predicted.step_time_s)} a step ({_band(plan)}) · {human_count(predicted.tokens_per_s)} "
-            f"tokens/s · MFU {predicted.mfu:.1%}"
+            f"tokens/s{full} · MFU {predicted.mfu:.1%}"
         ),
     )
-    yield f"{human_count(plan.job.total_tokens)} tok", _total(plan)
+    yield _length(plan), _total(plan)
     if others := [match for decision in plan.decisions if decision.rule == "engine" for match in _others(decision)]:
         yield "also", " · ".join(others)
     for decision in plan.decisions:
@@ -86,16 +86,24 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "note", f"{decision.rule}={decision.chosen}: {decision.why}"
 
 
+def _length(plan: Plan) -> str:
+    tokens = tokens_of(plan)
+    return "length" if tokens is None else f"{human_count(tokens)} tok"
+
+
 def _total(plan: Plan) -> str:
-    """Time and money for the token budget; processes of a CPU are for tests, whose failures nobody has counted."""
+    """Time and money of the whole run; processes of a CPU are for tests, whose failures nobody has counted."""
     predicted = plan.predicted
     if predicted.operation is None or plan.cluster.gpu.device == "cpu":
         days, stops = predicted.days, ""
     else:
         days, stops = predicted.total_days, " with checkpoints and failures"
+    if days is None:
+        return unknown_length(plan)
     if not math.isfinite(days):
         return "never: checkpoints and failures leave no time for training"
-    return f"{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
+    what = "" if plan.job.objective == "pretrain" and tokens_of(plan) else f"{run_length(plan)}: "
+    return f"{what}{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
 
 
 def _memory(plan: Plan) -> str:

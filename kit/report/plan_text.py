@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 from kit.cost.hardware import usable_gib
@@ -34,7 +35,7 @@ def _title(plan: Plan) -> str:
         [
             f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
             f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
-            f"{human_count(job.total_tokens)} tokens in total",
+            f"{run_length(plan)} in total",
             "",
             f"  {describe(plan.layout)}",
         ]
@@ -83,16 +84,48 @@ def _time(plan: Plan) -> str:
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
-        *textwrap.wrap(
-            f"{human_seconds(predicted.days * SECONDS_PER_DAY)} for {human_count(plan.job.total_tokens)} tokens; "
-            f"{money(plan.cluster, predicted.days)}",
-            WIDTH,
-            subsequent_indent="  ",
-        ),
+        *textwrap.wrap(_whole_run(plan), WIDTH, subsequent_indent="  "),
     ]
     if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
         lines.append(_operation(predicted.operation, predicted))
     return "\n".join(lines)
+
+
+def _whole_run(plan: Plan) -> str:
+    days = plan.predicted.days
+    if days is None:
+        return unknown_length(plan)
+    return f"{human_seconds(days * SECONDS_PER_DAY)} for {run_length(plan)}; {money(plan.cluster, days)}"
+
+
+def run_length(plan: Plan) -> str:
+    """The length of the run in words: tokens, or epochs and the steps that are known."""
+    job, steps = plan.job, plan.predicted.num_steps
+    if (tokens := tokens_of(plan)) is not None:
+        return f"{human_count(tokens)} tokens" + ("" if job.objective == "pretrain" else " in full sequences")
+    known = None if steps is None else f"{round(steps):,} steps"
+    if job.epochs is None:
+        return known or "no length"
+    return f"{job.epochs:g} epochs" + (f", {known}" if known else "")
+
+
+def tokens_of(plan: Plan) -> int | None:
+    """Tokens for which days are predicted; None if days are of a number of steps, or not known."""
+    tokens, steps = plan.job.planned_tokens, plan.predicted.num_steps
+    same = tokens and steps and math.isclose(steps * plan.job.tokens_per_step, tokens, rel_tol=1e-6)
+    return tokens if same else None
+
+
+def unknown_length(plan: Plan) -> str:
+    """Why days and money are not predicted, and what they follow from."""
+    job = plan.job
+    if job.epochs is None:
+        return "not said, and a run needs one: --epochs 3 or --total-tokens 5e8 (job.epochs, job.total_tokens)"
+    a_day = SECONDS_PER_DAY / plan.predicted.step_time_s * job.global_batch_size
+    return (
+        f"days and cost follow from the number of {job.rows}, which the run counts: {human_count(a_day)} a day, and "
+        f"more where they are shorter than {job.seq_length:,} tokens"
+    )
 
 
 def _operation(operation: Operation, predicted: Prediction) -> str:
@@ -110,7 +143,7 @@ def _operation(operation: Operation, predicted: Prediction) -> str:
 
 
 def _in_all(predicted: Prediction) -> str:
-    if not predicted.operation or not predicted.operation.goodput:
+    if not predicted.operation or not predicted.operation.goodput or predicted.total_days is None:
         return ""
     cost = "" if predicted.total_cost_usd is None else f", ${predicted.total_cost_usd:,.0f}"
     return f", {human_seconds(predicted.total_days * SECONDS_PER_DAY)} in total{cost}"

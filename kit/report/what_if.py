@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kit.cost.estimate import cost_usd
 from kit.cost.hardware import usable_gib
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
@@ -17,7 +18,7 @@ from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import WIDTH, render
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
-from kit.specs.job import JobSpec
+from kit.specs.job import LENGTHS_OF_JOB, JobSpec
 from kit.specs.layout import Pins
 from kit.units import human_count, human_seconds
 
@@ -220,7 +221,8 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
     if section == "cluster":
         cluster = parse_cluster(text)
     elif section == "job":
-        job = strict_yaml.parse(JobSpec, {**strict_yaml.to_plain(job), **given.data}, given)
+        lengths = dict.fromkeys(LENGTHS_OF_JOB) if name in LENGTHS_OF_JOB else {}
+        job = strict_yaml.parse(JobSpec, {**strict_yaml.to_plain(job), **lengths, **given.data}, given)
     else:
         pins = strict_yaml.parse(Pins, {**strict_yaml.to_plain(pins), **given.data}, given)
     try:
@@ -237,16 +239,28 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
 
 def compared(before: Plan, after: Plan) -> list[tuple[str, float, float, Callable[[float], str]]]:
     """Rows of (quantity, before, after, formatter), for quantities that both plans have."""
-    step = before.predicted.step_time_s
+    step, days = before.predicted.step_time_s, _days(before, after)
     rows: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("step", step, after.predicted.step_time_s, lambda value: human_seconds(value, like=step)),
         ("tokens/s a GPU", _speed(before), _speed(after), human_count),
         ("MFU", before.predicted.mfu, after.predicted.mfu, lambda value: f"{value:.1%}"),
         ("peak GiB", before.predicted.peak_gib, after.predicted.peak_gib, lambda value: f"{value:.1f}"),
-        ("days", before.predicted.days, after.predicted.days, lambda value: f"{value:.3g}"),
-        ("USD", before.predicted.cost_usd or 0.0, after.predicted.cost_usd, lambda value: f"{value:,.0f}"),
+        ("days", before.predicted.days or 0.0, days, lambda value: f"{value:.3g}"),
+        ("USD", before.predicted.cost_usd or 0.0, cost_usd(after.cluster, days), lambda value: f"{value:,.0f}"),
     ]
     return [(name, old, new, show) for name, old, new, show in rows if old and new]
+
+
+def _days(before: Plan, after: Plan) -> float | None:
+    """Days of the other plan: for the same tokens of text or the same rows, unless the length is what changes."""
+    if any(getattr(before.job, name) != getattr(after.job, name) for name in LENGTHS_OF_JOB):
+        return after.predicted.days
+    ours, theirs = (
+        plan.predicted.step_time_s
+        / (plan.job.tokens_per_step if plan.job.objective == "pretrain" else plan.job.global_batch_size)
+        for plan in (before, after)
+    )
+    return None if before.predicted.days is None else before.predicted.days * theirs / ours
 
 
 def _changes(before: Plan, after: Plan) -> list[str]:

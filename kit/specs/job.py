@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from kit.errors import SpecError
 from kit.specs.balancing import BalancingSpec
 from kit.specs.base import Checked, Text, Within, spec
 from kit.specs.frozen import FrozenMap
@@ -18,6 +19,9 @@ MOST_SEQUENCES = 10**7
 _MOST_TOKENS = 10**18
 """The longest job: ten thousand times all text there is, and what 64 bits count."""
 _LONGEST_SEQUENCE = 10**8
+_PRETRAINING_TOKENS = 100_000_000_000
+"""Tokens for which days and money of pretraining are predicted if nobody says how long it is."""
+_MOST_EPOCHS = 10**6
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Objective = Literal["pretrain", "sft", "seq2seq", "dpo", "kto", "reward", "grpo"]
@@ -114,8 +118,12 @@ class JobSpec:
     """Tokens in a sequence."""
     global_batch_size: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)] = 512
     """Sequences in an optimizer step; pairs for dpo and reward, completions for grpo."""
-    total_tokens: Annotated[int, Within(gt=0, le=_MOST_TOKENS)] = 100_000_000_000
-    """Token budget; days and money are predicted for it, and it bounds the run unless run.steps does."""
+    total_tokens: Annotated[int, Within(gt=0, le=_MOST_TOKENS)] | None = None
+    """Length of the run in tokens; of rows without padding. The length is this, epochs or run.steps. null for all
+    three: 100 billion in pretraining; rows have no default."""
+    epochs: Annotated[float, Within(gt=0, le=_MOST_EPOCHS)] | None = None
+    """Length of the run in passes over its training data, such as 3 or 0.5; the last step is whole. The run counts the
+    rows when it starts."""
     precision: Precision = "bf16"
     """bf16: bf16 compute with fp32 master weights and moments. fp32: everything in fp32. fp16: as bf16, with loss
     scaling. fp8: bf16 with the GEMMs of linear layers in fp8, by Transformer Engine (megatron) or torchao (torch)."""
@@ -137,6 +145,19 @@ class JobSpec:
     grpo: GrpoSpec | None = None
     """For objective grpo; null: the defaults."""
 
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.total_tokens is not None:
+            raise SpecError(
+                f"epochs={self.epochs:g} and total_tokens={self.total_tokens} are both there; the length of a run is "
+                "one of job.epochs, run.steps and job.total_tokens: leave out one"
+            )
+
+    @property
+    def planned_tokens(self) -> int | None:
+        """Tokens for which days and money are predicted; None where only the data can say how many there are."""
+        default = _PRETRAINING_TOKENS if self.objective == "pretrain" and self.epochs is None else None
+        return self.total_tokens or default
+
     @property
     def rows(self) -> str:
         """What a batch counts."""
@@ -148,7 +169,10 @@ class JobSpec:
         return self.global_batch_size * self.seq_length * (2 if self.rows == "pairs" else 1)
 
 
+LENGTHS_OF_JOB = ("epochs", "total_tokens")
+"""Keys that say how long a run is; ``run.steps`` is the third."""
 ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
+    ("epochs",): None,
     ("grpo",): None,
     ("expert_load",): 1.0,
     ("mtp_num_layers",): 0,

@@ -13,7 +13,7 @@ Relative paths in a recipe are relative to the recipe's directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from kit.specs.base import Text, spec
 from kit.specs.catalog import cluster_called, load_gpu, load_model, model_called, parse_cluster
 from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import LENGTHS_OF_JOB, JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec, absolute_paths
@@ -61,8 +61,11 @@ def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] 
 
 
 def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: str, base: Path | None) -> Recipe:
+    changes = strict_yaml.Document(name=document.name, data={}, lines={})
     for word in overrides:
-        document = _override(document, word)
+        document, changes = _override(document, word), _override(changes, word, _merge)
+    _check_one_length(changes)
+    _check_one_length(document)
     if base is None and "extends" in document.data:
         raise SpecError(f"{document.where(('extends',))}: extends names a file; write the whole recipe here")
     unknown = [key for key in document.data if key not in _SECTIONS]
@@ -85,6 +88,27 @@ def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: s
     if problems:
         raise SpecError("\n".join(problems))
     return Recipe(name=name, **values)
+
+
+_LENGTHS = (*(("job", key) for key in LENGTHS_OF_JOB), ("run", "steps"))
+"""Keys of which a recipe has one: in an extending recipe or an argument it takes the place of the base's."""
+
+
+def _lengths(data: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    """The lengths that a recipe's text gives."""
+    sections = {key: data.get(key) for key in ("job", "run")}
+    found = {path: (sections[path[0]] or {}).get(path[1]) for path in _LENGTHS if isinstance(sections[path[0]], dict)}
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def _check_one_length(document: strict_yaml.Document) -> None:
+    given = _lengths(document.data)
+    if len(given) > 1:
+        said = " and ".join(f"{'.'.join(path)}={shown(value, str)}" for path, value in given.items())
+        raise SpecError(
+            f"{document.where(next(iter(given)))}: {said}: the length of a run is one of job.epochs, run.steps and "
+            "job.total_tokens; leave out the others"
+        )
 
 
 def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
@@ -151,7 +175,18 @@ def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Documen
         raise SpecError(
             f"{where}: it extends another recipe itself; one level is the limit, so that a recipe stays readable"
         )
-    return strict_yaml.Document(name=document.name, data=_merge(base.data, document.data), lines=document.lines)
+    return strict_yaml.Document(name=document.name, data=_merged(base.data, document.data), lines=document.lines)
+
+
+_Merge = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with the values of ``over``. A length replaces whichever length the base has."""
+    if _lengths(over):
+        for section, key in _lengths(base):
+            base = base | {section: {name: value for name, value in base[section].items() if name != key}}
+    return _merge(base, over)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +197,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _override(document: strict_yaml.Document, word: str) -> strict_yaml.Document:
+def _override(document: strict_yaml.Document, word: str, merge: _Merge = _merged) -> strict_yaml.Document:
     """Apply one ``job.learning_rate=1e-5``; the value is read as YAML."""
     key, equals, text = word.partition("=")
     parts = key.split(".")
@@ -172,4 +207,4 @@ def _override(document: strict_yaml.Document, word: str) -> strict_yaml.Document
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
-    return strict_yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)
+    return strict_yaml.Document(name=document.name, data=merge(document.data, nested), lines=document.lines)

@@ -107,6 +107,8 @@ class DataSpec:
     packing: bool = False
     """sft: put as many rows into a sequence as fit, each with its own positions and attention. A sample is then one
     such sequence, and a step has job.global_batch_size of them."""
+    allow_many_epochs: bool = False
+    """Says that a run of more than 20 epochs is meant."""
 
     def __post_init__(self) -> None:
         if self.train is None and not self.blend and self.stream is None:
@@ -285,7 +287,7 @@ class RunSpec:
     swap files, and removes it when it ends."""
     data: DataSpec
     steps: _Steps | None = None
-    """Optimizer steps; null: as many as ``job.total_tokens`` makes."""
+    """Optimizer steps; null: as many as ``job.epochs`` or ``job.total_tokens`` make."""
     seed: Seed = 1234
     """Seed of initialisation and dropout."""
     deterministic: bool = False

@@ -69,8 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> int:
     """Build the engine and train, in an initialised process group. Returns the exit code."""
     from kit.engines import build_engine
+    from kit.training.data.loader import counted
     from kit.training.loop import train
 
+    rundir, line = counted(rundir)
+    if line and os.environ.get("RANK", "0") == "0":
+        print(line, flush=True)
     resume = _where_to_resume(rundir, arguments.resume)
     _warn_of_random_weights(rundir, resume)
     engine = build_engine(rundir)

@@ -16,7 +16,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError
 from kit.planner.elastic import legal_nodes, on_nodes
 from kit.planner.plan import Plan
-from kit.planner.schedule import length
+from kit.planner.schedule import check_ramp
 from kit.training.run_lock import NAME as LOCK
 from kit.training.run_lock import STALE_S
 from kit.training.stopping import STOPPED_CODE
@@ -42,7 +42,7 @@ def on_started(rundir: RunDirectory, processes: int, min_nodes: int) -> RunDirec
     now = on_nodes(plan, max(nodes for nodes in legal_nodes(plan) if nodes <= found))
     if now == plan:
         return rundir
-    length(now, rundir.run)  # raises if a size of the batch ramp does not fit
+    check_ramp(now, rundir.run)
     settings = {"deepspeed": deepspeed.ds_config, "megatron": megatron.megatron_settings}.get(plan.layout.engine)
     return dataclasses.replace(
         rundir,

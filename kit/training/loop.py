@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.engines.collective import StatusAllReduce, rank
-from kit.planner.schedule import batch_size, learning_rate, length
+from kit.planner.length import length
+from kit.planner.schedule import batch_size, learning_rate
 from kit.training import determinism
 from kit.training.anomalies.handler import AnomalyHandler
 from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
@@ -25,10 +26,10 @@ from kit.training.checkpoint.counters import Counters, run_length
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_tensors
 from kit.training.checkpoint.uploads import Uploads
-from kit.training.data.loader import DataLoader, Prefetcher, should_prefetch
+from kit.training.data.loader import DataLoader, Prefetcher, counted, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.gradient_norms import gradient_norms
-from kit.training.logging.metrics import StepMetrics
+from kit.training.logging.metrics import StepMetrics, model_flops_utilisation
 from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
 from kit.training.resume import resume_from
@@ -71,6 +72,8 @@ def train(
     Raises DataError, CheckpointError, SpecError, and EngineError, which names the step if loss or gradient is not
     finite.
     """
+    if rundir.run.steps is None:
+        rundir = counted(rundir)[0]
     with ExitStack() as stack:
         limits = rundir.run.limits
         stopping = stack.enter_context(Stopping(limits.max_minutes, started))
@@ -155,8 +158,7 @@ class _Run:
             if rewound is not None:
                 self._agree(rewound)
                 return rewound
-        self.log_step(result, last_step)
-        return result.counters
+        return self.log_step(result, last_step)
 
     def train_step(self, before: Counters, another: bool) -> _StepResult:
         """Read the batch, compute gradients, and take the optimizer step unless loss or gradients are anomalous.
@@ -173,7 +175,11 @@ class _Run:
         with clock.part("forward_backward"), self.profiler.span("forward_backward"), timed:
             loss = engine.forward_backward(batch)
         self.stragglers.sample(clock.parts_s["data"], batch)
-        sums: list[float] = [sum(each.padding for each in batch), sum(each.positions for each in batch)]
+        sums: list[float] = [
+            sum(each.padding for each in batch),
+            sum(each.positions for each in batch),
+            sum(each.attended for each in batch),
+        ]
         sums += [value for number in range(len(run.data.blend)) for value in engine.set_sums.get(number, (0, 0))]
         maxima = (self.stopping.mine(), clock.parts_s["data"], peak_gib(plan))
         self.status.start(maxima, sums)
@@ -203,14 +209,14 @@ class _Run:
             before,
             step=before.step + 1,
             samples_seen=seen,
-            tokens_seen=before.tokens_seen + size * plan.job.seq_length,
+            tokens_seen=before.tokens_seen + size,  # at least; log_step counts them
             optimizer_steps=before.optimizer_steps + stepped,
         )
         grad_norm = norms.gradient if norms and stepped else None
         return _StepResult(after, size, batch, loss, rate, decision, norms, grad_norm, by_group)
 
-    def log_step(self, result: _StepResult, last_step: int) -> None:
-        """Collective. Log the step; validate and save a checkpoint if due."""
+    def log_step(self, result: _StepResult, last_step: int) -> Counters:
+        """Collective. Log the step; validate and save a checkpoint if due. Returns the counters for the next step."""
         run, step = self.rundir.run, result.counters.step
         if result.grad_norm is not None:
             self.anomalies.detector.record(result.loss.mean, result.grad_norm)
@@ -219,6 +225,8 @@ class _Run:
         is_end = step == self.total_steps  # not ``last_step``: an early stop must not change the metrics
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else {}
         agreed = self._agree(result.counters)
+        seen = result.counters.tokens_seen - result.size + agreed.tokens
+        counters = dataclasses.replace(result.counters, tokens_seen=seen)
         routing = self.engine.routing_metrics()
         self.checkpoints.uploads.report(self.logger)
         slowest = self.stragglers.judge(step, self.clock.step_s)
@@ -227,7 +235,8 @@ class _Run:
             due = is_last or _is_due(step, run.logging.every_steps)
             self.logger.log_step(self._metrics(result, agreed, validated, routing, slowest), due)
         if is_last or _is_due(step, run.checkpoint.every_steps):
-            self._save(result.counters, wait=is_last)
+            self._save(counters, wait=is_last)
+        return counters
 
     def validate(self, step: int) -> dict[str | None, float]:
         """Collective. Loss on each set of validation data, nats per token; None is the name of run.data.validation."""
@@ -252,10 +261,13 @@ class _Run:
 
     def _agree(self, counters: Counters) -> _Agreed:
         """Collective."""
-        (reason, data_s, memory), (padding, positions, *by_set) = self.status.result()
+        (reason, data_s, memory), (padding, positions, attended, *by_set) = self.status.result()
         pairs = zip(self.rundir.run.data.blend, by_set[::2], by_set[1::2], strict=True)
         losses = {name: loss / labels for name, loss, labels in pairs if labels}
-        agreed = _Agreed(data_s, memory, padding, positions, losses or None)
+        # Every rank counted its batch, and ranks of one data-parallel rank have the same batch.
+        copies = self.rundir.plan.layout.world_size // self.engine.dp_size
+        tokens = round(positions - padding) // copies
+        agreed = _Agreed(data_s, memory, tokens, padding / positions, attended / copies / tokens, losses or None)
         self.stopped = Reason(int(reason))
         if self.stopped:
             self.logger.log_event("stopped", counters.step, why=self.stopped.words)
@@ -271,10 +283,8 @@ class _Run:
         slowest: Slowest | None,
     ) -> StepMetrics:
         plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
-        tokens_per_s = result.size * plan.job.seq_length / step_s
+        tokens_per_s = agreed.tokens / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
-        # Every rank counted its batch, and ranks of one data-parallel rank have the same batch.
-        counted = (agreed.positions - agreed.padding) * self.engine.dp_size / plan.layout.world_size
         return StepMetrics(
             step=result.counters.step,
             loss=result.loss.mean,
@@ -287,13 +297,11 @@ class _Run:
             validation_losses=_named(validated),
             step_time_s=step_s,
             tokens_per_s=tokens_per_s,
-            # MFU is proportional to tokens/s, so scale the plan's MFU. Not on CPUs: their peak in the catalog is a
-            # round figure, not from a data sheet.
-            mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
+            # Not on CPUs: their peak in the catalog is a round figure, not from a data sheet.
+            mfu=model_flops_utilisation(plan, tokens_per_s, agreed.row_tokens) if on_gpu else None,
             batch_size=result.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
-            tokens_per_s_without_padding=counted / step_s,
-            padding_fraction=agreed.padding / agreed.positions,
+            padding_fraction=agreed.padding_fraction,
             data_s=agreed.data_s,
             forward_backward_s=clock.parts_s["forward_backward"],
             optimizer_s=clock.parts_s.get("optimizer", 0.0),
@@ -317,9 +325,11 @@ class _Agreed(NamedTuple):
     """Longest wait for data."""
     memory_gib: float
     """Peak of the GPU with the most."""
-    padding: float
-    positions: float
-    """Sums over the batches of all ranks."""
+    tokens: int
+    """Tokens of the step, without padding."""
+    padding_fraction: float
+    row_tokens: float
+    """Tokens of the row of a token, mean over the tokens."""
     set_losses: dict[str, float] | None
     """Loss of each set of a blend."""
 

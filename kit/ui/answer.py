@@ -142,7 +142,7 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
         predicted = api.plan(recipe.model, cluster, recipe.job, pins).predicted
     except PlanError:
         return None
-    if not math.isfinite(predicted.total_days):
+    if predicted.total_days is None or not math.isfinite(predicted.total_days):
         return None
     return ClusterCost(cluster.num_gpus, predicted.total_days, predicted.total_cost_usd)
 

@@ -76,7 +76,7 @@ def test_mfu_is_flops_over_time_and_peak() -> None:
     flops = tokens * model_flops_per_token(model, 4096)
     assert prediction.mfu == pytest.approx(flops / prediction.step_time_s / (8 * 989.4e12))
     assert prediction.tokens_per_s == pytest.approx(tokens / prediction.step_time_s)
-    assert prediction.days == pytest.approx(the_job.total_tokens / prediction.tokens_per_s / 86400)
+    assert prediction.days == pytest.approx(100e9 / prediction.tokens_per_s / 86400)
 
 
 def test_money_is_nodes_times_hours() -> None:

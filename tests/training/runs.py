@@ -17,7 +17,6 @@ TIMING = (
     "step_time_s",
     "tokens_per_s",
     "tokens_per_s_per_gpu",
-    "tokens_per_s_without_padding",
     "mfu",
     "data_s",
     "forward_backward_s",

@@ -17,7 +17,8 @@ import torch
 
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError, SpecError
-from kit.planner.schedule import batch_size, length
+from kit.planner.length import length
+from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from kit.errors import CheckpointError, DataError, EngineError
-from kit.planner.schedule import length
+from kit.planner.length import length
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint

@@ -26,6 +26,7 @@ from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
+from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import tokenise
 from tests.training import runs, tiny
@@ -294,7 +295,6 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
 
 def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
     """The rows of a run's first eight samples."""
-    from kit.training.data.order import order
 
     drawn = [order(seed, len(samples), k) for k in range(8)]
     if isinstance(samples, PackedSamples):
@@ -303,17 +303,17 @@ def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_run_counts_positions_and_not_labels(tmp_path):
-    """Tokens seen and tokens per second are of all positions, as a budget is; the loss is of the labels that count."""
-    rows_on_disk(tmp_path / "train")
+def test_a_run_counts_tokens_and_neither_padding_nor_labels(tmp_path):
+    """Tokens seen and tokens per second are of all tokens of rows, contexts too; the loss is of the labels."""
+    rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
     data = DataSpec(train=str(tmp_path / "train"))
     rundir = tiny.run_directory(tmp_path / "run", tiny.plan(job=JOB, micro_batch_size=2), data=data, steps=2)
     summary = runs.run(rundir, export_at_end=False)
-    assert summary.tokens_seen == 2 * 2 * tiny.SEQ_LENGTH
-    for line in (rundir.path / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        assert 0 < row["tokens"] < 2 * tiny.SEQ_LENGTH
-        assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(2 * tiny.SEQ_LENGTH)
+    lengths = [int(rows.lengths[order(data.seed, len(rows), k)]) for k in range(4)]
+    assert summary.tokens_seen == sum(lengths) < 2 * 2 * tiny.SEQ_LENGTH
+    for line, found in zip(runs.steps(rundir), (sum(lengths[:2]), sum(lengths[2:])), strict=True):
+        assert 0 < line["tokens"] < found
+        assert line["tokens_per_s"] * line["step_time_s"] == pytest.approx(found)
 
 
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"engine": "megatron", "implementation": "local", "tp": 2}], ids=str)
@@ -335,7 +335,7 @@ def test_padding_is_counted_over_all_ranks(tmp_path, layout):
         positions = sum(batch.input_ids.numel() for batch in batches)
         real = sum(int(rows.lengths[samples.drawn(data.seed, step * size + k)]) for k in range(size))
         assert 0 < row["padding_fraction"] == pytest.approx(1 - real / positions)
-        assert row["tokens_per_s_without_padding"] * row["step_time_s"] == pytest.approx(real)
+        assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(real)
 
 
 def test_packing_is_of_rows_alone(tmp_path):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from kit.errors import CheckpointError
+from kit.planner.length import length
 from kit.planner.plan import Plan
-from kit.planner.schedule import length, ramped
+from kit.planner.schedule import ramped
 from kit.specs.base import SPEC, Within
 from kit.specs.run import RunSpec
 from kit.training.checkpoint.bookmark import StreamPlace
@@ -35,7 +36,7 @@ class Counters:
     """Sequences of these steps, over all ranks. 0, like ``tokens_seen``, if another program's checkpoint does not say
     it."""
     tokens_seen: _Count
-    """Tokens of these sequences."""
+    """Tokens of these sequences, without padding."""
     optimizer_steps: _Count
     """Adam's step count (bias correction)."""
     samples_skipped: _Count
@@ -79,7 +80,7 @@ class RunLength:
         if counters.step > self.total_steps:
             raise CheckpointError(
                 f"{checkpoint} is of step {counters.step} and this run ends after step {self.total_steps}; resume from "
-                f"an earlier one, or raise run.steps (job.total_tokens) and emit again"
+                "an earlier one, or make the run longer (job.epochs, run.steps or job.total_tokens) and emit again"
             )
         metrics = checkpoint.parent.parent / "metrics.jsonl"
         logged = _logged_samples(metrics, counters.step)
@@ -96,7 +97,7 @@ class RunLength:
 
 
 def run_length(plan: Plan, run: RunSpec) -> RunLength:
-    """The ``RunLength`` of a run. Raises SpecError as ``kit.planner.schedule.length`` does."""
+    """The ``RunLength`` of a run. Raises SpecError as ``kit.planner.length.length`` does."""
     full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
 
     def samples_after(steps: int) -> int:

@@ -32,7 +32,7 @@ class Draws:
         shares = np.array(weights, dtype=np.float64)
         for _ in range(2):  # megatron-core does so twice, and a last bit decides between sets that lag equally
             shares = shares / np.sum(shares)
-        self._shares: list[float] = shares.tolist()
+        self.shares: list[float] = shares.tolist()
         self._starts = [[0] * len(weights)]
         self._block = lru_cache(maxsize=2)(self._drawn)
         self._lock = Lock()  # a thread reads ahead
@@ -46,7 +46,7 @@ class Draws:
             return self._block(number)[offset]
 
     def _drawn(self, number: int) -> list[tuple[int, int]]:
-        taken, shares, found = list(self._starts[number]), self._shares, []
+        taken, shares, found = list(self._starts[number]), self.shares, []
         for position in range(number * _BLOCK, (number + 1) * _BLOCK):
             reach = float(max(position, 1))
             lags = [share * reach - count for share, count in zip(shares, taken, strict=True)]
@@ -68,6 +68,12 @@ class BlendedSamples(Samples):
     def __len__(self) -> int:
         """Number of samples of all sets."""
         return self._starts[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of so many samples, drawn by weight."""
+        pairs = zip(self._draws.shares, self._sets, strict=True)
+        return round(len(self) * sum(share * each.num_tokens / len(each) for share, each in pairs))
 
     def drawn(self, seed: int, position: int) -> int:
         """Sample at ``position`` of the blend's endless sequence."""

@@ -68,6 +68,11 @@ class Rows:
         """Number of rows."""
         return len(self.lengths)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all rows, as ``kit convert data`` counts them."""
+        return len(self._tokens)
+
     def __getitem__(self, index: int) -> Row:
         """Read one row."""
         return self.read_all([index])[0]

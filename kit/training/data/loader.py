@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from kit.engines.base import Engine, MicroBatch
 from kit.errors import DataError
+from kit.planner.length import check_epochs, length, needs_epoch
 from kit.planner.plan import Plan
-from kit.planner.schedule import length
+from kit.specs.epoch import Epoch
 from kit.specs.run import RunSpec
 from kit.training.checkpoint.counters import Counters
 from kit.training.data.blend import BlendedSamples
@@ -20,6 +23,9 @@ from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples, TrainingSamples
 from kit.training.data.stream import StreamSamples
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -93,31 +99,14 @@ class DataLoader:
         """Open the data of a run. Raises DataError if a file is missing, damaged or too short, or if a token id is not
         in the model's vocabulary."""
 
-        def samples(prefix: str) -> Samples:
-            job, vocabulary = plan.job, plan.model.vocab_size
-            if job.objective == "pretrain":
-                return GptSamples(IndexedTokens(prefix), job.seq_length, vocabulary)
-            rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
-            # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance.
-            kind = PackedSamples if run.data.packing else RowSamples
-            return kind(rows, job.seq_length, fixed=plan.layout.engine == "megatron")
-
-        if run.data.packing and plan.job.objective != "sft":
-            raise DataError(
-                f"run.data.packing with objective={plan.job.objective}: rows of sft are packed, text fills its "
-                "sequences anyway and pairs have two lengths; leave it out"
-            )
-
-        blend, train = run.data.blend.values(), run.data.train
+        samples = partial(open_samples, plan, run)
         training: TrainingSamples
         if run.data.stream is not None:
             training = StreamSamples(run.data, plan.job.seq_length, plan.model.vocab_size)
-        elif train is None:
-            training = BlendedSamples([samples(part.path) for part in blend], [part.weight for part in blend])
         else:
-            training = samples(train)
+            counted = training = training_samples(plan, run)
             if not run.data.wrap:
-                _check_one_epoch(len(training), plan, run)
+                _check_one_epoch(len(counted), plan, run)
         return cls(
             training=training,
             validation=None if run.data.validation is None else samples(run.data.validation),
@@ -150,6 +139,49 @@ class DataLoader:
             for name, samples in sets
             if samples is not None
         }
+
+
+def open_samples(plan: Plan, run: RunSpec, prefix: str) -> Samples:
+    """The samples of a pair, as the plan's objective reads it. Raises DataError."""
+    job, vocabulary = plan.job, plan.model.vocab_size
+    if run.data.packing and job.objective != "sft":
+        raise DataError(
+            f"run.data.packing with objective={job.objective}: rows of sft are packed, text fills its sequences anyway "
+            "and pairs have two lengths; leave it out"
+        )
+    if job.objective == "pretrain":
+        return GptSamples(IndexedTokens(prefix), job.seq_length, vocabulary)
+    rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
+    # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance.
+    kind = PackedSamples if run.data.packing else RowSamples
+    return kind(rows, job.seq_length, fixed=plan.layout.engine == "megatron")
+
+
+def training_samples(plan: Plan, run: RunSpec) -> Samples:
+    """The training samples of one pair or of a blend. Raises DataError."""
+    if run.data.train is not None:
+        return open_samples(plan, run, run.data.train)
+    blend = run.data.blend.values()
+    return BlendedSamples([open_samples(plan, run, part.path) for part in blend], [part.weight for part in blend])
+
+
+def counted(rundir: RunDirectory) -> tuple[RunDirectory, str]:
+    """(the run with its number of steps in ``run.steps``, a line that says how it follows from the data). The line is
+    empty for a run whose steps do not follow from its data.
+
+    Raises DataError, and SpecError for more epochs than are rarely meant (``check_epochs``)."""
+    plan, run = rundir.plan, rundir.run
+    if run.data.stream is not None:
+        return rundir, ""
+    samples = training_samples(plan, run)
+    epoch = Epoch(samples=len(samples), tokens=samples.num_tokens)
+    check_epochs(plan, run, epoch)
+    steps, seen = length(plan, run, epoch)
+    line = ""
+    if needs_epoch(plan, run):
+        kind = "packed sequences" if run.data.packing else "windows" if plan.job.objective == "pretrain" else "rows"
+        line = f"{steps:,} steps: {seen / len(samples):.3g} epochs of {len(samples):,} {kind}"
+    return dataclasses.replace(rundir, run=dataclasses.replace(run, steps=steps)), line
 
 
 def _check_one_epoch(available: int, plan: Plan, run: RunSpec) -> None:

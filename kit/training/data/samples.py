@@ -50,6 +50,11 @@ class Samples(TrainingSamples):
     def __len__(self) -> int:
         """Number of samples in an epoch."""
 
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of tokens of an epoch, without padding."""
+
     def drawn(self, seed: int, position: int) -> int:
         """Sample at ``position`` of an endless sequence of epochs."""
         return order(seed, len(self), position)
@@ -81,6 +86,11 @@ class GptSamples(Samples):
     def __len__(self) -> int:
         """Number of samples in an epoch."""
         return self._length
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of input tokens."""
+        return self._length * self._seq_length
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(inputs, labels), int64, (seq_length,) each; labels are already shifted."""
@@ -124,6 +134,11 @@ class RowSamples(Samples):
         """Number of rows."""
         return len(self._rows)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the rows."""
+        return self._rows.num_tokens
+
     def length(self, index: int) -> int:
         """Number of tokens of the row; for seq2seq, of the longer of source and target."""
         return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
@@ -148,6 +163,11 @@ class PackedSamples(Samples):
     def __len__(self) -> int:
         """Number of packs."""
         return len(self._packs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the rows."""
+        return self._rows.num_tokens
 
     def length(self, index: int) -> int:
         """Number of tokens of all rows of the pack."""
@@ -183,17 +203,19 @@ def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch
     text = packed([[row] for row in rows], longest, fixed)
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
-        return MicroBatch(text.input_ids, text.labels, padding=text.padding)
+        return MicroBatch(text.input_ids, text.labels, padding=text.padding, squared_lengths=text.squared_lengths)
     length = _length([len(source) for source in sources], longest, fixed)
     source_ids, mask = _blank(len(rows), length, _PADDING_ID), _blank(len(rows), length, 0)
     for place, source in enumerate(sources):
         source_ids[place, : len(source)], mask[place, : len(source)] = source, 1
+    squares = text.squared_lengths or 0
     return MicroBatch(
         text.input_ids,
         text.labels,
         source_ids=torch.from_numpy(source_ids),
         source_mask=torch.from_numpy(mask),
         padding=text.padding + int(mask.size - mask.sum()),
+        squared_lengths=squares + sum(len(source) ** 2 for source in sources),
     )
 
 
@@ -217,6 +239,7 @@ def packed(packs: Sequence[Sequence[Row]], longest: int, fixed: bool = False) ->
         position_ids=torch.from_numpy(positions),
         sequence_ids=torch.from_numpy(documents),
         padding=int((documents == _PADDING).sum()),
+        squared_lengths=sum(len(row) ** 2 for rows in packs for row in rows),
     )
 
 

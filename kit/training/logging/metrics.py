@@ -11,10 +11,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kit.cost.model.flops import model_flops_per_token
 from kit.errors import RunDirectoryError
+from kit.planner.plan import Plan
 from kit.specs.text_files import open_regular, reason
 from kit.units import human_count, human_seconds
 
@@ -36,9 +39,10 @@ class StepMetrics:
     step_time_s: float
     """Time of reading data, forward, backward and optimizer; without validation and checkpoints."""
     tokens_per_s: float
-    """Tokens per second over all devices. Every position of every sequence counts."""
+    """Tokens per second over all devices, of source and target in seq2seq. Padding does not count."""
     mfu: float | None
-    """Model FLOPs per second, with causal attention, over the peak of all devices; null on CPU processes."""
+    """Model FLOPs per second of these tokens, with causal attention within their rows, over the peak of all devices;
+    null on CPU processes."""
     validation_loss: float | None = None
     """Nats per token on the validation data; null at steps without validation."""
     validation_losses: Mapping[str, float] | None = None
@@ -48,9 +52,9 @@ class StepMetrics:
     one sequence in a micro batch these are all."""
     grad_norms: Mapping[str, float] | None = None
     """Gradient norm before clipping of each group of parameters (``gradient_norms``); null at steps without."""
-    tokens_per_s_without_padding: float | None = None
     padding_fraction: float | None = None
-    """Part of the positions of all micro batches that is padding; 0 in pretraining."""
+    """Part of the positions of all micro batches that is padding, and takes time that no token has; 0 in
+    pretraining."""
     batch_size: int | None = None
     """Sequences of the step, over all ranks."""
     tokens_per_s_per_gpu: float | None = None
@@ -108,10 +112,23 @@ class StepMetrics:
         ]
         if self.mfu is not None:
             parts.append(f"MFU {100 * self.mfu:.1f} %")
+        if self.padding_fraction:
+            parts.append(f"padding {100 * self.padding_fraction:.0f} %")
         if self.validation_loss is not None:
             parts.append(f"validation loss {self.validation_loss:.4f}")
         parts += [f"{name} {loss:.4f}" for name, loss in (self.validation_losses or {}).items()]
         return "  ".join(parts)
+
+
+def model_flops_utilisation(plan: Plan, tokens_per_s: float, row_tokens: float) -> float:
+    """MFU of so many tokens per second, without padding. ``row_tokens``: tokens of the row of a token, mean over the
+    tokens: attention costs as much as in rows of this length, because its cost per token is linear in it.
+
+    The plan's MFU is of rows of seq_length. A token of an encoder-decoder's plan is one of the source and one of the
+    target."""
+    flops = partial(model_flops_per_token, plan.model, frozen=plan.job.lora is not None)
+    work = tokens_per_s / (2 if plan.model.is_encoder_decoder else 1) * flops(seq_length=round(row_tokens))
+    return plan.predicted.mfu * work / (plan.predicted.tokens_per_s * flops(seq_length=plan.job.seq_length))
 
 
 class RunOutput:

@@ -75,6 +75,8 @@ def live_line(metrics: StepMetrics, total_steps: int, predicted: Prediction) -> 
     ]
     if metrics.mfu is not None:
         parts.append(f"MFU {100 * metrics.mfu:.1f}%")
+    if metrics.padding_fraction:
+        parts.append(f"padding {100 * metrics.padding_fraction:.0f}%")
     if metrics.memory_gib is not None:
         parts.append(f"peak {metrics.memory_gib:.1f} of {predicted.peak_gib:.1f} GiB predicted")
     else:
