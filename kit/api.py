@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from kit.errors import EngineError, KitError, RunDirectoryError
 from kit.planner.calibration import load as load_calibration
-from kit.planner.length import known_steps
-from kit.planner.make_plan import for_steps, make_plan
+from kit.planner.length import for_run
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
@@ -59,9 +59,7 @@ def plan(
     known = load_calibration(None if calibration is None else Path(calibration))
     asked = _request(model, cluster, job, pins)
     made = make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
-    if not isinstance(model, Recipe) or model.run is None:
-        return made
-    return for_steps(made, known_steps(made, model.run))
+    return for_run(made, model.run if isinstance(model, Recipe) else None)
 
 
 def compare(

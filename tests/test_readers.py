@@ -148,7 +148,7 @@ RECIPE = {
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
     "cluster": "2xcpu",
-    "job": {"seq_length": 32, "global_batch_size": 8, "total_tokens": 10_000, "learning_rate": 1e-3,
+    "job": {"seq_length": 32, "global_batch_size": 8, "learning_rate": 1e-3,
             "optimizer": {"name": "adamw", "eps": 1e-8}, "lora": None, "grad_clip": 1.0},
     "run": {"data": {"train": "x", "seed": 1}, "seed": 1, "steps": 3, "nvme_path": "y", "limits": {"hang_seconds": 9.0},
             "schedule": {"warmup_steps": 2}, "logging": {"gradients_at_steps": [1]}},

@@ -7,12 +7,14 @@ from typing import Any
 from benchmarks.page import header, table
 from kit.emit.generated import shipped_plan
 from kit.planner.describe import describe
+from kit.planner.length import for_steps
 from kit.planner.plan import Plan
 from kit.specs.catalog import cheapest_node_with
-from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 
 HEADS = ("recipe", "layout", "GiB a GPU", "tokens/s", "days", "cost", "checkpoint", "evidence", "date", "command")
+ROWS = 100_000
+"""Rows for which days and cost of a recipe by epochs are shown, each as long as its seq_length."""
 WHOLE = "all of them"
 """Key of the last whole run in the evidence."""
 
@@ -51,8 +53,8 @@ The evidence of a recipe is one of these, the weakest first:
 
 `kit rehearse` lists what the copy replaces. `make prove NAME=rehearse-faults` shows that a fault turns each figure red.
 Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)). Days and cost include checkpoints and
-failures. Hardware without a price, such as a DGX box, is priced per GPU like the cheapest catalog node with the same
-GPU; "–" means that no such node has a price.
+failures; of a recipe by epochs they are for {ROWS:,} full rows. Hardware without a price, such as a DGX box, is priced
+per GPU like the cheapest catalog node with the same GPU; "–" means that no such node has a price.
 
 {table(HEADS, rows)}
 
@@ -65,12 +67,12 @@ GPU; "–" means that no such node has a price.
 def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...]:
     predicted = plan.predicted
     peak = max(stage.peak_gib for stage in predicted.memory)
-    share = 1.0
-    run = load_recipe(recipe_path(name)).run
-    if run is not None and run.steps is not None:  # it ends before its budget
-        share = run.steps * plan.layout.global_batch_size * plan.job.seq_length / plan.job.total_tokens
-    days = f"{predicted.total_days * share:.3g}"
-    cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd * share:,.0f}"
+    of = ""
+    if predicted.days is None:  # epochs of rows that nobody has counted
+        plan, of = for_steps(plan, ROWS / plan.job.global_batch_size), f" for {ROWS:,} {plan.job.rows}"
+        predicted = plan.predicted
+    days = f"{predicted.total_days:.3g}{of}"
+    cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd:,.0f}{of}"
     gb = predicted.operation.checkpoint_gb if predicted.operation else None
     checkpoint = "–" if gb is None else f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
     return (
@@ -124,8 +126,9 @@ def whole_run(record: dict[str, Any]) -> str:
 
 
 def _cost_usd(plan: Plan) -> float | None:
-    """Cost of the whole token budget, on the plan's own nodes or on rented ones with the same GPU. None: not known."""
+    """Cost of the whole run, on the plan's own nodes or on rented ones with the same GPU. None: not known."""
     if plan.predicted.total_cost_usd is not None:
         return plan.predicted.total_cost_usd
     cheapest = cheapest_node_with(plan.cluster.gpu)
+    assert plan.predicted.total_days is not None
     return cheapest and cheapest[1] * plan.cluster.num_gpus * plan.predicted.total_days * 24

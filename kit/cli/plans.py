@@ -47,7 +47,8 @@ from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
-from kit.planner.make_plan import for_steps, make_plan
+from kit.planner.length import for_steps
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster

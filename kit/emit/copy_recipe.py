@@ -11,6 +11,7 @@ from kit.emit.markdown import code
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
 from kit.errors import RunDirectoryError
+from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
@@ -46,7 +47,7 @@ def copy_recipe(name: str, target: Path) -> Path:
         )
         (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
         recipe = load_recipe(staging / "recipe.yaml")
-        plan = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+        plan = for_run(make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout), recipe.run)
         needed = _paths(recipe.run, staging) if recipe.run is not None else []
         if recipe.run is not None:
             write_run(plan, recipe.run, staging / "run")

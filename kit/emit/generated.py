@@ -15,6 +15,7 @@ from kit.emit.run_directory import DERIVED_FILES, files_of
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import PlanError
 from kit.planner.describe import describe
+from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
@@ -160,7 +161,7 @@ def shipped_plan(name: str) -> Plan | None:
     """The plan of a shipped recipe; None if no layout is legal or fits."""
     recipe = load_recipe(recipe_path(name))
     try:
-        return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+        return for_run(make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout), recipe.run)
     except PlanError:
         return None
 

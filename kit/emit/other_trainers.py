@@ -52,8 +52,8 @@ def _fine_tunes(plan: Plan) -> bool:
     return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
 
 
-def _dumped(how: str, data: dict[str, Any]) -> str:
-    return f"{_OF_EPOCHS if 'num_train_epochs' in data else _NOTE}# {how}\n{strict_yaml.dump(data)}"
+def _dumped(how: str, data: dict[str, Any], epochs: float | None = None) -> str:
+    return f"{_NOTE if epochs is None else _OF_EPOCHS}# {how}\n{strict_yaml.dump(data)}"
 
 
 def _launched(plan: Plan, program: str) -> str:
@@ -221,17 +221,22 @@ FILES = (
         target="accelerate-parallelism",
     ),
     DerivedFile(
-        "axolotl.yaml", lambda plan: _dumped("axolotl train axolotl.yaml", axolotl(plan)), _fine_tunes, target="axolotl"
+        "axolotl.yaml",
+        lambda plan: _dumped("axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
+        _fine_tunes,
+        target="axolotl",
     ),
     DerivedFile(
         "llamafactory.yaml",
-        lambda plan: _dumped(_launched(plan, "-m llamafactory.launcher llamafactory.yaml"), llamafactory(plan)),
+        lambda plan: _dumped(
+            _launched(plan, "-m llamafactory.launcher llamafactory.yaml"), llamafactory(plan), plan.job.epochs
+        ),
         _fine_tunes,
         target="llamafactory",
     ),
     DerivedFile(
         "ms_swift.yaml",
-        lambda plan: _dumped(_launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan)),
+        lambda plan: _dumped(_launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan), plan.job.epochs),
         _fine_tunes,
         target="ms-swift",
     ),

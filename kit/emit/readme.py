@@ -51,8 +51,16 @@ def _trl(plan: Plan) -> list[str]:
     return [
         f"## TRL's {TRL[plan.job.objective].trainer}",
         f"`{script}` is kit's examples/{script}, or your own. kit's own loop does not train this objective.",
+        *_no_epochs(plan),
         _command(f"{_ACCELERATE} accelerate.yaml{several} {script} {arguments} --model DIR …"),
     ]
+
+
+def _no_epochs(plan: Plan) -> list[str]:
+    """What decides the length where TRL is not told: its trainers count epochs, or steps."""
+    if plan.job.epochs is not None:
+        return []
+    return ["The plan has no `job.epochs`: TRL makes three unless you add `--num_train_epochs` or `--max_steps`."]
 
 
 def _own_scripts(plan: Plan) -> list[str]:

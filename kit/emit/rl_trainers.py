@@ -6,6 +6,7 @@ flags. ``benchmarks.system_tests.other_trainers`` hands both commands to the pro
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,6 +73,9 @@ def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:
         yield f"{program} generates by vLLM; set job.grpo.vllm_gpu_memory_utilization=0.3"
     elif plan.job.objective == "grpo" and rollout_tp(plan) is None:
         yield "vLLM's share of a node holds no copy of the model; raise job.grpo.vllm_gpu_memory_utilization"
+    if plan.job.epochs and plan.job.epochs % 1:
+        whole = math.ceil(plan.job.epochs)
+        yield f"{program} counts whole epochs, and the job has {plan.job.epochs:g}; use job.epochs={whole}"
     if gib > usable:
         yield f"{program} takes {gib:.1f} GiB a GPU for it, and {usable:.1f} are usable; use a smaller micro batch"
 
@@ -143,6 +147,7 @@ def verl_overrides(plan: Plan) -> dict[str, Any]:
         f"{rollout}.n": grpo.num_generations,
         f"{rollout}.gpu_memory_utilization": grpo.vllm_gpu_memory_utilization,
         f"{rollout}.tensor_model_parallel_size": rollout_tp(plan),
+        **chosen(("trainer.total_epochs", job.epochs, round(job.epochs or 0))),
         "trainer.nnodes": plan.cluster.num_nodes,
         "trainer.n_gpus_per_node": processes_per_node(plan),
     }
@@ -182,6 +187,7 @@ def openrlhf_flags(plan: Plan) -> dict[str, Any]:
     }
     flags |= chosen(
         ("ds.grad_accum_dtype", "data_types" in config, config.get("data_types", {}).get("grad_accum_dtype")),
+        ("train.num_episodes" if of_grpo else "train.max_epochs", job.epochs, round(job.epochs or 0)),
         ("ds.overlap_comm", config["zero_optimization"].get("overlap_comm"), True),
         ("ds.adam_offload", layout.offload_optimizer == "cpu", True),
         (f"{model}.gradient_checkpointing_enable", layout.recompute == "full", True),
@@ -228,8 +234,9 @@ def _script(plan: Plan, gib: float, yours: str, command: str, arguments: list[st
     """A bash script. The caller's arguments come last, and win."""
     lines = [
         "#!/usr/bin/env bash",
-        "# kit decided batch, sharding, precision, recomputation and generation. Model, data, reward, schedule and",
-        f"# length of the run are yours: bash {yours} …",
+        "# kit decided batch, sharding, precision, recomputation and generation. Model, data, reward, schedule"
+        + ("" if plan.job.epochs else " and"),
+        f"# {'' if plan.job.epochs else 'length of the run '}are yours: bash {yours} …",
         *_on_nodes(plan, command),
         f"# {gib:.1f} GiB a GPU with the program's own buffers; the plan: {peak_gib(plan.workload):.1f} of "
         f"{usable_gib(plan.cluster.gpu):.1f} usable.",

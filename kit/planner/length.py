@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
+from kit.cost.estimate import cost_usd
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.planner.schedule import check_ramp, ramped
 from kit.specs.epoch import Epoch, epoch_on_disk
 from kit.specs.run import RunSpec
+from kit.units import SECONDS_PER_DAY
 
 MOST_EPOCHS = 20
 """A longer run asks for run.data.allow_many_epochs. After some 16 epochs repeated data teach nothing more (Muennighoff
@@ -52,12 +55,22 @@ def known_length(plan: Plan, run: RunSpec) -> tuple[int, int] | None:
     return length(plan, run, epoch)
 
 
-def known_steps(plan: Plan, run: RunSpec) -> int | None:
-    """Steps of a run that is planned, where ``run.steps`` or the data on this disk say them; else None."""
+def for_run(plan: Plan, run: RunSpec | None) -> Plan:
+    """The plan with days and money of the run's steps, where ``run.steps`` or the data on this disk say them."""
+    if run is None:
+        return plan
     epoch = epoch_on_disk(run.data, plan.job.objective)
     if run.steps is None and (epoch is None or (plan.job.epochs is None and plan.job.planned_tokens is None)):
-        return None
-    return length(plan, run, epoch)[0]
+        return plan
+    return for_steps(plan, length(plan, run, epoch)[0])
+
+
+def for_steps(plan: Plan, steps: float | None) -> Plan:
+    """The plan with days and money of so many steps; None: as it is."""
+    if steps is None:
+        return plan
+    days = steps * plan.predicted.step_time_s / SECONDS_PER_DAY
+    return replace(plan, predicted=replace(plan.predicted, days=days, cost_usd=cost_usd(plan.cluster, days)))
 
 
 def needs_epoch(plan: Plan, run: RunSpec) -> bool:
@@ -88,7 +101,7 @@ def check_epochs(plan: Plan, run: RunSpec, epoch: Epoch | None) -> None:
         epochs, counted = samples / epoch.samples, f" of {epoch.samples:,} samples in {steps:,} steps"
     if many and not run.data.allow_many_epochs:
         raise SpecError(
-            f"the run makes {epochs:,.4g} epochs{counted}, and more than {MOST_EPOCHS} are rarely meant; change "
+            f"the run makes {epochs:,.1f} epochs{counted}, and more than {MOST_EPOCHS} are rarely meant; change "
             "job.epochs, run.steps or job.total_tokens, or say that it is meant: run.data.allow_many_epochs=true"
         )
 

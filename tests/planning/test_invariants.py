@@ -195,7 +195,7 @@ def test_run_directories_and_all_their_files_lint_without_errors(tmp_path: Path)
     linted: Counter[str] = Counter()
     for number, (request, plan) in enumerate(plans()):
         data = DataSpec(train=str(tmp_path / "rows"))
-        run = RunSpec(data=data, model_path=str(tmp_path / "model"), nvme_path=str(tmp_path))
+        run = RunSpec(data=data, steps=3000, model_path=str(tmp_path / "model"), nvme_path=str(tmp_path))
         directory = write(plan, run, tmp_path / str(number)).path
         for path in [directory, *directory.iterdir()]:
             read = path.suffix in (".json", ".yaml", *SCRIPTS) and path.name not in _NO_CONFIGURATION
