@@ -145,13 +145,18 @@ def lint(path: str | Path, model: str | None = None, cluster: str | None = None)
 
 
 def convert(
-    source: str | Path, out: str | Path, to: str = "hf", dtype: str = "bfloat16", extras_from: str | Path | None = None
+    source: str | Path,
+    out: str | Path,
+    to: str = "hf",
+    dtype: str | None = None,
+    extras_from: str | Path | None = None,
 ) -> str:
     """Write an exchange checkpoint, a Hugging Face model or a Megatron checkpoint in another format. Return a line that
     says what was written.
 
-    ``to``: hf, exchange or megatron. ``dtype``: of the weights. ``extras_from``: a Hugging Face directory whose
-    tokenizer files are copied. Needs torch. Raises ``CheckpointError``.
+    ``to``: hf, exchange or megatron. ``dtype``: of the weights, for hf and megatron; None: bfloat16.
+    ``extras_from``: a Hugging Face directory whose tokenizer files are copied, for hf. Needs torch. Raises
+    ``CheckpointError``.
     """
     from kit.training.checkpoint.convert import convert
 

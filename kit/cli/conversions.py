@@ -28,12 +28,18 @@ def convert_data(
     ],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair, also s3://bucket/sets/a.")],
-    text_key: Annotated[str, typer.Option(help="Field of a jsonl row or data set with the text.")] = "text",
+    text_key: Annotated[
+        str | None, typer.Option(help="pretrain: field of a jsonl row or data set with the text; text if not given.")
+    ] = None,
     objective: Annotated[
         str,
         typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
     ] = "pretrain",
     seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="sft: for messages, a Jinja file, or plain, which fits any tokenizer; else the tokenizer's."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one per core if not given.", min=1)] = None,
     work: Annotated[
         Path | None, typer.Option(help="Directory of the files until they are uploaded to an address; NAME.upload.")
@@ -48,6 +54,10 @@ def convert_data(
         raise SpecError(
             f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
         )
+    if chat_template is not None and objective != "sft":
+        raise SpecError(f"--chat-template {chat_template} with --objective {objective}: only sft has chats; omit it")
+    if text_key is not None and objective != "pretrain":
+        raise SpecError(f"--text-key {text_key} with --objective {objective}, whose rows have fields of their own")
     from kit.training.data.tokenise import tokenise
 
     done = tokenise(
@@ -55,8 +65,9 @@ def convert_data(
         tokenizer,
         out,
         objective=objective,  # type: ignore[arg-type]
-        text_key=text_key,
+        text_key=text_key or "text",
         seq_length=seq_length,
+        chat_template=chat_template,
         workers=workers,
         work=work,
     )
@@ -71,9 +82,11 @@ def convert_model(
     ],
     out: OutDir,
     to: Annotated[str, typer.Option(help="hf, exchange, megatron, dcp (torch's) or universal (DeepSpeed's).")] = "hf",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: Annotated[
+        str | None, typer.Option(help="hf, megatron: float32, bfloat16 (if not given) or float16.")
+    ] = None,
     extras_from: Annotated[
-        Path | None, typer.Option(help="Copy tokenizer files from this Hugging Face directory.")
+        Path | None, typer.Option(help="hf: copy tokenizer files from this Hugging Face directory.")
     ] = None,
     merge_into: Annotated[
         Path | None, typer.Option(help="For adapters: the base model; writes the merged model.")

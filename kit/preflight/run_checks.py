@@ -183,6 +183,7 @@ def _tokenizer_size(path: Path) -> int:
 def _one_tokenizer(data: DataSpec) -> CheckResult | None:
     """Checks that all pairs of several sets were tokenised alike, as far as their sidecars say."""
     first: tuple[str, Any] | None = None
+    chats: tuple[str, str] | None = None
     for key, prefix in data_paths(data).items() if data.blend or data.validation_sets else ():
         try:
             facts = json.loads(_content(f"{prefix}.json") or b"")
@@ -196,6 +197,11 @@ def _one_tokenizer(data: DataSpec) -> CheckResult | None:
             )
             return failure("data", said, f"tokenise both alike; if they are, write the same name into {prefix}.json")
         first = first or (key, found)
+        if (template := facts.get("chat_template")) is not None:
+            if chats is not None and template != chats[1]:
+                said = f"run.{key}={prefix} and run.{chats[0]} were written with different chat templates"
+                return failure("data", said, "convert both with the same --chat-template")
+            chats = (key, template)
     return None
 
 

@@ -121,7 +121,8 @@ def finalize(
     exchange = rundir.path / "checkpoints" / f"exchange-step-{counters.step:08d}"
     # A finished run may be resumed: its exchange checkpoint exists already.
     if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
-        export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
+        template = checkpoints.chat_template
+        export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora, chat_template=template)
         checkpoints.uploads.add(exchange.name)
     memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
     operation, size, root = (

@@ -9,6 +9,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError
 from kit.planner.describe import describe
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
+from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE
 from kit.training.data.tokenizers import one_line
 from kit.training.logging.metrics import logged_rows
 
@@ -65,6 +66,7 @@ def card(repository: str, source: Path) -> str:
         rows = _of_run(run)
     if exchange is not None:
         counters = exchange.counters
+        rows |= {} if exchange.chat_template is None else {"chat template": f"[{CHAT_TEMPLATE}]({CHAT_TEMPLATE})"}
         rows |= {"steps": f"{counters.step:,}", "tokens seen": f"{counters.tokens_seen:,}"}
         rows |= _losses(run, counters.step) if run is not None else {}
     lines = [f"| {key} | {value} |" for key, value in rows.items()]

@@ -77,7 +77,8 @@ def test_data_that_the_model_cannot_read(rundir: RunDirectory, tmp_path: Path) -
 
 def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path: Path) -> None:
     def with_second(**facts: object) -> RunDirectory:
-        known = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128}
+        known: dict[str, object] = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128}
+        known["chat_template"] = "a"
         for name, values in (("train", known), ("second", known | facts)):
             for suffix in (".bin", ".idx"):
                 (tmp_path / f"{name}{suffix}").touch()
@@ -88,6 +89,8 @@ def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path:
     preflight(with_second())
     check(with_second(tokenizer="theirs"), "run.data.blend.second.path=", "was tokenised with theirs", "with ours")
     check(with_second(vocab_size=100), "(100 ids)")
+    check(with_second(chat_template="b"), "were written with different chat templates", "with the same --chat-template")
+    preflight(with_second(chat_template=None))  # prompts and completions have none
     check(with_second(num_tokens=0), "second: 0 tokens make no sample")
     check(with_second(max_token_id=128), "second: holds token 128")
     without_sidecar = with_second()

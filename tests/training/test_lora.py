@@ -230,7 +230,7 @@ def check_exports(exchange: Path, hf: Path, tmp_path: Path) -> None:
     """peft loads the adapters; merged by peft and by kit, the model says the same, and not what it said before."""
     from peft import PeftModel
 
-    exchange_to_hf(exchange, tmp_path / "peft", dtype="float32", extras_from=hf)
+    exchange_to_hf(exchange, tmp_path / "peft", dtype="float32")
     exchange_to_hf(exchange, tmp_path / "merged", dtype="float32", merge_into=hf)
     # peft corrects it with a warning where it loads the adapters; others take it as it is.
     written = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.models import build_model
+from kit.engines.huggingface.models import build_model, random_model
 from kit.errors import DataError
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.run import DataSpec
+from kit.training.checkpoint.convert import convert
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
@@ -29,6 +30,7 @@ from kit.training.data.loader import DataLoader, DataParallelShard, training_bat
 from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import tokenise
+from kit.training.publish import card
 from tests.training import runs, tiny
 from tests.workers import pool
 
@@ -96,11 +98,35 @@ class TestConversion:
         assert counted == "Hello!<|im_end|>\nNo.<|im_end|>\n"
         assert second[1] == "b<|im_end|>\n"
 
-    def test_without_a_template_replies_end_with_eos(self, tokenizer, tmp_path):
+    def test_no_template_is_invented(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
-        tokenise([source], tokenizer, tmp_path / "out", objective="sft")
-        ((_, counted),) = read(tmp_path / "out", tokenizer)
-        assert counted == "Hello!</s>"
+        said = r"x\.jsonl:1 holds messages and the tokenizer has no chat template; give --chat-template FILE.* plain"
+        with pytest.raises(DataError, match=said):
+            tokenise([source], tokenizer, tmp_path / "out", objective="sft")
+        assert not list(tmp_path.glob("out*"))
+        with pytest.raises(DataError, match=r"--chat-template chatml is no file of text; give .* or plain"):
+            tokenise([source], tokenizer, tmp_path / "out", objective="sft", chat_template="chatml")
+
+    def test_a_template_that_is_asked_for_replaces_the_tokenizers(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
+        for name, directory in (("bare", tokenizer), ("own", templated(tokenizer, tmp_path / "t", CHATML))):
+            done = tokenise([source], directory, tmp_path / name, objective="sft", chat_template="plain")
+            ((whole, counted),) = read(tmp_path / name, directory)
+            assert whole == "### user:\nHi\n\n### assistant:\nHello!</s>\n\n### user:\nAnd?\n\n### assistant:\nNo.</s>"
+            assert counted == "Hello!</s>No.</s>"
+            assert "### " in done.sidecar.chat_template
+        (tmp_path / "my.jinja").write_text(CHATML)
+        file = str(tmp_path / "my.jinja")
+        done = tokenise([source], tokenizer, tmp_path / "file", objective="sft", chat_template=file, workers=2)
+        assert read(tmp_path / "file", tokenizer)[0][1] == "Hello!<|im_end|>\nNo.<|im_end|>\n"
+        assert done.sidecar.chat_template == CHATML
+
+    def test_the_tokenizers_own_template_is_recorded(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
+        done = tokenise([source], templated(tokenizer, tmp_path / "t", CHATML), tmp_path / "out", objective="sft")
+        assert done.sidecar.chat_template == CHATML
+        pairs = write(tmp_path / "y.jsonl", {"prompt": "2+2=", "completion": "4"})
+        assert tokenise([pairs], tokenizer, tmp_path / "pairs", objective="sft").sidecar.chat_template is None
 
     def test_prompt_and_completion(self, tokenizer, tmp_path):
         source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
@@ -124,7 +150,7 @@ class TestConversion:
         forgetful = "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}"
         directory = templated(tokenizer, tmp_path / "t", forgetful)
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
-        with pytest.raises(DataError, match=r"x\.jsonl:1: the tokenizer's chat template writes a turn differently"):
+        with pytest.raises(DataError, match=r"x\.jsonl:1: the chat template writes a turn differently"):
             tokenise([source], directory, tmp_path / "out", objective="sft")
         assert not list(tmp_path.glob("out*"))
 
@@ -351,6 +377,31 @@ def test_packing_is_of_rows_alone(tmp_path):
     plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
     with pytest.raises(DataError, match="was written for objective=sft and the job has pretrain"):
         DataLoader.open(rundir.plan, plain, Engine())
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)])
+def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer, tmp_path, lora):
+    """Not that of the directory whose tokenizer is copied; a whole model and adapters."""
+    hf = templated(tokenizer, tmp_path / "hf", CHATML)
+    model = tiny.model(vocab_size=264)
+    random_model(model, 0).save_pretrained(hf)
+    source = write(tmp_path / "x.jsonl", *[chat("a", "b")] * 8)
+    tokenise([source], hf, tmp_path / "data", objective="sft", vocab_size=264, chat_template="plain")
+    plan = tiny.plan(model, job={"objective": "sft", "lora": lora})
+    data = DataSpec(train=str(tmp_path / "data"))
+    rundir = tiny.run_directory(tmp_path / "run", plan, data=data, model_path=str(hf), steps=1)
+    runs.run(rundir)
+    out, exchange = tmp_path / "out", rundir.path / "checkpoints" / "exchange-step-00000001"
+    said = convert(exchange, "hf", out, extras_from=hf)
+    assert said.endswith("in bfloat16, chat_template.jinja is the one it was trained with")
+    assert (out / ("model.safetensors" if lora is None else "adapter_model.safetensors")).is_file()
+    loaded = AutoTokenizer.from_pretrained(out)
+    turns = [{"role": "user", "content": "Hi"}]
+    text = loaded.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "### user:\nHi\n\n### assistant:\n"
+    assert loaded("Hi").input_ids == AutoTokenizer.from_pretrained(hf)("Hi").input_ids
+    assert "| chat template | [chat_template.jinja](chat_template.jinja) |" in card("org/name", exchange)
 
 
 def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys):

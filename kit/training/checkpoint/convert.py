@@ -34,7 +34,7 @@ from kit.training.checkpoint.foreign.source import ForeignState, described, plai
 from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
 from kit.training.checkpoint.foreign.torchtitan import as_hugging_face, is_torchtitan
 from kit.training.checkpoint.progress import shown as shown_progress
-from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
+from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, exchange_to_hf, write_hf
 from kit.training.checkpoint.to_universal import write_universal
 
 _FORMATS = ("hf", "exchange", "megatron", "dcp", "universal")
@@ -61,26 +61,36 @@ def convert(
     to: str,
     out: Path,
     *,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     model: str | None = None,
     extras_from: Path | None = None,
     merge_into: Path | None = None,
 ) -> str:
     """Write ``source`` in another format to the new directory ``out``; returns a description of ``out``.
 
-    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; all other tensors are fp32. ``model``: the model
-    of a Megatron checkpoint that is not in a run directory of kit (a Hugging Face directory, a run directory, or a
-    catalog name). Raises KitError if a file is missing, damaged, or of another model.
+    ``dtype``: of the weights in Hugging Face and Megatron checkpoints, bfloat16 if None; all other tensors are fp32.
+    ``model``: the model of a checkpoint that does not say it and is not in a run directory of kit (a Hugging Face
+    directory, a run directory, or a catalog name). ``extras_from``: see ``exchange_to_hf``. Raises KitError if a file
+    is missing, damaged, or of another model, and for an argument that this conversion would not use.
     """
     to = "exchange" if to == "hub" else to  # the name in earlier versions
     if to not in _FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(_FORMATS)}")
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    if dtype is not None and to not in ("hf", "megatron"):
+        raise CheckpointError(f"--dtype {dtype} with --to {to}, which holds fp32 always; omit it")
+    dtype = dtype or "bfloat16"
+    if extras_from is not None and to != "hf":
+        raise CheckpointError(f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it")
+    if model is not None and is_exchange(Path(source)):
+        raise CheckpointError(f"--model {model}: {source} is an exchange checkpoint, which says its model; omit it")
     if to == "hf" and is_exchange(Path(source)):
         exchange_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
-        adapters = ExchangeCheckpoint(source).lora is not None and merge_into is None
-        return f"{'peft adapters' if adapters else 'a Hugging Face model'} in {dtype}"
+        exchange = ExchangeCheckpoint(source)
+        what = "peft adapters" if exchange.lora is not None and merge_into is None else "a Hugging Face model"
+        template = "" if exchange.chat_template is None else f", {CHAT_TEMPLATE} is the one it was trained with"
+        return f"{what} in {dtype}{template}"
     if merge_into is not None:
         raise CheckpointError(
             f"--merge-into {merge_into} is for adapters (an exchange checkpoint) and --to hf; omit it"
@@ -125,6 +135,8 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
     if found.format == "hf":
         from kit.specs.catalog import load_model
 
+        if model is not None:
+            raise CheckpointError(f"--model {model}: {path} has a config.json, which says its model; omit it")
         return _Opened("hf", load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
     if found.format == "megatron-old":
         verify_archives(found.directory)

@@ -52,6 +52,8 @@ class _Contents:
     """Set if the tensors are adapters, not the whole model."""
     optimizer: OptimizerName = "adamw"
     """What stepped the weights, which decides the kinds of state."""
+    chat_template: str | None = None
+    """Jinja text by which the chats of the run became tokens."""
 
 
 class ExchangeCheckpoint:
@@ -69,7 +71,7 @@ class ExchangeCheckpoint:
         if version == _UNSEALED:
             self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
         self.counters, self.model, self.lora = contents.counters, contents.model, contents.lora
-        self.optimizer = contents.optimizer
+        self.optimizer, self.chat_template = contents.optimizer, contents.chat_template
         self._records, self._weight_map = contents.files, contents.weight_map
         if unrecorded := {f for files in self._weight_map.values() for f in files.values()} - self._records.keys():
             raise CheckpointError(f"{index} has no hash of {min(unrecorded)}; copy the checkpoint again")
@@ -99,11 +101,11 @@ def exchange_json(
     records: Mapping[str, FileRecord],
     lora: LoraSpec | None = None,
     optimizer: OptimizerName = "adamw",
+    chat_template: str | None = None,
 ) -> dict[str, Any]:
     """Content of ``exchange.json``, with its own hash."""
-    contents = _Contents(
-        counters, model, dict(records), {kind: dict(files) for kind, files in weight_map.items()}, lora, optimizer
-    )
+    files = {kind: dict(files) for kind, files in weight_map.items()}
+    contents = _Contents(counters, model, dict(records), files, lora, optimizer, chat_template)
     return sealed({"format": _FORMAT, "version": _VERSION, **to_plain(contents)})
 
 

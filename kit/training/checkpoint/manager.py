@@ -27,6 +27,7 @@ from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import kept
 from kit.training.checkpoint.transfer import export_exchange
 from kit.training.checkpoint.uploads import Uploads
+from kit.training.data.chat_template import chat_template_of
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -35,9 +36,17 @@ if TYPE_CHECKING:
 class CheckpointManager:
     """Saves one checkpoint at a time, at once or in a thread. Every method is collective."""
 
-    def __init__(self, native: NativeCheckpoints, asynchronous: bool, exported: Plan | None = None) -> None:
-        """``exported``: write an exchange checkpoint of this plan too, unless the engine's own fit every layout."""
+    def __init__(
+        self,
+        native: NativeCheckpoints,
+        asynchronous: bool,
+        exported: Plan | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """``exported``: write an exchange checkpoint of this plan too, unless the engine's own fit every layout.
+        ``chat_template``: of the training data, for exchange checkpoints."""
         self.native, self._asynchronous, self._exported = native, asynchronous, exported
+        self.chat_template = chat_template
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -64,7 +73,8 @@ class CheckpointManager:
             model=f"{plan.layout.engine} {plan.model_digest}",
             remote=None if spec.remote is None else RemoteCheckpoints(spec.remote),
         )
-        return cls(native, spec.asynchronous, plan if elastic else None)
+        template = chat_template_of(rundir.run.data) if plan.job.objective == "sft" else None
+        return cls(native, spec.asynchronous, plan if elastic else None, template)
 
     def save(self, engine: Engine, counters: Counters, wait: bool) -> str | None:
         """Save a checkpoint. Returns None, or the reason why it could not be written. If asynchronous and without
@@ -96,7 +106,8 @@ class CheckpointManager:
                     shutil.rmtree(path)
 
         run_collectively(engine.is_main, lambda: remove([directory]), f"replacing {directory}")
-        export_exchange(engine, directory, counters, model=plan.model, lora=plan.job.lora)
+        template = self.chat_template
+        export_exchange(engine, directory, counters, model=plan.model, lora=plan.job.lora, chat_template=template)
 
         def remove_old() -> None:
             there = exchanges(native.root)

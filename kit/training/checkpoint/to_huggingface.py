@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+CHAT_TEMPLATE = "chat_template.jinja"
+"""File of a model's or adapters' directory in which transformers looks for the chat template, before its config."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,10 +42,11 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
+    CHAT_TEMPLATE,
 )
 """Files to copy from ``extras_from``, if they exist."""
+_GENERATION = "generation_config.json"
+"""Copied for a whole model."""
 
 _SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
@@ -59,8 +62,10 @@ def exchange_to_hf(
     """Write the master weights of an exchange checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; copies its tokenizer files, generation config
-    and special token ids. If the checkpoint has adapters, writes a peft directory; with ``merge_into`` (the directory
-    of the frozen model) it writes the model with merged adapters. Downloads nothing; one tensor is in memory at a time.
+    and special token ids. If the checkpoint has adapters, writes a peft directory, with the tokenizer files and the
+    base model's address; with ``merge_into`` (the directory of the frozen model) it writes the model with merged
+    adapters. The chat template is the one that the run was trained with, whatever ``extras_from`` has. Downloads
+    nothing; one tensor is in memory at a time.
     Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, or a full disk.
     """
     if dtype not in DTYPES:
@@ -69,7 +74,7 @@ def exchange_to_hf(
     exchange.verify()
     source: TensorSource = exchange.source(StateKind.MASTER)
     if exchange.lora is not None and merge_into is None:
-        _write_peft(exchange, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        _write_peft(exchange, Path(hf_dir), DTYPES[dtype], extras_from)
         return
     if merge_into is not None:
         if exchange.lora is None:
@@ -77,7 +82,7 @@ def exchange_to_hf(
         source, extras_from = _Merged(exchange, merge_into), extras_from or merge_into
     base = None if merge_into is None else task(Path(merge_into))
     what = task(Path(checkpoint), to="hf", dtype=dtype, shard_bytes=shard_bytes, base=base)
-    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, what)
+    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, what, exchange.chat_template)
 
 
 def write_hf(
@@ -88,15 +93,17 @@ def write_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
     what: str | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Write the weights of ``source`` as a model that transformers' Auto classes load. ``what``: the ``task``, whose
-    interrupted writing is gone on with. Other arguments and errors are those of ``exchange_to_hf``."""
+    interrupted writing is gone on with. ``chat_template``: in place of that of ``extras_from``. Other arguments and
+    errors are those of ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
-    extras = _extras(extras_from)
+    extras = _extras(extras_from, (*_TOKENIZER_FILES, _GENERATION))
     with resumable_directory(Path(hf_dir), what) as finished:
         directory = finished.directory
         with shown({StateKind.MASTER: source}) as sources:
@@ -110,10 +117,9 @@ def write_hf(
         classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         config.architectures = [classes[model.model_type]]
         config.save_pretrained(directory)
-        for path in extras:
-            shutil.copyfile(path, directory / path.name)
-        if "generation_config.json" not in {path.name for path in extras}:
-            write_json(directory / "generation_config.json", special_tokens)
+        _copy_extras(extras, directory, chat_template)
+        if _GENERATION not in {path.name for path in extras}:
+            write_json(directory / _GENERATION, special_tokens)
 
 
 def _write_weights(
@@ -139,14 +145,23 @@ def _write_weights(
         write_json(finished.directory / "model.safetensors.index.json", index)
 
 
-def _extras(directory: Path | None) -> list[Path]:
+def _extras(directory: Path | None, names: Sequence[str] = _TOKENIZER_FILES) -> list[Path]:
     if directory is None:
         return []
-    if not Path(directory).is_dir():
+    found = [path for name in names if (path := Path(directory) / name).is_file()]
+    if not found:
         raise CheckpointError(
-            f"{directory} (whose tokenizer is to be copied) is not a directory; give a downloaded model's"
+            f"{directory} (whose tokenizer is to be copied) is not a directory with a tokenizer; give a downloaded "
+            "model's"
         )
-    return [path for name in _TOKENIZER_FILES if (path := Path(directory) / name).is_file()]
+    return found
+
+
+def _copy_extras(extras: Sequence[Path], directory: Path, chat_template: str | None) -> None:
+    for path in extras:
+        shutil.copyfile(path, directory / path.name)
+    if chat_template is not None:
+        (directory / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
 
 
 def _special_tokens(directory: Path | None) -> dict[str, Any]:
@@ -157,16 +172,18 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
     return {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key) is not None}
 
 
-def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, which ``PeftModel.from_pretrained`` loads.
+def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, extras_from: Path | None) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, which ``PeftModel.from_pretrained`` loads, and
+    the tokenizer beside them, as peft's users do.
 
-    ``base``: directory of the adapters' model, for the configuration. Raises CheckpointError for a directory that is
-    not empty and for a full disk.
+    ``extras_from``: directory of the adapters' model. Raises CheckpointError for a directory that is not empty and for
+    a full disk.
     """
+    extras = _extras(extras_from)
     assert exchange.lora is not None
     skeleton = build_skeleton(exchange.model)
     config = adapters.peft_config(exchange.lora, adapters.target_modules(skeleton, exchange.lora))
-    config.base_model_name_or_path = None if base is None else str(base)
+    config.base_model_name_or_path = None if extras_from is None else str(extras_from)
     config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
     config.fan_in_fan_out = exchange.model.traits.conv1d
@@ -176,6 +193,7 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
         tensors = {name: source.read(name).to(dtype) for name in source.names()}
         save_file(tensors, into / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(into))
+        _copy_extras(extras, into, exchange.chat_template)
 
 
 class _Merged(TensorSource):

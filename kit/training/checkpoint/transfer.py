@@ -34,13 +34,14 @@ def export_exchange(
     *,
     model: ModelSpec,
     lora: LoraSpec | None = None,
+    chat_template: str | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
     """Collective. Write weights, moments and counters to the new ``directory``.
 
-    Every rank writes its own blocks of the tensors, one at a time. With ``lora`` the tensors are the adapters. The
-    directory is complete or absent. Raises CheckpointError on every rank if ``directory`` exists already or cannot be
-    written.
+    Every rank writes its own blocks of the tensors, one at a time. With ``lora`` the tensors are the adapters.
+    ``chat_template``: by which the run's chats became tokens. The directory is complete or absent. Raises
+    CheckpointError on every rank if ``directory`` exists already or cannot be written.
     """
     doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
@@ -53,7 +54,7 @@ def export_exchange(
             kind: {name: file for file, names in files.items() for name in names} for kind, files in plan.items()
         }
         name, records = engine.optimizer_name, dict(sorted(records.items()))
-        contents = exchange_json(counters, model, weight_map, records, lora, name)
+        contents = exchange_json(counters, model, weight_map, records, lora, name, chat_template)
         run_collectively(engine.is_main, lambda: _publish(partial, directory, contents), doing)
     except CheckpointError:
         if engine.is_main:

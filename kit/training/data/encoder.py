@@ -31,6 +31,8 @@ class Encoding:
     """Truncate longer rows for fine-tuning."""
     vocab_size: int | None = None
     """The model's; None: read it from the config.json beside the tokenizer, if there is one."""
+    chat_template: str | None = None
+    """Text of the template for chats; None: the tokenizer's own."""
 
 
 class Encoder:
@@ -40,6 +42,8 @@ class Encoder:
         directory = Path(encoding.tokenizer)
         self._encoding = encoding
         self._tokenizer, ids = load_tokenizer(directory, encoding.vocab_size)
+        if encoding.chat_template is not None:
+            self._tokenizer.chat_template = encoding.chat_template
         if encoding.objective != "seq2seq" and self._tokenizer.eos_token_id is None:
             raise DataError(f"the tokenizer in {directory} has no end-of-sequence token; set eos_token in its config")
         self.pair = PairFormat(
@@ -47,6 +51,7 @@ class Encoder:
             vocab_size=ids,
             objective=encoding.objective,
             decoder_start_token_id=_decoder_start(directory) if encoding.objective == "seq2seq" else None,
+            chat_template=_template(self._tokenizer) if encoding.objective == "sft" else None,
         )
 
     def fingerprint(self) -> str:
@@ -80,6 +85,14 @@ class Encoder:
             for ids in tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
                 if ids:
                     yield [*ids, tokenizer.eos_token_id]
+
+
+def _template(tokenizer: Any) -> str | None:
+    """The template that chats are written with; None if the tokenizer has none, or several and no default."""
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError:
+        return None
 
 
 def _decoder_start(directory: Path) -> int:

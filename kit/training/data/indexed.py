@@ -48,6 +48,8 @@ class Sidecar:
     """Tokens of the longest row; for seq2seq, of the longest source or target; 0 for text."""
     decoder_start_token_id: int | None = None
     """First input of the decoder, for seq2seq."""
+    chat_template: str | None = None
+    """Jinja text by which chats became tokens, for sft; None if there was none."""
 
 
 class IndexedTokens:

@@ -36,6 +36,7 @@ class PairFormat:
     vocab_size: int
     objective: Objective = "pretrain"
     decoder_start_token_id: int | None = None
+    chat_template: str | None = None
 
     @property
     def dtype(self) -> np.dtype:

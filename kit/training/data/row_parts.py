@@ -58,39 +58,35 @@ def learns(parts: Parts, objective: str) -> bool:
     return sum(map(len, parts[1::2])) - (not parts[0]) > 0
 
 
-_PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ '' if loop.first else '\n\n' }}"
-    "### {{ message['role'] + ':\n' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '\n\n' if messages else '' }}### assistant:{{ '\n' }}{% endif %}"
-)
-"""Chat template for tokenizers without one. Its only special token is the end of a reply."""
-
 Parts = list[list[int]]
 """Token ids of a row's sequences: context, target, context, target, … (``fine_tuning_rows``)."""
 
 
 def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: object) -> Parts:
-    """Tokenise a chat with the tokenizer's chat template, or ``_PLAIN_TEMPLATE``. The assistant's replies are targets,
-    including the template's end of a turn.
+    """Tokenise a chat with the tokenizer's chat template. The assistant's replies are targets, including the template's
+    end of a turn.
 
     Tokenises the whole text at once, as in inference; a token belongs to the part in which it begins. Raises DataError
-    for messages of another form, and for templates that format earlier turns differently when a later turn follows.
+    for a tokenizer without a template, for messages of another form, and for templates that format earlier turns
+    differently when a later turn follows.
     """
     _check_messages(messages, where)
-    template = tokenizer.chat_template or _PLAIN_TEMPLATE
-    text = _render(tokenizer, template, messages, False, where)
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"{where} holds messages and the tokenizer has no chat template; give --chat-template FILE, the Jinja file "
+            "of a model that shares these special tokens, or --chat-template plain, which comes with kit and needs none"
+        )
+    text = _render(tokenizer, messages, False, where)
     bounds = [0]
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(tokenizer, template, messages[:place], True, where)
-        after = _render(tokenizer, template, messages[: place + 1], False, where)
+        before = _render(tokenizer, messages[:place], True, where)
+        after = _render(tokenizer, messages[: place + 1], False, where)
         if not (after.startswith(before) and text.startswith(after)):
             raise DataError(
-                f"{where}: the tokenizer's chat template writes a turn differently when another follows; give rows "
-                "that "
-                "end with their only assistant turn"
+                f"{where}: the chat template writes a turn differently when another follows; give rows that end with "
+                "their only assistant turn"
             )
         bounds += [len(before), len(after)]
     if bounds[-1] < len(text):
@@ -121,17 +117,13 @@ def _check_messages(messages: Any, where: object) -> None:
         )
 
 
-def _render(tokenizer: Any, template: str, messages: Sequence[Any], prompt: bool, where: object) -> str:
+def _render(tokenizer: Any, messages: Sequence[Any], prompt: bool, where: object) -> str:
     if not messages and not prompt:
         return ""
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), chat_template=template, tokenize=False, add_generation_prompt=prompt
-            )
-        )
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program and may raise anything
-        raise DataError(f"{where}: the tokenizer's chat template refuses these messages ({one_line(error)})") from error
+        raise DataError(f"{where}: the chat template refuses these messages ({one_line(error)})") from error
 
 
 def _split(tokenizer: Any, text: str, bounds: Sequence[int]) -> Parts:

@@ -11,6 +11,7 @@ from pathlib import Path
 from kit.errors import DataError
 from kit.object_storage import is_address
 from kit.specs.job import Objective
+from kit.training.data.chat_template import read_chat_template
 from kit.training.data.encoder import Encoder, Encoding
 from kit.training.data.encoding_processes import encoded
 from kit.training.data.indexed import Sidecar
@@ -63,6 +64,7 @@ def tokenise(
     text_key: str = "text",
     seq_length: int | None = None,
     vocab_size: int | None = None,
+    chat_template: str | None = None,
     workers: int | None = None,
     work: str | Path | None = None,
     commit_s: float = COMMIT_S,
@@ -81,11 +83,13 @@ def tokenise(
     sft, seq2seq: a source is a ``.jsonl`` file of rows (``row_parts``). Truncates rows longer than ``seq_length``, and
     drops rows without a target.
 
+    ``chat_template``: for chats, a Jinja file or the name of a template of kit (``plain``); None: the tokenizer's own.
     ``vocab_size`` is the model's; None: read it from the config.json beside the tokenizer, if there is one.
     ``workers``: number of processes; None: one per core, or fewer for little text. ``commit_s``: seconds between two
     records of the place.
 
-    Raises DataError for a source or tokenizer that cannot be read, for a tokenizer without an end-of-sequence token or
+    Raises DataError for a source, tokenizer or template that cannot be read, for chats where there is no template, for
+    a tokenizer without an end-of-sequence token or
     with ids outside the model's vocabulary, for a row of another form, for a full disk, and if an interrupted run had
     another tokenizer, source or option.
     """
@@ -93,7 +97,12 @@ def tokenise(
     if upload is None and work is not None:
         raise DataError(f"--work {work} with --out {out}: only a set for object storage is written elsewhere first")
     encoding = Encoding(
-        tokenizer=str(tokenizer), objective=objective, text_key=text_key, seq_length=seq_length, vocab_size=vocab_size
+        tokenizer=str(tokenizer),
+        objective=objective,
+        text_key=text_key,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        chat_template=None if chat_template is None else read_chat_template(chat_template),
     )
     encoder = Encoder(encoding)
     if upload is not None:
