@@ -101,6 +101,16 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
         (["convert", "model", "none", "--out", "x"], ["none", "does not exist"]),
+        (
+            ["convert", "data", "x.txt", "--tokenizer", "t", "--out", "x", "--chat-template", "plain"],
+            ["--chat-template plain", "only sft has chats"],
+        ),
+        (
+            ["convert", "data", "x", "--tokenizer", "t", "--out", "x", "--objective", "sft", "--text-key", "body"],
+            ["--text-key body", "fields of their own"],
+        ),
+        (["emit", "x.yaml", "--check"], ["take no other argument"]),
+        (["emit", "--check", "--write-shipped"], ["take no other argument"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("plan", "explain", "emit", "train", "convert") else "",
 )

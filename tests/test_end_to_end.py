@@ -82,6 +82,10 @@ def test_an_existing_run_directory_is_refused(run: Path) -> None:
     assert "exists already and is not overwritten" in kit("emit", RECIPE, "--out", run, ok=False).stderr
 
 
+def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> None:
+    assert "is trained where it is; omit --out" in kit("train", run, "--out", tmp_path / "x", ok=False).stderr
+
+
 def test_more_processes_than_planned_are_refused(run: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kit.training", str(run)],

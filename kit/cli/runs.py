@@ -36,6 +36,8 @@ def emit(
 ) -> None:
     """Plan a recipe and write its run directory."""
     if check or write_shipped:
+        if recipe or overrides or out or target or as_json or (check and write_shipped):
+            raise SpecError("kit emit --check and kit emit --write-shipped take no other argument")
         _shipped(write=write_shipped)
         return
     if recipe is None or out is None:
@@ -77,6 +79,8 @@ def train(
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
         rundir = RunDirectory.open(target)
+        if out is not None:
+            raise SpecError(f"--out {out}: {target} is a run directory and is trained where it is; omit --out")
     if line := rundir.memory_after_edits():
         typer.echo(line)
     try:

@@ -39,6 +39,8 @@ def generate(
         raise CheckpointError(f"{words} has no tokenizer (tokenizer.json); name its directory with --tokenizer")
     tokens, _ = load_tokenizer(words)
     if is_hugging_face(path):
+        if merge_into is not None:
+            raise CheckpointError(f"--merge-into {merge_into} is for adapters, and {path} is a whole model; omit it")
         model = _load(path)
     else:
         with TemporaryDirectory(prefix="kit-generate-") as directory:

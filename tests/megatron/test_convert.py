@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -189,6 +190,32 @@ class TestBadInput:
     def test_the_same_format(self, saved, tmp_path):
         with pytest.raises(CheckpointError, match="is of format exchange already"):
             convert(saved[2] / "exchange", "exchange", tmp_path / "out")
+
+    @pytest.mark.parametrize(
+        ("to", "options", "said"),
+        [
+            ("dcp", {"dtype": "bfloat16"}, "--dtype bfloat16 with --to dcp, which holds fp32 always"),
+            ("exchange", {"dtype": "float32"}, "--dtype float32 with --to exchange, which holds fp32 always"),
+            ("universal", {"extras_from": Path("hf")}, "--extras-from hf with --to universal, which holds"),
+            ("megatron", {"extras_from": Path("hf")}, "--extras-from hf with --to megatron, which holds"),
+            ("hf", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
+            ("dcp", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
+            ("hf", {"merge_into": Path("hf")}, "holds a whole model and no adapters; omit merge_into=hf"),
+        ],
+    )
+    def test_an_option_that_would_not_be_used(self, saved, tmp_path, to, options, said):
+        with pytest.raises(CheckpointError, match=said):
+            convert(saved[2] / "exchange", to, tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
+
+    def test_a_directory_without_a_tokenizer_to_copy(self, saved, tmp_path):
+        with pytest.raises(CheckpointError, match=r"to be copied\) is not a directory with a tokenizer"):
+            convert(saved[2] / "exchange", "hf", tmp_path / "out", extras_from=tmp_path)
+        assert not (tmp_path / "out").exists()
+
+    def test_the_model_of_a_model(self, saved, tmp_path):
+        with pytest.raises(CheckpointError, match=r"--model llama-3.2-1b: .* has a config\.json, which says its model"):
+            convert(saved[1] / "model", "exchange", tmp_path / "out", model="llama-3.2-1b")
 
     def test_a_megatron_checkpoint_of_nobody(self, saved, tmp_path):
         shutil.copytree(saved[2] / "step-00000002", tmp_path / "a" / "step")

@@ -57,6 +57,11 @@ def test_draws_repeat_with_their_seed(model: Path) -> None:
     assert first == again != other
 
 
+def test_a_whole_model_has_nothing_to_merge(model: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"--merge-into .* is for adapters, and .* is a whole model; omit it"):
+        generate(model, ["x"], merge_into=model)
+
+
 def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     convert(model, "exchange", tmp_path / "exchange")
     with pytest.raises(CheckpointError, match=r"exchange has no tokenizer .* name its directory with --tokenizer"):
