@@ -110,3 +110,21 @@ def test_a_plan_that_they_cannot_run_has_no_such_file() -> None:
         assert plan is not None
         assert [file.name for file in FILES if file.applies(plan)] == []
     assert {file.target for file in FILES} < set(TARGETS)
+
+
+def test_every_program_gets_the_epochs_of_the_job() -> None:
+    files = of(kit.plan("llama-3.1-8b", "8xH100", replace(SFT, epochs=2.5), FSDP2))
+    assert files["axolotl.yaml"]["num_epochs"] == 2.5
+    assert files["llamafactory.yaml"]["num_train_epochs"] == files["ms_swift.yaml"]["num_train_epochs"] == 2.5
+    assert "num_train_epochs" not in of(kit.plan("llama-3.1-8b", "8xH100", SFT, FSDP2))["llamafactory.yaml"]
+
+
+def test_the_trainers_commands_have_the_epochs_of_the_job() -> None:
+    """Read by TRL's own parser, where a command says no length TRL makes three epochs."""
+    dpo = replace(SFT, objective="dpo", epochs=0.5)
+    page = files_of(kit.plan("llama-3.1-8b", "8xH100", dpo, Pins(engine="deepspeed", zero_stage=3)))["README.md"]
+    assert "--num_train_epochs 0.5 " in page
+    assert "has no `job.epochs`" not in page
+    counted = files_of(kit.plan("llama-3.1-8b", "8xH100", replace(dpo, epochs=None), Pins(engine="deepspeed")))
+    assert "--num_train_epochs 0.5" not in counted["README.md"]
+    assert "has no `job.epochs`: TRL makes three unless you add `--num_train_epochs`" in counted["README.md"]

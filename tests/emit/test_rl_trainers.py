@@ -166,3 +166,14 @@ def test_the_callers_arguments_come_last(target: str, tmp_path: Path) -> None:
         assert "actor_rollout_ref.actor.optim.betas=[0.9,0.95]" in words
     else:
         assert words[words.index("--actor.adam.betas") + 1 :][:2] == ["0.9", "0.95"]
+
+
+def test_epochs_of_prompts_are_whole() -> None:
+    assert verl_overrides(planned(epochs=2.0))["trainer.total_epochs"] == 2
+    assert openrlhf_flags(planned(pins=ZERO3, epochs=2.0))["train.num_episodes"] == 2
+    assert openrlhf_flags(planned("dpo", ZERO3, epochs=2.0))["train.max_epochs"] == 2
+    assert "trainer.total_epochs" not in verl_overrides(planned())
+    half = planned(epochs=1.5)
+    assert "verl.sh" not in files_of(half, ["verl"])
+    (refused,) = [file.refuses(half) for file in rl_trainers.FILES if file.target == "verl"]
+    assert "counts whole epochs, and the job has 1.5; use job.epochs=2" in refused

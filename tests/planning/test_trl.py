@@ -164,7 +164,9 @@ def test_what_a_plan_may_lack_is_the_default() -> None:
 
 def test_kit_train_names_trl(tmp_path: Path) -> None:
     """One problem, and what to do: not the data that kit's own loop would need."""
-    written = write(planned("dpo", ZERO3, epochs=1.0), RunSpec(data=DataSpec(train=str(tmp_path / "none"))), tmp_path / "run")
+    written = write(
+        planned("dpo", ZERO3, epochs=1.0), RunSpec(data=DataSpec(train=str(tmp_path / "none"))), tmp_path / "run"
+    )
     with pytest.raises(RunDirectoryError, match=r"trained by TRL's DPOTrainer, .*README\.md") as refused:
         preflight(written)
     assert "convert data" not in str(refused.value)

@@ -1,0 +1,123 @@
+"""Runs that count their data: rows, packs, windows and blends, on any number of ranks, resumed or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.emit.run_directory import write
+from kit.engines.base import MicroBatch
+from kit.errors import SpecError
+from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
+from kit.training.data.fine_tuning_rows import Row
+from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.loader import counted
+from kit.training.data.samples import packed, padded
+from tests.training import runs, tiny
+
+JOB = {"objective": "sft", "total_tokens": None}
+
+
+def rows(prefix: Path, sizes: list[int]) -> Path:
+    """Rows of so many tokens, half of them context. The model reads all but the last token of a row."""
+    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
+        for size in sizes:
+            writer.add_row([[1] * (size // 2), [2] * (size - size // 2)])
+    return prefix
+
+
+def prepared(path: Path, data: DataSpec, job: dict[str, Any], **layout: Any) -> tiny.TinyRunDirectory:
+    plan = tiny.plan(job=JOB | job, **({"micro_batch_size": 2, "gradient_accumulation_steps": 2} | layout))
+    return tiny.run_directory(path, plan, data=data, steps=None, schedule=ScheduleSpec(warmup_steps=0))
+
+
+@pytest.mark.parametrize(
+    ("job", "packing", "steps", "said"),
+    [
+        ({"epochs": 3.0}, False, 8, "8 steps: 3.2 epochs of 10 rows"),  # 30 rows in batches of 4
+        ({"epochs": 3.0}, True, 4, "4 steps: 3.2 epochs of 5 packed sequences"),  # two rows of 16 inputs fill 32
+        ({"total_tokens": 2 * 170}, False, 5, "5 steps: 2 epochs of 10 rows"),
+        ({"total_tokens": 2 * 170}, True, 2, "2 steps: 1.6 epochs of 5 packed sequences"),  # 10 packs hold them
+    ],
+)
+def test_the_run_counts_rows_and_packs(tmp_path, job, packing, steps, said):
+    data = DataSpec(train=str(rows(tmp_path / "rows", [17] * 10)), packing=packing)
+    for layout in ({}, {"dp": 2, "gradient_accumulation_steps": 1}):  # another world size has the same steps
+        found, line = counted(prepared(tmp_path / "run", data, job, **layout))
+        assert (found.run.steps, line) == (steps, said)
+
+
+def test_the_run_counts_text_and_blends(tmp_path):
+    with IndexedWriter(tmp_path / "text", tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
+        writer.add_document([1] * (32 * 9 + 1))  # nine windows
+    of_text = prepared(
+        tmp_path / "run", DataSpec(train=str(tmp_path / "text")), {"objective": "pretrain", "epochs": 2.0}
+    )
+    found, line = counted(of_text)
+    assert (found.run.steps, line) == (5, "5 steps: 2.22 epochs of 9 windows")
+    blend = {
+        "short": BlendedSetSpec(path=str(rows(tmp_path / "short", [4] * 30)), weight=3.0),
+        "long": BlendedSetSpec(path=str(rows(tmp_path / "long", [16] * 10)), weight=1.0),
+    }
+    found, _ = counted(prepared(tmp_path / "run", DataSpec(blend=blend), {"total_tokens": 280}))
+    assert found.run.steps == 10  # a row has 3/4 · 4 + 1/4 · 16 = 7 tokens: 40 rows
+
+
+def test_a_run_of_too_many_epochs_ends_before_its_first_step(tmp_path):
+    data = DataSpec(train=str(rows(tmp_path / "rows", [17] * 10)))
+    rundir = prepared(tmp_path / "run", data, {"total_tokens": 10**11})
+    with pytest.raises(SpecError, match=r"epochs of 10 samples in .* run\.data\.allow_many_epochs=true"):
+        counted(rundir)
+    assert (
+        counted(runs.with_run(rundir, data=DataSpec(train=data.train, allow_many_epochs=True)))[0].run.steps
+        == 10**11 // 68
+    )
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_resumed_run_of_epochs_ends_where_the_whole_one_does(tmp_path):
+    data = DataSpec(train=str(rows(tmp_path / "rows", [17, 9] * 5)))
+    whole, parted = (prepared(tmp_path / name, data, {"epochs": 2.0}) for name in ("whole", "parted"))
+    assert runs.run(whole).step == 5
+    runs.run(parted, stop_at_step=2)
+    assert runs.run(parted, resume="auto").step == 5
+    assert runs.metrics(parted) == runs.metrics(whole)
+    assert [row["samples_seen"] for row in runs.steps(whole)] == [4, 8, 12, 16, 20]
+    summary = runs.run(whole, resume="auto")
+    assert summary.tokens_seen == 2 * (5 * 16 + 5 * 8)  # two epochs, and no padding
+
+
+def test_attended_tokens_are_the_squares_of_rows():
+    def row(size: int, source: int | None = None) -> Row:
+        ids = np.full(size, 1)
+        return Row(inputs=ids, labels=ids, source=None if source is None else np.full(source, 1))
+
+    def said(batch: MicroBatch) -> tuple[int, int]:
+        return batch.positions - batch.padding, batch.attended
+
+    assert said(padded([row(3), row(5)], 32)) == (8, 9 + 25)
+    assert said(packed([[row(3), row(5)], [row(2)]], 32)) == (10, 9 + 25 + 4)
+    assert said(padded([row(3, 4), row(5, 1)], 32)) == (13, 9 + 25 + 16 + 1)
+
+
+def test_a_worker_says_what_it_counted(tmp_path):
+    plan = tiny.plan(
+        job=JOB | {"epochs": 20.0, "global_batch_size": 1}, micro_batch_size=1, gradient_accumulation_steps=1
+    )
+    data = DataSpec(train=str(rows(tmp_path / "rows", [17] * 2)))
+    run = RunSpec(data=data, checkpoint=CheckpointSpec(every_steps=100), logging=LoggingSpec(every_steps=100))
+    rundir = write(plan, run, tmp_path / "run")
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kit.training", str(rundir.path)],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    assert "40 steps: 20 epochs of 2 rows" in done.stdout
+    assert json.loads((rundir.path / "summary.json").read_text())["step"] == 40
