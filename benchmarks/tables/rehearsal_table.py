@@ -53,8 +53,8 @@ The evidence of a recipe is one of these, the weakest first:
 
 `kit rehearse` lists what the copy replaces. `make prove NAME=rehearse-faults` shows that a fault turns each figure red.
 Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)). Days and cost include checkpoints and
-failures; of a recipe by epochs they are for {ROWS:,} full rows. Hardware without a price, such as a DGX box, is priced
-per GPU like the cheapest catalog node with the same GPU; "–" means that no such node has a price.
+failures; †: of a recipe by epochs, for {ROWS:,} full rows. Hardware without a price, such as a DGX box, is priced per
+GPU like the cheapest catalog node with the same GPU; "–" means that no such node has a price.
 
 {table(HEADS, rows)}
 
@@ -69,7 +69,7 @@ def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...
     peak = max(stage.peak_gib for stage in predicted.memory)
     of = ""
     if predicted.days is None:  # epochs of rows that nobody has counted
-        plan, of = for_steps(plan, ROWS / plan.job.global_batch_size), f" for {ROWS:,} {plan.job.rows}"
+        plan, of = for_steps(plan, ROWS / plan.job.global_batch_size), " †"
         predicted = plan.predicted
     days = f"{predicted.total_days:.3g}{of}"
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd:,.0f}{of}"

@@ -12,7 +12,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.model.params import count
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.report.plan_text import WIDTH, money, run_length, tokens_of, unknown_length
+from kit.report.plan_text import WIDTH, at_most, money, run_length, tokens_of, unknown_length
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _BAR = 28
@@ -102,7 +102,7 @@ def _total(plan: Plan) -> str:
         return unknown_length(plan)
     if not math.isfinite(days):
         return "never: checkpoints and failures leave no time for training"
-    what = "" if plan.job.objective == "pretrain" and tokens_of(plan) else f"{run_length(plan)}: "
+    what = "" if plan.job.objective == "pretrain" and tokens_of(plan) else f"{run_length(plan)}: {at_most(plan)}"
     return f"{what}{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
 
 

@@ -95,7 +95,7 @@ def _whole_run(plan: Plan) -> str:
     days = plan.predicted.days
     if days is None:
         return unknown_length(plan)
-    return f"{human_seconds(days * SECONDS_PER_DAY)} for {run_length(plan)}; {money(plan.cluster, days)}"
+    return f"{at_most(plan)}{human_seconds(days * SECONDS_PER_DAY)} for {run_length(plan)}; {money(plan.cluster, days)}"
 
 
 def run_length(plan: Plan) -> str:
@@ -114,6 +114,11 @@ def tokens_of(plan: Plan) -> int | None:
     tokens, steps = plan.job.planned_tokens, plan.predicted.num_steps
     same = tokens and steps and math.isclose(steps * plan.job.tokens_per_step, tokens, rel_tol=1e-6)
     return tokens if same else None
+
+
+def at_most(plan: Plan) -> str:
+    """A word before days of steps of rows, which are predicted for rows of seq_length."""
+    return "" if plan.job.objective == "pretrain" or tokens_of(plan) else "at most "
 
 
 def unknown_length(plan: Plan) -> str:
