@@ -73,62 +73,91 @@ def all_layouts(request: Request, engine: EngineName) -> Iterator[Layout]:
 
 def _torch(request: Request, further: bool) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
-    offload = _pinned_offload(pins)
+    pinned = _pinned_offload(pins)
+    offloads = [pinned]
     if further:
         yield from _long_sequences(request)
-        if job.lora is None or offload != ("none", "none") or pins.offload_param or pins.offload_optimizer:
-            return
-        offload = ("cpu", "cpu")
+        if job.lora is not None and pinned == ("none", "none") and not (pins.offload_param or pins.offload_optimizer):
+            offloads.append(("cpu", "cpu"))
     for split in _torch_splits(cluster, pins):
+        if further and split.tp > 1:
+            continue  # what saves memory needs whole layers
         dp = split.data_parallel(cluster)
         # DDP combines neither with tensor parallelism nor with context parallelism.
         whole = [0] if split.cp == 1 and (split.tp == 1 or pins.tp) else []
         stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp * split.cp > 1 else [0])
-        ways = fast_paths(request, compiles=split.tp == 1)
-        for zero, recompute, way in itertools.product(stages, _recompute(pins), ways):
-            yield from _sized("torch", job, way, split, dp, zero, offload, recompute)
+        usual = fast_paths(request, compiles=split.tp == 1)
+        for offload in offloads:
+            ways = _ways(pins, usual, offload != pinned) if further else usual
+            for zero, (way, recompute) in itertools.product(stages, _each_recompute(ways, pins, further)):
+                yield from _sized("torch", job, way, split, dp, zero, offload, recompute)
 
 
 def _long_sequences(request: Request) -> Iterator[Layout]:
     """FSDP2 over ranks that split each sequence, for sequences longer than ``_LARGEST_MICRO_BATCH_TOKENS``: full
-    recompute, saved layer inputs on the GPU or on the host, and whole or tiled MLPs. On request there is more
-    (``_torch_splits``)."""
+    recompute, and what else saves memory. On request there is more (``_torch_splits``)."""
     cluster, job, pins = request.cluster, request.job, request.pins
     if job.seq_length <= _LARGEST_MICRO_BATCH_TOKENS or job.lora is not None or job.objective != "pretrain":
         return
     given = _Split.of(pins.but(cp=None, cp_comm_type=None))
     if given != _Split() or pins.cp == 1 or pins.zero_stage in (0, 1, 2) or _pinned_offload(pins) != ("none", "none"):
         return
-    chunked = True if pins.chunked_loss is None else pins.chunked_loss
-    tiles = (False, True) if pins.tiled_mlp is None else (pins.tiled_mlp,)
     for cp in [pins.cp] if pins.cp else divisors(cluster.num_gpus)[1:]:
         split = _Split(cp=cp, cp_comm_type=pins.cp_comm_type or "p2p")
-        places = (False, True) if pins.activation_offloading is None else (pins.activation_offloading,)
-        for on_host, tiled in itertools.product(places, tiles):
-            how = pins.but(chunked_loss=chunked, activation_offloading=on_host, tiled_mlp=tiled)
-            dp, stays = split.data_parallel(cluster), _pinned_offload(pins)
-            yield from _sized("torch", job, how, split, dp, 3, stays, pins.recompute or "full")
+        dp, stays = split.data_parallel(cluster), _pinned_offload(pins)
+        for way in _savers(pins):
+            yield from _sized("torch", job, way, split, dp, 3, stays, pins.recompute or "full")
 
 
 def fast_paths(request: Request, compiles: bool) -> list[Pins]:
-    """Pins for eager mode, and for the fast path (compiled blocks, chunked loss) where it is tried.
+    """Pins for eager mode, and for the fast path where it is tried: a chunked loss, and compiled blocks too in
+    pretraining of dense decoders, for which they were tested.
 
-    The fast path was tested for pretraining of dense decoders on one CUDA GPU. It was not measured on several GPUs,
-    where it could decide which engine wins. There it is tried only with a pinned ``engine=torch``, or in fp8.
+    It was not measured on several GPUs, where it could decide which engine wins. There it is tried only with a pinned
+    ``engine=torch``, or in fp8.
     """
     cluster, job, pins = request.cluster, request.job, request.pins
-    tried = compiles and cluster.gpu.device == "cuda" and job.objective == "pretrain" and job.lora is None
     # fp8 needs the fast path: in eager mode the casts to 8 bits cost more than the fp8 GEMMs save.
-    tried = tried and (cluster.num_gpus == 1 or pins.engine == "torch" or job.precision == "fp8")
-    tried = tried and job.precision in ("bf16", "fp32", "fp8")
+    tried = cluster.num_gpus == 1 or pins.engine == "torch" or job.precision == "fp8"
+    tried = tried and compiles and cluster.gpu.device == "cuda" and job.precision in ("bf16", "fp32", "fp8")
     tried = tried and pins.implementation in (None, "huggingface")
-    if not tried or request.model.is_encoder_decoder or request.model.num_experts:
+    if not tried or request.model.is_encoder_decoder:
         return [pins]
-    faster = pins.but(
-        compile_layers=True if pins.compile_layers is None else pins.compile_layers,
-        chunked_loss=True if pins.chunked_loss is None else pins.chunked_loss,
-    )
+    faster = pins.but(chunked_loss=True if pins.chunked_loss is None else pins.chunked_loss)
+    if job.objective == "pretrain" and job.lora is None and not request.model.num_experts:
+        faster = faster.but(compile_layers=True if pins.compile_layers is None else pins.compile_layers)
     return [pins] if faster == pins else [pins, faster]
+
+
+_SAVERS = (
+    ("chunked_loss", "activation_offloading", "tiled_mlp"),
+    ("chunked_loss", "activation_offloading"),
+    ("chunked_loss", "tiled_mlp"),
+    ("chunked_loss",),
+)
+"""What saves memory of Hugging Face's layers at the cost of time, from the most to the least: if the most does not fit,
+the search skips the others."""
+
+
+@lru_cache(maxsize=64)
+def _savers(pins: Pins) -> tuple[Pins, ...]:
+    """``pins`` with what saves memory, as far as they leave it open."""
+    left = [{name: True for name in names if getattr(pins, name) is None} for names in _SAVERS]
+    return tuple(dict.fromkeys(pins.but(**names) for names in left))
+
+
+def _ways(pins: Pins, usual: Sequence[Pins], offloads: bool) -> list[Pins]:
+    """Pins of further layouts. ``offloads``: with offloaded state, only a chunked loss is tried beside ``usual``, and
+    the rest if saved layer inputs are pinned to the host, as a last resort does."""
+    if offloads and not pins.activation_offloading:
+        return [*dict.fromkeys((pins, _savers(pins)[-1]))]
+    return [way for way in dict.fromkeys((pins, *_savers(pins))) if offloads or way not in usual]
+
+
+def _each_recompute(ways: Sequence[Pins], pins: Pins, further: bool) -> list[tuple[Pins, Recompute]]:
+    """Every way with every kind of recompute. What is saved on the host are the layer inputs of full recompute."""
+    both = itertools.product(ways, _recompute(pins, further))
+    return [(way, recompute) for way, recompute in both if recompute == "full" or not way.activation_offloading]
 
 
 def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
@@ -159,14 +188,15 @@ def _deepspeed(request: Request, further: bool) -> Iterator[Layout]:
     if unusual and not further:
         return
     for zero in stages:
-        offloads = _further_offloads(pins, zero) if further else []
-        offloads += [pinned] if unusual or not further else []
-        ways = itertools.product(offloads, _second_copies(cluster, pins, split, zero), _recompute(pins, further))
-        for offload, hpz, recompute in ways:
-            yield from _sized("deepspeed", job, pins.but(zero_hpz=hpz), split, dp, zero, offload, recompute)
+        offloads = [pinned, *(_further_offloads(pins, zero) if further else [])]
+        for offload, hpz in itertools.product(offloads, _second_copies(cluster, pins, split, zero)):
+            own = pins.but(zero_hpz=hpz)
+            ways = _ways(own, [own], unusual or offload != pinned) if further else [own]
+            for way, recompute in _each_recompute(ways, own, further):
+                yield from _sized("deepspeed", job, way, split, dp, zero, offload, recompute)
     # A pinned engine=deepspeed means ZeRO on a transformers model, which accelerate and the Trainer run.
-    own = pins.engine is None and pins.implementation is None and not further
-    if own and split == _Split() and pins.sp is None and pins.tp is None:
+    free = pins.engine is None and pins.implementation is None and not further
+    if free and split == _Split() and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kit.planner.request import Request
-from kit.specs.layout import DEFAULTS, Layout, Pins
+from kit.specs.layout import DEFAULTS, Pins
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,27 +22,25 @@ class LastResort:
     price: str
     """What it costs beside the predicted step time: sentences without the last full stop."""
     pins: Mapping[str, Any]
-    """``engine`` first, last the field whose default forbids it."""
+    """Last the field whose default forbids it."""
     steps: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a layout → its values, from the most memory to the least: a layout gets the first that fits."""
     pretrains: bool = False
     """Whether nothing trains it but Megatron-LM's pretrain_gpt.py, which has no other objective."""
 
     def added_to(self, request: Request) -> Request | None:
-        """The request with these pins too, and the first of each open step; None if the user's pins forbid them."""
+        """The request with these pins too, and the first of each open step; None if the user's pins forbid them, or
+        have them already."""
         contradicted = any(getattr(request.pins, name) not in (None, value) for name, value in self.pins.items())
-        if contradicted or (self.pretrains and request.job.objective != "pretrain"):
-            return None
         first = {name: values[0] for name, values in self.open_steps(request).items()}
+        pinned = not first and all(getattr(request.pins, name) == value for name, value in self.pins.items())
+        if contradicted or pinned or (self.pretrains and request.job.objective != "pretrain"):
+            return None
         return replace(request, pins=request.pins.but(**self.pins, **first))
 
     def open_steps(self, request: Request) -> dict[str, tuple[Any, ...]]:
         """The steps of fields that the user left to the planner."""
         return {name: values for name, values in self.steps.items() if getattr(request.pins, name) is None}
-
-    def taken_by(self, layout: Layout) -> bool:
-        """Whether a layout has these pins."""
-        return all(getattr(layout, name) == value for name, value in self.pins.items())
 
     @property
     def forbidden_by(self) -> str:
@@ -61,6 +59,11 @@ ON_HOST = LastResort(
 """Taken too where the usual layouts that fit offload their own optimizer and take longer."""
 COST_TIME = (
     ON_HOST,
+    LastResort(
+        what="saved layer inputs on the host beside offloaded state",
+        price="Both share the host's link. No measurement supports the prediction",
+        pins={"activation_offloading": True},
+    ),
     LastResort(
         what="paged moments (bitsandbytes)",
         price="The driver moves moments to the host when the GPU is full, and how many no plan can say. These are "

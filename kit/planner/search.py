@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.candidates import TooSlow, all_layouts, layouts
-from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, LastResort
+from kit.planner.last_resorts import COST_TIME, LAST_RESORTS, ON_HOST, LastResort
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
-from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
+from kit.specs.layout import ENGINES, EngineName, Layout, Pins, Recompute
 
 EQUALLY_FAST = 1.01
 """Layouts whose step times differ by less than this ratio count as equally fast. In 48 sets of measured layouts, the
@@ -51,6 +51,8 @@ class SearchResult(NamedTuple):
     """Whether ``considered`` includes the further layouts."""
     last_resort: LastResort | None = None
     """What ``best`` needs, where no other layout fits or is as fast; ``considered`` then includes its layouts."""
+    without: Candidate | None = None
+    """The fastest layout without the last resort, if one fits."""
 
 
 class LayoutScorer:
@@ -101,20 +103,39 @@ class _StepByStep(LayoutScorer):
 
 def search(request: Request) -> SearchResult:
     """Compares the usual layouts, and those further layouts that need less memory than every usual one; with ZeRO-3, at
-    most ``LIVE_SHARE`` of the GPU's memory more. If none fits, those of the first group of last resorts in which one
-    does. If the fastest one offloads its optimizer, those with Megatron's on the host.
+    most ``LIVE_SHARE`` of the GPU's memory more. If none fits, those that engines have on request alone; then those of
+    the first group of last resorts in which one does. If the fastest one offloads its optimizer, those with Megatron's
+    on the host.
 
     More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
     no measurements support their predictions, and they would take most of the search time.
     """
     found = _without_last_resorts(request, LayoutScorer(request))
-    for group in LAST_RESORTS if found.best is None else ():
-        fitting = {each: _fitting(_with(each, request)) for each in group}
+    for pinned in _on_request(request) if found.best is None else ():
+        more = _without_last_resorts(pinned, LayoutScorer(pinned))
+        found = SearchResult(_best((*found.considered, *more.considered)), (*found.considered, *more.considered), True)
+    for group in _allowed(request) if found.best is None else ():
+        fitting = {each: _fitting(layouts_with(each, request)) for each in group}
         among = tuple(itertools.chain.from_iterable(fitting.values()))
         if (best := _best(among)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
             return SearchResult(best, (*found.considered, *among), further=True, last_resort=chosen)
     return _or_on_host(request, found)
+
+
+def _on_request(request: Request) -> Iterator[Request]:
+    """The request with each engine pinned that has more layouts on request; Megatron has those of one GPU."""
+    if request.pins.engine is None:
+        for engine in ENGINES:
+            if engine != "megatron" or request.cluster.num_gpus == 1:
+                yield replace(request, pins=request.pins.but(engine=engine))
+
+
+def _allowed(request: Request) -> tuple[tuple[LastResort, ...], ...]:
+    """The groups of last resorts that the search takes unasked. What costs accuracy is only proposed where the user
+    decided more than the engine: one of these pins may be what stands in the way."""
+    engine = {"engine": None, "implementation": None}
+    return LAST_RESORTS if request.pins.but(**engine) == Pins() else (COST_TIME,)
 
 
 def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
@@ -141,7 +162,7 @@ def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: floa
     return SearchResult(best=best, considered=considered, further=True)
 
 
-def _with(last_resort: LastResort, request: Request) -> tuple[Candidate, ...]:
+def layouts_with(last_resort: LastResort, request: Request) -> tuple[Candidate, ...]:
     """Layouts with a last resort, apart from those that need more memory than there is."""
     asked = _asked(last_resort, request)
     return _without_last_resorts(*asked, most_gib=usable_gib(request.cluster.gpu)).considered if asked else ()
@@ -167,7 +188,8 @@ def _or_on_host(request: Request, found: SearchResult) -> SearchResult:
     on_host = _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
     if on_host is None:
         return found
-    return SearchResult(on_host.best, (*found.considered, *on_host.considered), further=True, last_resort=ON_HOST)
+    considered, fastest = (*found.considered, *on_host.considered), min(_fitting(found.considered), key=step_s)
+    return SearchResult(on_host.best, considered, further=True, last_resort=ON_HOST, without=fastest)
 
 
 def faster_than(request: Request, most_s: float) -> Candidate | None:
@@ -197,10 +219,11 @@ def can_fit(request: Request, among: Iterable[Layout] | None = None, last_resort
     if among is not None:
         scorer = LayoutScorer(request)
         return any(is_legal(w) and scorer.peak_gib(w) <= usable for w in map(request.workload, among))
-    resorts = (_asked(each, request) for group in LAST_RESORTS for each in group if last_resorts)
+    tried = ((each, LayoutScorer(each)) for each in (request, *_on_request(request)))
+    resorts = (_asked(each, request) for group in _allowed(request) for each in group if last_resorts)
     return any(
         candidate.step_time_s is not None
-        for asked in itertools.chain([(request, LayoutScorer(request))], filter(None, resorts))
+        for asked in itertools.chain(tried, filter(None, resorts))
         for further in (False, True)
         for candidate in _considered(*asked, lambda _: usable, further, most_gib=usable)
     )
@@ -240,7 +263,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         int(layout.cp_comm_type == "p2p"),
         layout.ep,
         layout.vp,
-        _RECOMPUTES.index(layout.recompute),
+        _RECOMPUTES[layout.recompute],
         layout.zero_stage,
         layout.zero_hpz,
         layout.chunked_loss + layout.compile_layers + layout.activation_offloading + layout.tiled_mlp,
@@ -248,7 +271,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
     )
 
 
-_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+_RECOMPUTES: dict[Recompute, int] = {"none": 0, "selective": 1, "full": 2}
 _FARNESS = {"none": 0, "cpu": 1, "nvme": 2}
 
 
@@ -295,13 +318,15 @@ the first layout breaks one of these rules, thousands of others break it too."""
 
 
 def _needs_no_less(before: Layout, after: Layout) -> bool:
-    """Whether ``after`` needs at least as much memory as ``before``: a larger micro batch or less recompute, and
-    otherwise equal."""
+    """Whether ``after`` needs at least as much memory as ``before``: a larger micro batch or less of what saves memory,
+    and otherwise equal."""
     # Without accumulation there is no fp32 gradient sum, so a larger micro batch may need less memory.
     accumulates = (before.gradient_accumulation_steps > 1, after.gradient_accumulation_steps > 1)
     return (
         after.micro_batch_size >= before.micro_batch_size
-        and _RECOMPUTES.index(after.recompute) <= _RECOMPUTES.index(before.recompute)
+        and _RECOMPUTES[after.recompute] <= _RECOMPUTES[before.recompute]
+        and after.activation_offloading <= before.activation_offloading
+        and after.tiled_mlp <= before.tiled_mlp
         and accumulates[0] == accumulates[1]
         and _the_rest(before) == _the_rest(after)
     )
@@ -311,7 +336,8 @@ _the_rest = attrgetter(
     *(
         field.name
         for field in fields(Layout)
-        if field.name not in ("micro_batch_size", "gradient_accumulation_steps", "recompute")
+        if field.name
+        not in ("micro_batch_size", "gradient_accumulation_steps", "recompute", "activation_offloading", "tiled_mlp")
     )
 )
 

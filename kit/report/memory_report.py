@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 
 from typing_extensions import TypedDict
@@ -11,7 +10,7 @@ from kit.cost.memory.peak import MemoryReport, Verdict, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nearest_miss, nothing_legal
+from kit.planner.explain.infeasible import changes_that_fit, nearest_miss, nothing_legal
 from kit.planner.explain.last_resort import last_resort
 from kit.planner.request import Request
 from kit.planner.search import search
@@ -97,8 +96,7 @@ def memory_report(request: Request) -> FitReport:
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         raise PlanError(nothing_legal(request))
-    changes = tuple(itertools.islice(changes_that_fit(request, result.considered), MOST_CHANGES))
-    return report_of(request.workload(nearest), changes)
+    return report_of(request.workload(nearest), changes_that_fit(request, result.considered))
 
 
 def report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:

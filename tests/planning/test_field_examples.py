@@ -39,7 +39,7 @@ def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named()
     with pytest.raises(PlanError, match="GiB too many") as refused:
         plan_of("llama-3-70b", "p4d.24xlarge:8", quoted.but(offload_optimizer="none"))
     ways = str(refused.value).splitlines()[1:]
-    assert len(ways) == 3
+    assert len(ways) == 5
     assert any("layout.pp left to the planner instead of 2" in way for way in ways)
     assert any("layout.offload_optimizer left to the planner instead of none" in way for way in ways)
     offloaded = plan_of("llama-3-70b", "p4d.24xlarge:8", quoted)

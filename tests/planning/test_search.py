@@ -166,7 +166,7 @@ def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
         make_plan(load_model("llama-3-70b"), dataclasses.replace(parse_cluster("8xA100-40"), nvme_gib=None), job())
     first, *ways = str(error.value).splitlines()
     assert "GiB too many" in first
-    assert 1 <= len(ways) <= 3
+    assert 1 <= len(ways) <= 5
     assert any("2 nodes (16 GPUs)" in way for way in ways)
     assert plan_of("llama-3-70b", "16xA100-40").predicted.peak_gib > 0
 
@@ -298,7 +298,6 @@ def test_more_memory_is_no_slower_where_zero3_keeps_more_weights_in_it() -> None
     best, more = search(request).best, search(with_more_memory(request)).best
     assert best is not None
     assert more is not None
-    assert best.layout.offload_param == "cpu"
     assert step_s(more) <= EQUALLY_FAST * step_s(best)
 
 

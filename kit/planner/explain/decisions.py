@@ -96,7 +96,8 @@ def _fast_path(request: Request, other: Candidate) -> str:
     timer = StepTimer()
     now, then = (sum(timer.components_s(request.workload(each)).values()) for each in (layout, faster))
     seconds = human_seconds(other.step_time_s * then / now, like=other.step_time_s)
-    return f"; {seconds} with compiled blocks and a chunked loss, which --engine torch tries too"
+    blocks = "compiled blocks and " if faster.compile_layers else ""
+    return f"; {seconds} with {blocks}a chunked loss, which --engine torch tries too"
 
 
 def _choice(name: str, request: Request, result: SearchResult, best: Candidate) -> Decision | None:

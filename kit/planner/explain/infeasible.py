@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kit.cost.hardware import usable_gib
@@ -15,11 +16,11 @@ from kit.cost.workload import Workload
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.explain.fewer_gpus import batch_divides
-from kit.planner.last_resorts import COST_TIME
+from kit.planner.last_resorts import COST_TIME, LAST_RESORTS
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
-from kit.planner.search import Candidate, SearchResult, can_fit, illegal
+from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
@@ -30,8 +31,11 @@ _MOST_NODES = 1024
 """Largest number of nodes to try."""
 _SHORTEST = 512
 """Shortest sequence length that kit proposes, in tokens."""
-MOST_CHANGES = 3
+MOST_CHANGES = 5
 """Most changes that kit proposes."""
+_MOST_HOST_MEMORY, _MOST_TOLD_GIB, _MOST_DISK_GIB = 8, 4096.0, 16384.0
+"""Most host memory that kit proposes: as a multiple of what is there, and where nobody says what is there; and most
+disk of a node."""
 
 
 def nothing_legal(request: Request) -> str:
@@ -83,11 +87,22 @@ def nothing_fits(request: Request, result: SearchResult) -> str:
         f"{request.model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
         f"({describe(nearest)}) {shortfall(request.workload(nearest))}"
     ]
-    lines += [
-        f"it fits with {change}"
-        for change in itertools.islice(changes_that_fit(request, result.considered), MOST_CHANGES)
-    ]
+    lines += [f"it fits with {change}" for change in changes_that_fit(request, result.considered)]
     return "\n".join(lines)
+
+
+class _Cost(IntEnum):
+    """What a change costs the user, the cheapest first."""
+
+    NOTHING = 0
+    TRAINED = 1
+    """Other weights are trained, or by another optimizer."""
+    TOLD = 2
+    """The memory of the user's machines, which kit does not know."""
+    TASK = 3
+    """Another batch, or shorter sequences."""
+    MEMORY = 4
+    GPUS = 5
 
 
 class _Change(NamedTuple):
@@ -95,6 +110,7 @@ class _Change(NamedTuple):
 
     kind: str
     """Kind of change. kit names only the smallest change of each kind that helps."""
+    cost: _Cost
     factor: float
     """Size of the change: the factor by which a number of the request grows or shrinks; 1 if no number changes."""
     text: str
@@ -105,20 +121,24 @@ class _Change(NamedTuple):
     """Whether last resorts count, because what the change removes may have forbidden one."""
 
 
-def changes_that_fit(request: Request, considered: Sequence[Candidate], last_resorts: bool = True) -> Iterator[str]:
-    """Changes after which a layout fits, the smallest first. The size of a change is the factor by which a number grows
-    or shrinks.
+def changes_that_fit(request: Request, considered: Sequence[Candidate], last_resorts: bool = True) -> tuple[str, ...]:
+    """Changes after which a layout fits: the cheapest for the user first, among equals the smallest; last of all what
+    costs accuracy.
 
-    Removing a pin, or stating a node's host memory, has factor 1. Among equal factors, changes of the job come before
-    changes of the hardware. An optimizer in 8 bits halves the bytes of its state: factor 2. LoRA comes last, because it
-    is another kind of training. ``considered``: the legal layouts of the request, none of which fits without a last
-    resort. ``last_resorts``: whether they count once a pin is removed; after other changes they never do.
+    ``considered``: the legal layouts of the request, none of which fits without a last resort. ``last_resorts``:
+    whether they count once a pin is removed, and what costs accuracy is named; after other changes they never count.
     """
-    helped: set[str] = set()
-    for change in sorted(_changes(request, considered), key=lambda change: change.factor):
-        if change.kind not in helped and can_fit(change.request, change.among, last_resorts and change.last_resorts):
-            helped.add(change.kind)
-            yield change.text
+
+    def helping() -> Iterator[str]:
+        helped: set[str] = set()
+        for change in sorted(_changes(request, considered), key=lambda change: (change.cost, change.factor)):
+            resorts = last_resorts and change.last_resorts
+            if change.kind not in helped and can_fit(change.request, change.among, resorts):
+                helped.add(change.kind)
+                yield change.text
+
+    found = tuple(itertools.islice(helping(), MOST_CHANGES))
+    return (*found, *_with_loss_of_accuracy(request)) if last_resorts else found
 
 
 def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Change]:
@@ -129,13 +149,10 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
             free = replace(request, pins=pins.but(**{field.name: None}))
-            yield _Change(field.name, 1.0, text, free, last_resorts=True)
-    if pins.engine is None and cluster.num_gpus > 1:
-        text = "layout.engine=torch, for which chunked loss and compiled blocks are tried on several GPUs too"
-        yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
+            yield _Change(field.name, _Cost.NOTHING, 1.0, text, free, last_resorts=True)
     yield from _last_resorts_on_the_host(request)
     yield from _other_jobs(request)
-    yield from _host_memory(request)
+    yield from _memory_of_a_node(request)
     yield from _more_gpus(request)
     # Try slower GPUs first: among those with enough memory, the slowest is the most similar to the requested one.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
@@ -145,12 +162,21 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
             larger = replace(request, cluster=replace(cluster, gpu=gpu))
             # Legality does not depend on GPU memory, and a layout does not need less memory on a larger GPU.
             fitting = [each.layout for each in considered if not _fits(each) and each.peak_gib <= usable_gib(gpu)]
-            yield _Change("gpu", factor, text, larger, fitting)
+            yield _Change("gpu", _Cost.GPUS, factor, text, larger, fitting)
 
 
 def _fits(candidate: Candidate) -> bool:
     """True of layouts with a last resort alone."""
     return candidate.step_time_s is not None
+
+
+def _with_loss_of_accuracy(request: Request) -> Iterator[str]:
+    """The last resorts that the search leaves to the user, because more than the engine is pinned."""
+    for last_resort in itertools.chain.from_iterable(LAST_RESORTS[1:]):
+        if (added := last_resort.added_to(request)) is not None and can_fit(added, last_resorts=False):
+            given = {name: value for name, value in last_resort.pins.items() if getattr(request.pins, name) is None}
+            yield f"{' '.join(f'layout.{name}={value}' for name, value in given.items())}, at a loss of accuracy"
+            return
 
 
 def _other_jobs(request: Request) -> Iterator[_Change]:
@@ -162,51 +188,67 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
 
     for factor in (2, 4, 8):
         text = f"job.global_batch_size={factor * batch} instead of {batch}"
-        yield _Change("batch", factor, text, changed(global_batch_size=factor * batch))
+        yield _Change("batch", _Cost.TASK, factor, text, changed(global_batch_size=factor * batch))
     shorter = length // 2
     while shorter >= _SHORTEST:
         text = f"job.seq_length={shorter} instead of {length}"
-        yield _Change("length", length / shorter, text, changed(seq_length=shorter))
+        yield _Change("length", _Cost.TASK, length / shorter, text, changed(seq_length=shorter))
         shorter //= 2
     if job.optimizer.name == "adamw" and job.lora is None:
-        eight = replace(job.optimizer, name="adamw-8bit")
-        yield _Change("optimizer", 2.0, "job.optimizer.name=adamw-8bit instead of adamw", changed(optimizer=eight))
-    if job.lora is None:
-        for lora, what in ((LoraSpec(), "adapters"), (LoraSpec(four_bit=True), "adapters on 4-bit weights (QLoRA)")):
-            yield _Change("lora", math.inf, f"job.lora: {what} trained instead of all weights", changed(lora=lora))
+        text = "job.optimizer.name=adamw-8bit instead of adamw"
+        eight = changed(optimizer=replace(job.optimizer, name="adamw-8bit"))
+        yield _Change("optimizer", _Cost.TRAINED, 2.0, text, eight)
+    for four_bit, option, what in ((False, "--lora", "adapters"), (True, "--qlora", "adapters on 4-bit weights")):
+        if job.lora is None:
+            text = f"{option}: {what} trained instead of all weights"
+            adapters = changed(lora=LoraSpec(four_bit=four_bit), balancing=None)
+            yield _Change("lora", _Cost.TRAINED, math.inf, text, adapters)
+        elif job.lora.four_bit != four_bit:
+            text = f"{option}: {what} instead of {'adapters on 4-bit weights' if job.lora.four_bit else 'adapters'}"
+            yield _Change("lora", _Cost.TRAINED, 1.0, text, changed(lora=replace(job.lora, four_bit=four_bit)))
 
 
-def _host_memory(request: Request) -> Iterator[_Change]:
-    """More host memory or disk for offload, on the user's own machines; a provider's nodes are fixed."""
+def _memory_of_a_node(request: Request) -> Iterator[_Change]:
+    """The least host memory or disk with which offload fits. A provider's nodes are fixed."""
     cluster, short = request.cluster, _short_of_a_node(request)
+    host, disks = cluster.host_ram_gib, cluster.nvme_gib
+    needs = [_node_gib(w) for w in map(request.workload, short) if _peak_gib(w) <= usable_gib(cluster.gpu)]
 
-    def change(kind: str, factor: float, text: str, **values: Any) -> _Change:
-        return _Change(kind, factor, text, replace(request, cluster=replace(cluster, **values)), short)
+    def change(kind: str, cost: _Cost, factor: float, text: str, **values: Any) -> _Change:
+        return _Change(kind, cost, factor, text, replace(request, cluster=replace(cluster, **values)), short)
 
-    there = cluster.host_ram_gib
-    if there is None:
-        text = "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
-        yield change("host", 1.0, text, host_ram_gib=1024.0)
-    elif not rows("nodes").get(cluster.name, {}).get("provider"):
-        for factor in (2, 4, 8):
-            text = f"cluster.host_ram_gib={factor * there:.0f} instead of {there:.0f}, for offload"
-            yield change("host", factor, text, host_ram_gib=factor * there)
-    if cluster.nvme_gib is None:
-        for disks in (1024, 4096):
-            text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({disks} would do)"
-            yield change("nvme", 1.0, text, nvme_gib=float(disks))
+    if hosts := [math.ceil(needed / HOST_SHARE) for needed, disk in needs if disk <= (disks or 0.0)]:
+        least = min(hosts)
+        if host is None and least <= _MOST_TOLD_GIB:
+            text = f"offload, once cluster.host_ram_gib says how much host memory a node has ({least} would do)"
+            yield change("host", _Cost.TOLD, 1.0, text, host_ram_gib=float(least))
+        elif (
+            host
+            and host < least <= _MOST_HOST_MEMORY * host
+            and not rows("nodes").get(cluster.name, {}).get("provider")
+        ):
+            text = f"cluster.host_ram_gib={least} instead of {host:.0f}, for offload"
+            yield change("host", _Cost.MEMORY, least / host, text, host_ram_gib=float(least))
+    there = HOST_SHARE * (host or 0.0)
+    on_disks = [math.ceil(disk) for needed, disk in needs if 0 < disk <= _MOST_DISK_GIB and needed <= there]
+    if disks is None and on_disks:
+        text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({min(on_disks)} would do)"
+        yield change("nvme", _Cost.TOLD, 2.0, text, nvme_gib=float(min(on_disks)))
 
 
 def _last_resorts_on_the_host(request: Request) -> Iterator[_Change]:
-    """The last resorts that only the host's unknown memory forbids."""
+    """The last resorts that only the host's unknown memory forbids, with the least of it that does."""
     for last_resort in COST_TIME if request.cluster.host_ram_gib is None else ():
-        if last_resort.added_to(request) is None:
-            continue
-        pins = request.pins.but(**last_resort.pins)
-        for there in (1024, 2048):
-            told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(there)), pins=pins)
+        told = replace(request, cluster=replace(request.cluster, host_ram_gib=_MOST_TOLD_GIB))
+        fitting = [each.layout for each in layouts_with(last_resort, told) if _fits(each)]
+        needs = {layout: _node_gib(request.workload(layout))[0] for layout in fitting}
+        if layout := min((layout for layout, needed in needs.items() if needed), key=needs.__getitem__, default=None):
+            least = math.ceil(needs[layout] / HOST_SHARE)
             text = f"{last_resort.what}, once cluster.host_ram_gib says how much host memory a node has"
-            yield _Change("last_resort", 1.0, f"{text} ({there} would do)", told, last_resorts=True)
+            taken = {**last_resort.pins} | {name: getattr(layout, name) for name in last_resort.steps}
+            told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(least)))
+            asked = replace(told, pins=told.pins.but(**taken))
+            yield _Change("last_resort", _Cost.TOLD, 1.0, f"{text} ({least} would do)", asked)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
@@ -224,14 +266,14 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
                 nvme_gib=cluster.nvme_gib and cluster.nvme_gib * share,
             )
             text = f"{gpus} GPUs of a {cluster.name} instead of {cluster.gpus_per_node}"
-            yield _Change("nodes", gpus / cluster.num_gpus, text, replace(request, cluster=more))
+            yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
             gpus *= 2
     nodes = 2 * cluster.num_nodes
     while nodes <= _MOST_NODES and cluster.inter_node_gbytes_per_s:
         gpus = nodes * whole.gpus_per_node
         text = f"{nodes} nodes ({gpus} GPUs) instead of {cluster.num_nodes}"
         more = replace(whole, num_nodes=nodes)
-        yield _Change("nodes", gpus / cluster.num_gpus, text, replace(request, cluster=more))
+        yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
         nodes *= 2
 
 
@@ -256,14 +298,15 @@ def nearest_miss(request: Request, considered: Iterable[Candidate]) -> Layout | 
 
 
 def _short_of_a_node(request: Request) -> list[Layout]:
-    """Layouts that break only the rules of host memory and disks. Only DeepSpeed offloads."""
-    if request.pins.engine not in (None, "deepspeed"):
-        return []
+    """Layouts that need host memory or disks, and break only the rules of these. Megatron's are last resorts."""
+    engines: tuple[EngineName, ...] = ("torch", "deepspeed")
     return [
         layout
-        for layout in all_layouts(request, "deepspeed")
-        if (layout.offload_optimizer, layout.offload_param) != ("none", "none")
-        and {violation.rule for violation in violations(request.workload(layout))} <= NODE_CAPACITY
+        for engine in engines
+        if request.pins.engine in (None, engine)
+        for layout in all_layouts(request, engine)
+        if (layout.offload_optimizer, layout.offload_param) != ("none", "none") or layout.activation_offloading
+        if {violation.rule for violation in violations(request.workload(layout))} <= NODE_CAPACITY
     ]
 
 

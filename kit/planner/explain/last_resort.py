@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from kit.cost.time.step import StepTimer
 from kit.planner.describe import describe
-from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit
-from kit.planner.last_resorts import LAST_RESORTS
+from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.search import Candidate, SearchResult, step_s
@@ -20,22 +18,13 @@ def last_resort(request: Request, result: SearchResult) -> Iterator[Decision]:
     best, chosen = result.best, result.last_resort
     assert best is not None
     if chosen is not None:
-        other = _fastest_usual(result)
-        needless = "" if other else _needless(request, result)
+        needless = "" if result.without else _needless(request, result)
         yield Decision(
             rule="last_resort",
             chosen=chosen.what,
-            why=f"chosen because {_reason(best, other)}. {chosen.price}. {_offload(request, best)}"
+            why=f"chosen because {_reason(best, result.without)}. {chosen.price}. {_offload(request, best)}"
             f"{chosen.forbidden_by} forbids it{needless}",
         )
-
-
-def _fastest_usual(result: SearchResult) -> Candidate | None:
-    """The fastest layout that fits without any last resort."""
-    resorts = [*itertools.chain.from_iterable(LAST_RESORTS)]
-    fitting = (each for each in result.considered if each.step_time_s is not None)
-    usual = (each for each in fitting if not any(resort.taken_by(each.layout) for resort in resorts))
-    return min(usual, key=step_s, default=None)
 
 
 def _reason(best: Candidate, other: Candidate | None) -> str:
@@ -53,5 +42,5 @@ def _offload(request: Request, best: Candidate) -> str:
 
 def _needless(request: Request, result: SearchResult) -> str:
     """The changes of a refusal that would make another layout fit."""
-    ways = itertools.islice(changes_that_fit(request, result.considered, last_resorts=False), MOST_CHANGES)
+    ways = changes_that_fit(request, result.considered, last_resorts=False)
     return "".join(f"; it is not needed with {way}" if not index else f", or {way}" for index, way in enumerate(ways))

@@ -1,0 +1,122 @@
+"""No layout that fits stays untried: what saves memory, and what engines have on request alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kit.errors import PlanError
+from kit.planner.make_plan import make_plan, request_for
+from kit.planner.plan import Plan
+from kit.planner.search import can_fit, search
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.layout import Pins
+from tests.planning.random_cases import random_request
+
+QLORA = LoraSpec(four_bit=True)
+
+
+def tuned(
+    model: str, gpus: str, pins: Pins | None = None, lora: LoraSpec | None = None, seq_length: int = 16384
+) -> Plan:
+    job = JobSpec(objective="sft", seq_length=seq_length, global_batch_size=8, lora=lora)
+    return make_plan(load_model(model), parse_cluster(gpus), job, pins)
+
+
+def stays_on_the_gpu(plan: Plan) -> bool:
+    layout = plan.layout
+    return (layout.offload_optimizer, layout.offload_param, layout.activation_offloading) == ("none", "none", False)
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+
+@pytest.mark.parametrize("gpus", ["1xRTX-4090", "2xRTX-4090"])
+def test_8b_by_qlora_with_16k_tokens_fits_24_gb_with_a_chunked_loss(gpus: str) -> None:
+    """unsloth#4330: logits of 152k words times 16k tokens are what does not fit."""
+    plan = tuned("qwen3-8b", gpus, lora=QLORA)
+    assert plan.layout.chunked_loss
+    assert stays_on_the_gpu(plan)
+    assert plan.predicted.peak_gib < 17
+    with pytest.raises(PlanError, match=r"layout\.chunked_loss left to the planner instead of False"):
+        tuned("qwen3-8b", gpus, Pins(chunked_loss=False, activation_offloading=False), QLORA)
+
+
+def test_what_fits_on_the_gpu_and_is_as_fast_wins_over_the_host() -> None:
+    """At 8k tokens the weights fit on the host too, and are no faster there."""
+    plan = tuned("qwen3-8b", "1xRTX-4090", lora=QLORA, seq_length=8192)
+    assert stays_on_the_gpu(plan)
+    on_host = tuned("qwen3-8b", "1xRTX-4090", Pins(engine="deepspeed", offload_param="cpu"), QLORA, 8192)
+    assert plan.predicted.step_time_s <= 1.01 * on_host.predicted.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "lora"),
+    [("qwen3-4b", "1xA100-80", None), ("qwen3-8b", "1xRTX-4090", LoraSpec()), ("gpt-oss-20b", "1xA100-80", LoraSpec())],
+    ids=["all weights", "LoRA", "LoRA of experts"],
+)
+def test_every_kind_of_fine_tuning_weighs_a_chunked_loss(model: str, gpus: str, lora: LoraSpec | None) -> None:
+    job = JobSpec(objective="sft", seq_length=16384, global_batch_size=8, lora=lora)
+    considered = search(request_for(load_model(model), parse_cluster(gpus), job)).considered
+    tried = {each.layout.engine for each in considered if each.layout.chunked_loss}
+    assert "torch" in tried
+
+
+def test_layer_inputs_on_the_host_and_tiles_are_weighed_too() -> None:
+    """32B at 20k tokens by DeepSpeed on four A100 (accelerate#3647), and 0.6B at 131k on one card."""
+    plan = tuned("qwen3-0.6b", "1xRTX-4090", Pins(engine="torch"), seq_length=131072)
+    assert (plan.layout.chunked_loss, plan.layout.tiled_mlp, plan.layout.recompute) == (True, True, "full")
+    assert tuned("qwen3-32b", "4xA100-80", seq_length=20480).predicted.peak_gib < 75
+    assert tuned("qwen3-32b", "4xA100-80", Pins(engine="deepspeed"), seq_length=20480).layout.chunked_loss
+
+
+def test_layer_inputs_beside_offloaded_weights_are_a_last_resort() -> None:
+    """65k tokens of 8B on one card; where anything else fits, the host's link carries one of them."""
+    plan = tuned("qwen3-8b", "1xRTX-4090", lora=QLORA, seq_length=65536)
+    (said,) = (decision for decision in plan.decisions if decision.rule == "last_resort")
+    assert said.chosen == "saved layer inputs on the host beside offloaded state"
+    assert (plan.layout.offload_param, plan.layout.activation_offloading) == ("cpu", True)
+    assert "layout.activation_offloading=false forbids it" in said.why
+    with pytest.raises(PlanError, match="does not fit"):
+        tuned("qwen3-8b", "1xRTX-4090", Pins(activation_offloading=False), QLORA, 65536)
+
+
+# ---------------------------------------------------------------- on request alone
+
+
+@pytest.mark.parametrize("pins", [Pins(recompute="selective"), Pins(implementation="transformer_engine")])
+def test_on_one_gpu_megatron_is_tried_where_a_pin_is_its_own(pins: Pins) -> None:
+    """1.5B in 80 GB: 18 bytes a parameter are 26 GiB, and nothing has to leave the GPU."""
+    model, cluster = load_model("qwen2.5-1.5b"), parse_cluster("1xH100")
+    plan = make_plan(model, cluster, JobSpec(), pins)
+    assert plan.layout.engine == "megatron"
+    assert stays_on_the_gpu(plan)
+    assert "last_resort" not in {decision.rule for decision in plan.decisions}
+    assert plan.layout == make_plan(model, cluster, JobSpec(), pins.but(engine="megatron")).layout
+
+
+SAVING = [
+    {"chunked_loss": True},
+    {"chunked_loss": True, "activation_offloading": True, "recompute": "full"},
+    {"chunked_loss": True, "activation_offloading": True, "tiled_mlp": True, "recompute": "full"},
+    {"chunked_loss": True, "compile_layers": True, "recompute": "full"},
+]
+
+
+def test_what_is_refused_fits_by_no_pin() -> None:
+    """Every engine, and every choice that saves memory without loss, pinned on random questions without an answer."""
+    refused = 0
+    for seed in range(60):
+        request = random_request(seed)
+        for objective in ("pretrain", "sft") if request.job.objective == "pretrain" else ():
+            asked = replace(request, job=replace(request.job, objective=objective))
+            if can_fit(asked):
+                continue
+            refused += 1
+            for engine in ("torch", "deepspeed", "megatron"):
+                for saving in ({}, *(SAVING if engine != "megatron" else ())):
+                    pins = Pins(engine=engine, **saving)
+                    assert not can_fit(replace(asked, pins=pins)), (seed, objective, pins)
+    assert refused > 10
