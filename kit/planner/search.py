@@ -347,7 +347,7 @@ def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
         return None
     slowest = EQUALLY_FAST * min(map(step_s, fitting))
     tied = (candidate for candidate in fitting if step_s(candidate) <= slowest)
-    return min(tied, key=lambda candidate: simplicity(candidate.layout))
+    return min(tied, key=lambda candidate: (simplicity(candidate.layout), step_s(candidate)))
 
 
 def _fitting(considered: Iterable[Candidate]) -> list[Candidate]:

@@ -126,7 +126,8 @@ def _choice(name: str, request: Request, result: SearchResult, best: Candidate) 
         f"{_besides(name, best.layout, rival.layout)}"
         for rival in rivals[:_MOST_RIVALS]
     )
-    return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=(*rejected, *impossible))
+    others = [candidate for value in values for candidate in by_value[value]]
+    return Decision(rule=name, chosen=text, why=_why(name, best, others), rejected=(*rejected, *impossible))
 
 
 _ONLY_WITH = {"vp": "pp", "sp": "tp"}
@@ -174,11 +175,12 @@ def _impossible(name: str, tried: set[object], request: Request, result: SearchR
     return reasons
 
 
-def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
-    fitting = [rival for rival in rivals if rival.step_time_s is not None]
+def _why(name: str, best: Candidate, others: list[Candidate]) -> str:
+    """``others``: the engine's compared layouts with other values."""
+    fitting = [other for other in others if other.step_time_s is not None]
     if not fitting:
-        return "the only value that fits"
-    behind = step_s(best) / min(step_s(rival) for rival in fitting) - 1
+        return "no layout that was compared fits with another value"
+    behind = step_s(best) / min(map(step_s, fitting)) - 1
     verdict = f"{behind:.1%} slower than the fastest, but simpler or smaller" if behind > 0 else "the fastest that fits"
     return f"{_meaning(name, best.layout)}; {verdict}"
 
@@ -219,11 +221,13 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
     behind = step_s(best) / step_s(fastest) - 1
     if behind == 0:
         return "the fastest that fits"
-    if engine_simplicity(fastest.layout) == engine_simplicity(best.layout):
+    if engine_name(fastest.layout) == engine_name(best.layout):
         return (
             f"the fastest engine; this layout is {behind:.1%} slower than its fastest, but simpler or smaller "
             f"(differences under {EQUALLY_FAST - 1:.0%} are within the model's error)"
         )
+    if engine_simplicity(fastest.layout) == engine_simplicity(best.layout):
+        return f"{behind:.1%} slower than {engine_name(fastest.layout)}, but simpler or smaller"
     return (
         f"the simplest engine within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} slower than "
         f"{engine_name(fastest.layout)})"
