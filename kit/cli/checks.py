@@ -34,7 +34,9 @@ def lint(
     ] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
-    """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
+    """Find errors in a configuration before you pay for GPUs.
+
+    Exit code 1 if a finding is an error, 2 if nothing could be read."""
     import functools
 
     from kit.diagnose.lint import READERS, lint, read_values
@@ -59,7 +61,8 @@ def lint(
         seq_length=seq_length,
         gradient_checkpointing=gradient_checkpointing,
     )
-    findings = [finding for path in paths for finding in judge(path)]
+    of_each = [judge(path) for path in paths]
+    findings = [finding for found in of_each for finding in found]
     if write_fixed is not None:
         own = [finding for finding in findings if finding.file == paths[0].name]
         write_corrected(read_values(paths[0]), own, write_fixed)
@@ -68,6 +71,8 @@ def lint(
     answer([finding.as_json() for finding in findings], "\n".join([*map(str, findings), last]), as_json)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
+    if all({(finding.rule, finding.severity) for finding in found} == {("not-read", "warning")} for found in of_each):
+        raise typer.Exit(2)
 
 
 def doctor(

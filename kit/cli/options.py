@@ -21,6 +21,7 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, job_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.other_programs import refuse_other_programs
 
 if TYPE_CHECKING:
     from kit.specs.recipe import Recipe
@@ -136,9 +137,10 @@ def recipe_changes(overrides: list[str] | None, engine: str, attention: str | No
     return changes
 
 
-def of_file_alone(context: typer.Context) -> None:
+def of_file_alone(context: typer.Context, path: Path) -> None:
     """Raises ``SpecError`` for options of a cluster or a job beside a file that has its own."""
     if context.params["gpus"] or asked(context):
+        refuse_other_programs(strict_yaml.read(path), path)
         raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
 
 

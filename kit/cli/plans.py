@@ -51,11 +51,13 @@ from kit.planner.length import for_steps
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
+from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.other_programs import refuse_other_programs
 
 if TYPE_CHECKING:
     from kit.report.memory_report import FitReport
@@ -131,6 +133,7 @@ def plan(
                 "use the model's name instead of the recipe"
             )
         if gpus or given:
+            refuse_other_programs(strict_yaml.read(Path(model)), Path(model))
             raise SpecError(
                 "a recipe names its own cluster and job; change them as arguments: cluster=8xH100 job.seq_length=8192"
             )
@@ -214,7 +217,7 @@ def explain(
 
     changes, known = recipe_changes(overrides, engine, attention), load_calibration(calibration)
     if is_recipe(target):
-        of_file_alone(context)
+        of_file_alone(context, Path(target))
         with searching(target):
             result, recipe = plan_recipe(Path(target), changes, calibration)
         pins = recipe.layout
@@ -279,7 +282,7 @@ def memory(
         os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
     known = load_calibration(calibration)
     if is_recipe(model):
-        of_file_alone(context)
+        of_file_alone(context, Path(model))
         report = _memory_of_file(Path(model), changes, known)
     else:
         request = request_of(context, model, changes, known)

@@ -26,6 +26,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.other_programs import refuse_other_programs
 from kit.specs.run import RunSpec, absolute_paths
 from kit.specs.text import check_line, first_ten, nearest, shown
 
@@ -49,7 +50,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)
     check_line("recipe", str(path))
-    return _validated(_extended(strict_yaml.read(path), path), overrides, path.stem, path.parent)
+    document = strict_yaml.read(path)
+    refuse_other_programs(document, path)
+    return _validated(_extended(document, path), overrides, path.stem, path.parent)
 
 
 def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] = ()) -> Recipe:

@@ -28,7 +28,7 @@ from kit.diagnose.lint import (
 )
 from kit.diagnose.lint.accelerate_line import with_line
 from kit.diagnose.lint.command_rules import processes, wrapped_classes
-from kit.diagnose.lint.commands import Command, commands
+from kit.diagnose.lint.commands import Command, commands, unread
 from kit.diagnose.lint.config import Config, Given, Reader
 from kit.diagnose.lint.described import NEEDS_BOTH
 from kit.diagnose.lint.finding import Finding, Severity
@@ -41,6 +41,7 @@ from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
+from kit.specs.other_programs import program_of
 from kit.specs.strict_yaml import Document
 from kit.specs.text import shown
 from kit.specs.text_files import read_text, reason
@@ -113,7 +114,7 @@ def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 @check(
     None,
-    Rule("not-read", "ds, accelerate", "files of other programs: no key of any reader", "nothing in it was judged"),
+    Rule("not-read", "ds, accelerate, script", "files and launches of other programs", "nothing in it was judged"),
 )
 def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
     if path.is_dir():
@@ -130,7 +131,11 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
         return _deepspeed(path, given)
     if kind == "accelerate":
         return _accelerate(path, _read_yaml(path), given)
-    why = "not a file that kit reads: its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
+    program = program_of(data)
+    looks = (
+        f"it looks like {program}'s" if program else "its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
+    )
+    why = f"not a file that kit lint reads: {looks}"
     return (Finding("not-read", "warning", path.name, None, "", why, "name the configuration itself"),)
 
 
@@ -231,8 +236,10 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
 
 def _script(path: Path, given: Given) -> tuple[Finding, ...]:
     """Findings of every launch line in a script, and of the configurations that it names."""
-    findings: list[Finding] = []
-    for command in commands(_text(path), path.name):
+    text = _text(path)
+    found = list(commands(text, path.name))
+    findings = unread(text, path.name, len(found))
+    for command in found:
         findings += [finding for each in CHECKS["launch"] for finding in each(command)]
         findings += _named(path, command, given)
     return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])

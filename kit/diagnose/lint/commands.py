@@ -133,6 +133,39 @@ def commands(text: str, file: str) -> Iterator[Command]:
             yield replace(found, in_tasks=in_tasks, visible=devices)
 
 
+_OTHERS = {
+    "swift",
+    "llamafactory-cli",
+    "axolotl",
+    "trl",
+    "tune",
+    "xtuner",
+    "composer",
+    "colossalai",
+    "nemo",
+    "horovodrun",
+}
+"""Programs that start training by themselves: the words behind them are theirs."""
+_BEFORE = {"exec", "nohup", "time", "env", "uv", "run", "srun", "sudo"}
+
+
+def unread(text: str, file: str, read: int) -> list[Finding]:
+    """What a script starts beside the launches that were read: a warning where none was."""
+    severity: Severity = "note" if read else "warning"
+    found = []
+    for line, joined in _joined(text):
+        words = (
+            word for word in joined[:_LONGEST_LINE].split() if not (word in _BEFORE or "=" in word or word[0] == "-")
+        )
+        if (name := next(words, "").rsplit("/", 1)[-1]) in _OTHERS:
+            why = f"what {name} starts is not read"
+            found.append(Finding("not-read", severity, file, line, "", why, "name the configuration that it reads"))
+    if read or found:
+        return found
+    why = "no line starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
+    return [Finding("not-read", severity, file, None, "", why, "name the script that does")]
+
+
 def number(value: str | None) -> int | None:
     """The value of a literal whole number; None for a variable or a range such as ``1:4``."""
     return int(value) if value is not None and value.isdecimal() else None
