@@ -8,10 +8,13 @@
     ├── CheckpointError      a checkpoint is missing, truncated, foreign or could not be written
     └── EngineError          an engine cannot do what the plan asks, or is not the engine it should be
 
-A message names the value, the rule and the fix, on one line.
+A message names the value, the rule and the fix, on one line. Of several lines each is a problem; those that begin with
+``HINT`` say what else would do.
 """
 
 from __future__ import annotations
+
+HINT = "hint: "
 
 
 class KitError(Exception):

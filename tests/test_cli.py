@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -97,7 +98,15 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tp=8"], ["--fix", "layout.tp=8"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--tp", "8"], ["--tp", "write layout.tp="]),
         (["memory", "llama-3.1-8b", "--gpus", "8xH100", "--zero=3"], ["--zero", "layout.zero_stage=3"]),
-        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "job.seq_length=8"], ["layout.key=value", "options"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "run.steps=8"], ["layout.key=value", "options"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8 H100"], ["did you mean 8xH100?"]),
+        (["plan", "llama-3.1-8b", "--gpus", "H100x64"], ["did you mean 64xH100?"]),
+        (["plan", "llama-3.1-8b", "--gpus", "H100:8"], ["did you mean 8xH100?"]),
+        (["plan", "llama-3.1-8b", "--gpus", "A100 x 2"], ["did you mean 2xA100-40 or 2xA100-80?"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--sft"], ["write --objective sft"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--full"], ["all weights are trained"]),
+        (["train", "mine.yaml", "--fp8"], ["write job.precision=fp8"]),
+        (["plan", "none.yaml", "--gpus", "8xH100", "--qlora"], ["cluster=8xH100 job.lora.four_bit=true"]),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
         (["convert", "model", "none", "--out", "x"], ["none", "does not exist"]),
@@ -120,7 +129,36 @@ def test_bad_input_is_one_error_and_exit_code_2(words: list[str], parts: list[st
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr + done.stdout
     assert [part for part in parts if part not in done.stderr] == []
+    assert not re.search(r"(?:[\w.:-]+, ){5}", done.stderr), "more than five names"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_options_take_counts_as_people_write_them() -> None:
+    command = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--json"]
+    done = kit(*command, "--total-tokens", "1.5B", "--seq-length", "2,048", "--global-batch-size", "64.0")
+    job = json.loads(done.stdout)["job"]
+    assert (job["total_tokens"], job["seq_length"], job["global_batch_size"]) == (1_500_000_000, 2048, 64)
+    for wrong, said in (("4k", "write the digits"), ("2.5", "whole number"), ("0", "at least 1")):
+        done = kit(*command, "--seq-length", wrong)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["llama-3.1-70b", "--gpus", "1xH100"], ["llama-3.1-8b", "--gpus", "1xRTX-4090"], ["mine.yaml"]],
+    ids=" ".join,
+)
+def test_a_hint_can_be_added_as_it_stands(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("model: llama-3.1-405b\ncluster: 8xH100\n")
+    done = kit("plan", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    (problem,) = (line for line in done.stderr.splitlines() if not line.startswith("hint: "))
+    assert problem.startswith("error: ")
+    changes = re.findall(r"^hint: it fits with ((?:job|cluster|layout)\.?\S*=\S+)", done.stderr, re.MULTILINE)
+    assert any(change.startswith("cluster") for change in changes)
+    for change in changes:
+        assert kit("plan", *words, change, cwd=tmp_path).returncode == 0, change
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from kit.cli.app import app
-from kit.errors import KitError
+from kit.errors import HINT, KitError
 from kit.extras import missing
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     else:
         return
     for line in said.splitlines():
-        typer.echo(f"error: {line}", err=True)
+        typer.echo(line if line.startswith(HINT) else f"error: {line}", err=True)
     raise SystemExit(2)
 
 

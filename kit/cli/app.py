@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,28 +26,41 @@ PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": Fa
 _MOVED = {
     "--fix": "an argument pins a choice, such as layout.tp=8; kit lint writes a corrected copy with --write-fixed",
     "--zero": "write layout.zero_stage=3",
+    "--full": "all weights are trained, unless --lora or --qlora stands there: leave it out",
 }
-"""Earlier option → what to write today."""
+"""An option of earlier versions, or of other programs → what to write."""
 
 
 class Command(TyperCommand):
-    """A command that refuses earlier spellings of an option and says what to write instead."""
+    """A command that says of some options that it does not have what to write instead."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}
         for word in args:
             option = word.partition("=")[0]
-            if option.startswith("--") and option not in known and (today := _today(option)):
+            if option.startswith("--") and option not in known and (today := _today(option, known)):
                 raise SpecError(f"{option} is not an option of kit {self.name}: {today}")
         return super().parse_args(ctx, args)
 
 
-def _today(option: str) -> str | None:
-    """What to write instead of an option that kit no longer has or never had; None if kit does not know that."""
-    from kit.specs.layout import PINNABLE
+def _today(option: str, known: set[str]) -> str | None:
+    """What to write instead of an option that is not one of ``known``; None if kit does not know that."""
+    from kit.specs.job import Objective, OptimizerName, Precision
+    from kit.specs.layout import ENGINES, PINNABLE
 
-    name = option.removeprefix("--").replace("-", "_")
-    return f"write layout.{name}=…" if name in PINNABLE else _MOVED.get(option)
+    word = option.removeprefix("--")
+    if (name := word.replace("-", "_")) in PINNABLE:
+        return f"write layout.{name}=…"
+    values = {
+        "objective": ("job.objective", get_args(Objective)),
+        "precision": ("job.precision", get_args(Precision)),
+        "optimizer": ("job.optimizer.name", get_args(OptimizerName)),
+        "engine": ("layout.engine", ENGINES),
+    }
+    for owner, (key, words) in values.items():
+        if word in words:
+            return f"write --{owner} {word}" if f"--{owner}" in known else f"write {key}={word}"
+    return _MOVED.get(option)
 
 
 class _Commands(TyperGroup):

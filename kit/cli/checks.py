@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.options import AsJson, answer
+from kit.cli.options import AsJson, answer, count
 from kit.errors import SpecError
 from kit.specs.text import nearest
 
@@ -23,7 +23,7 @@ def lint(
         str | None, typer.Option(help="Program that reads the DeepSpeed file: deepspeed, accelerate or trainer.")
     ] = None,
     seq_length: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence (the model's longest, at most 4096).", min=1, max=1 << 30)
+        int | None, typer.Option(help="Tokens of a sequence (the model's longest, at most 4096).", parser=count)
     ] = None,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Judge memory with gradient checkpointing on.")

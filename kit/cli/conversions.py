@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import AsJson, OutDir, echo_json
+from kit.cli.options import AsJson, OutDir, count, echo_json
 from kit.errors import SpecError
 
 convert = typer.Typer(
@@ -35,7 +35,7 @@ def convert_data(
         str,
         typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
     ] = "pretrain",
-    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
+    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", parser=count)] = None,
     chat_template: Annotated[
         str | None,
         typer.Option(help="sft: for messages, a Jinja file, or plain, which fits any tokenizer; else the tokenizer's."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.options import AsJson, answer
+from kit.cli.options import AsJson, answer, count
 from kit.errors import SpecError
 
 
@@ -18,7 +18,7 @@ def generate(
         Path | None, typer.Option(help="Hugging Face directory with the tokenizer, if the checkpoint has none.")
     ] = None,
     merge_into: Annotated[Path | None, typer.Option(help="For adapters: the base model.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of a completion.", min=1)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of a completion.", parser=count)] = 64,
     temperature: Annotated[float, typer.Option(help="0: the likeliest token each time.", min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of draws with a temperature.")] = 0,
     as_json: AsJson = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, job_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -26,17 +29,35 @@ from kit.specs.other_programs import refuse_other_programs
 if TYPE_CHECKING:
     from kit.specs.recipe import Recipe
 
+
+def count(text: str | int) -> int:
+    """The parser of an option that takes a count. ``text``: or the option's default."""
+    from kit.specs.count import as_count
+
+    try:
+        number = as_count(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}") from None
+    if number < 1:
+        raise typer.BadParameter(f"{text!r} should be at least 1")
+    return number
+
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Pinned choices, such as layout.tp=8; of a recipe any change, as section.key=value."),
+    typer.Argument(
+        help="layout.tp=8 pins a choice; job.key=value and cluster.key=value change what is asked; of a recipe any key."
+    ),
 ]
 Gpus = Annotated[
     str | None, typer.Option(help="Cluster for a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")
 ]
 Engine = Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")]
-SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]
-GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")]
-TotalTokens = Annotated[float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")]
+SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.", parser=count)]
+GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.", parser=count)]
+TotalTokens = Annotated[
+    int | None, typer.Option(help="Token budget, for days and cost; for example 20B or 1e12.", parser=count)
+]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the training data, instead of --total-tokens.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
 Objective = Annotated[str | None, typer.Option(help="pretrain, sft, seq2seq, or TRL's dpo, kto, reward, grpo.")]
@@ -141,7 +162,18 @@ def of_file_alone(context: typer.Context, path: Path) -> None:
     """Raises ``SpecError`` for options of a cluster or a job beside a file that has its own."""
     if context.params["gpus"] or asked(context):
         refuse_other_programs(strict_yaml.read(path), path)
-        raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
+        raise own_cluster_and_job(context.params["gpus"], asked(context))
+
+
+def own_cluster_and_job(gpus: str | None, given: dict[str, Any]) -> SpecError:
+    """What to say of options beside a recipe or a plan, with the arguments that do the same to a recipe."""
+    keys = {"lora": "lora.four_bit=false", "qlora": "lora.four_bit=true", "optimizer": "optimizer.name={}"}
+    words = [f"cluster={gpus}"] if gpus else []
+    words += [f"job.{keys.get(name, f'{name}={{}}').format(value)}" for name, value in given.items()]
+    return SpecError(
+        f"a recipe or a plan names its own cluster and job; options do not change them, a recipe's arguments do: "
+        f"{shlex.join(words)}"
+    )
 
 
 def request_of(context: typer.Context, name: str, changes: list[str], calibration: Calibration) -> Request:
@@ -149,7 +181,7 @@ def request_of(context: typer.Context, name: str, changes: list[str], calibratio
     if context.params["gpus"] is None:
         raise SpecError("--gpus is missing, for example --gpus 8xH100")
     model, cluster = load_model(name), parse_cluster(context.params["gpus"])
-    job, pins = job_for(model, **asked(context)), pins_of(name, changes)
+    cluster, job, pins = with_changes(name, cluster, job_for(model, **asked(context)), changes)
     return Request(model=model, cluster=cluster, job=job, pins=pins, calibration=calibration)
 
 
@@ -177,7 +209,7 @@ def job_for(
     lora: bool = False,
     qlora: bool = False,
     optimizer: str | None = None,
-    **values: float | str | None,
+    **values: int | str | None,
 ) -> JobSpec:
     """The job that the given options describe. Other values are defaults: the job's, or the model's where the model
     cannot take the job's."""
@@ -186,9 +218,23 @@ def job_for(
         data["lora"] = {"four_bit": qlora}
     if optimizer is not None:
         data["optimizer"] = {"name": optimizer}
-    data |= {key: int(value) if key == "total_tokens" and value else value for key, value in values.items()}
+    data |= values
     document = strict_yaml.Document(name="options", data={}, lines={})
     return strict_yaml.parse(JobSpec, data, document) if data else JobSpec()
+
+
+def with_changes(
+    model: str, cluster: ClusterSpec, job: JobSpec, changes: list[str]
+) -> tuple[ClusterSpec, JobSpec, Pins]:
+    """The cluster and the job that options describe, with ``cluster.key=value`` and ``job.key=value`` applied to them
+    as to those of a recipe; and what is pinned."""
+    of = {key: [word for word in changes if re.match(rf"{key}[.=]", word)] for key in ("cluster", "job")}
+    if any(of.values()):
+        from kit.specs.recipe import changed_section  # a plan of catalog names imports no recipe
+
+        cluster = changed_section("cluster", cluster, of["cluster"])
+        job = changed_section("job", job, of["job"])
+    return cluster, job, pins_of(model, [word for word in changes if word not in of["cluster"] + of["job"]])
 
 
 def pins_of(model: str, changes: list[str]) -> Pins:

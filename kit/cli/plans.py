@@ -32,16 +32,19 @@ from kit.cli.options import (
     TotalTokens,
     answer,
     asked,
+    count,
     echo_json,
     is_plan,
     is_recipe,
     job_for,
     of_file_alone,
+    own_cluster_and_job,
     pins_of,
     plan_recipe,
     recipe_changes,
     request_of,
     searching,
+    with_changes,
 )
 from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
@@ -95,7 +98,7 @@ def plan(
         float | None, typer.Option(help="Also choose a cluster that trains the token budget for this many USD.")
     ] = None,
     max_gpus: Annotated[
-        int | None, typer.Option(help="Also choose a cluster, with at most this many GPUs.", min=1)
+        int | None, typer.Option(help="Also choose a cluster, with at most this many GPUs.", parser=count)
     ] = None,
     by: Annotated[str | None, typer.Option(help="Choose the cluster by gpus (the default), money or time.")] = None,
     calibration: CalibrationFile = None,
@@ -134,26 +137,26 @@ def plan(
             )
         if gpus or given:
             refuse_other_programs(strict_yaml.read(Path(model)), Path(model))
-            raise SpecError(
-                "a recipe names its own cluster and job; change them as arguments: cluster=8xH100 job.seq_length=8192"
-            )
+            raise own_cluster_and_job(gpus, given)
         with searching(model):
             result, _ = plan_recipe(Path(model), changes, known)
         again = [model, *changes]
     else:
-        spec, pins = load_model(model), pins_of(model, changes)
+        spec = load_model(model)
         job = job_for(spec, **given)
         if chooses:
+            pins = pins_of(model, changes)
             gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known, as_json)
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         with searching(f"{spec.name} on {gpus}"):
             cluster = _priced(gpus, price) if price else parse_cluster(gpus)
+            cluster, job, pins = with_changes(model, cluster, job, changes)
             result = make_plan(spec, cluster, job, pins, load_calibration(known))
         again = [model, "--gpus", gpus, *changes]
         for name, value in given.items():
             again += [f"--{name.replace('_', '-')}"]
-            again += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+            again += [] if value is True else [str(value)]
     if calibrate is not None and calibration is not None:
         result = _calibrated(result, calibrate, calibration)
     if save is not None:

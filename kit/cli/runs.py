@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import AsJson, Overrides, answer, is_recipe, plan_recipe
-from kit.errors import RunDirectoryError, SpecError
+from kit.cli.options import AsJson, Overrides, answer, count, is_recipe, plan_recipe
+from kit.errors import HINT, RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe
 
@@ -57,7 +57,9 @@ def train(
     resume: Annotated[
         str | None, typer.Option(help="auto: the newest good checkpoint; or the path of an exchange checkpoint.")
     ] = None,
-    stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
+    stop_at_step: Annotated[
+        int | None, typer.Option(help="Stop after this step, with a checkpoint.", parser=count)
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="Trace these steps, such as 5-8, and print where their time goes.")
     ] = None,
@@ -88,7 +90,7 @@ def train(
     except RunDirectoryError as error:
         if not is_recipe(str(target)):
             raise
-        raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
+        raise RunDirectoryError(f"{error}\n{HINT}{out} is written; once this is mended: kit train {out}") from None
     if rundir.run.data.stream is not None:
         from kit.training.data.stream import StreamSamples
 

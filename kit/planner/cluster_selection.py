@@ -23,6 +23,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
+from kit.specs.text import listed, nearest
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds
 
 Goal = Literal["gpus", "money", "time"]
@@ -76,7 +77,7 @@ def node_type(text: str) -> str:
     cluster = parse_cluster(text)
     whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else None
     if whole is None or cluster != whole:
-        name = cluster.name if whole else f"one of {', '.join(node_names())}"
+        name = cluster.name if whole else f"such as {listed(node_names())}"
         raise SpecError(
             f"--gpus {text} is {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, and with --deadline, --budget, "
             f"--max-gpus or --by their number is chosen: name a node type, {name}; --max-gpus bounds the number"
@@ -100,7 +101,7 @@ def cluster_options(
     satisfies the constraints.
     """
     if node is not None and node not in node_names():
-        raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
+        raise SpecError(f"node {node!r} is not in the catalog; {nearest(node, node_names())}")
     types = sorted(
         (
             _NodeType(model, job, without_loss(pins), constraints, name, calibration)
@@ -118,8 +119,8 @@ def cluster_options(
             found.append(option)
         misses += [miss] if miss else []
     if not found:
-        nearest = [miss.text for miss in sorted(misses)[:_MOST_MISSES]]
-        raise PlanError("\n".join(["no cluster of the catalog satisfies this", *nearest]))
+        closest = [miss.text for miss in sorted(misses)[:_MOST_MISSES]]
+        raise PlanError("\n".join(["no cluster of the catalog satisfies this", *closest]))
     return tuple(sorted(found, key=lambda option: _rank(option, constraints.goal)))
 
 

@@ -14,7 +14,7 @@ from kit.specs import strict_yaml
 from kit.specs.families import FAMILIES
 from kit.specs.hf_keys import SPELLINGS
 from kit.specs.model import ModelSpec
-from kit.specs.text import shown
+from kit.specs.text import listed, shown
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "embedding_dim"),
@@ -93,7 +93,7 @@ def _refusal(config: Mapping[str, Any], name: str, answer: Mapping[str, Any]) ->
     if why == "unknown":
         return (
             f"model_type={shown(kind)} of {name} is not known to the installed transformers; a newer version may know "
-            f"it. Described without it are {', '.join(FAMILIES)}: a shape of your own takes the nearest"
+            f"it. Described without it are {listed(FAMILIES)}: a shape of your own takes the nearest"
         )
     if why == "no causal language model":
         inner = answer.get("model_type")

@@ -74,7 +74,8 @@ def changed(value: T, **values: Any) -> T:
 
 
 class Within:
-    """Bounds of a number, with the meaning of pydantic's ``Field``."""
+    """Bounds of a number, with the meaning of pydantic's ``Field``. A whole number may be written as ``as_count``
+    reads it."""
 
     def __init__(self, **bounds: float) -> None:
         self._bounds = bounds
@@ -85,7 +86,11 @@ class Within:
         while "schema" in number:  # inside of its checks
             number = number["schema"]
         number.update(self._bounds)
-        return whole
+        if number["type"] != "int":
+            return whole
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(_count, whole)
 
 
 class Checked:
@@ -114,6 +119,17 @@ def _refuse(problem: str) -> PydanticCustomError:
     from pydantic_core import PydanticCustomError
 
     return PydanticCustomError("value", "{problem}", {"problem": problem})
+
+
+def _count(value: Any) -> Any:
+    if not isinstance(value, str | float):
+        return value
+    from kit.specs.count import as_count  # most counts are whole numbers already
+
+    try:
+        return as_count(value)
+    except ValueError as error:
+        raise _refuse(str(error)) from None
 
 
 def _line(text: str) -> str:

@@ -15,7 +15,7 @@ from kit.specs.hf_floats import tagged
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
-from kit.specs.text import check_line, shown
+from kit.specs.text import check_line, listed, shown
 from kit.specs.text_files import parse_json, read_text, reason
 
 _MOST_BYTES = 1 << 23
@@ -126,7 +126,7 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
     ]
     return (
         f"model_type={shown(config.get('model_type'))} of {name} is no name of a kind of model; supported are "
-        f"{', '.join(_MODEL_TYPES)}; a shape of your own needs {', '.join(needed)}, with the nearest family (llama "
+        f"{listed(_MODEL_TYPES)}; a shape of your own needs {listed(needed)}, with the nearest family (llama "
         "where none is)"
     )
 

@@ -23,6 +23,7 @@ from kit.specs.families import (
     Traits,
     families_with,
 )
+from kit.specs.text import listed
 
 __all__ = [
     "ENCODER_DECODER",
@@ -347,7 +348,7 @@ def _of_the_family(model: ModelSpec) -> list[str]:
         if model.family not in known:
             found.append(
                 f"{item.name}={value} of {model.name}: family {model.family} has none here; leave it out, or use one "
-                f"of {', '.join(known)}"
+                f"of {listed(known)}"
             )
         elif value not in (allowed := traits.choices.get(item.name, (value,))):
             found.append(

@@ -123,6 +123,14 @@ def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
     return run
 
 
+def changed_section(section: str, value: Any, overrides: Sequence[str]) -> Any:
+    """A job or a cluster with ``section.key=value`` arguments applied to it. Raises ``SpecError``."""
+    document = strict_yaml.Document(name="arguments", data={section: strict_yaml.to_plain(value)}, lines={})
+    for word in overrides:
+        document = _override(document, word)
+    return _section(section, document, Path())
+
+
 def merged_text(path: str | Path) -> str:
     """A recipe as YAML text, merged with the recipe that it extends. Raises ``SpecError``."""
     path = Path(path)
@@ -210,4 +218,6 @@ def _override(document: strict_yaml.Document, word: str, merge: _Merge = _merged
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
+    if isinstance(named := document.data.get("cluster"), str) and isinstance(nested.get("cluster"), dict):
+        nested = {"cluster": {"node": named, **nested["cluster"]}}
     return strict_yaml.Document(name=document.name, data=merge(document.data, nested), lines=document.lines)

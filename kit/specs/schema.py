@@ -55,7 +55,16 @@ def json_schema() -> dict[str, Any]:
         "node": {"type": "string", "description": "Node of the catalog that the other keys change: p5.48xlarge."},
         "gpu": {"anyOf": [{"type": "string"}, cluster["properties"]["gpu"]]},
     }
+    _let_counts_be_text(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
+
+
+def _let_counts_be_text(part: Any) -> None:
+    """Whole numbers may also be written as ``kit.specs.count`` reads them: ``20B``."""
+    if isinstance(part, dict) and part.get("type") == "integer":
+        part |= {"type": ["integer", "string"], "pattern": r"^ *[0-9][0-9_,.]*([eE]\+?[0-9]+)? ?[MBTmbt]? *$"}
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _let_counts_be_text(inner)
 
 
 def _specs() -> list[type]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kit.errors import SpecError
 from kit.specs.base import adapter
-from kit.specs.text import Location, dotted, escaped, first_ten, nearest, shown
+from kit.specs.text import MOST_NAMES, Location, dotted, escaped, first_ten, nearest, shown
 from kit.specs.text_files import read_text, reason
 
 _T = TypeVar("_T")
@@ -99,6 +99,8 @@ def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
     if item["type"] == "literal_error":
         text = shown(item["input"], str)
         options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        if len(options) > MOST_NAMES:
+            return f"{where}={escaped(text)}: {nearest(text, options)}"
         return f"{where}={escaped(text)}: {message}" + (f"; {nearest(text, options)}" if len(options) > 2 else "")
     return f"{where}={shown(item['input'])}: {message}"
 

@@ -14,6 +14,8 @@ Location = tuple[str | int, ...]
 
 LONGEST_SHOWN = 200
 """Characters of a value that a message repeats."""
+MOST_NAMES = 5
+"""Names that a message lists."""
 _REFUSED = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: C0, DEL and C1 controls, lone surrogates, U+2028, U+2029. Every line break is among them."""
 
@@ -54,14 +56,24 @@ def first_ten(file: str, problems: Sequence[Item], line: Callable[[Item], str]) 
     return [line(each) for each in problems[:10]] + ([f"{escaped(file)}: and {more} more problems"] if more > 0 else [])
 
 
+def listed(names: Iterable[str], between: str = ", ") -> str:
+    """Names for a message: five of them, and how many more there are."""
+    first = list(names)
+    more = len(first) - MOST_NAMES
+    return between.join(first[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """``did you mean X?`` or the list of valid names."""
+    """``did you mean X?``, or the valid names; of more than five those that are most like the word."""
     from difflib import get_close_matches  # only a mistake needs it
 
-    names = list(valid)
-    close = get_close_matches(word[:LONGEST_SHOWN].lower(), [name.lower() for name in names], n=3, cutoff=0.6)
-    named = [name for name in names if name.lower() in close]
-    return f"did you mean {' or '.join(named)}?" if named else f"valid are {', '.join(sorted(names))}"
+    names = {name.lower(): name for name in valid}
+    like = get_close_matches(word[:LONGEST_SHOWN].lower(), names, n=MOST_NAMES, cutoff=0.0)
+    if close := get_close_matches(word[:LONGEST_SHOWN].lower(), like, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(names[name] for name in names if name in close)}?"
+    if len(names) <= MOST_NAMES:
+        return f"valid are {', '.join(sorted(names.values()))}"
+    return f"the nearest of {len(names)} are {', '.join(names[name] for name in like)}"
 
 
 def dotted(location: Location) -> str:

@@ -36,6 +36,41 @@ def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path) -> None:
 def test_dotted_words_override(recipe: Path) -> None:
     loaded = load_recipe(recipe, ["job.learning_rate=1e-5", "layout.tp=4", "cluster=2x8xH100"])
     assert (loaded.job.learning_rate, loaded.layout.tp, loaded.cluster.num_gpus) == (1e-5, 4, 16)
+    cluster = load_recipe(recipe, ["cluster.host_ram_gib=500", "cluster.gpu=H200"]).cluster
+    assert cluster == dataclasses.replace(parse_cluster("8xH100"), host_ram_gib=500.0, gpu=parse_cluster("8xH200").gpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("20B", 20 * 10**9),
+        ("1.5B", 1_500_000_000),
+        ("500m", 500_000_000),
+        ("'0.9 T'", 9 * 10**11),
+        ("1.5e9", 1_500_000_000),
+        ("'1.5e9'", 1_500_000_000),
+        ("1E+9", 10**9),
+        ("10000000.0", 10**7),
+        ("10_000", 10_000),
+        ("10,000,000", 10**7),
+    ],
+)
+def test_a_count_is_taken_as_people_write_it(
+    recipe: Path, text: str, number: int, schema: jsonschema.Draft202012Validator
+) -> None:
+    loaded = load_recipe(recipe, [f"job.total_tokens={text}", f"run.validation_sequences={text}"])
+    assert loaded.run is not None
+    assert (loaded.job.total_tokens, loaded.run.validation_sequences) == (number, number)
+    written = strict_yaml.parse_text(f"total_tokens: {text}", "").data
+    schema.validate({"model": "m", "cluster": "c", "job": written})
+
+
+@pytest.mark.parametrize(
+    "text", ["4k", "4 K", "1.5", "1e-3", "1,5", "10,00", "1.0000000001B", "B", "-4M", "４", "true", ".inf"]
+)
+def test_what_is_no_count_is_refused(recipe: Path, text: str) -> None:
+    with pytest.raises(SpecError, match="write the digits" if "k" in text.lower() else "whole number|valid integer"):
+        load_recipe(recipe, [f"job.total_tokens={text}"])
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,14 @@ from kit.specs.run import RunSpec
             "precision: double",
             "r.yaml:1: precision=double: should be 'fp32', 'bf16', 'fp16' or 'fp8'; valid are bf16, fp16, fp32, fp8",
         ),
-        ("grad_clip: 1\nglobal_batch_size: '8'", "r.yaml:2: global_batch_size='8': should be a valid integer"),
+        (
+            "grad_clip: 1\nglobal_batch_size: '8!'",
+            "r.yaml:2: global_batch_size='8!': should be a whole number, such as 4096, 1.5e9, 500M or 20B",
+        ),
         ("seq_length: 0", "r.yaml:1: seq_length=0: should be greater than 0"),
         ("optimizer:\n  beta1: 1.5", "r.yaml:2: optimizer.beta1=1.5: should be less than 1"),
         ("optimizer:\n  betas: 1", "r.yaml:2: optimizer.betas: unknown key; did you mean beta1 or beta2?"),
-        ("seq_length: 1.5", "r.yaml:1: seq_length=1.5: should be a valid integer"),
+        ("seq_length: 1.5", "r.yaml:1: seq_length=1.5: should be a whole number, such as 4096, 1.5e9, 500M or 20B"),
         ("seq_length: true", "r.yaml:1: seq_length=True: should be a valid integer"),
     ],
 )

@@ -30,6 +30,7 @@ from kit.errors import EngineError
 from kit.extras import install
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
+from kit.specs.text import nearest
 
 PREFIX = "base_model.model."
 """peft's prefix to a model's own names."""
@@ -104,8 +105,8 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
     }
     if unknown := sorted(set(lora.target_modules) - set(linears.values())):
         raise EngineError(
-            f"lora.target_modules has {unknown[0]}, which {type(model).__name__} has not; it has "
-            f"{', '.join(sorted(set(linears.values())))}"
+            f"lora.target_modules has {unknown[0]}, which {type(model).__name__} has not; "
+            f"{nearest(unknown[0], set(linears.values()))}"
         )
     everywhere = lora.targets == "all-linear"
     names = set(lora.target_modules) or {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kit.cost.time.step import StepTimer
+from kit.errors import HINT
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.search import Candidate, faster_than, search, step_s
@@ -44,10 +45,10 @@ def batch_divides(request: Request) -> Iterator[str]:
     for nearest in filter(None, (batch // gpus * gpus, (batch // gpus + 1) * gpus)):
         found = search(replace(request, job=replace(request.job, global_batch_size=nearest))).best
         if found is not None:
-            yield f"with job.global_batch_size={nearest} it takes {human_seconds(step_s(found))} a step"
+            yield f"{HINT}with job.global_batch_size={nearest} it takes {human_seconds(step_s(found))} a step"
     for fewer in _halved(request):
         if (found := search(fewer).best) is not None:
-            yield f"with {fewer.cluster.num_gpus} GPUs it takes {human_seconds(step_s(found))} a step"
+            yield f"{HINT}with {fewer.cluster.num_gpus} GPUs it takes {human_seconds(step_s(found))} a step"
             return
 
 

@@ -13,6 +13,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
+from kit.errors import HINT
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.explain.fewer_gpus import batch_divides
@@ -87,7 +88,7 @@ def nothing_fits(request: Request, result: SearchResult) -> str:
         f"{request.model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
         f"({describe(nearest)}) {shortfall(request.workload(nearest))}"
     ]
-    lines += [f"it fits with {change}" for change in changes_that_fit(request, result.considered)]
+    lines += [f"{HINT}it fits with {change}" for change in changes_that_fit(request, result.considered)]
     return "\n".join(lines)
 
 
@@ -157,7 +158,7 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
     # Try slower GPUs first: among those with enough memory, the slowest is the most similar to the requested one.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
         if _is_larger(gpu, cluster.gpu):
-            text = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
+            text = f"cluster.gpu={gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
             larger = replace(request, cluster=replace(cluster, gpu=gpu))
             # Legality does not depend on GPU memory, and a layout does not need less memory on a larger GPU.
@@ -265,13 +266,16 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
                 host_ram_gib=cluster.host_ram_gib and cluster.host_ram_gib * share,
                 nvme_gib=cluster.nvme_gib and cluster.nvme_gib * share,
             )
-            text = f"{gpus} GPUs of a {cluster.name} instead of {cluster.gpus_per_node}"
+            usual = parse_cluster(f"{gpus}x{cluster.gpu.name}").name == cluster.name
+            named = f"cluster={gpus}x{cluster.gpu.name}" if usual else f"{gpus} GPUs of a {cluster.name}"
+            text = f"{named} instead of {cluster.num_gpus}"
             yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
             gpus *= 2
     nodes = 2 * cluster.num_nodes
     while nodes <= _MOST_NODES and cluster.inter_node_gbytes_per_s:
         gpus = nodes * whole.gpus_per_node
-        text = f"{nodes} nodes ({gpus} GPUs) instead of {cluster.num_nodes}"
+        named = f"cluster.num_nodes={nodes}" if whole is cluster else f"cluster={cluster.name}:{nodes}"
+        text = f"{named} ({gpus} GPUs) instead of {cluster.num_nodes}"
         more = replace(whole, num_nodes=nodes)
         yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
         nodes *= 2

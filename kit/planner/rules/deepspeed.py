@@ -17,6 +17,7 @@ from kit.planner.rules.megatron_layers import whole_tp
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import ZERO_KEYS
+from kit.specs.text import listed
 
 # ---------------------------------------------------------------- precision
 
@@ -140,7 +141,7 @@ def tp_without_nvme(w: Workload) -> bool:
     "deepspeed",
     says=lambda w: (
         f"tp={w.layout.tp} on engine=deepspeed with {w.model.name}, whose layers AutoTP cannot split: it knows "
-        f"{', '.join(families_where('autotp'))}; use engine=megatron, or implementation=local"
+        f"{listed(families_where('autotp'))}; use engine=megatron, or implementation=local"
     ),
 )
 def autotp_family(w: Workload) -> bool:

@@ -11,6 +11,7 @@ from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.model import ModelSpec
+from kit.specs.text import listed
 
 # ---------------------------------------------------------------- layers
 
@@ -32,7 +33,7 @@ def megatron_zero(w: Workload) -> bool:
     "megatron",
     says=lambda w: (
         f"implementation=transformer_engine with family {w.model.family} of {w.model.name}: its layers are for "
-        f"{', '.join(families_where('transformer_engine'))}; use local"
+        f"{listed(families_where('transformer_engine'))}; use local"
     ),
 )
 def transformer_engine_family(w: Workload) -> bool:

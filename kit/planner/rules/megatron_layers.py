@@ -11,6 +11,7 @@ from kit.planner.rules.common import runs_megatron_layers
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.model import ModelSpec
+from kit.specs.text import listed
 
 _DELTA_NET = "no gated delta net without the CUDA kernels of flash-linear-attention (ssm/gated_delta_net.py)"
 NOT_IN_MEGATRON: Mapping[str, str] = {
@@ -33,7 +34,7 @@ text model that kit lacks, except MiMo, whose code is not in transformers."""
     "megatron",
     says=lambda w: (
         f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
-        f"{', '.join(families_where('megatron'))}"
+        f"{listed(families_where('megatron'))}"
         + (f", and {lacks}" if (lacks := NOT_IN_MEGATRON.get(w.model.model_type)) else "")
         + "; use implementation=huggingface on engine=deepspeed or torch"
         + (

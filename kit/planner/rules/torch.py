@@ -7,6 +7,7 @@ from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import FP8_MULTIPLE
+from kit.specs.text import listed
 
 # ---------------------------------------------------------------- ways to split
 
@@ -24,7 +25,7 @@ def torch_zero(w: Workload) -> bool:
     "torch",
     says=lambda w: (
         f"tp={w.layout.tp} on engine=torch with family {w.model.family}: tensor parallelism is implemented for "
-        f"{', '.join(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
+        f"{listed(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
     ),
 )
 def torch_tp_family(w: Workload) -> bool:

@@ -18,6 +18,11 @@ _FORMS = (
     "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
     "cluster.yaml (your own), local (this machine)"
 )
+_OTHER_ORDERS = [
+    re.compile(r"(?P<count>[0-9]{1,9})\s*[x×*]?\s*(?P<gpu>[a-z].*)", re.IGNORECASE),
+    re.compile(r"(?P<gpu>.*?)(?:\s*[x×*:]\s*|\s+)(?P<count>[0-9]{1,9})", re.IGNORECASE),
+]
+"""``8 H100``, ``H100x8``, and ``H100:8`` as SkyPilot writes it."""
 _OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
 
@@ -57,18 +62,25 @@ def load_gpu(name: str) -> GpuSpec:
 
     Raises ``SpecError``: unknown with the nearest names, or ambiguous with the candidates (``A100`` → two sizes).
     """
+    match _gpus_called(name):
+        case [one]:
+            return trusted(GpuSpec, {"name": one, **rows("gpus")[one]})
+        case []:
+            raise SpecError(
+                f"GPU {shown(name)} is not in the catalog ({nearest(name, gpu_names())}); or write its own figures in "
+                f"the place of these into card.yaml, for --gpus card.yaml: {_DESCRIBED}"
+            )
+        case sizes:
+            raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
+
+
+def _gpus_called(name: str) -> list[str]:
+    """The GPU of this name, or those of all its memory sizes."""
     wanted = _plain(name)
-    names = gpu_names()
-    exact = [known for known in names if _plain(known) == wanted]
-    if exact:
-        return trusted(GpuSpec, {"name": exact[0], **rows("gpus")[exact[0]]})
-    sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
-    if sizes:
-        raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
-    raise SpecError(
-        f"GPU {shown(name)} is not in the catalog; {nearest(name, names)} Or write its own figures in the place of "
-        f"these into card.yaml, for --gpus card.yaml: {_DESCRIBED}"
-    )
+    exact = [known for known in gpu_names() if _plain(known) == wanted]
+    return exact[:1] or [
+        known for known in gpu_names() if wanted and re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))
+    ]
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -98,6 +110,10 @@ def cluster_called(text: str) -> ClusterSpec:
     node = _node_name(words[-1]) if words and len(words) <= 2 else None
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
+    for form in _OTHER_ORDERS:
+        if (match := form.fullmatch(text.strip())) and (names := _gpus_called(match["gpu"])):
+            meant = " or ".join(f"{match['count']}x{gpu}" for gpu in names)
+            raise SpecError(f"cluster {shown(text)} is not understood; did you mean {meant}?")
     raise SpecError(
         f"cluster {shown(text)} is not understood; forms are {_FORMS}; of nodes {nearest(_word(text), node_names())}"
     )

@@ -13,7 +13,7 @@ from kit.specs.base import trusted
 from kit.specs.catalog.rows import rows
 from kit.specs.frozen import FrozenMap
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
-from kit.specs.text import nearest, shown
+from kit.specs.text import listed, nearest, shown
 
 
 def model_names() -> list[str]:
@@ -54,10 +54,10 @@ def model_called(name: str) -> ModelSpec:
             return shape_of_size(name)
         near = _near(key)
         if len(near) != 1:
-            known = f"did you mean {' or '.join(near)}?" if near else nearest(key, model_names())
+            known = f"did you mean {listed(near, ' or ')}?" if near else nearest(key, model_names())
             raise SpecError(
-                f"model {shown(name)} is neither in the catalog, nor a directory, nor a size such as 13B; {known} "
-                "Any other model of the hub: the directory of its config.json"
+                f"model {shown(name)} is neither in the catalog, nor a directory with the config.json of any model of "
+                f"the hub, nor a size such as 13B; {known}"
             )
         key = near[0]
     return _catalog_model(key)

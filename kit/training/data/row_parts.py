@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit.errors import DataError
+from kit.specs.text import listed
 from kit.training.data.tokenizers import one_line
 
 _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
@@ -30,7 +31,7 @@ def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
             return write(tokenizer, row[first], row[second])
     wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in _PAIR_KEYS[objective])
     raise DataError(
-        f"{where} has the fields {', '.join(map(str, row)) or 'of nothing'}; for objective={objective} give "
+        f"{where} has the fields {listed(map(str, row)) or 'of nothing'}; for objective={objective} give "
         + ("{messages} or " if objective == "sft" else "")
         + wanted
     )

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from kit.errors import DataError, KitError
 from kit.object_storage import RemoteFile, is_address, open_filesystem
+from kit.specs.text import nearest
 from kit.training.data.tokenizers import one_line
 
 BLOCK_BYTES = 4 << 20
@@ -255,9 +256,7 @@ def _of_parquet(block: Block, text_key: str) -> Iterator[str]:
         try:
             file = pyarrow.parquet.ParquetFile(opened)
             if text_key not in (names := file.schema_arrow.names):
-                raise DataError(
-                    f"{block.source} has no column {text_key!r}; --text-key takes one of {', '.join(names)}"
-                )
+                raise DataError(f"{block.source} has no column {text_key!r}; {nearest(text_key, names)}")
             first = 0
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
@@ -299,9 +298,7 @@ def _saved_dataset(directory: str) -> Any:
 def _of_dataset(block: Block, text_key: str) -> Iterator[str]:
     loaded = _saved_dataset(block.source)
     if text_key not in loaded.column_names:
-        raise DataError(
-            f"{block.source} has no column {text_key!r}; --text-key takes one of {', '.join(loaded.column_names)}"
-        )
+        raise DataError(f"{block.source} has no column {text_key!r}; {nearest(text_key, loaded.column_names)}")
     for row in loaded.select_columns([text_key]).select(range(block.start, block.stop)):
         yield _text_of(row, text_key, block.source)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.errors import DataError
 from kit.specs.run import StreamSpec
+from kit.specs.text import nearest
 from kit.training.data.sources import as_data_error
 
 _BATCH_DOCUMENTS = 1000
@@ -86,6 +87,4 @@ def _digest(name: str, *version: str) -> str:
 
 def _check_column(name: str, text_key: str, columns: list[str]) -> None:
     if text_key not in columns:
-        raise DataError(
-            f"{name} has no column {text_key!r}; run.data.stream.text_key takes one of {', '.join(columns)}"
-        )
+        raise DataError(f"{name} has no column {text_key!r}; run.data.stream.text_key: {nearest(text_key, columns)}")

@@ -8,6 +8,7 @@ from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.model import ModelSpec
+from kit.specs.text import listed
 
 
 def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
@@ -16,6 +17,6 @@ def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
     if not file:
         raise EngineError(
             f"family={model.family} of {model.name}: the Megatron engine has no weight map for it; "
-            f"use engine torch or deepspeed, or one of the families {', '.join(families_where('megatron'))}"
+            f"use engine torch or deepspeed, or one of the families {listed(families_where('megatron'))}"
         )
     return getattr(import_module(f"{__package__}.{file}"), function)(model)
