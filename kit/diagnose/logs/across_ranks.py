@@ -24,7 +24,7 @@ IN_ONE_CALL = (
 MOST_CALLS = 8
 """Most ranks whose calls are listed."""
 _BETWEEN_TWO = re.compile(r"(?i)(?:i?send|i?recv|coalesced|batch_isend_irecv)\b")
-_OF_A_BATCH = (None, "forward", "backward", "evaluation")
+_OF_A_BATCH = ("", "forward", "backward", "evaluation")
 """Phases in which memory follows the batch."""
 
 
@@ -76,7 +76,7 @@ def _out_of_memory(cause: Cause, causes: Sequence[Cause], scan: Scan) -> tuple[s
     meaning, fix = cause.meaning, cause.fix
     ranks = {rank for other in causes if other.cause == cause.cause for rank in other.ranks}
     if len(ranks) == 1 and len(scan.ranks) > 1:
-        batch = cause.phase in _OF_A_BATCH
+        batch = (cause.phase or "").split(" and ")[0] in _OF_A_BATCH
         why = "its batch was longer" if batch else "it holds or gathers more than they do"
         meaning = f"{meaning}, and no other: {why}, or another process shares its memory"
         fix = f"bucket by length and pad alike; else {fix}" if batch else fix

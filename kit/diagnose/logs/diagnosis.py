@@ -49,7 +49,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     fixes = {cause.cause: cause.fix for cause in told}
     lines = [replace(cause, fix=fixes.get(cause.cause, cause.fix)) for cause in framed]
     causes = _merged([*seen, *told, *lines, *scan.curves.causes()])
-    first = scan.first_failed
+    first = scan.first_failed[0].rank if scan.first_failed else None
     causes = sorted(
         [*causes, *exceptions],
         key=lambda cause: (
@@ -103,7 +103,7 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
 
 def _exceptions(scan: Scan) -> list[Cause]:
     """Exceptions that match no pattern; the rank that failed first, by the launcher's report, comes first."""
-    first = scan.first_failed
+    first = scan.first_failed[0].rank if scan.first_failed else None
     named = {(cause.place, cause.ranks) for cause in scan.causes}
     groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
     for raised, line in scan.exceptions:
@@ -147,13 +147,13 @@ def _failed(scan: Scan, causes: Sequence[Cause]) -> list[Cause]:
     """The launcher's report of a failed process, if no other cause is known."""
     if any(cause.weight > 1 for cause in causes) or not (scan.failed or scan.exceptions):
         return []
-    if not scan.failed:
+    if scan.first_failed is None:
         raised, line = scan.exceptions[0]
         if any(cause.cause == "exception" for cause in causes):
             return []
         failed = Failed(None, f"{raised.name}: {raised.message}")
     else:
-        failed, line = scan.failed[0]
+        failed, line = scan.first_failed
     return [
         Cause(
             cause="worker-failed",
@@ -178,8 +178,8 @@ def _merged(causes: Sequence[Cause]) -> list[Cause]:
         first = group[0]
         ranks = tuple(sorted({rank for cause in group for rank in cause.ranks}))
         gpus = tuple(dict.fromkeys(gpu for cause in group for gpu in cause.gpus))
-        phases = [cause.phase for cause in group if cause.phase]
+        phases = dict.fromkeys(cause.phase for cause in group if cause.phase)
         steps = [cause.step for cause in group if cause.step is not None]
-        phase, step = phases[0] if phases else None, min(steps, default=None)
-        merged.append(replace(first, ranks=ranks, gpus=gpus, phase=phase, step=step))
+        phase = " and ".join(phases) or None
+        merged.append(replace(first, ranks=ranks, gpus=gpus, phase=phase, step=min(steps, default=None)))
     return sorted(merged, key=lambda cause: -cause.weight)

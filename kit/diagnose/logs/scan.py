@@ -25,7 +25,7 @@ CURVE_BYTES = 1 << 22
 """Bytes of a larger log, evenly spread, in which losses and step times are read."""
 MOST_MATCHES = 200
 """Most lines of one cause and one rank that are examined in a file."""
-_RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
+_RANKS = re.compile(rb"(?:^|\n)[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
 _OF_TORCH = re.compile(r"(?!.*Error: ).*?\[(?:PG (?:ID )?0 [^\]]*)?Rank (\d{1,7})\]")
 """torch's own prefix in a line that has no other. In groups other than the default one it counts within the group."""
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
@@ -71,9 +71,10 @@ class Scan:
     """Rank → the first call that NCCL named as not completed."""
 
     @property
-    def first_failed(self) -> int | None:
-        """The rank that failed first, by a launcher's report."""
-        return next((failed.rank for failed, _ in self.failed if failed.rank is not None), None)
+    def first_failed(self) -> tuple[Failed, Line] | None:
+        """The process that failed first by the launchers' reports: by the times in torchrun's tables, or else the first
+        with a rank."""
+        return min(self.failed, key=lambda each: (each[0].time or "~", each[0].rank is None), default=None)
 
     def read(self, path: Path) -> None:
         """Add one log."""
@@ -107,7 +108,7 @@ class Scan:
         if seen["exception", line.rank] >= MOST_MATCHES:
             return
         if piece.text.startswith(TABLE, position) and (failed := read_table(piece, position)):
-            self.failed.insert(0, (failed, line))
+            self.failed.append((failed, line))
         elif match := WORKER_FAILED.search(line.text):
             rank, code = match["local"] or match["task"], match["code"] or match["status"] or match["torchrun"]
             self.failed.append((Failed(None if rank is None else int(rank), f"exit code {code}"), line))

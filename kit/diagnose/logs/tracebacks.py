@@ -95,6 +95,8 @@ class Failed:
     rank: int | None
     how: str
     """Its exit code or signal, and its host."""
+    time: str = ""
+    """When it failed, by the table; each node's launcher prints one of its own."""
 
 
 def read_table(piece: Piece, position: int) -> Failed | None:
@@ -102,4 +104,4 @@ def read_table(piece: Piece, position: int) -> Failed | None:
     rows = dict(re.findall(r"(?m)(\w+) +: (.+)$", "\n".join(piece.after(position)[:8])))
     rank = re.match(r"\d+", rows.get("rank", ""))
     how = f"exit code {rows.get('exitcode', 'unknown').strip()} on {rows.get('host', 'an unknown host').strip()}"
-    return Failed(int(rank.group()), how) if rank else None
+    return Failed(int(rank.group()), how, rows.get("time", "").strip()) if rank else None
