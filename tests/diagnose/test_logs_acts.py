@@ -134,6 +134,23 @@ def test_a_frame_that_rich_draws_has_a_phase(tmp_path: Path) -> None:
     assert read(tmp_path, *drawn)[0].phase == "optimizer step"
 
 
+def test_a_frame_of_a_notebook_has_a_phase(tmp_path: Path) -> None:
+    """As IPython writes it, with the class of a method (github.com/huggingface/transformers/issues/24658)."""
+    lines = [
+        "OutOfMemoryError                          Traceback (most recent call last)",
+        "Cell In[9], line 22",
+        "---> 22 trainer.train()",
+        "File ~/site-packages/deepspeed/runtime/engine.py:1184, in DeepSpeedEngine._configure_optimizer(self, basic)",
+        "   1183 if optimizer_wrapper == ZERO_OPTIMIZATION:",
+        "-> 1184     self.optimizer = self._configure_zero_optimizer(basic_optimizer)",
+        "File ~/env/lib/python3.11/site-packages/torch/_utils.py:10, in empty(size)",
+        OOM,
+    ]
+    assert [cause.phase for cause in read(tmp_path, *lines)] == ["optimizer step"]
+    lines[3:6] = ["File ~/train.py:4, in Trainer.fit(self)", "----> 4     optimizer.step()"]
+    assert [cause.phase for cause in read(tmp_path, *lines)] == ["optimizer step"]
+
+
 def test_words_of_a_log_line_are_no_frames(tmp_path: Path) -> None:
     """A save that went well, and an error without a traceback; and the one before, of another error."""
     assert read(tmp_path, "INFO calling torch.save(model) in save", OOM)[0].phase is None
@@ -278,6 +295,15 @@ def test_the_loaders_own_words(tmp_path: Path) -> None:
 )
 def test_libraries_that_a_healthy_run_does_without(line: str, tmp_path: Path) -> None:
     assert read(tmp_path, line) == ()
+
+
+def test_a_symbol_of_another_cuda_is_a_mixture(tmp_path: Path) -> None:
+    line = "ImportError: nvidia/cusparse/lib/libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version lib"
+    (cause,) = read(tmp_path, line)
+    assert (cause.cause, "no __nvJitLinkAddData_12_1" in cause.meaning) == ("binary-mismatch", True)
+    assert "LD_LIBRARY_PATH" in cause.fix
+    (torchs,) = read(tmp_path, line.replace("__nvJitLinkAddData_12_1", "_ZN3c105ErrorC2E"))
+    assert "for the torch that is here" in torchs.fix
 
 
 def raised(call: Callable[[], Any]) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_FRAME_OR_SOURCE = re.compile(r"(?:[\w.-]+: ?)?(?:\[rank\d+\]:)?[ \t│|]")
-"""Lines of a traceback below its heading are indented, or stand in a frame that rich draws; log lines do neither."""
+_FRAME_OR_SOURCE = re.compile(r"(?:[\w.-]+: ?)?(?:\[rank\d+\]:)?(?:[ \t│|]|File \S+:\d+, in |-+> \d+ )")
+"""Lines of a traceback below its heading are indented, or stand in a frame that rich draws, or are a notebook's; log
+lines are none of these."""
+_CLASSES = re.compile(r"\bin (?:\w+\.)+(?=\w+\()")
+"""A notebook names the class of a method."""
 _OPTIMIZER_FILE = r"(?:\boptim\w*/[\w/.]*|\w*(?:optim|adam|muon|lion|adafactor)\w*)\.py\"?(?:, line |:)\d+,? in "
 _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
@@ -60,7 +63,7 @@ a model reads files; a function of the user's may be named ``step``."""
 def phase_of(lines: Sequence[str]) -> str | None:
     """The phase of an error below these lines of its traceback, the nearest first: of the innermost frame with a
     phase."""
-    frames = [line for line in lines if _FRAME_OR_SOURCE.match(line)]
+    frames = [_CLASSES.sub("in ", line) for line in lines if _FRAME_OR_SOURCE.match(line)]
     for phases in (_PHASES, _INSIDE_OTHERS):
         for frame in frames:
             for phase, pattern in phases:

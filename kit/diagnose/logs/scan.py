@@ -94,7 +94,8 @@ class Scan:
                 if (call := CALL.search(line.text)) and (rank := _rank_in_torchs_words(line)) is not None:
                     self.calls.setdefault(rank, named(call))
                 self._failure(piece, position, line, seen)
-                shown = next(((each, match) for each in PATTERNS if (match := each.shows(line.text))), None)
+                heading = TRACEBACK.decode() in line.text  # a notebook's has the name of the error that follows
+                shown = next(((p, match) for p in PATTERNS if not heading and (match := p.shows(line.text))), None)
                 if shown is not None and seen[shown[0].cause, line.rank] < MOST_MATCHES:
                     seen[shown[0].cause, line.rank] += 1
                     found.append(_cause(*shown, piece, position, line, _step_before(piece, position, line, steps)))
