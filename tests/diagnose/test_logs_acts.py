@@ -424,17 +424,20 @@ def test_ranks_that_all_wait_are_named_with_their_calls(lines: list[str], says: 
 
 
 def p2p_records(
-    directory: Path, calls: dict[int, list[tuple[str, int, str, bool]]], ranks: str = "[0, 1, 2, 3]"
+    directory: Path,
+    calls: dict[int, list[tuple[str, int, str, bool]]],
+    ranks: str = "[0, 1, 2, 3]",
+    batched: bool = False,
 ) -> Path:
     """Flight records with sends and receives: rank → (its words, when, state, retired), as ProcessGroupNCCL records
-    them; the words count ranks within the group."""
+    them; the words count ranks within the group, and calls of a batch have one number."""
     directory.mkdir()
     for rank, made in calls.items():
         entries = [
             {
                 "process_group": ("7", "pp"),
                 "collective_seq_id": 0,
-                "p2p_seq_id": number,
+                "p2p_seq_id": 1 if batched else number,
                 "profiling_name": f"nccl:{words}",
                 "input_sizes": [[4, 8]],
                 "input_dtypes": ["BFloat16"],
@@ -468,6 +471,15 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
     (cause,) = diagnose([p2p_records(tmp_path / "three", ring)])
     assert cause.ranks == (0, 1, 2)
     assert "rank 2 in send number 1 to rank 0" in cause.meaning
+    batch = {0: [("send 0->1", 5, "started", False), ("recv 0<-1", 6, "started", False)]}
+    batch[1] = [("send 1->0", 5, "started", False), ("recv 1<-0", 6, "started", False)]
+    one_by_one = diagnose([p2p_records(tmp_path / "one-by-one", batch)])
+    assert [cause.ranks for cause in one_by_one] == [(0, 1)]
+    assert diagnose([p2p_records(tmp_path / "batch", batch, batched=True)]) == ()  # the network, and no order of theirs
+    receives = {rank: [calls[1], ("coalesced", 7, "started", False)] for rank, calls in batch.items()}
+    assert diagnose([p2p_records(tmp_path / "receives", receives, batched=True)])[0].ranks == (0, 1)
+    done = {rank: [calls[1], ("coalesced", 7, "completed", True)] for rank, calls in batch.items()}
+    assert diagnose([p2p_records(tmp_path / "done", done, batched=True)]) == ()
     pair = {0: [("send 0->1", 5, "started", False)], 1: [("recv 1<-0", 6, "started", False)]}
     assert diagnose([p2p_records(tmp_path / "pair", pair)]) == ()
     over = {0: [("recv 0<-1", 5, "scheduled", True)], 1: [("recv 1<-0", 6, "completed", False)]}

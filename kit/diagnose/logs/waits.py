@@ -4,7 +4,8 @@ may wait for each other."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,41 +57,63 @@ class Wait:
         return f"rank {self.rank} in {self.call} number {self.number} {way} rank {self.peer}, sizes {self.sizes}"
 
 
-def of_records(found: Records) -> dict[int, Wait]:
-    """Rank → its oldest send or receive that did not end."""
-    waits: dict[int, Wait] = {}
+def of_records(found: Records) -> dict[int, tuple[Wait, ...]]:
+    """Rank → its oldest send or receive that did not end, with the others of the same batch.
+
+    The calls of a batch (``batch_isend_irecv``) have the same numbers, and their state stays "scheduled": an entry
+    "coalesced" of these numbers, the last of the batch, has the state of all.
+    """
+    waits: dict[int, tuple[Wait, ...]] = {}
     for rank, (_, data) in found.items():
-        for entry in data["entries"]:
+        entries = sorted(data["entries"], key=_created)
+        ended = {_batch(entry) for entry in entries if _ended(entry) and entry["profiling_name"].endswith("coalesced")}
+        left: dict[tuple[str, int, int], list[Wait]] = defaultdict(list)
+        for entry in entries:
             match = _PEERS.search(str(entry["profiling_name"]))
-            if not match or entry.get("state") == "completed" or entry.get("retired"):
-                continue
-            config = data.get("pg_config", {}).get(str(entry["process_group"][0]), {})
-            ranks = [int(word) for word in re.findall(r"\d+", str(config.get("ranks", "")))]
-            peer = int(match["peer"])
-            wait = Wait(
-                rank=rank,
-                call=match["call"],
-                peer=ranks[peer] if peer < len(ranks) else peer,
-                number=int(entry["p2p_seq_id"]),
-                sizes=str(entry["input_sizes"] or entry.get("output_sizes")),
-                created_ns=int(entry["time_created_ns"]),
-            )
-            if rank not in waits or wait.created_ns < waits[rank].created_ns:
-                waits[rank] = wait
+            if match and not _ended(entry) and _batch(entry) not in ended:
+                left[_batch(entry)].append(_wait(rank, match, entry, data.get("pg_config", {})))
+        if left:
+            waits[rank] = tuple(next(iter(left.values())))
     return waits
 
 
-def each_other(waits: Mapping[int, Wait]) -> tuple[Wait, ...]:
+def _wait(rank: int, match: re.Match[str], entry: Mapping[str, Any], groups: Mapping[str, Any]) -> Wait:
+    listed = str(groups.get(str(entry["process_group"][0]), {}).get("ranks", ""))
+    ranks = [int(word) for word in re.findall(r"\d+", listed)]
+    peer = int(match["peer"])  # within the group
+    return Wait(
+        rank=rank,
+        call=match["call"],
+        peer=ranks[peer] if peer < len(ranks) else peer,
+        number=_batch(entry)[1],
+        sizes=str(entry["input_sizes"] or entry.get("output_sizes")),
+        created_ns=_created(entry),
+    )
+
+
+def _batch(entry: Mapping[str, Any]) -> tuple[str, int, int]:
+    p2p, collective = entry.get("p2p_seq_id") or 0, entry.get("collective_seq_id") or 0
+    return str(entry["process_group"][0]), int(p2p), int(collective)
+
+
+def _ended(entry: Mapping[str, Any]) -> bool:
+    return entry.get("state") == "completed" or bool(entry.get("retired"))
+
+
+def each_other(waits: Mapping[int, Sequence[Wait]]) -> tuple[Wait, ...]:
     """The waits of ranks each of which waits for the next, and the last for the first; empty if there is no such ring.
-    A send and the receive for which it was made are none."""
-    for start in sorted(waits):
+    A send whose receiver is there waits for nobody's order, but for the network."""
+
+    def answered(wait: Wait) -> bool:
+        return any(other.peer == wait.rank and other.call != wait.call for other in waits.get(wait.peer, ()))
+
+    blocked = {rank: left[0] for rank, own in waits.items() if (left := [w for w in own if not answered(w)])}
+    for start in sorted(blocked):
         path = [start]
-        while (peer := waits[path[-1]].peer) in waits and peer not in path:
+        while (peer := blocked[path[-1]].peer) in blocked and peer not in path:
             path.append(peer)
-        ring = path[path.index(peer) :] if peer in path else []
-        pair = {waits[rank].call for rank in ring}
-        if ring and not (len(ring) == 2 and len(pair) == 2):
-            return tuple(waits[rank] for rank in sorted(ring))
+        if peer in path:
+            return tuple(blocked[rank] for rank in sorted(path[path.index(peer) :]))
     return ()
 
 
@@ -98,12 +121,12 @@ def last_calls(found: Records) -> dict[int, str]:
     """Rank → the last call in its flight record."""
     last = {rank: max(data["entries"], key=_created, default=None) for rank, (_, data) in found.items()}
     return {
-        rank: f"{str(entry['profiling_name']).split(':')[-1]} number "
-        f"{entry['p2p_seq_id' if entry.get('is_p2p') else 'collective_seq_id']} of group {entry['process_group'][0]}"
+        rank: f"{str(entry['profiling_name']).split(':')[-1]} number {_batch(entry)[1 if entry.get('is_p2p') else 2]} "
+        f"of group {entry['process_group'][0]}"
         for rank, entry in last.items()
         if entry is not None
     }
 
 
 def _created(entry: Mapping[str, Any]) -> int:
-    return int(entry["time_created_ns"])
+    return int(entry.get("time_created_ns") or 0)
