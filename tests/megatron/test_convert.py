@@ -195,7 +195,7 @@ class TestBadInput:
         ("to", "options", "said"),
         [
             ("dcp", {"dtype": "bfloat16"}, "--dtype bfloat16 with --to dcp, which holds fp32 always"),
-            ("exchange", {"dtype": "float32"}, "--dtype float32 with --to exchange, which holds fp32 always"),
+            ("exchange", {"dtype": "float16"}, "--dtype float16 with --to exchange, which holds fp32 always"),
             ("universal", {"extras_from": Path("hf")}, "--extras-from hf with --to universal, which holds"),
             ("megatron", {"extras_from": Path("hf")}, "--extras-from hf with --to megatron, which holds"),
             ("hf", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
@@ -209,7 +209,7 @@ class TestBadInput:
         assert not (tmp_path / "out").exists()
 
     def test_a_directory_without_a_tokenizer_to_copy(self, saved, tmp_path):
-        with pytest.raises(CheckpointError, match=r"to be copied\) is not a directory with a tokenizer"):
+        with pytest.raises(CheckpointError, match=r"--extras-from .* has no tokenizer; give"):
             convert(saved[2] / "exchange", "hf", tmp_path / "out", extras_from=tmp_path)
         assert not (tmp_path / "out").exists()
 

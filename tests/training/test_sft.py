@@ -396,6 +396,8 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
     said = convert(exchange, "hf", out, extras_from=hf)
     assert said.endswith("in bfloat16, chat_template.jinja is the one it was trained with")
     assert (out / ("model.safetensors" if lora is None else "adapter_model.safetensors")).is_file()
+    if lora is not None:
+        assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(hf)
     loaded = AutoTokenizer.from_pretrained(out)
     turns = [{"role": "user", "content": "Hi"}]
     text = loaded.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

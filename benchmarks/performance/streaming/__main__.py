@@ -88,7 +88,8 @@ def conversions(directory: Path, total: int, largest: int) -> bool:
     for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "exchange"), ("exchange", "megatron")):
         source, out = directory / before, directory / ("again" if before == "exchange" else after)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            seconds, grown = process.submit(converted, source, after, out, directory / "model").result()
+            of = directory / "model" if before == "megatron" else None
+            seconds, grown = process.submit(converted, source, after, out, of).result()
         failed |= grown > CONVERT_FACTOR * largest
         words = "Hugging Face" if before == "model" else before
         print(row((f"{words} → {after}", f"{to_gib(total) / seconds:.2f}", f"{grown / largest:.2f}")), flush=True)

@@ -10,11 +10,11 @@ from kit.training.checkpoint.convert import convert
 from tests.support.peak_memory import Peak, return_freed_memory
 
 
-def converted(source: Path, to: str, out: Path, model: Path) -> tuple[float, int]:
-    """(seconds, the most host memory that it needed at a time, in bytes)."""
+def converted(source: Path, to: str, out: Path, model: Path | None) -> tuple[float, int]:
+    """(seconds, the most host memory that it needed at a time, in bytes). ``model``: for a source without it."""
     return_freed_memory()
     with Peak() as peak:
         started = time.perf_counter()
-        convert(source, to, out, dtype="float32", model=str(model))
+        convert(source, to, out, dtype="float32", model=None if model is None else str(model))
         seconds = time.perf_counter() - started
     return seconds, peak.grown

@@ -34,7 +34,7 @@ from kit.training.checkpoint.foreign.source import ForeignState, described, plai
 from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
 from kit.training.checkpoint.foreign.torchtitan import as_hugging_face, is_torchtitan
 from kit.training.checkpoint.progress import shown as shown_progress
-from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, exchange_to_hf, write_hf
+from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, TOKENIZER_FILES, exchange_to_hf, write_hf
 from kit.training.checkpoint.to_universal import write_universal
 
 _FORMATS = ("hf", "exchange", "megatron", "dcp", "universal")
@@ -78,11 +78,13 @@ def convert(
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(_FORMATS)}")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    if dtype is not None and to not in ("hf", "megatron"):
+    if dtype not in (None, "float32") and to not in ("hf", "megatron"):
         raise CheckpointError(f"--dtype {dtype} with --to {to}, which holds fp32 always; omit it")
     dtype = dtype or "bfloat16"
     if extras_from is not None and to != "hf":
         raise CheckpointError(f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it")
+    if extras_from is not None and not any((extras_from / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"--extras-from {extras_from} has no tokenizer; give the directory of a downloaded model")
     if model is not None and is_exchange(Path(source)):
         raise CheckpointError(f"--model {model}: {source} is an exchange checkpoint, which says its model; omit it")
     if to == "hf" and is_exchange(Path(source)):

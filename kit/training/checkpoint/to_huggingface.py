@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 CHAT_TEMPLATE = "chat_template.jinja"
 """File of a model's or adapters' directory in which transformers looks for the chat template, before its config."""
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -65,8 +65,8 @@ def exchange_to_hf(
     and special token ids. If the checkpoint has adapters, writes a peft directory, with the tokenizer files and the
     base model's address; with ``merge_into`` (the directory of the frozen model) it writes the model with merged
     adapters. The chat template is the one that the run was trained with, whatever ``extras_from`` has. Downloads
-    nothing; one tensor is in memory at a time.
-    Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, or a full disk.
+    nothing; one tensor is in memory at a time. Raises CheckpointError for an unknown dtype, a damaged checkpoint, a
+    directory that is not empty, or a full disk.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
@@ -103,7 +103,7 @@ def write_hf(
     if model.traits.interleaved_experts:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
-    extras = _extras(extras_from, (*_TOKENIZER_FILES, _GENERATION))
+    extras = _extras(extras_from, (*TOKENIZER_FILES, _GENERATION))
     with resumable_directory(Path(hf_dir), what) as finished:
         directory = finished.directory
         with shown({StateKind.MASTER: source}) as sources:
@@ -145,16 +145,14 @@ def _write_weights(
         write_json(finished.directory / "model.safetensors.index.json", index)
 
 
-def _extras(directory: Path | None, names: Sequence[str] = _TOKENIZER_FILES) -> list[Path]:
+def _extras(directory: Path | None, names: Sequence[str] = TOKENIZER_FILES) -> list[Path]:
     if directory is None:
         return []
-    found = [path for name in names if (path := Path(directory) / name).is_file()]
-    if not found:
+    if not Path(directory).is_dir():
         raise CheckpointError(
-            f"{directory} (whose tokenizer is to be copied) is not a directory with a tokenizer; give a downloaded "
-            "model's"
+            f"{directory} (whose tokenizer is to be copied) is not a directory; give a downloaded model's"
         )
-    return found
+    return [path for name in names if (path := Path(directory) / name).is_file()]
 
 
 def _copy_extras(extras: Sequence[Path], directory: Path, chat_template: str | None) -> None:
@@ -180,10 +178,11 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
     a full disk.
     """
     extras = _extras(extras_from)
+    is_model = extras_from is not None and (Path(extras_from) / "config.json").is_file()
     assert exchange.lora is not None
     skeleton = build_skeleton(exchange.model)
     config = adapters.peft_config(exchange.lora, adapters.target_modules(skeleton, exchange.lora))
-    config.base_model_name_or_path = None if extras_from is None else str(extras_from)
+    config.base_model_name_or_path = str(extras_from) if is_model else None
     config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
     config.fan_in_fan_out = exchange.model.traits.conv1d
