@@ -15,8 +15,8 @@ from kit.specs.run import RunSpec
 from kit.units import SECONDS_PER_DAY
 
 MOST_EPOCHS = 20
-"""A longer run asks for run.data.allow_many_epochs. After some 16 epochs repeated data teach nothing more (Muennighoff
-et al. 2023, arXiv 2305.16264, section 5), and fine-tuning takes one to five."""
+"""A longer run asks for run.data.allow_many_epochs. After some 16 epochs repeated data teach little more (Muennighoff
+et al. 2023, arXiv 2305.16264), and fine-tuning takes one to five."""
 
 
 def length(plan: Plan, run: RunSpec, epoch: Epoch | None = None) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def for_run(plan: Plan, run: RunSpec | None) -> Plan:
     epoch = epoch_on_disk(run.data, plan.job.objective)
     if run.steps is None and (epoch is None or (plan.job.epochs is None and plan.job.planned_tokens is None)):
         return plan
-    return for_steps(plan, length(plan, run, epoch)[0])
+    return for_steps(plan, _length(plan, run, epoch)[0])
 
 
 def for_steps(plan: Plan, steps: float | None) -> Plan:

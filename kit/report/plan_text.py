@@ -35,7 +35,7 @@ def _title(plan: Plan) -> str:
         [
             f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
             f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
-            f"{run_length(plan)} in total",
+            f"{run_length(plan)}",
             "",
             f"  {describe(plan.layout)}",
         ]
@@ -105,7 +105,7 @@ def run_length(plan: Plan) -> str:
         return f"{human_count(tokens)} tokens" + ("" if job.objective == "pretrain" else " in full sequences")
     known = None if steps is None else f"{round(steps):,} steps"
     if job.epochs is None:
-        return known or "no length"
+        return known or "length not said"
     return f"{job.epochs:g} epochs" + (f", {known}" if known else "")
 
 

@@ -267,7 +267,7 @@ class _Run:
         # Every rank counted its batch, and ranks of one data-parallel rank have the same batch.
         copies = self.rundir.plan.layout.world_size // self.engine.dp_size
         tokens = round(positions - padding) // copies
-        agreed = _Agreed(data_s, memory, tokens, padding / positions, attended / copies / tokens, losses or None)
+        agreed = _Agreed(data_s, memory, tokens, padding / positions, attended / (positions - padding), losses or None)
         self.stopped = Reason(int(reason))
         if self.stopped:
             self.logger.log_event("stopped", counters.step, why=self.stopped.words)

@@ -104,9 +104,9 @@ class DataLoader:
         if run.data.stream is not None:
             training = StreamSamples(run.data, plan.job.seq_length, plan.model.vocab_size)
         else:
-            counted = training = training_samples(plan, run)
+            training = one_epoch = training_samples(plan, run)
             if not run.data.wrap:
-                _check_one_epoch(len(counted), plan, run)
+                _check_one_epoch(len(one_epoch), plan, run)
         return cls(
             training=training,
             validation=None if run.data.validation is None else samples(run.data.validation),
