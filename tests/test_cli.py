@@ -45,6 +45,7 @@ def test_plan_prints_a_layout_and_its_reasons() -> None:
         (("--lora",), "lora.four_bit", False),
         (("--qlora",), "lora.four_bit", True),
         (("--objective", "sft"), "objective", "sft"),
+        (("--objective", "sft", "--epochs", "0.5"), "epochs", 0.5),
         (("--optimizer", "adamw-8bit"), "optimizer.name", "adamw-8bit"),
     ],
 )

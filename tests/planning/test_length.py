@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-import kit
+import kit.api as kit
 from kit.emit.run_directory import write
 from kit.errors import SpecError
+from kit.planner.cluster_selection import Constraints, cluster_options
 from kit.planner.length import check_epochs, known_length, length
 from kit.planner.plan import Plan
+from kit.report.clusters import cluster_table, clusters_named
 from kit.report.first_screen import first_screen
 from kit.report.plan_text import render
 from kit.report.what_if import compared
 from kit.specs.epoch import Epoch
 from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
 from kit.specs.recipe import load_recipe
 from kit.specs.run import BatchRampSpec, BlendedSetSpec, DataSpec, RunSpec, ScheduleSpec
 from kit.training.logging.metrics import model_flops_utilisation
@@ -186,3 +189,14 @@ def test_utilisation_counts_tokens_within_their_rows():
     matrices, attention = 6 * 7.504e9, 6 * model.num_layers * 4096
     expected = plan.predicted.mfu / 2 * (matrices + 4096 * attention) / (matrices + 8192 * attention)
     assert half == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_table_of_clusters_has_no_days_of_rows_that_nobody_counted():
+    model = kit.plan("llama-3.1-8b", "8xH100").model
+    found = kit.compare_clusters(model, clusters_named(["8xH100", "16xH100"]), JobSpec(objective="sft", epochs=3.0))
+    assert [each.days for each in found] == [None, None]
+    assert all(each.layout is not None for each in found)
+    (row, *_) = [line for line in cluster_table(found).splitlines() if line.startswith("8xH100")]
+    assert row.split()[-2:] == ["-", "-"]
+    with pytest.raises(SpecError, match=r"only a run counts its rows; give --total-tokens"):
+        cluster_options(model, JobSpec(objective="sft", epochs=3.0), Pins(), Constraints(deadline_days=3.0))
