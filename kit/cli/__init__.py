@@ -24,8 +24,9 @@ def main() -> None:
     except KitError as error:
         said = str(error)
     except ModuleNotFoundError as error:
-        if (said := missing(error)) is None:
+        if (lacks := missing(error)) is None:
             raise
+        said = lacks
     else:
         return
     for line in said.splitlines():

@@ -63,17 +63,22 @@ def listed(names: Iterable[str], between: str = ", ") -> str:
     return between.join(first[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """``did you mean X?``, or the valid names; of more than five those that are most like the word."""
+def alike(word: str, valid: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
+    """The valid names that are like the word, the most alike first."""
     from difflib import get_close_matches  # only a mistake needs it
 
     names = {name.lower(): name for name in valid}
-    like = get_close_matches(word[:LONGEST_SHOWN].lower(), names, n=MOST_NAMES, cutoff=0.0)
-    if close := get_close_matches(word[:LONGEST_SHOWN].lower(), like, n=3, cutoff=0.6):
-        return f"did you mean {' or '.join(names[name] for name in names if name in close)}?"
+    return [names[name] for name in get_close_matches(word[:LONGEST_SHOWN].lower(), names, most, cutoff)]
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """``did you mean X?``, or the valid names; of more than five those that are most like the word."""
+    names = list(valid)
+    if close := alike(word, names):
+        return f"did you mean {' or '.join(name for name in names if name in close)}?"
     if len(names) <= MOST_NAMES:
-        return f"valid are {', '.join(sorted(names.values()))}"
-    return f"the nearest of {len(names)} are {', '.join(names[name] for name in like)}"
+        return f"valid are {', '.join(sorted(names))}"
+    return f"the nearest of {len(names)} are {', '.join(alike(word, names, MOST_NAMES, 0.0))}"
 
 
 def dotted(location: Location) -> str:

@@ -60,8 +60,8 @@ def test_ways_out_come_cheapest_first() -> None:
         "--lora: adapters trained instead of all weights",
         "job.global_batch_size=256 instead of 128",
         "job.seq_length=2048 instead of 4096",
-        "2 nodes (16 GPUs) instead of 1",
-        "A100-80 (79 GiB) instead of A100-40",  # and not the H100 of as many GiB
+        "cluster=dgx-a100-40:2 (16 GPUs) instead of 1",
+        "cluster.gpu=A100-80 (79 GiB) instead of A100-40",  # and not the H100 of as many GiB
     ]
     long = job(seq_length=131072, global_batch_size=8)
     pinned = changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch", cp=1)))
@@ -75,12 +75,12 @@ def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
         "--lora: adapters trained instead of all weights",
         "offload to disks, once cluster.nvme_gib says how large a node's are (101 would do)",  # 16 bytes of 6.7B
         "cluster.host_ram_gib=168 instead of 128, for offload",
-        "H200 (140 GiB) instead of RTX-4090",
+        "cluster.gpu=H200 (140 GiB) instead of RTX-4090",
     ]
     part = list(changes_of(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
     assert part == [
         "--qlora: adapters on 4-bit weights trained instead of all weights",  # in host memory
-        "4 GPUs of a g6e.48xlarge instead of 1",
+        "cluster=4xL40S instead of 1",
     ]
 
 

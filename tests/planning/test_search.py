@@ -167,7 +167,7 @@ def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
     first, *ways = str(error.value).splitlines()
     assert "GiB too many" in first
     assert 1 <= len(ways) <= 5
-    assert any("2 nodes (16 GPUs)" in way for way in ways)
+    assert any("(16 GPUs) instead of 1" in way for way in ways)
     assert plan_of("llama-3-70b", "16xA100-40").predicted.peak_gib > 0
 
 

@@ -268,7 +268,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            ({"text_key": "body"}, r"no column 'body'; run\.data\.stream\.text_key takes one of n, text"),
+            ({"text_key": "body"}, r"no column 'body'; run\.data\.stream\.text_key: valid are n, text"),
             ({"text_key": "n"}, r"row 0 has no text in column 'n'"),
             ({"data_files": ("none-*.jsonl",)}, r"split=train: json finds no files; check split and data_files"),
             ({"data_files": ("none.jsonl",)}, r"cannot be read \(Unable to find"),

@@ -188,7 +188,7 @@ class TestBeforeAProcessStarts:
         run = (rundir.path / "run.yaml").read_text()
         assert str(tmp_path) not in run  # paths are relative
         for old, new, said in (
-            ("text_key: text", "text_key: body", "no column 'body'; run.data.stream.text_key takes one of n, text"),
+            ("text_key: text", "text_key: body", "no column 'body'; run.data.stream.text_key: valid are n, text"),
             ("streams: 4", "streams: 170", "virtual stream 0 of 170 has less text than one sample of seq_length=32"),
             ("tokenizer: ../tokenizer", "tokenizer: ../nowhere", "nowhere is not a directory"),
             ("path: json", "path: parquet", "cannot be read"),

@@ -12,12 +12,9 @@ from kit.specs.base import trusted
 from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
-from kit.specs.text import nearest, shown
+from kit.specs.text import alike, nearest, shown
 
-_FORMS = (
-    "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
-    "cluster.yaml (your own), local (this machine)"
-)
+_FORMS = "8xH100, 2x8xH100 (nodes x GPUs), aws:p4d.24xlarge:8 (nodes), cluster.yaml (your own), local (this machine)"
 _OTHER_ORDERS = [
     re.compile(r"(?P<count>[0-9]{1,9})\s*[x×*]?\s*(?P<gpu>[a-z].*)", re.IGNORECASE),
     re.compile(r"(?P<gpu>.*?)(?:\s*[x×*:]\s*|\s+)(?P<count>[0-9]{1,9})", re.IGNORECASE),
@@ -62,25 +59,23 @@ def load_gpu(name: str) -> GpuSpec:
 
     Raises ``SpecError``: unknown with the nearest names, or ambiguous with the candidates (``A100`` → two sizes).
     """
-    match _gpus_called(name):
-        case [one]:
-            return trusted(GpuSpec, {"name": one, **rows("gpus")[one]})
-        case []:
-            raise SpecError(
-                f"GPU {shown(name)} is not in the catalog ({nearest(name, gpu_names())}); or write its own figures in "
-                f"the place of these into card.yaml, for --gpus card.yaml: {_DESCRIBED}"
-            )
-        case sizes:
-            raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
+    called = _gpus_called(name)
+    if called and _plain(called[0]) == _plain(name):
+        return trusted(GpuSpec, {"name": called[0], **rows("gpus")[called[0]]})
+    if called:
+        raise SpecError(f"GPU {shown(name)} is named with its memory size: {' or '.join(called)}")
+    raise SpecError(
+        f"GPU {shown(name)} is not in the catalog ({nearest(name, gpu_names())}); or write its own figures in the "
+        f"place of these into card.yaml, for --gpus card.yaml: {_DESCRIBED}"
+    )
 
 
 def _gpus_called(name: str) -> list[str]:
-    """The GPU of this name, or those of all its memory sizes."""
+    """The GPU of this name; or all memory sizes of the GPU, of which the name says none."""
     wanted = _plain(name)
     exact = [known for known in gpu_names() if _plain(known) == wanted]
-    return exact[:1] or [
-        known for known in gpu_names() if wanted and re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))
-    ]
+    sized = [known.rpartition("-") for known in gpu_names()]
+    return exact[:1] or ["".join(parts) for parts in sized if parts[2].isdigit() and _plain(parts[0]) == wanted]
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -114,9 +109,9 @@ def cluster_called(text: str) -> ClusterSpec:
         if (match := form.fullmatch(text.strip())) and (names := _gpus_called(match["gpu"])):
             meant = " or ".join(f"{match['count']}x{gpu}" for gpu in names)
             raise SpecError(f"cluster {shown(text)} is not understood; did you mean {meant}?")
-    raise SpecError(
-        f"cluster {shown(text)} is not understood; forms are {_FORMS}; of nodes {nearest(_word(text), node_names())}"
-    )
+    near = alike(_word(text), node_names())
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise SpecError(f"cluster {shown(text)} is not understood; forms are {_FORMS}{meant}")
 
 
 def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSpec:
