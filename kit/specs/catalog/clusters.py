@@ -15,10 +15,10 @@ from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
 from kit.specs.text import alike, nearest, shown
 
 _FORMS = "8xH100, 2x8xH100 (nodes x GPUs), aws:p4d.24xlarge:8 (nodes), cluster.yaml (your own), local (this machine)"
-_OTHER_ORDERS = [
-    re.compile(r"(?P<count>[0-9]{1,9})\s*[x×*]?\s*(?P<gpu>[a-z].*)", re.IGNORECASE),
-    re.compile(r"(?P<gpu>.*?)(?:\s*[x×*:]\s*|\s+)(?P<count>[0-9]{1,9})", re.IGNORECASE),
-]
+_OTHER_ORDERS = (
+    r"(?P<count>[0-9]{1,9})\s*[xX×*]?\s*(?P<gpu>[a-zA-Z].*)",
+    r"(?P<gpu>.*?)(?:\s*[xX×*:]\s*|\s+)(?P<count>[0-9]{1,9})",
+)
 """``8 H100``, ``H100x8``, and ``H100:8`` as SkyPilot writes it."""
 _OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
@@ -106,7 +106,7 @@ def cluster_called(text: str) -> ClusterSpec:
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     for form in _OTHER_ORDERS:
-        if (match := form.fullmatch(text.strip())) and (names := _gpus_called(match["gpu"])):
+        if (match := re.fullmatch(form, text.strip())) and (names := _gpus_called(match["gpu"])):
             meant = " or ".join(f"{match['count']}x{gpu}" for gpu in names)
             raise SpecError(f"cluster {shown(text)} is not understood; did you mean {meant}?")
     near = alike(_word(text), node_names())
