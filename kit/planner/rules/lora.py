@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
-from kit.specs.text import nearest
+from kit.specs.text import listed
 
 _FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
@@ -19,7 +19,7 @@ def lora_layers(w: Workload) -> str | None:
     known = named_layers(w.model)
     for key in ("target_modules", "rank_pattern", "alpha_pattern"):
         if unknown := [name for name in getattr(chosen, key) if name not in known]:
-            fix = nearest(unknown[0], known) if known else "leave it out, or use lora.targets"
+            fix = f"use {listed(known)}" if known else "leave it out, or use lora.targets"
             return f"lora.{key} has {unknown[0]}, which kit does not know of {w.model.name}; {fix}"
         if key != "target_modules" and (idle := [name for name in getattr(chosen, key) if name not in chosen.layers]):
             return f"lora.{key} has {idle[0]}, which gets no adapter; leave it out, or add it to lora.target_modules"
