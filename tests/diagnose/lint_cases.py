@@ -326,6 +326,11 @@ ACCELERATE_CASES = (
     LintCase(
         "main-process-ip", LOCAL | {"num_machines": 2}, LOCAL | {"num_machines": 2, "main_process_ip": "n0"}, "warning"
     ),
+    LintCase(
+        "main-process-ip",
+        LOCAL | {"num_machines": 2, "main_process_ip": "127.0.0.1"},
+        LOCAL | {"num_machines": 2, "main_process_ip": "10.0.0.1"},
+    ),
     LintCase("processes-per-machine", LOCAL | {"num_machines": 4, "main_process_ip": "n0"}, LOCAL),
     LintCase("decided-by-file", LOCAL | FILE | {"mixed_precision": "bf16"}, LOCAL | FILE),
     LintCase(
@@ -384,6 +389,9 @@ SPLIT = (
 )
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
+AT, MEET = "--master_addr node-a --master_port 29500", "--rdzv_endpoint node-a:29500"
+BATCH, EIGHT_TASKS = "#SBATCH --nodes=2\n#SBATCH --gres=gpu:h100:8\n", "#SBATCH --ntasks-per-node=8\n"
+EACH_EIGHT, EACH_N = f"srun torchrun {TWO} {MEET} t.py", f"srun torchrun --nnodes=2 --nproc_per_node=$N {MEET} t.py"
 COMMAND_CASES = (
     LintCase("unknown-option", "deepspeed --n_gpus 8 train.py", "deepspeed --num_gpus 8 train.py --n_gpus 8"),
     LintCase("unknown-option", "deepspeed --num 8 train.py", "deepspeed --num_gpu 8 train.py"),  # argparse takes it
@@ -456,6 +464,50 @@ COMMAND_CASES = (
     LintCase("not-read", "swift sft --model a", "torchrun --nproc_per_node 8 swift.py", "warning"),
     LintCase("not-read", "echo torchrun", "python swift.py", "warning"),
     LintCase("not-read", "python t.py\nWORLD=2 trl sft --model a", "python t.py\necho trl sft", "note"),
+    LintCase("node-rank", f"torchrun {TWO} {AT} train.py", f"torchrun {TWO} {AT} --node_rank $RANK train.py"),
+    LintCase("node-rank", f"torchrun {TWO} {AT} t.py --model $M", f"torchrun {TWO} $MORE {AT} t.py --model $M"),
+    LintCase("node-rank", f"torchrun {TWO} {MEET} t.py", f"torchrun {TWO} {MEET} --rdzv_backend c10d t.py"),
+    LintCase("node-rank", f"torchrun {TWO} {AT} t.py", f"export PET_NODE_RANK=$R\ntorchrun {TWO} {AT} t.py"),
+    LintCase(
+        "node-rank",
+        "accelerate launch --num_machines 2 --main_process_ip n0 t.py",
+        "accelerate launch --num_machines 2 --main_process_ip n0 --machine_rank 0 t.py",
+    ),
+    LintCase("node-rank", f"srun torchrun {TWO} {AT} --node_rank 0 t.py", f"torchrun {TWO} {AT} --node_rank 0 t.py"),
+    LintCase(
+        "node-rank",
+        f"srun torchrun {TWO} {AT} --node_rank $SLURM_NODEID t.py",
+        f"srun bash -c 'torchrun {TWO} {AT} --node_rank $SLURM_NODEID t.py'",
+    ),
+    LintCase(
+        "main-process-ip", f"torchrun {TWO} --master_addr localhost --node_rank 0 t.py", f"torchrun {TWO} {AT} t.py"
+    ),
+    LintCase("main-process-ip", f"torchrun {TWO} --rdzv_endpoint 127.0.0.1:29500 t.py", f"torchrun {TWO} {MEET} t.py"),
+    LintCase(
+        "main-process-ip",
+        f"torchrun {TWO} {AT} --rdzv_backend c10d t.py",
+        f"torchrun {TWO} {MEET} --rdzv_backend c10d t.py",
+    ),
+    LintCase(
+        "main-process-ip",
+        "H=localhost\nN=2\naccelerate launch --num_machines $N --main_process_ip $H --machine_rank 0 t.py",
+        "H=localhost\nN=1\naccelerate launch --num_machines $N --main_process_ip $H --machine_rank 0 t.py",
+    ),
+    LintCase("tasks-and-processes", f"{BATCH}{EIGHT_TASKS}{EACH_EIGHT}", f"{BATCH}{EIGHT_TASKS}srun python t.py"),
+    LintCase("tasks-and-processes", f"{BATCH}{EIGHT_TASKS}{EACH_EIGHT}", f"{BATCH}{EACH_EIGHT}"),
+    LintCase("tasks-and-processes", f"{BATCH}N=16\n{EACH_N}", f"{BATCH}N=8\n{EACH_N}"),
+    LintCase("tasks-and-processes", f"{EIGHT_TASKS}{EACH_EIGHT}", f"#SBATCH -n 1\n{EACH_EIGHT}", "warning"),
+    LintCase("one-node", f"{BATCH}torchrun {TWO} {MEET} t.py", f"{BATCH}srun torchrun {TWO} {MEET} t.py"),
+    LintCase("one-node", f"{BATCH}torchrun {TWO} {MEET} t.py", f"#SBATCH --nodes=1\ntorchrun {TWO} {MEET} t.py"),
+    LintCase(
+        "one-node", f"{BATCH}srun torchrun --nproc_per_node 8 t.py", f"{BATCH}srun torchrun {TWO} t.py", "warning"
+    ),
+    LintCase(
+        "one-node",
+        "for h in $(cat hostfile); do ssh $h torchrun --nproc_per_node 8 t.py; done",
+        "torchrun --nproc_per_node 8 t.py",
+        "warning",
+    ),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

@@ -8,6 +8,7 @@ that these read.
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from kit.diagnose.lint import (
     consequence_rules,
     fsdp_rules,
     key_rules,
+    node_rules,
     parallelism_rules,
     precision_rules,
     trainer_rules,
@@ -58,6 +60,7 @@ FILES = (
     fsdp_rules,
     parallelism_rules,
     command_rules,
+    node_rules,
     trainer_rules,
 )
 """The files that register rules."""
@@ -234,10 +237,17 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
     return _ordered(findings)
 
 
-def _script(path: Path, given: Given) -> tuple[Finding, ...]:
-    """Findings of every launch line in a script, and of the configurations that it names."""
+_STARTS = re.compile(r"[\w./-]{1,200}\.(?:sh|bash)\b")
+
+
+def _script(path: Path, given: Given, follow: bool = True) -> tuple[Finding, ...]:
+    """Findings of every launch line in a script, and of the configurations that it names; of the scripts beside it that
+    it starts, if it has no launch of its own."""
     text = _text(path)
     found = list(commands(text, path.name))
+    started = [path.parent / name for name in dict.fromkeys(_STARTS.findall(text))] if follow and not found else []
+    if others := [other for other in started if other.is_file() and other.name != path.name]:
+        return tuple(finding for other in others[:20] for finding in _script(other, given, follow=False))
     findings = unread(text, path.name, len(found))
     for command in found:
         findings += [finding for each in CHECKS["launch"] for finding in each(command)]

@@ -15,6 +15,7 @@ from kit.diagnose.lint.known_keys import accelerate_keys, layer_classes
 from kit.diagnose.lint.rule import Case, Rule, check, table
 from kit.specs.model import ModelSpec
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 DECIDED_BY_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -131,6 +132,15 @@ table(
                 lambda c: _machines(c) > 1 and not c.get("main_process_ip"),
                 lambda c: f"{_machines(c):g} machines and no main_process_ip: each waits for itself",
                 "add the first machine's address, or give --main_process_ip at start",
+            ),
+            Case(
+                "error",
+                "main_process_ip",
+                lambda c: _machines(c) > 1 and c.get("main_process_ip") in LOOPBACK and not c.section("mpirun_config"),
+                lambda c: (
+                    f"{_machines(c):g} machines that meet at {c.get('main_process_ip')}: each finds itself there alone"
+                ),
+                "use the first machine's address",
             ),
         ),
         Rule(

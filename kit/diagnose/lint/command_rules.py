@@ -44,7 +44,7 @@ def _both_split(command: Command) -> bool:
     return bool(both) or {"__use_fsdp", "__use_deepspeed"} <= given
 
 
-def _nodes(command: Command) -> int:
+def nodes(command: Command) -> int:
     """Number of nodes if it is a literal number; else 1."""
     return number(command.value("nnodes", "num_nodes", "num_machines")) or 1
 
@@ -60,11 +60,12 @@ def processes(command: Command) -> int | None:
     if launcher is None:
         return 1  # plain python
     each = number(command.value(launcher.processes))
-    return None if each is None else each * (_nodes(command) if launcher.per_node else 1)
+    return None if each is None else each * (nodes(command) if launcher.per_node else 1)
 
 
-def _on_a_machine(command: Command) -> int:
-    return (processes(command) or 0) // _nodes(command)
+def per_node(command: Command) -> int:
+    """Processes that the line starts on a node; 0 if that is no number."""
+    return (processes(command) or 0) // nodes(command)
 
 
 def _visible(command: Command) -> str:
@@ -75,7 +76,7 @@ def _visible(command: Command) -> str:
 
 def _without(launcher: str, *options: str) -> Callable[[Command], bool]:
     """Whether ``launcher`` starts several nodes without any of ``options``."""
-    return lambda c: c.launcher == launcher and _nodes(c) > 1 and not c.opaque and not c.value(*options)
+    return lambda c: c.launcher == launcher and nodes(c) > 1 and not c.open_ended and not c.value(*options)
 
 
 def _script_without_launcher(command: Command) -> str | None:
@@ -125,8 +126,8 @@ table(
             Case(
                 "error",
                 "",
-                lambda c: _visible(c) and len(_visible(c).strip(",").split(",")) < _on_a_machine(c),
-                lambda c: f"{_visible(c)} are visible, and {_on_a_machine(c)} processes on a machine take one each",
+                lambda c: _visible(c) and len(_visible(c).strip(",").split(",")) < per_node(c),
+                lambda c: f"{_visible(c)} are visible, and {per_node(c)} processes on a machine take one each",
                 "start as many processes as GPUs",
             ),
         ),
@@ -155,9 +156,9 @@ table(
             Case(
                 "error",
                 "",
-                lambda c: _rank(c) >= _nodes(c) and number(c.value("nnodes", "num_nodes", "num_machines")),
-                lambda c: f"rank {_rank(c)} of {_nodes(c)} machines",
-                lambda c: f"ranks go from 0 to {_nodes(c) - 1}; each machine has its own",
+                lambda c: _rank(c) >= nodes(c) and number(c.value("nnodes", "num_nodes", "num_machines")),
+                lambda c: f"rank {_rank(c)} of {nodes(c)} machines",
+                lambda c: f"ranks go from 0 to {nodes(c) - 1}; each machine has its own",
             ),
         ),
         "main-process-ip": (
@@ -165,14 +166,14 @@ table(
                 "error",
                 "",
                 _without("torchrun", "master_addr", "rdzv_endpoint"),
-                lambda c: f"{_nodes(c)} nodes and no address: each waits for the others at 127.0.0.1",
+                lambda c: f"{nodes(c)} nodes and no address: each waits for the others at 127.0.0.1",
                 "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, the same on all, or --master-addr and --node-rank",
             ),
             Case(
                 "error",
                 "",
                 _without("accelerate launch", "main_process_ip", "config_file"),
-                lambda c: f"{_nodes(c)} machines and no main_process_ip: each waits for itself",
+                lambda c: f"{nodes(c)} machines and no main_process_ip: each waits for itself",
                 "--main_process_ip HOST, the same on all",
             ),
         ),
@@ -187,7 +188,7 @@ table(
                 "",
                 _without("deepspeed", "hostfile", "H", "include"),
                 lambda c: (
-                    f"{_nodes(c)} nodes and no --hostfile: only /job/hostfile would be read, else this machine alone "
+                    f"{nodes(c)} nodes and no --hostfile: only /job/hostfile would be read, else this machine alone "
                     "is used"
                 ),
                 "--hostfile FILE, with name slots=8, one a line",

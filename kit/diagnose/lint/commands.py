@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
 from kit.diagnose.lint.finding import Changes, Finding, Severity
+from kit.diagnose.lint.job import Job
+from kit.diagnose.lint.shell_text import expanded, lines, values
 from kit.specs import strict_yaml
 
 
@@ -56,7 +58,7 @@ _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone"
 _ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
 """Shell arithmetic: one word that may contain spaces."""
 _TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
-_TASKS = re.compile(r"(?m)^#SBATCH\s+(?:--ntasks(?:-per-node)?[= ]|--tasks-per-node[= ]|-n ?)(\d{1,6})")
+_HOST_STARTERS = {"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "dsh"}
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _VARIABLE = re.compile(r"\$[{(@*\w]")
 
@@ -78,12 +80,25 @@ class Command:
     """The script or module; empty if there is none."""
     words: tuple[str, ...]
     """The words after the program."""
-    in_tasks: bool
-    """Started by srun, mpirun and the like, or in a batch job with several tasks a node: one process in each."""
-    visible: str
-    """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
     opaque: bool
-    """Whether the line has a shell variable, which may contain options that seem to be missing."""
+    """Whether the line has a shell variable of unknown value, which may contain options that seem to be missing."""
+    starter: str = ""
+    """What starts the line as several tasks (srun, mpirun) or on other hosts (ssh, pdsh); empty if nothing does."""
+    visible: str = ""
+    """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
+    job: Job = field(default_factory=Job)
+    text: str = ""
+    """The line, with its variables."""
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether a variable may hold options of the launcher: where the program should be, one may hold both."""
+        return self.program.startswith("$") or not self.program
+
+    @property
+    def in_tasks(self) -> bool:
+        """Whether it starts in several tasks: one process in each."""
+        return self.starter in _TASK_STARTERS or (self.job.tasks_per_node or 1) > 1
 
     @property
     def arguments(self) -> tuple[tuple[str, str | None], ...]:
@@ -115,22 +130,27 @@ _LONGEST_LINE = 1 << 16
 """Longest launch line that is parsed, in characters; shlex takes many seconds for a line of a megabyte."""
 
 
-def commands(text: str, file: str) -> Iterator[Command]:
-    """Every launch in a script, in order. Variables are not expanded; lines with invalid quoting are skipped."""
-    batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
-    exported = ""
-    for number, line in _joined(text):
+def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
+    """Every launch in a script, in order. Lines with invalid quoting are skipped."""
+    job = job or Job.of_batch(text)
+    exported, known = "", values(text)
+    for number, line in lines(text):
         if not line.strip() or len(line) > _LONGEST_LINE:
             continue
+        whole = expanded(line, known)
         try:
-            words = shlex.split(_ARITHMETIC.sub("$N", line), comments=True)
+            words = shlex.split(_ARITHMETIC.sub("$N", whole[:_LONGEST_LINE]), comments=True)
         except ValueError:
             continue
         devices = next((w.split("=", 1)[1] for w in words if w.startswith("CUDA_VISIBLE_DEVICES=")), exported)
         exported = devices if words and (words[0] == "export" or len(words) == 1) else exported
         if (found := _command(words, file, number)) is not None:
-            in_tasks = batch or any(word.rsplit("/", 1)[-1] in _TASK_STARTERS for word in words)
-            yield replace(found, in_tasks=in_tasks, visible=devices)
+            yield replace(found, starter=_starter(words), visible=devices, job=job, text=line)
+
+
+def _starter(words: Sequence[str]) -> str:
+    """The program that starts this line as several tasks, or on other hosts."""
+    return next((name for word in words if (name := word.rsplit("/", 1)[-1]) in _TASK_STARTERS | _HOST_STARTERS), "")
 
 
 _OTHERS = {
@@ -153,7 +173,7 @@ def unread(text: str, file: str, read: int) -> list[Finding]:
     """What a script starts beside the launches that were read: a warning where none was."""
     severity: Severity = "note" if read else "warning"
     found = []
-    for line, joined in _joined(text):
+    for line, joined in lines(text):
         words = (
             word for word in joined[:_LONGEST_LINE].split() if not (word in _BEFORE or "=" in word or word[0] == "-")
         )
@@ -169,20 +189,6 @@ def unread(text: str, file: str, read: int) -> list[Finding]:
 def number(value: str | None) -> int | None:
     """The value of a literal whole number; None for a variable or a range such as ``1:4``."""
     return int(value) if value is not None and value.isdecimal() else None
-
-
-def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first line, text) of every line, joined with its continuation lines."""
-    held, first = "", 0
-    for index, raw in enumerate(text.splitlines(), start=1):
-        first = first or index
-        if raw.rstrip().endswith("\\") and not raw.lstrip().startswith("#"):  # a comment ends with its line
-            held += raw.rstrip()[:-1] + " "
-            continue
-        yield first, held + raw
-        held, first = "", 0
-    if held:
-        yield first, held
 
 
 def _command(words: Sequence[str], file: str, line: int) -> Command | None:
@@ -202,12 +208,12 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
             options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher.name, file, line, former, options, program, tuple(arguments), False, "", opaque)
+            return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
     for position, word in enumerate(words):
         if word.endswith(".py") and _python_before(words, position, variables=False):
             rest = words[position + 1 :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", file, line, False, (), word, tuple(rest), False, "", opaque)
+            return Command("python", file, line, False, (), word, tuple(rest), opaque)
     return None
 
 
