@@ -389,6 +389,7 @@ SPLIT = (
 )
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
+MEGATRON = "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 2"
 AT, MEET = "--master_addr node-a --master_port 29500", "--rdzv_endpoint node-a:29500"
 BATCH, EIGHT_TASKS = "#SBATCH --nodes=2\n#SBATCH --gres=gpu:h100:8\n", "#SBATCH --ntasks-per-node=8\n"
 EACH_EIGHT, EACH_N = f"srun torchrun {TWO} {MEET} t.py", f"srun torchrun --nnodes=2 --nproc_per_node=$N {MEET} t.py"
@@ -508,6 +509,8 @@ COMMAND_CASES = (
         "torchrun --nproc_per_node 8 t.py",
         "warning",
     ),
+    # Judged by megatron.core in test_lint_megatron.py.
+    LintCase("megatron-argument", f"{MEGATRON} --global-batch-size 15", f"{MEGATRON} --global-batch-size 16"),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

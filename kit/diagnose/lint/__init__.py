@@ -22,6 +22,7 @@ from kit.diagnose.lint import (
     consequence_rules,
     fsdp_rules,
     key_rules,
+    megatron_rules,
     node_rules,
     parallelism_rules,
     precision_rules,
@@ -61,6 +62,7 @@ FILES = (
     parallelism_rules,
     command_rules,
     node_rules,
+    megatron_rules,
     trainer_rules,
 )
 """The files that register rules."""

@@ -1,0 +1,121 @@
+"""What lint refuses of Megatron-LM's arguments is what megatron.core refuses: each pair differs in one number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit.diagnose.lint import lint
+
+SIZES = {
+    "tensor-model-parallel-size": 2,
+    "pipeline-model-parallel-size": 2,
+    "micro-batch-size": 2,
+    "global-batch-size": 16,
+    "num-layers": 8,
+    "hidden-size": 64,
+    "num-attention-heads": 4,
+    "seq-length": 128,
+    "max-position-embeddings": 128,
+}
+WRONG = (
+    {"global-batch-size": 15},
+    {"global-batch-size": 18},  # 2 data-parallel ranks of micro batch 2
+    {"num-layers": 9},
+    {"num-attention-heads": 3, "hidden-size": 66},
+    {"hidden-size": 66},
+    {"num-experts": 6, "expert-model-parallel-size": 4},
+    {"num-layers-per-virtual-pipeline-stage": 3},
+)
+
+
+def megatron_refuses(sizes: dict[str, int]) -> bool:
+    from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    tp, pp = sizes["tensor-model-parallel-size"], sizes["pipeline-model-parallel-size"]
+    layers, heads = sizes["num-layers"], sizes["num-attention-heads"]
+    chunk = sizes.get("num-layers-per-virtual-pipeline-stage")
+    try:
+        ConstantNumMicroBatchesCalculator(
+            global_batch_size=sizes["global-batch-size"],
+            micro_batch_size=sizes["micro-batch-size"],
+            data_parallel_size=8 // (tp * pp),
+            decrease_batch_size_if_needed=False,
+            rank=1,
+        )
+        # arguments.py, validate_args, asserts this itself: kv_channels is the quotient.
+        assert sizes["hidden-size"] % heads == 0
+        assert chunk is None or layers // pp % chunk == 0
+        config = TransformerConfig(
+            num_layers=layers,
+            hidden_size=sizes["hidden-size"],
+            num_attention_heads=heads,
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            pipeline_dtype="bf16",  # type: ignore[arg-type]
+            num_moe_experts=sizes.get("num-experts"),
+            expert_model_parallel_size=sizes.get("expert-model-parallel-size", 1),
+            sequence_parallel="num-experts" in sizes,
+            add_bias_linear=False,
+        )
+        if "num-experts" in sizes:
+            assert sizes["num-experts"] % config.expert_model_parallel_size == 0  # experts.py, num_local_experts
+        get_num_layers_to_build(config, pp_rank=0)
+    except (AssertionError, ValueError):
+        return True
+    return False
+
+
+def lint_refuses(sizes: dict[str, int], directory: Path, before: str = "") -> bool:
+    words = " ".join(f"--{name} {value}" for name, value in sizes.items())
+    (directory / "run.sh").write_text(f"{before}torchrun --nproc_per_node 8 pretrain_gpt.py {words}\n")
+    return "megatron-argument" in {each.rule for each in lint(directory / "run.sh")}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_lint_refuses_what_megatron_refuses(wrong: dict[str, int], tmp_path: Path) -> None:
+    assert megatron_refuses(SIZES | wrong)
+    assert lint_refuses(SIZES | wrong, tmp_path)
+
+
+def test_sizes_that_fit_are_accepted(tmp_path: Path) -> None:
+    right = SIZES | {"num-layers-per-virtual-pipeline-stage": 2, "num-experts": 8, "expert-model-parallel-size": 2}
+    for sizes in (SIZES, right):
+        assert not megatron_refuses(sizes)
+        assert not lint_refuses(sizes, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("$ARGS --micro-batch-size 2 --global-batch-size 15", True),
+        ("$ARGS --micro-batch-size 2 --global-batch-size 18", False),  # the sizes in ARGS may make it right
+        ("--micro-batch-size 2 --global-batch-size 18", True),
+        ("--micro-batch-size 2 --global-batch-size 16", False),
+        ("--micro-batch-size 2 --tensor-model-parallel-size 3", True),
+        ("--micro-batch-size 2 --num-layers 9 --pipeline-model-parallel-size 2", True),
+        (
+            "--micro-batch-size 2 --num-layers 9 --pipeline-model-parallel-size 2 "
+            "--decoder-first-pipeline-num-layers 4",
+            False,
+        ),
+        ("--micro-batch-size 2 --seq-length 4096 --max-position-embeddings 2048", True),
+        ("--micro-batch-size 2 --fp16 --bf16", True),
+    ],
+)
+def test_only_what_stands_there_is_judged(words: str, refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}\n")
+    assert ("megatron-argument" in {each.rule for each in lint(tmp_path / "run.sh")}) is refused
+
+
+def test_arguments_in_a_list_of_the_script_are_read(tmp_path: Path) -> None:
+    for batch, refused in ((15, True), (16, False)):
+        (tmp_path / "run.sh").write_text(
+            "GPUS=8\nTRAINING_ARGS=(\n    --micro-batch-size 2\n"
+            f"    --global-batch-size {batch}\n)\n"
+            'torchrun --nproc_per_node $GPUS pretrain_gpt.py "${TRAINING_ARGS[@]}"\n'
+        )
+        assert ("megatron-argument" in {each.rule for each in lint(tmp_path / "run.sh")}) is refused
