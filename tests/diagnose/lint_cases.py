@@ -511,6 +511,41 @@ COMMAND_CASES = (
     ),
     # Judged by megatron.core in test_lint_megatron.py.
     LintCase("megatron-argument", f"{MEGATRON} --global-batch-size 15", f"{MEGATRON} --global-batch-size 16"),
+    LintCase(
+        "broken-line",
+        "torchrun --nproc_per_node 8 \\ \n  --nnodes 1 t.py",
+        "torchrun --nproc_per_node 8 \\\n  --nnodes 1 t.py",
+    ),
+    LintCase("broken-line", "python t.py\n\n  --seed 1", "python t.py\nARGS=(\n  --seed 1\n)"),
+    LintCase("given-twice", "python t.py --seed 1 --seed=2", "python t.py --seed 1 --seed=1", "warning"),
+    LintCase("given-twice", "python t.py --path a --path b", "python t.py --path a", "note"),
+    LintCase(
+        "given-twice",
+        "torchrun --nproc-per-node 8 --nproc_per_node 4 t.py",
+        "torchrun --nproc_per_node 8 t.py --nproc_per_node 4",
+        "warning",
+    ),
+    LintCase("all-arguments", "torchrun --nproc_per_node $@ t.py", "torchrun --nproc_per_node 8 t.py $@", "warning"),
+    LintCase("all-arguments", 'deepspeed "$@" t.py --seed 1', 'deepspeed t.py --seed 1 "$@"', "warning"),
+    LintCase("all-arguments", "python t.py --seed $@", "python t.py --bf16 $@", "warning"),
+    LintCase(
+        "unset-variable",
+        "GPUS=8\ntorchrun --nproc_per_node $GPU t.py",
+        "GPU=8\ntorchrun --nproc_per_node $GPU t.py",
+        "warning",
+    ),
+    LintCase(
+        "unset-variable", "torchrun --nproc_per_node $N t.py", "read N\ntorchrun --nproc_per_node $N t.py", "note"
+    ),
+    LintCase(
+        "unset-variable",
+        "accelerate launch --num_processes $((SLURM_NNODES * EACH)) t.py",
+        "EACH=${EACH:-8}\naccelerate launch --num_processes $((SLURM_NNODES * EACH)) t.py",
+        "note",
+    ),
+    LintCase(
+        "unset-variable", "torchrun --nproc_per_node $N t.py", ". ./site.sh\ntorchrun --nproc_per_node $N t.py", "note"
+    ),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

@@ -22,6 +22,7 @@ from kit.diagnose.lint import (
     consequence_rules,
     fsdp_rules,
     key_rules,
+    line_rules,
     megatron_rules,
     node_rules,
     parallelism_rules,
@@ -61,6 +62,7 @@ FILES = (
     fsdp_rules,
     parallelism_rules,
     command_rules,
+    line_rules,
     node_rules,
     megatron_rules,
     trainer_rules,
@@ -251,6 +253,7 @@ def _script(path: Path, given: Given, follow: bool = True) -> tuple[Finding, ...
     if others := [other for other in started if other.is_file() and other.name != path.name]:
         return tuple(finding for other in others[:20] for finding in _script(other, given, follow=False))
     findings = unread(text, path.name, len(found))
+    findings += [*line_rules.broken_line(text, found), *line_rules.unset_variables(text, found)]
     for command in found:
         findings += [finding for each in CHECKS["launch"] for finding in each(command)]
         findings += _named(path, command, given)

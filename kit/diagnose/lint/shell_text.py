@@ -57,6 +57,6 @@ def names_set(text: str) -> set[str]:
 
 
 def expanded(line: str, known: Mapping[str, str]) -> str:
-    """The line with the variables whose value is known; all elements of an array are words of their own in quotes too."""
+    """The line with the variables whose value is known; the elements of an array are words, in quotes too."""
     line = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", line)
     return _USED.sub(lambda match: known.get(match[1] or match[3], match[0]), line)

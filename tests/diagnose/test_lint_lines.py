@@ -1,0 +1,45 @@
+"""What lint says of the lines of a script is what a shell makes of them: bash runs each with a launcher that prints."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kit.diagnose.lint.commands import commands
+
+SCRIPTS = (
+    "torchrun --nproc_per_node 8 \\\n  t.py --seed 1",
+    "torchrun --nproc_per_node 8 \\ \n  t.py --seed 1",
+    "GPUS=4\ntorchrun --nproc_per_node=$GPUS t.py --seed ${GPUS}",
+    'GPUS=4\nALL="--nnodes 1 --nproc_per_node $GPUS"\ntorchrun $ALL t.py',
+    'ALL=(\n  --nnodes 1\n  # two of them\n  --nproc_per_node 2\n)\ntorchrun "${ALL[@]}" t.py --name "a b"',
+    "export A=1 \nB='$A'\ntorchrun --nnodes $A t.py",
+    "torchrun --nproc_per_node 8 t.py # --seed 2",
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+def test_the_words_are_those_that_the_shell_hands_over(script: str, tmp_path: Path) -> None:
+    """bash -n accepts all of them."""
+    path = tmp_path / "run.sh"
+    path.write_text('torchrun() { printf "%q " "$@"; }\n' + script + "\n")
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    said = subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False).stdout
+    (command,) = commands(script, "run.sh")
+    read = [word for option, value in command.options for word in (option, value) if word is not None]
+    handed = [part for word in shlex.split(said) for part in ([word] if word.strip() else [])]
+    if "=" in handed[0]:
+        handed[0:1] = handed[0].split("=", 1)
+    assert [word for word in (*read, command.program, *command.words) if word.strip()] == handed
+
+
+def test_a_variable_under_a_condition_is_not_put_in() -> None:
+    script = (
+        'N=8\nif [ -n "$X" ]; then\n  N=4\nfi\nif true; then\n  M=2\nfi\ntorchrun --nproc_per_node $N --nnodes $M t.py'
+    )
+    (command,) = commands(script, "run.sh")
+    assert command.value("nproc_per_node") == "$N"
+    assert command.value("nnodes") == "$M"
