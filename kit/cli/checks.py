@@ -15,7 +15,9 @@ from kit.specs.text import nearest
 def lint(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="ds_config.json, accelerate YAML, recipe, run directory, or script with launch lines."),
+        typer.Argument(
+            help="ds_config.json, accelerate YAML, recipe, run directory, script with launch lines, or Kubernetes job."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to check memory against.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Cluster to check batch sizes and memory against.")] = None,

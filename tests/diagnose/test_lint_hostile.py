@@ -96,6 +96,17 @@ def test_accelerate_configurations(tmp_path_factory: pytest.TempPathFactory, dat
                 "))",
                 "'",
                 "#SBATCH --ntasks=2",
+                "#SBATCH --nodes=2",
+                "--node_rank",
+                "pretrain_gpt.py",
+                "--micro-batch-size",
+                "--global-batch-size",
+                "0",
+                "A=(",
+                ")",
+                '"${A[@]}"',
+                "A=8",
+                '"$@"',
                 "--gpu_ids",
                 ",",
             ]
@@ -107,6 +118,37 @@ def test_launch_lines(tmp_path_factory: pytest.TempPathFactory, words: list[str]
     path = tmp_path_factory.mktemp("fuzz") / "run.sh"
     path.write_text(" ".join(words))
     answer(path)
+
+
+JOBS = st.recursive(
+    VALUES,
+    lambda inner: st.dictionaries(
+        st.sampled_from(
+            "spec replicas command args env containers resources limits nvidia.com/gpu name value "
+            "pytorchReplicaSpecs Worker numNodes completions".split()
+        ),
+        inner | st.lists(inner | st.sampled_from(["bash", "-c", "torchrun --nnodes 2 t.py", "$(R)"]), max_size=3),
+        max_size=4,
+    ),
+    max_leaves=12,
+)
+
+
+@FUZZ
+@given(data=JOBS)
+def test_kubernetes_jobs(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "job.yaml"
+    path.write_text(strict_yaml.dump({"apiVersion": "v1", "kind": "Job", "spec": data}))
+    answer(path)
+
+
+def test_variables_that_hold_each_other_many_times_are_read_at_once(tmp_path: Path) -> None:
+    nested = "".join(f"V{i}=${{V{i - 1}}}${{V{i - 1}}}\n" for i in range(1, 60))
+    many = "torchrun --nproc_per_node $V9 t.py\n" * 3000
+    (tmp_path / "run.sh").write_text(f"V0=xx\n{nested}torchrun {'$V9 ' * 10_000} t.py\n{many}")
+    begin = time.process_time()
+    assert len(lint(tmp_path / "run.sh")) < 300
+    assert time.process_time() - begin < 5
 
 
 def test_files_that_no_reader_should_take(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Lint: finds errors in configurations before they run on GPUs.
 
 ``lint(path)`` recognises a file by its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
-directory, or a shell script with launch lines. It needs neither torch nor the engines: generated tables have the keys
+directory, a Kubernetes job, or a shell script with launch lines. It needs neither torch nor the engines: generated tables have the keys
 that these read.
 """
 
@@ -32,7 +32,7 @@ from kit.diagnose.lint import (
 )
 from kit.diagnose.lint.accelerate_line import with_line
 from kit.diagnose.lint.command_rules import processes, wrapped_classes
-from kit.diagnose.lint.commands import Command, commands, unread
+from kit.diagnose.lint.commands import Command
 from kit.diagnose.lint.config import Config, Given, Reader
 from kit.diagnose.lint.described import NEEDS_BOTH
 from kit.diagnose.lint.finding import Finding, Severity
@@ -40,6 +40,7 @@ from kit.diagnose.lint.fix import fixed, write_fixed
 from kit.diagnose.lint.json_text import JsonText, parse_json
 from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.diagnose.lint.rule import CHECKS, Rule, check
+from kit.diagnose.lint.scripts import kubernetes, script, text_of
 from kit.diagnose.lint.trainer_rules import contradicts_config
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
@@ -47,8 +48,6 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
 from kit.specs.other_programs import program_of
 from kit.specs.strict_yaml import Document
-from kit.specs.text import shown
-from kit.specs.text_files import read_text, reason
 
 __all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
@@ -127,9 +126,11 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
     if path.is_dir():
         return _run_directory(path)
     if path.suffix in SCRIPTS:
-        return _script(path, given)
+        return _ordered(script(path, given, _named))
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
+    if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):
+        return _ordered(kubernetes(path, given, _named))
     data = read_values(path)
     kind = _kind(data, path.suffix)
     if kind == "recipe":
@@ -179,23 +180,12 @@ def read_values(path: str | Path) -> dict[str, Any]:
     return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
 
 
-_MOST_BYTES = 1 << 21
-"""Largest configuration or script that is read, in bytes; usual files have a hundredth of it."""
-
-
 def _read_json(path: Path) -> JsonText:
-    return parse_json(_text(path), path.name)
+    return parse_json(text_of(path), path.name)
 
 
 def _read_yaml(path: Path) -> strict_yaml.Document:
-    return strict_yaml.parse_text(_text(path), path.name)
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{shown(path, str)}: cannot be read: {reason(error)}") from None
+    return strict_yaml.parse_text(text_of(path), path.name)
 
 
 def _deepspeed(
@@ -239,25 +229,6 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
                 )
             )
     return _ordered(findings)
-
-
-_STARTS = re.compile(r"[\w./-]{1,200}\.(?:sh|bash)\b")
-
-
-def _script(path: Path, given: Given, follow: bool = True) -> tuple[Finding, ...]:
-    """Findings of every launch line in a script, and of the configurations that it names; of the scripts beside it that
-    it starts, if it has no launch of its own."""
-    text = _text(path)
-    found = list(commands(text, path.name))
-    started = [path.parent / name for name in dict.fromkeys(_STARTS.findall(text))] if follow and not found else []
-    if others := [other for other in started if other.is_file() and other.name != path.name]:
-        return tuple(finding for other in others[:20] for finding in _script(other, given, follow=False))
-    findings = unread(text, path.name, len(found))
-    findings += [*line_rules.broken_line(text, found), *line_rules.unset_variables(text, found)]
-    for command in found:
-        findings += [finding for each in CHECKS["launch"] for finding in each(command)]
-        findings += _named(path, command, given)
-    return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])
 
 
 def _find(path: Path, named: str) -> Path | None:

@@ -14,7 +14,7 @@ _ASSIGNED = re.compile(
 _SET_TOO = re.compile(r"\b(?:read|for|getopts|mapfile|printf -v)\b[^\n;]*|\$\{\w+:?=")
 _USED = re.compile(r"\$(?:\{(\w+)(\[[@*]\])?\}|(\w+))")
 _LONGEST = 1 << 14
-"""Longest value that is put in, in characters; a script may nest its variables."""
+"""Most characters that variables put into a line; a script may nest them."""
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
@@ -59,4 +59,5 @@ def names_set(text: str) -> set[str]:
 def expanded(line: str, known: Mapping[str, str]) -> str:
     """The line with the variables whose value is known; the elements of an array are words, in quotes too."""
     line = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", line)
-    return _USED.sub(lambda match: known.get(match[1] or match[3], match[0]), line)
+    grows = sum(len(known.get(match[1] or match[3], "")) for match in _USED.finditer(line))
+    return _USED.sub(lambda match: known.get(match[1] or match[3], match[0]), line) if grows < _LONGEST else line
