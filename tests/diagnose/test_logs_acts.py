@@ -486,6 +486,20 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
     assert diagnose([p2p_records(tmp_path / "over", over)]) == ()
 
 
+def test_a_rank_that_did_not_come_to_a_send_or_receive(tmp_path: Path) -> None:
+    """Rank 0 waits for 1, which waits for 2, which is elsewhere; rank 3's record is not here."""
+    chain = {
+        0: [("recv 0<-1", 7, "started", False)],
+        1: [("recv 1<-2", 5, "started", False), ("send 1->0", 8, "scheduled", False)],
+        2: [("recv 2<-1", 1, "completed", True)],
+    }
+    (cause,) = diagnose([p2p_records(tmp_path / "chain", chain)])
+    assert (cause.cause, cause.ranks, cause.place) == ("collective-timeout", (1,), "rank_1")
+    assert cause.meaning.endswith("rank 2 did not come to recv number 1 of group 7 (pp), sizes [[4, 8]]")
+    away = {0: [("recv 0<-3", 7, "started", False)]}
+    assert diagnose([p2p_records(tmp_path / "away", away)]) == ()
+
+
 STUCK = (
     "{}[E626 ProcessGroupNCCL.cpp:1743] [PG ID {} PG GUID 0(default_pg) Rank 7] ProcessGroupNCCL's watchdog got "
     "stuck for 480 seconds without making progress in monitoring enqueued collectives. This typically indicates a hang"

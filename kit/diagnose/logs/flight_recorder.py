@@ -88,10 +88,10 @@ def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingR
     """
     calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     members: dict[str, set[int]] = defaultdict(set)
-    if ring := waits.each_other(waits.of_records(found)):
-        first = min(ring, key=lambda wait: wait.created_ns)
-        ranks = tuple(wait.rank for wait in ring)
-        return MissingRank("", first.number, first.call, first.sizes, ranks, (), (), found[first.rank][0], ring)
+    between_two = waits.of_records(found)
+    blocked = waits.unanswered(between_two)
+    if ring := waits.each_other(blocked):
+        return _of_wait(min(ring, key=lambda wait: wait.created_ns), tuple(wait.rank for wait in ring), (), found, ring)
     for rank, (_, data) in found.items():
         for entry in data["entries"]:
             if entry.get("is_p2p"):
@@ -104,7 +104,21 @@ def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingR
     if "0" in members:
         members["0"] |= set(found)  # the default group
     parted = [m for group in sorted(calls) if (m := _parted(group, calls[group], members[group], found)) is not None]
-    return min(parted, key=_when(calls)) if parted else None
+    if parted:
+        return min(parted, key=_when(calls))
+    stayed_away = [wait for wait in blocked.values() if wait.peer in found and wait.peer not in between_two]
+    wait = min(stayed_away, key=lambda wait: wait.created_ns, default=None)
+    return None if wait is None else _of_wait(wait, (wait.rank,), (wait.peer,), found)
+
+
+def _of_wait(
+    wait: waits.Wait,
+    came: tuple[int, ...],
+    missing: tuple[int, ...],
+    found: waits.Records,
+    ring: tuple[waits.Wait, ...] = (),
+) -> MissingRank:
+    return MissingRank(wait.group, wait.number, wait.call, wait.sizes, came, missing, (), found[wait.rank][0], ring)
 
 
 def _parted(

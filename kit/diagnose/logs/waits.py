@@ -48,6 +48,7 @@ class Wait:
     rank: int
     call: str
     peer: int
+    group: str
     number: int
     sizes: str
     created_ns: int
@@ -85,6 +86,7 @@ def _wait(rank: int, match: re.Match[str], entry: Mapping[str, Any], groups: Map
         rank=rank,
         call=match["call"],
         peer=ranks[peer] if peer < len(ranks) else peer,
+        group=f"{entry['process_group'][0]} ({entry['process_group'][1]})",
         number=_batch(entry)[1],
         sizes=str(entry["input_sizes"] or entry.get("output_sizes")),
         created_ns=_created(entry),
@@ -100,14 +102,19 @@ def _ended(entry: Mapping[str, Any]) -> bool:
     return entry.get("state") == "completed" or bool(entry.get("retired"))
 
 
-def each_other(waits: Mapping[int, Sequence[Wait]]) -> tuple[Wait, ...]:
-    """The waits of ranks each of which waits for the next, and the last for the first; empty if there is no such ring.
-    A send whose receiver is there waits for nobody's order, but for the network."""
+def unanswered(waits: Mapping[int, Sequence[Wait]]) -> dict[int, Wait]:
+    """Rank → its wait, if its peer does not wait in the other half of it. A send whose receiver is there waits for
+    nobody's order, but for the network."""
 
     def answered(wait: Wait) -> bool:
         return any(other.peer == wait.rank and other.call != wait.call for other in waits.get(wait.peer, ()))
 
-    blocked = {rank: left[0] for rank, own in waits.items() if (left := [w for w in own if not answered(w)])}
+    return {rank: left[0] for rank, own in waits.items() if (left := [wait for wait in own if not answered(wait)])}
+
+
+def each_other(blocked: Mapping[int, Wait]) -> tuple[Wait, ...]:
+    """The waits of ranks each of which waits for the next, and the last for the first; empty if there is no such
+    ring."""
     for start in sorted(blocked):
         path = [start]
         while (peer := blocked[path[-1]].peer) in blocked and peer not in path:
