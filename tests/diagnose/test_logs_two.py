@@ -343,3 +343,17 @@ def test_memory_is_compared_with_the_stage_that_needs_most(tmp_path: Path) -> No
     assert max(peaks) > min(peaks)
     (tmp_path / "all.log").write_text(f"{OOM}\n")
     assert f"predicted a peak of {max(peaks):.1f} of" in diagnose([tmp_path / "all.log"], plan)[0].meaning
+
+
+def test_a_rank_is_known_by_its_file_or_its_only_line(tmp_path: Path) -> None:
+    """Two ranks' files, of which one has nothing to say; the same with one file."""
+    for rank, text in ((0, ""), (1, f"{TIMED_OUT}\n")):
+        path = tmp_path / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (cause,) = diagnose([tmp_path])
+    assert cause.meaning.endswith("rank 0 did not come to ALLREDUCE number 12")
+    (cause,) = diagnose([tmp_path / "attempt_0" / "1" / "stderr.log"])
+    assert "did not come" not in cause.meaning
+    (cause,) = read(tmp_path, "[rank0]: waiting", f"[rank1]: {TIMED_OUT}")
+    assert cause.meaning.endswith("rank 0 did not come to ALLREDUCE number 12")

@@ -14,7 +14,7 @@ from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.curves import BARE_LOSS, LOSS, TIME, Curves
 from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, WORKER_FAILED, Pattern
 from kit.diagnose.logs.phases import phase_of
-from kit.diagnose.logs.reading import Line, Piece, pieces
+from kit.diagnose.logs.reading import LINE_BYTES, Line, Piece, pieces
 from kit.diagnose.logs.shapes import explained
 from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
 from kit.diagnose.logs.waits import CALL, named
@@ -25,7 +25,7 @@ CURVE_BYTES = 1 << 22
 """Bytes of a larger log, evenly spread, in which losses and step times are read."""
 MOST_MATCHES = 200
 """Most lines of one cause and one rank that are examined in a file."""
-_RANKS = re.compile(rb"(?:^|\n)[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
+_RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
 _OF_TORCH = re.compile(r"(?!.*Error: ).*?\[(?:PG (?:ID )?0 [^\]]*)?Rank (\d{1,7})\]")
 """torch's own prefix in a line that has no other. In groups other than the default one it counts within the group."""
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
@@ -85,6 +85,8 @@ class Scan:
         share = max(1, -(-path.stat().st_size // CURVE_BYTES))
         for piece in pieces(path):
             self.ranks |= {int(one or other) for one, other in _RANKS.findall(piece.text, max(0, piece.begin - 1))}
+            if not piece.begin and (rank := piece.named(piece.text[:LINE_BYTES], 1).rank) is not None:
+                self.ranks.add(rank)  # of the first line, which no line break precedes
             for position, line in _suspects(piece):
                 self.ranks |= set() if line.rank is None else {line.rank}
                 if match := ENDED_BY_LAUNCHER.search(line.text):
