@@ -357,3 +357,12 @@ def test_a_rank_is_known_by_its_file_or_its_only_line(tmp_path: Path) -> None:
     assert "did not come" not in cause.meaning
     (cause,) = read(tmp_path, "[rank0]: waiting", f"[rank1]: {TIMED_OUT}")
     assert cause.meaning.endswith("rank 0 did not come to ALLREDUCE number 12")
+
+
+def test_of_two_launchers_the_one_that_knows_the_rank(tmp_path: Path) -> None:
+    """torchrun counts on its node; srun counts in the job."""
+    torchrun = "E1126 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 22958) of binary: python"
+    (cause,) = read(tmp_path, torchrun, "srun: error: node-2: task 11: Exited with exit code 1")
+    assert (cause.cause, cause.ranks, cause.place) == ("worker-failed", (11,), "all.log:2")
+    (cause,) = read(tmp_path, torchrun)
+    assert cause.ranks == ()
