@@ -249,6 +249,23 @@ def test_two_gpus_and_two_xids_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "an NVLink error"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "a GPU met an uncorrectable error"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "not of the GPU"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "memory that is not its own"),
+        ("kernel: GPU has fallen off the bus.", "Xid 79: the GPU has fallen off the PCIe bus"),
+    ],
+)
+def test_cudas_words_of_a_fault_name_no_gpu(line: str, means: str, tmp_path: Path) -> None:
+    (cause,) = read(tmp_path, line)
+    assert (cause.cause, cause.gpus) == ("gpu-fault", ())
+    assert means in cause.meaning
+    assert str(cause).startswith("gpu-fault: ")
+
+
 LIBRARIES = {
     "libcudart.so.12": ("built for CUDA 12 wants libcudart.so.12", "CUDA 12's runtime"),
     "libcudart.so.11.0": ("built for CUDA 11 wants libcudart.so.11.0", "CUDA 11's runtime"),
