@@ -483,11 +483,11 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
         "rank 3 in recv number 1 from rank 2, sizes [[4, 8]]"
     )
     assert "batch_isend_irecv" in cause.fix
-    ring = {rank: [(f"send {rank}->{(rank + 1) % 3}", 5, "started", False)] for rank in range(3)}
-    ring[3] = [("recv 3<-0", 4, "started", False)]
+    waits = {0: "recv 0<-1", 1: "recv 1<-2", 2: "send 2->3", 3: "send 3->1"}  # rank 0 waits for the ring of the others
+    ring = {rank: [(words, 9 - rank, "started", False)] for rank, words in waits.items()}
     (cause,) = diagnose([p2p_records(tmp_path / "three", ring)])
-    assert cause.ranks == (0, 1, 2)
-    assert "rank 2 in send number 1 to rank 0" in cause.meaning
+    assert cause.ranks == (1, 2, 3)
+    assert "rank 3 in send number 1 to rank 1" in cause.meaning
     batch = {0: [("send 0->1", 5, "started", False), ("recv 0<-1", 6, "started", False)]}
     batch[1] = [("send 1->0", 5, "started", False), ("recv 1<-0", 6, "started", False)]
     one_by_one = diagnose([p2p_records(tmp_path / "one-by-one", batch)])
@@ -499,8 +499,9 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
     assert diagnose([p2p_records(tmp_path / "done", done, batched=True)]) == ()
     pair = {0: [("send 0->1", 5, "started", False)], 1: [("recv 1<-0", 6, "started", False)]}
     assert diagnose([p2p_records(tmp_path / "pair", pair)]) == ()
-    over = {0: [("recv 0<-1", 5, "scheduled", True)], 1: [("recv 1<-0", 6, "completed", False)]}
-    assert diagnose([p2p_records(tmp_path / "over", over)]) == ()
+    for state, retired in (("scheduled", True), ("completed", False)):
+        over = {0: [("recv 0<-1", 5, state, retired)], 1: [("recv 1<-0", 6, state, retired)]}
+        assert diagnose([p2p_records(tmp_path / f"over-{state}", over)]) == ()
 
 
 def test_a_rank_that_did_not_come_to_a_send_or_receive(tmp_path: Path) -> None:
@@ -553,6 +554,10 @@ def test_a_collectives_time_out_comes_before_the_watchdog_that_then_sticks(tmp_p
     assert causes[1].meaning.endswith("last known call: rank 7 in _ALLGATHER_BASE number 41")
     hangs, _ = read(tmp_path, STUCK.format("[rank7]:", 0), timed_out(2, 41, "ALLREDUCE"))
     assert hangs.meaning.endswith("rank 7 hangs, and did not end its part")
+    two, _ = read(tmp_path, STUCK.format("[rank7]:", 0), timed_out(2, 41, "ALLREDUCE"), "[rank3]: step 7")
+    assert two.meaning.endswith("rank 3, 7 did not come to ALLREDUCE number 41")
+    later = [timed_out(7, 41, "ALLREDUCE"), timed_out(7, 42, "BROADCAST"), "[rank3]: step 7"]
+    assert read(tmp_path, *later)[0].meaning.endswith("rank 3 did not come to ALLREDUCE number 41")
 
 
 def test_a_flight_record_names_the_last_call_of_a_rank_that_hangs(tmp_path: Path) -> None:
@@ -561,6 +566,9 @@ def test_a_flight_record_names_the_last_call_of_a_rank_that_hangs(tmp_path: Path
     (tmp_path / "all.log").write_text(STUCK.format("[rank7]:", 0) + "\n")
     (cause,) = diagnose([tmp_path / "all.log", record])
     assert cause.meaning.endswith("last known call: rank 7 in send 0->1 number 1 of group 7")
+    (tmp_path / "all.log").write_text(f"{ENQUEUED}\n{STUCK.format('[rank7]:', 0)}\n")
+    (cause,) = diagnose([tmp_path / "all.log", record])
+    assert cause.meaning.endswith("last known call: rank 7 in call 42, of which 40 were completed")
 
 
 def test_a_hang_ends_the_command_with_a_failure(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _who_waits(cause: Cause, scan: Scan, calls: Mapping[int, str], hung: Set[int
     told = "did not come" in cause.meaning or "each other" in cause.meaning  # by flight records, which know more
     missing = sorted(scan.ranks - set(cause.ranks))
     waiting = [(rank, calls[rank]) for rank in cause.ranks if rank in calls]
-    same = {call for _, call in waiting} if len(waiting) == len(cause.ranks) else set()
+    same = {call for _, call in waiting}
     if missing:
         names = ", ".join(map(str, missing))
         if downloading := [scan.downloading[rank] for rank in (None, *missing) if rank in scan.downloading]:
