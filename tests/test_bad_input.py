@@ -132,7 +132,8 @@ def test_too_little_host_memory_for_the_plan(capsys, monkeypatch):
     words += ["layout.zero_stage=3", "layout.offload_optimizer=cpu"]
     said = answer(words, capsys, monkeypatch)
     assert "GiB of host memory a node" in said
-    assert "offload to nvme, or use more nodes" in said
+    assert "it fits with layout.offload_optimizer left to the planner instead of cpu" in said
+    assert "it fits with cluster.host_ram_gib=1753 instead of 953, for offload" in said
 
 
 def test_too_little_host_memory_on_this_machine(model, capsys, monkeypatch):

@@ -8,23 +8,26 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kit.errors import KitError, PlanError
 from kit.planner.explain.infeasible import changes_that_fit
-from kit.planner.make_plan import make_plan
+from kit.planner.make_plan import make_plan, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import search
+from kit.planner.search import can_fit, search
 from kit.report.largest_model import SIZES, WAYS, largest_models, table
 from kit.report.memory_report import FitReport, memory_report
 from kit.report.memory_text import LOOKS, picture, save_png
 from kit.specs.catalog import load_model
+from kit.specs.job import LoraSpec
 from kit.specs.layout import Pins
 from kit.specs.strict_yaml import to_plain
 from tests.planning.examples import cluster, job
+from tests.planning.random_cases import random_request
 
 MODEL = load_model("llama-3.1-8b")
 
@@ -254,3 +257,62 @@ def test_an_engine_that_is_named_as_a_way_out_can_do_it() -> None:
     pins = Pins(engine="torch", ep=3)
     with pytest.raises(PlanError, match="engine=megatron would refuse it too: ep=3 does not divide num_experts=8"):
         make_plan(load_model("mixtral-8x7b"), cluster("8xH100"), job(), pins)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "lora", "first"),
+    [
+        ("llama-3.1-8b", "1xRTX-4090", None, "--lora: adapters trained instead of all weights"),
+        ("qwen3-30b-a3b", "1xA100-40", None, "--lora: adapters trained instead of all weights"),
+        ("mixtral-8x7b", "1xA100-80", LoraSpec(four_bit=True), "--lora: adapters instead of adapters on 4-bit weights"),
+        ("llama-3-70b", "1xH100", LoraSpec(), "--qlora: adapters on 4-bit weights instead of adapters"),
+    ],
+)
+def test_adapters_of_either_kind_are_proposed(model: str, gpus: str, lora: LoraSpec | None, first: str) -> None:
+    """Experts have no 4-bit weights (bitsandbytes replaces linear layers), and ZeRO-3 offloads 16-bit ones."""
+    request = request_for(load_model(model), cluster(gpus), job(lora=lora))
+    if lora is not None and not lora.four_bit:
+        request = replace(request, cluster=replace(request.cluster, host_ram_gib=32.0))
+    found = changes_of(request)
+    assert found[0] == first
+    wanted = LoraSpec(four_bit=first.startswith("--qlora"))
+    assert make_plan(request.model, request.cluster, job(lora=wanted)).layout.dp == 1
+
+
+def test_the_memory_that_is_proposed_is_the_least_that_does() -> None:
+    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu")
+    machines = cluster("8xA100-40")
+    found = changes_of(Request(model=load_model("llama-3-70b"), cluster=machines, job=job(), pins=pins))
+    assert "cluster.host_ram_gib=1753 instead of 953, for offload" in found
+    for gib, fits in ((1753.0, True), (1752.0, False)):
+        more = replace(machines, host_ram_gib=gib)
+        asked = Request(model=load_model("llama-3-70b"), cluster=more, job=job(), pins=pins)
+        assert can_fit(asked) == fits
+
+
+_TYPED = re.compile(r"(?P<key>job|cluster|layout)\.(?P<name>\w+)(=(?P<value>\d+) instead| left to the planner)")
+
+
+def test_what_a_refusal_proposes_really_plans() -> None:
+    """Numbers and pins that can be typed, on random questions without an answer."""
+    tried = 0
+    for seed in range(60):
+        request = random_request(seed)
+        if (result := search(request)).best is not None:
+            continue
+        for change in changes_that_fit(request, result.considered):
+            pins, work, machines = request.pins, request.job, request.cluster
+            if found := _TYPED.match(change):
+                owner = {"job": work, "cluster": machines}.get(found["key"], pins)
+                value = found["value"] and type(getattr(owner, found["name"]))(found["value"])
+                changed = {"job": work, "cluster": machines, "layout": pins} | {
+                    found["key"]: replace(owner, **{found["name"]: value})
+                }
+                make_plan(request.model, changed["cluster"], changed["job"], changed["layout"])
+            elif found := re.match(r"--(q?)lora", change):
+                lora = replace(work.lora or LoraSpec(), four_bit=bool(found[1]))
+                make_plan(request.model, machines, replace(work, lora=lora), pins)
+            else:
+                continue
+            tried += 1
+    assert tried > 8
