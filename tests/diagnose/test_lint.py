@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -205,6 +206,24 @@ def test_host_memory_takes_buffers_of_offload(tmp_path: Path) -> None:
         zero = ZERO_3 | {"offload_param": nvme | {"buffer_count": 16, "buffer_size": size}}
         config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero, "aio": {}}
         assert found(write(tmp_path, config, ".json"), GPUS).get("host-ram") == expected
+
+
+def test_the_flat_copy_that_a_trainer_makes_in_host_memory_is_judged(tmp_path: Path) -> None:
+    """14.77e9 weights of 2 bytes are 27.5 GiB, twice too many for an A100 of 40 GB. 8 processes copy and flatten them
+    on the host: 440 GiB beside the 328 of offload. kit's own engine makes no such copy."""
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    path = write(tmp_path, config, ".json")
+    for reader, host, gpus, expected in (
+        ("trainer", 700.0, "8xA100-40", True),
+        ("trainer", 900.0, "8xA100-40", False),
+        ("deepspeed", 700.0, "8xA100-40", False),
+        ("trainer", 700.0, "8xA100-80", False),
+    ):
+        cluster = dataclasses.replace(parse_cluster(gpus), host_ram_gib=host)
+        findings = lint(path, reader=reader, model=load_model("qwen2.5-14b"), cluster=cluster)  # type: ignore[arg-type]
+        said = [finding.why for finding in findings if finding.rule == "host-ram"]
+        assert any("768 GiB while they load" in why for why in said) == expected, (reader, host, gpus)
 
 
 TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")

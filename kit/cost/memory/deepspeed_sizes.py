@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from kit.cost.collectives import fills_the_link
-from kit.cost.hardware import shared
+from kit.cost.hardware import overheads, shared, usable_gib
 from kit.cost.model.params import count
+from kit.cost.workload import Workload
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import ZERO_KEYS, Layout
 from kit.specs.model import ModelSpec
@@ -161,3 +162,28 @@ def largest_sub_group(model: ModelSpec, layout: Layout, sub_group_size: int) -> 
     the size by one parameter (stage3.py, _create_fp16_sub_groups)."""
     share = _partition(count(model).total, layout)
     return min(share, sub_group_size + least_param_buffer(model, layout))
+
+
+def unsharded_bytes(workload: Workload) -> float:
+    """Bytes of a rank's weights below stage 3."""
+    return (4.0 if workload.autocast else workload.weight_bytes) * workload.parameters[0].total
+
+
+def fits_twice(workload: Workload) -> bool:
+    """Whether a GPU has room for its unsharded weights twice."""
+    room = usable_gib(workload.cluster.gpu) - overheads().context_gib
+    return 2 * unsharded_bytes(workload) <= room * GIB
+
+
+def owns_weights(workload: Workload) -> bool:
+    """Whether weights have memory of their own when DeepSpeed's stages 1 and 2 copy them into a flat buffer. kit's
+    engine gives it weights that share memory; TRL's trainers and AutoTP's slices are others
+    (kit/engines/deepspeed/whole_model.py)."""
+    return workload.trl is not None or (workload.layout.tp > 1 and workload.layout.implementation == "huggingface")
+
+
+def flattens_on_host(workload: Workload) -> bool:
+    """Whether that copy is made in host memory, because the GPU has no room for the weights twice (stage_1_and_2.py,
+    flatten_on_accelerator)."""
+    flattened = workload.layout.engine == "deepspeed" and workload.layout.zero_stage in (1, 2)
+    return flattened and workload.job.lora is None and owns_weights(workload) and not fits_twice(workload)

@@ -11,7 +11,7 @@ from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
-from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, master_bytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
@@ -49,9 +49,6 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     if workload.autocast and lora is None:
         # Every GEMM saves the 16-bit cast for its backward; under full recompute only the head does.
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
-    # FSDP2 loads a model layer by layer from host memory or disk (kit/engines/torch/engine.py).
-    whole_below = 1 if layout.engine == "torch" else 3
-    whole_on_device = layout.implementation == "huggingface" and layout.zero_stage < whole_below
     memory = EngineMemory(
         dense=dense,
         experts=experts,
@@ -61,13 +58,47 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
         autocast_copies=copies,
         deferred_head_gradient=_deferred_head_gradient(workload),
-        # Built in fp32 on the device, before it is cast or sharded (kit/engines).
-        load=4.0 * count(model).total if whole_on_device else 0.0,
+        load=_load_bytes(workload, dense),
         largest_parameter=_exported(model, layout, job),
     )
     if lora is None:
         return memory
     return _with_adapters(memory, workload, lora)
+
+
+def _load_bytes(workload: Workload, state: StateBytes) -> float:
+    """Bytes while DeepSpeed's engine is built; 0: no more than between steps, as on other engines, which fill sharded
+    weights one by one. ``state``: bytes per parameter between steps."""
+    layout, lora = workload.layout, workload.job.lora
+    if layout.engine != "deepspeed":
+        return 0.0
+    (parameters,) = workload.parameters
+    whole = float(workload.element) * count(workload.model).total
+    # AutoTP splits whole weights (kit/engines/deepspeed/autotp.py). Those that share memory take little.
+    split_later = layout.tp > 1 and layout.implementation == "huggingface"
+    if lora is None:
+        return _flattening(workload, state) if layout.zero_stage in (1, 2) else whole if split_later else 0.0
+    if lora.four_bit and layout.zero_stage == 3:
+        # kit quantises whole weights and shards them afterwards (kit/engines/deepspeed/data_parallel.py).
+        return NF4_TWICE_BYTES * parameters.dense_matrices + 2.0 * (parameters.total - parameters.dense_matrices)
+    return whole if split_later else 0.0
+
+
+def _flattening(workload: Workload, state: StateBytes) -> float:
+    """Bytes while DeepSpeed's stages 1 and 2 copy the weights into one flat buffer, and make the rank's master weights
+    of it (stage_1_and_2.py, __init__; bf16_optimizer.py, _setup_for_real_optimizer): by a clone, and with gradients of
+    their size for a moment (initialize_optimizer_states)."""
+    layout = workload.layout
+    (parameters,) = workload.parameters
+    weights, own = state.weights * parameters.total, parameters.total / (layout.dp * layout.cp)
+    # Vectors are flattened last, and keep until then what all weights shared (kit/engines/deepspeed/whole_model.py).
+    shared = state.weights * deepspeed_sizes.largest_parameter(workload.model) / layout.tp
+    masters = 0.0 if layout.offload_optimizer != "none" else master_bytes(layout) * own
+    sums = (state.gradients_between_steps or 0.0) * parameters.total
+    beside = max(shared + max(state.weights * own, sums), 0.0 if sums else masters)
+    cloned = weights + masters + beside
+    twice = deepspeed_sizes.owns_weights(workload) and deepspeed_sizes.fits_twice(workload)
+    return max(2 * weights, cloned) if twice else cloned
 
 
 def _most_step_extra(workload: Workload) -> float:
@@ -144,9 +175,6 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     each = adapter_parameters_of(model, lora, layout.tp) / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = of_adapters = memory.dense
-    # AutoTP splits the frozen weights after every rank has loaded all of them (kit/engines/deepspeed/autotp.py).
-    whole = layout.engine == "deepspeed" and layout.tp > 1
-    load = float(workload.element) * count(model).total if whole else 0.0
     gathered, matrix_weights = memory.gathered, None
     in_host = layout.offload_param != "none"
     if layout.engine == "torch":
@@ -166,11 +194,6 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
             layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
         )
         matrix_weights = (0.0 if in_host else NF4_CODES / owners) + NF4_TWICE_BYTES - NF4_CODES
-        if layout.engine == "deepspeed" and layout.zero_stage == 3:
-            (parameters,) = workload.parameters
-            # kit quantises whole weights and shards them afterwards (kit/engines/deepspeed/data_parallel.py).
-            in_four_bits = parameters.dense_matrices / parameters.total
-            load = (NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)) * parameters.total
     return memory._replace(
         adapters=adapters,
         deferred_head_gradient=0.0,
@@ -179,7 +202,6 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         matrix_weights=matrix_weights,
         autocast_copies=(0.0, 0.0),
         gathered=gathered,
-        load=load,
     )
 
 

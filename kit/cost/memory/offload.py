@@ -174,14 +174,22 @@ def host_load_gib_per_node(workload: Workload) -> float:
     """GiB of host memory on a node while weights are loaded: offloaded state, one Python process per rank, and the
     largest parameter. Each rank loads one whole fp32 parameter at a time and then shards it (kit/engines,
     import_state). With adapters and tensor parallelism each rank of FSDP2 loads the whole model
-    (kit/engines/torch/engine.py).
+    (kit/engines/torch/engine.py). Pretraining is taken to start from random weights: the first rank builds them.
     """
     model, cluster, layout = workload.model, workload.cluster, workload.layout
     ranks = layout.world_size / cluster.num_nodes
     reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
     if layout.engine == "torch" and layout.tp > 1 and workload.job.lora is not None:
         reading += stored_weight_bytes(workload)
-    return host_ram_gib_per_node(workload) + ranks * (overheads().cpu_process_gib + to_gib(reading))
+    if deepspeed_sizes.flattens_on_host(workload):
+        # Each parameter, and the flat copy of all (stage_1_and_2.py, cpu_data).
+        reading += 2 * deepspeed_sizes.unsharded_bytes(workload)
+    processes = ranks * (overheads().cpu_process_gib + to_gib(reading))
+    # DDP builds them on its device, transformers on rank 0's under zero.Init, megatron-core's layers one by one.
+    built = {"torch": layout.zero_stage > 0, "deepspeed": layout.zero_stage < 3}.get(layout.engine, False)
+    built = built and layout.implementation == "huggingface" and workload.job.lora is None
+    random = to_gib(4.0 * count(model).total) if built and workload.job.objective == "pretrain" else 0.0
+    return host_ram_gib_per_node(workload) + processes + random
 
 
 def nvme_gib_per_node(workload: Workload) -> float:

@@ -69,7 +69,7 @@ class EngineMemory(NamedTuple):
     """Bytes of a tied head's gradient, which autograd keeps until it can add the embedding's. 0 for FSDP2, where it is
     part of ``gathered``."""
     load: float = 0.0
-    """Bytes of weights while the model is built; 0: no more than afterwards."""
+    """Bytes while the model is built; 0: no more than afterwards."""
     largest_parameter: int = 0
     """Elements of the largest parameter, which an export gathers."""
 
@@ -108,8 +108,8 @@ class RankParts:
     """Keys, values, logits and gathered weights while completions are generated (GRPO)."""
     after_backward: float = 0.0
     """Gradients at the end of backward that are not yet accumulated."""
-    load: float | None = None
-    """All memory while the model is built; None: the memory between steps."""
+    load: float = 0.0
+    """All memory while the model is built, where it may be more than between steps."""
     save: float = 0.0
     """Tensors that an export gathers."""
 
@@ -150,7 +150,7 @@ def peak_bytes(parts: RankParts) -> float:
         states.gradients_between_steps + parts.generation,
     )
     peak = states.weights + states.optimizer + parts.buffers + max(moments)
-    return peak if parts.load is None else max(peak, parts.load)
+    return max(peak, parts.load)
 
 
 def rank_memory(parts: RankParts) -> RankMemory:
@@ -185,7 +185,7 @@ def rank_memory(parts: RankParts) -> RankMemory:
     ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
     step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
     between = constant | {"gradients": states.gradients_between_steps}
-    built = between if parts.load is None else dict.fromkeys(constant, 0.0) | {"weights": parts.load}
+    built = _fullest(between, dict.fromkeys(constant, 0.0) | {"weights": parts.load})
     phases = {
         "load": built,
         "forward": _fullest(loss, casts, between | {"activations": parts.generation}),

@@ -66,7 +66,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         backward_workspace=workspace,
         loss=loss_bytes(workload),
         generation=generation_bytes(workload),
-        load=engine.load or None,
+        load=engine.load,
         save=4.0 * engine.largest_parameter,
     )
 

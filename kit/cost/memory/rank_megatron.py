@@ -51,6 +51,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         after_backward=_beyond_the_first_layer(
             workload, stage, recomputed + workspace, retained + saved if retained else 0.0
         ),
+        load=engine.load,
         save=export_bytes(workload.layout.tp) * engine.largest_parameter,
     )
 

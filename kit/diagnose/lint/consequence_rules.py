@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kit.cost.estimate import predict
 from kit.cost.hardware import usable_gib
-from kit.cost.memory.deepspeed_sizes import least_param_buffer
+from kit.cost.memory.deepspeed_sizes import fits_twice, least_param_buffer, unsharded_bytes
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
@@ -19,7 +19,7 @@ from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.rule import Rule, check
 from kit.errors import KitError
 from kit.specs.layout import Layout
-from kit.units import GIB
+from kit.units import GIB, to_gib
 
 WORTH_SAYING = 1.1
 """Smallest ratio of step times that is reported; less is within the error of a prediction."""
@@ -72,7 +72,7 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
     Rule(
         "host-ram",
         "ds, with a model and GPUs",
-        "more offloaded than a node's host memory holds, pinned or not",
+        "more offloaded than a node's host memory holds, pinned or not, or more copied there while loading",
         "killed by the kernel, or no page can be locked",
     ),
     Rule("memory-not-judged", "ds, accelerate, script", "why nothing is said of memory", "silence is no judgement"),
@@ -86,9 +86,8 @@ def memory(config: Config) -> Iterator[Finding]:
         return
     model, cluster, layout = work.model, work.cluster, work.layout
     moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
+    needed, there = host_ram_gib_per_node(work), cluster.host_ram_gib
     if moved:
-        needed = host_ram_gib_per_node(work)
-        there = cluster.host_ram_gib
         pinned = any(config.on(f"zero_optimization.offload_{name}.pin_memory") for name in moved)
         if there is not None and needed > HOST_SHARE * there:
             yield config.finding(
@@ -98,6 +97,18 @@ def memory(config: Config) -> Iterator[Finding]:
                 f"needs {needed:.0f} GiB of host memory a node{', pinned and never swapped out' if pinned else ''}, "
                 f"and {cluster.name} has {there:.0f}",
                 "offload to nvme, or use more nodes",
+            )
+    if config.reader in ("trainer", "accelerate") and layout.zero_stage in (1, 2) and not fits_twice(work):
+        # from_pretrained maps the files, and the model goes to the GPU before it is flat.
+        each, ranks = 2 * to_gib(unsharded_bytes(work)), layout.world_size // cluster.num_nodes
+        if there is not None and needed <= HOST_SHARE * there < needed + ranks * each:
+            yield config.finding(
+                "host-ram",
+                "error",
+                "zero_optimization.stage",
+                f"a GPU has no room for the weights twice, so {ranks} processes make their flat copy in host memory: "
+                f"{needed + ranks * each:.0f} GiB while they load, and {cluster.name} has {there:.0f}",
+                "use stage 3, or kit train, whose weights take no memory before they are flat",
             )
     try:
         peak = peak_gib(work)

@@ -19,8 +19,8 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
+from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.adapters import ADAPTER, build_frozen
-from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 
 _RECORD = "ds_autotp_universal_checkpoint_meta"
@@ -39,7 +39,7 @@ class AutoTensorParallel(DataParallel):
         device = torch.device(get_accelerator().current_device_name())
         lora = self.rundir.plan.job.lora
         if lora is None:
-            model = build_model(self.rundir, torch.float32, device)
+            model = whole_model(self._spec, self.rundir.plan.layout.zero_stage, self.dtype, device)
         else:
             model = build_frozen(self.rundir, lora, device)
             _bare_adapters(model)

@@ -17,10 +17,12 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
+from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import build_model, check_shape, source_for_model
+from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
 
@@ -37,29 +39,39 @@ class DataParallel(ModelParallelStrategy):
         self._spec = rundir.plan.model
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the model's weights: under autocast that of the master weights, which DeepSpeed clones from them."""
+        plan = self.rundir.plan
+        return torch.float32 if plan.layout.autocast else DTYPES[plan.job.precision]
+
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
         """Build the model. Stage 3 partitions each parameter as soon as it exists, so that no rank has a whole model.
 
         At stage 3 transformers initialises the model module by module on rank 0, in another order than at other stages:
-        the random weights differ from those of the other stages. Below stage 3 the model is built in fp32. DeepSpeed
-        then casts it, and clones its fp32 master weights from the cast weights.
+        the random weights differ from those of the other stages.
         """
-        layout = self.rundir.plan.layout
-        # Stage 3 clones its master weights from the partitioned weights, so these must be fp32 under autocast.
-        precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
-        device = torch.device(get_accelerator().current_device_name())
+        layout, device = self.rundir.plan.layout, torch.device(get_accelerator().current_device_name())
         lora = self.rundir.plan.job.lora
         # bitsandbytes quantises whole weights, so deepspeed.initialize partitions the weights of QLoRA afterwards.
         partitioned = layout.zero_stage == 3 and not (lora and lora.four_bit)
         with _zero3_announced(settings, partitioned):
             if lora is not None and not partitioned:
                 model = build_frozen(self.rundir, lora, device)
+            elif partitioned:
+                model = build_model(self.rundir, self.dtype, device)
             else:
-                model = build_model(self.rundir, DTYPES[precision], device)
+                model = whole_model(self._spec, layout.zero_stage, self.dtype, device)
         if lora is not None and partitioned:
             freeze_partitioned(model, self.rundir, lora)
         self.chunked = prepare(model, self.rundir)
         return model
+
+    def random_weights(self) -> TensorSource | None:
+        """Masters are the fp32 values of the model's weights."""
+        if self.rundir.plan.layout.zero_stage == 3:
+            return None
+        return RandomWeights(self.rundir, self.dtype, torch.device(self.engine.device))
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         self.engine, self.state = engine, state

@@ -71,6 +71,8 @@ class DeepSpeedEngine(Engine):
             self.import_state(StateKind.MASTER, initial_adapters(rundir, shapes))
         elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
+        elif (source := self._strategy.random_weights()) is not None:
+            self.import_state(StateKind.MASTER, source)
 
     # ------------------------------------------------------------------ one optimizer step
 

@@ -26,6 +26,7 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource, place
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
+from kit.engines.deepspeed.whole_model import share_memory
 from kit.engines.megatron.microbatches import forward
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.resharding.export import export_blocks
@@ -77,6 +78,8 @@ class MegatronTensorParallel(ModelParallelStrategy):
         for name, parameter in model.named_parameters():
             if self._is_partial(name, parameter):
                 parameter.register_hook(partial(_sum_over, self.tensor_group))
+        if plan.layout.zero_stage in (1, 2):
+            share_memory(model.parameters())  # ``attach``, or ``run.model_path``, sets every weight
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:

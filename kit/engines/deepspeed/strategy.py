@@ -56,6 +56,10 @@ class ModelParallelStrategy(ABC):
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         """Keep DeepSpeed's engine and the state of its optimizer. Called once, after ``deepspeed.initialize``."""
 
+    def random_weights(self) -> TensorSource | None:
+        """Weights of a run without ``run.model_path``, after ``attach``; None: the model has them."""
+        return None
+
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """This rank's part of the micro batch of its data-parallel group."""
         return micro_batch

@@ -29,6 +29,7 @@ from kit.engines.huggingface.adapters import (
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import build_model, check_names, check_shape, source_for_model
+from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import choose_attention
@@ -66,7 +67,9 @@ class TorchEngine(Engine):
         self.optimizer_name = plan.job.optimizer.name
         load = None
         if self._lora is None:
-            self._model = build_model(rundir, torch.float32, _init_device(rundir, self._device))
+            # With FSDP2 no rank has the whole model: ``import_state`` sets each weight.
+            born = self._device if plan.layout.zero_stage == 0 else "meta"
+            self._model = build_model(rundir, torch.float32, born)
         elif plan.layout.zero_stage == 0:
             self._model = build_frozen(rundir, self._lora, self._device)
         else:
@@ -115,6 +118,8 @@ class TorchEngine(Engine):
             self.import_state(StateKind.MASTER, initial_adapters(rundir, self._shapes))
         elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, hf_weights(rundir.plan.model, rundir.run.model_path))
+        elif plan.layout.zero_stage:
+            self.import_state(StateKind.MASTER, RandomWeights(rundir, torch.float32, self._device))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients. The host waits for the device once, and copies loss, token count and gradient
@@ -335,14 +340,6 @@ class TorchEngine(Engine):
                 return parameter.grad
             case _:
                 return self._optimizer.moment(kind, parameter)
-
-
-def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
-    """Device on which to build the model: ``device`` for DDP. With FSDP2 the GPU must not have the whole model: meta if
-    all weights come from a directory, otherwise host memory, from which FSDP2 moves it layer by layer."""
-    if rundir.plan.layout.zero_stage == 0:
-        return device
-    return torch.device("cpu" if rundir.run.model_path is None else "meta")
 
 
 def _device(kind: str) -> torch.device:
