@@ -1,7 +1,7 @@
 """A plain Accelerator script: nothing of kit's, and nothing that names DeepSpeed or FSDP.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/accelerate_loop.py --model DIR --text FILE
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/accelerate_loop.py --model DIR --text FILE
 
 What it becomes (DDP, FSDP2, ZeRO 1 to 3, with or without offload) is decided by the YAML alone. Batch size and
 accumulation are read back from the launcher's configuration where that has them.
@@ -23,10 +23,12 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="Hugging Face directory")
     parser.add_argument("--text", required=True, help="text file")
     parser.add_argument("--block", type=int, default=128, help="tokens of a sequence")
-    parser.add_argument("--batch", type=int, default=2, help="sequences of a process and forward pass")
-    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument(
+        "--batch", "--per_device_train_batch_size", type=int, default=2, help="sequences of a process and forward pass"
+    )
+    parser.add_argument("--accumulation", "--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", "--learning_rate", type=float, default=1e-4)
     parser.add_argument("--eps", type=float, default=1e-8, help="Adam's epsilon")
     parser.add_argument("--out", help="save the trained model here")
     args = parser.parse_args()

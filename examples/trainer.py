@@ -1,10 +1,10 @@
 """A plain Hugging Face Trainer script, as in transformers' examples: nothing of kit's.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/trainer.py --model DIR --text FILE … --output_dir out
-    deepspeed examples/trainer.py --deepspeed run/ds_config.trainer.json --model DIR --text FILE … --output_dir out
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/trainer.py --model DIR --text FILE …
+    deepspeed --no_local_rank own_script.py ../examples/trainer.py --deepspeed ds_config.trainer.json …
 
-The arguments that the plan decides (batch, accumulation, rate, clipping, precision) stand in run/ds_config.md.
+The arguments that the plan decides (batch, accumulation, rate, clipping, precision) stand in run/README.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TRL's DPOTrainer on preferences: a plain script, nothing of kit's.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/trl_dpo.py --model DIR --preferences FILE.jsonl …
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/trl_dpo.py --preferences FILE.jsonl …
 
 Rows are {"prompt", "chosen", "rejected"}, each a list of messages. Arguments that the plan decides stand in
 run/ds_config.md. The model is its own reference.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from datasets import load_dataset
 from transformers import HfArgumentParser, Trainer
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 
 @dataclass
@@ -26,9 +26,16 @@ class Arguments:
 
 
 def main() -> None:
-    args, training = HfArgumentParser((Arguments, DPOConfig)).parse_args_into_dataclasses()
+    args, training, how = HfArgumentParser((Arguments, DPOConfig, ModelConfig)).parse_args_into_dataclasses()
+    training.model_init_kwargs = {"dtype": how.dtype, **(training.model_init_kwargs or {})}
     rows = load_dataset("json", data_files=args.preferences, split="train")
-    trainer = DPOTrainer(model=args.model, args=training, train_dataset=rows)
+    trainer = DPOTrainer(
+        model=args.model,
+        args=training,
+        train_dataset=rows,
+        peft_config=get_peft_config(how),
+        quantization_config=get_quantization_config(how),
+    )
     trainer.train()
     report(trainer)
     trainer.accelerator.end_training()

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on prompts: a plain script, nothing of kit's.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/trl_grpo.py --model DIR --prompts FILE.jsonl …
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/trl_grpo.py --prompts FILE.jsonl …
 
 Rows are {"prompt": [messages]}; other columns reach the reward. Arguments that the plan decides stand in
 run/ds_config.md. transformers generates the completions; on GPUs, --use_vllm true --vllm_mode colocate is many times
@@ -16,7 +16,7 @@ from typing import Any
 
 from datasets import load_dataset
 from transformers import HfArgumentParser, Trainer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 
 @dataclass
@@ -34,9 +34,17 @@ def readable(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    args, training = HfArgumentParser((Arguments, GRPOConfig)).parse_args_into_dataclasses()
+    args, training, how = HfArgumentParser((Arguments, GRPOConfig, ModelConfig)).parse_args_into_dataclasses()
+    training.model_init_kwargs = {"dtype": how.dtype, **(training.model_init_kwargs or {})}
     rows = load_dataset("json", data_files=args.prompts, split="train")
-    trainer = GRPOTrainer(model=args.model, args=training, train_dataset=rows, reward_funcs=readable)
+    trainer = GRPOTrainer(
+        model=args.model,
+        args=training,
+        train_dataset=rows,
+        reward_funcs=readable,
+        peft_config=get_peft_config(how),
+        quantization_config=get_quantization_config(how),
+    )
     trainer.train()
     report(trainer)
     trainer.accelerator.end_training()

@@ -1,10 +1,10 @@
 """TRL's KTOTrainer on judged answers: a plain script, nothing of kit's.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/trl_kto.py --model DIR --answers FILE.jsonl …
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/trl_kto.py --answers FILE.jsonl …
 
 Rows are {"prompt", "completion", "label"}: two lists of messages, and whether the answer is wanted. Arguments that the
-plan decides stand in run/ds_config.md. The model is its own reference.
+plan decides stand in run/README.md. The model is its own reference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from datasets import load_dataset
 from transformers import HfArgumentParser, Trainer
-from trl import KTOConfig, KTOTrainer
+from trl import KTOConfig, KTOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 
 @dataclass
@@ -26,9 +26,16 @@ class Arguments:
 
 
 def main() -> None:
-    args, training = HfArgumentParser((Arguments, KTOConfig)).parse_args_into_dataclasses()
+    args, training, how = HfArgumentParser((Arguments, KTOConfig, ModelConfig)).parse_args_into_dataclasses()
+    training.model_init_kwargs = {"dtype": how.dtype, **(training.model_init_kwargs or {})}
     rows = load_dataset("json", data_files=args.answers, split="train")
-    trainer = KTOTrainer(model=args.model, args=training, train_dataset=rows)
+    trainer = KTOTrainer(
+        model=args.model,
+        args=training,
+        train_dataset=rows,
+        peft_config=get_peft_config(how),
+        quantization_config=get_quantization_config(how),
+    )
     trainer.train()
     report(trainer)
     trainer.accelerator.end_training()

@@ -1,9 +1,9 @@
 """TRL's SFTTrainer on chats: a plain script, nothing of kit's.
 
-    kit emit recipe.yaml --out run
-    accelerate launch --config_file run/accelerate.yaml examples/trl_sft.py --model DIR --chats FILE.jsonl …
+    kit emit recipe.yaml --out run && cd run
+    accelerate launch --config_file accelerate.yaml own_script.py ../examples/trl_sft.py --chats FILE.jsonl …
 
-Rows are {"messages": [{"role", "content"}, …]}. Arguments that the plan decides stand in run/ds_config.md.
+Rows are {"messages": [{"role", "content"}, …]}. Arguments that the plan decides stand in run/README.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from datasets import load_dataset
 from transformers import HfArgumentParser, Trainer
-from trl import SFTConfig, SFTTrainer
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 
 @dataclass
@@ -25,9 +25,16 @@ class Arguments:
 
 
 def main() -> None:
-    args, training = HfArgumentParser((Arguments, SFTConfig)).parse_args_into_dataclasses()
+    args, training, how = HfArgumentParser((Arguments, SFTConfig, ModelConfig)).parse_args_into_dataclasses()
+    training.model_init_kwargs = {"dtype": how.dtype, **(training.model_init_kwargs or {})}
     rows = load_dataset("json", data_files=args.chats, split="train")
-    trainer = SFTTrainer(model=args.model, args=training, train_dataset=rows)
+    trainer = SFTTrainer(
+        model=args.model,
+        args=training,
+        train_dataset=rows,
+        peft_config=get_peft_config(how),
+        quantization_config=get_quantization_config(how),
+    )
     trainer.train()
     report(trainer)
     trainer.accelerator.end_training()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.errors import EngineError, KitError, RunDirectoryError
+from kit.errors import EngineError, KitError
 from kit.planner.calibration import load as load_calibration
 from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
@@ -128,9 +128,7 @@ def emit_run(recipe: Recipe, out: str | Path, targets: Sequence[str] = ()) -> Ru
     ``out`` exists."""
     from kit.emit.run_directory import write
 
-    if recipe.run is None:
-        raise RunDirectoryError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
-    return write(plan(recipe), recipe.run, out, targets)
+    return write(plan(recipe), recipe.run or RunSpec(), out, targets)
 
 
 def lint(path: str | Path, model: str | None = None, cluster: str | None = None) -> tuple[Finding, ...]:

@@ -2,9 +2,9 @@
 
 DIR is ``examples/pytorch`` of a checkout of transformers (Apache-2.0); ``SCRIPTS`` has the SHA-256 of each file that
 was run. Each script trains a tiny model on two CPU processes under kit's emitted files of every layout, and under DDP
-by ``accelerate launch`` without any file of kit's. It must say that it became the engine of the layout, and reach
-DDP's numbers. What a CPU lacks comes from ``examples/gloo``; metrics come from local files. The scripts need evaluate
-beside the extra all.
+by ``accelerate launch`` without any configuration of kit's. It must say that it became the engine of the layout, and
+reach DDP's numbers. ``own_script.py`` joins the ranks without GPUs; metrics come from local files. The scripts need
+evaluate beside the extra all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 
 from benchmarks.page import Section, table, write_json
 from benchmarks.program import chosen, run
-from benchmarks.system_tests.examples.cases import LAUNCH, LAYOUTS, start, with_files
+from benchmarks.system_tests.examples.cases import DDP, DDP_BY_HAND, LAUNCH, LAYOUTS, start, with_files
 from benchmarks.system_tests.examples.inputs import BLOCK, EPS, plan_for, prepare
+from kit.emit import own_script
 from kit.emit.own_optimizer import ACCELERATE
 from tests.support.assets import ROOT
 
@@ -161,15 +162,14 @@ def _find(root: Path, name: str) -> Path:
 
 def _run(path: Path, name: str, layout: str | None, directory: Path) -> None:
     """Run the script under the emitted files of a layout; None: under DDP without them."""
-    script, plan = SCRIPTS[name], None
-    config = ["--multi_gpu", "--num_processes", str(PROCESSES), "--num_machines", "1", "--mixed_precision", "no"]
+    script = SCRIPTS[name]
+    job = {"objective": "seq2seq"} if script.model == "t5" else {}
+    config, plan = DDP_BY_HAND, plan_for(directory / script.model, DDP, **job)
     if layout is not None:
         fsdp = LAYOUTS[layout].engine == "torch"
-        job = {"objective": "seq2seq"} if script.model == "t5" else {}
         # The scripts without a Trainer never clip: neither does the plan.
         clip = 1.0 if script.trainer else 0.0
-        cluster = "2xA100-40" if fsdp else "2xcpu"
-        plan = plan_for(directory / script.model, LAYOUTS[layout], cluster, 0.0, BATCH, grad_clip=clip, **job)
+        plan = plan_for(directory / script.model, LAYOUTS[layout], "2xcpu", 0.0, BATCH, grad_clip=clip, **job)
         config = ["--config_file", "accelerate.yaml" if script.trainer or fsdp else ACCELERATE]
     place = with_files(directory / f"{path.stem} {layout or 'DDP'}", plan)
     for metric, key in METRICS.items():
@@ -177,7 +177,8 @@ def _run(path: Path, name: str, layout: str | None, directory: Path) -> None:
         text = _METRIC.format(kind="int64" if metric == "accuracy" else "string", key=key)
         (place / metric / f"{metric}.py").write_text(text, encoding="utf-8")
     arguments = _arguments(script, directory, place, layout)
-    done = start([*LAUNCH, *config, str(path), *arguments], place, launched=True, limit_s=1500)
+    command = [*LAUNCH, *config, own_script.NAME, str(path), *arguments]
+    done = start(command, place, limit_s=1500, path=[str(Path(__file__).parent / "examples" / "older_names")])
     (place / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
         first = done.stderr[max(done.stderr.find("Traceback"), 0) :][:3000]  # launchers add their own below
@@ -241,7 +242,7 @@ def _arguments(script: Script, directory: Path, place: Path, layout: str | None)
     if script.trainer:
         values |= {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0, "report_to": "none"}
         values |= {"do_train": "true", "do_eval": "true"}
-        if layout is None or LAYOUTS[layout].zero_stage != 3:  # there it is the gloo module that joins the processes
+        if layout is None or LAYOUTS[layout].zero_stage != 3:
             values["use_cpu"] = "true"
     elif script.model == "t5":
         values["num_beams"] = 1

@@ -14,6 +14,7 @@ from kit.cli.app import PLAIN
 from kit.cli.options import AsJson, Overrides, answer, count, is_recipe, plan_recipe
 from kit.errors import HINT, RunDirectoryError, SpecError
 from kit.planner.plan import Plan
+from kit.specs.objectives import TRL
 from kit.specs.recipe import Recipe
 
 recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
@@ -45,7 +46,13 @@ def emit(
     result, loaded = plan_recipe(recipe, overrides)
     files = sorted(path.name for path in _emit(loaded, result, out, target or []).path.iterdir())
     own_loop = "launch.sh" in files
+    nodes = result.cluster.num_nodes
     start = f"kit train {out}    or: {out}/launch.sh" if own_loop else f"as {out}/README.md says"
+    if own_loop and nodes > 1:
+        start = f"cd {out} && sbatch slurm.sbatch    or, with your hosts in {out}/hostfile: {out}/launch_hosts.sh"
+        start += f"\n{nodes} nodes: {out}/README.md has every way"
+    if not own_loop and result.job.objective not in TRL:
+        start += " (no run.data.train: no file is for kit's own loop)"
     text = f"{out}: {', '.join(files)}\nstart it: {start}"
     answer({"directory": str(out), "files": files}, text, as_json)
 
@@ -76,6 +83,8 @@ def train(
         if out is None:
             raise SpecError("--out is missing: a recipe is trained from a run directory, which is written there")
         result, loaded = plan_recipe(target, overrides)
+        if result.job.objective not in TRL and (loaded.run is None or not loaded.run.data.named):
+            raise SpecError(f"{loaded.name}: run.data.train is required and missing; kit's own loop trains on it")
         rundir = _emit(loaded, result, out)
     elif overrides:
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
@@ -173,10 +182,9 @@ def _steps(text: str) -> str:
 
 def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) -> Any:
     from kit.emit.run_directory import write
+    from kit.specs.run import RunSpec
 
-    if recipe.run is None:
-        raise SpecError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
-    return write(result, recipe.run, out, targets)
+    return write(result, recipe.run or RunSpec(), out, targets)
 
 
 def _shipped(write: bool) -> None:

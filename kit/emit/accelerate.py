@@ -2,13 +2,12 @@
 
 kit avoids three traps, for which accelerate reports no error:
 
-* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process. kit starts torch on CPUs with torchrun.
+* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process. MULTI_GPU starts all of them, on CPUs too.
 * ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP. ``use_cpu`` in the YAML with the DeepSpeed launcher does not.
 * ``mixed_precision`` and ``deepspeed_config_file`` state the precision twice. kit writes it to ds_config.json only.
 
-Scripts must avoid a fourth one: without a GPU ``Accelerator()`` sees one process on every rank while DeepSpeed trains
-on all ranks, so the data loaders of all ranks read the same samples. Calling ``PartialState(cpu=True)`` first solves
-it. kit's worker is not affected.
+``own_script.py`` avoids a fourth one in users' scripts: without a GPU ``Accelerator()`` sees one process on every rank.
+kit's worker is not affected.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ PLAN_OWNED_KEYS: dict[str, str] = {
 
 
 def applies(plan: Plan) -> bool:
-    """Whether accelerate starts the plan correctly: kit's worker, or for plain torch on GPUs a user's script."""
+    """Whether accelerate starts the plan correctly: kit's worker, or for plain torch a user's script."""
     layout = plan.layout
-    torch_on_gpus = layout.engine == "torch" and plan.cluster.gpu.device == "cuda" and layout.world_size > 1
-    return layout.engine == "deepspeed" or (torch_on_gpus and layout.tp == 1)
+    data_parallel = layout.engine == "torch" and layout.dp == layout.world_size > 1
+    return layout.engine == "deepspeed" or data_parallel
 
 
 def accelerate_config(plan: Plan) -> dict[str, Any]:
-    """The launch of a DeepSpeed plan, or of a torch plan on several GPUs.
+    """The launch of a DeepSpeed plan, or of a torch plan of several processes.
 
     On several nodes the command line must add ``--machine_rank`` and ``--main_process_ip``; the address in the file is
     the hostfile's placeholder. Raises EngineError if accelerate cannot start the plan.
@@ -69,13 +68,12 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
         config["main_process_port"] = 0  # any free port, so two runs on a machine do not conflict
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
-    if layout.engine == "torch" and not on_cpu and layout.world_size > 1:
+    if layout.engine == "torch" and layout.world_size > 1:
         kind = {"distributed_type": "FSDP", "fsdp_config": _fsdp2(plan)} if layout.zero_stage else {}
         return config | {"distributed_type": "MULTI_GPU", **kind, "mixed_precision": _mixed_precision(plan)}
     raise EngineError(
-        f"accelerate does not start {layout.world_size} processes of engine {layout.engine} on {cluster.gpu.device}: "
-        "its MULTI_CPU starts one process, its Megatron plugin is for older versions of Megatron-LM; use torchrun "
-        "(launch.sh does)"
+        f"accelerate does not start {layout.world_size} processes of engine {layout.engine}: one process needs no "
+        "launcher, and its Megatron plugin is for older versions of Megatron-LM; use torchrun (launch.sh does)"
     )
 
 

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 from kit.emit.markdown import code
+from kit.emit.readme import launched
 from kit.emit.run_directory import write as write_run
-from kit.emit.trainer import training_arguments
+from kit.emit.trl import trl_arguments, words
 from kit.errors import RunDirectoryError
 from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
@@ -78,17 +79,12 @@ def _place(recipe: Recipe) -> str:
 
 
 def _by_hand(script: str, recipe: Recipe, plan: Plan) -> str:
-    """The command that starts another trainer's script with the plan's files. ``ds_config.trainer.json`` takes values
-    from the script's arguments."""
-    arguments = training_arguments(plan)
+    """The command that starts TRL's script with the plan's files."""
     data = "--chats ../data/chats.jsonl"
     if (kind := _TRL_DATA.get(script)) is not None:
         data = f"--{kind} ../data/{kind}.jsonl"
-    words = [word for key, value in arguments.items() for word in (f"--{key}", str(value).lower())]
-    return (
-        f"cd run && deepspeed --num_gpus {plan.cluster.gpus_per_node} {script} --deepspeed ds_config.trainer.json "
-        f"--model {shlex.quote(f'../{_place(recipe)}')} {data} --output_dir out {shlex.join(words)}"
-    )
+    own = f"--model {shlex.quote(f'../{_place(recipe)}')} {data} --output_dir out"
+    return "cd run && " + launched(plan, "accelerate.yaml", f"{script} {own} {shlex.join(words(trl_arguments(plan)))}")
 
 
 def _page(name: str, line: str, recipe: Recipe, needed: list[str], script: tuple[str, Plan] | None) -> str:

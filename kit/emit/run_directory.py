@@ -9,6 +9,7 @@
                       ds_config.json for the Hugging Face Trainer
     ds_config.own_optimizer.json, accelerate.own_optimizer.yaml
                       for accelerate scripts that make their own optimizer
+    own_script.py     starts a rank of a script that knows nothing of kit
     ds_config.deepcompile.json, ds_config.superoffload.json
                       with one of DeepSpeed's newer switches, where --target asks for them
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
@@ -28,9 +29,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +54,7 @@ from kit.emit import (
     megatron,
     other_trainers,
     own_optimizer,
+    own_script,
     pretrain_gpt,
     readme,
     rl_trainers,
@@ -167,6 +171,7 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *deepspeed_rationale.FILES,
     *trainer.FILES,
     *own_optimizer.FILES,
+    *own_script.FILES,
     *accelerate.FILES,
     *megatron.FILES,
     *pretrain_gpt.FILES,
@@ -203,6 +208,7 @@ def _applies(file: DerivedFile, plan: Plan) -> bool:
 
 def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
     """Writes a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files to add.
+    Without training data it has no file of kit's own loop: it is for a user's own script.
 
     Raises ``RunDirectoryError`` if the path exists. Raises ``SpecError`` for an unknown target, a schedule that is
     longer than the run, or a batch ramp that the layout cannot run.
@@ -217,10 +223,21 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     path = Path(path).resolve()
     check_line("run directory", str(path))
     if path.exists():
+        began = (
+            f"; kit train {shlex.quote(str(path))} --resume auto goes on with its run" * (path / "run.yaml").exists()
+        )
         raise RunDirectoryError(
-            f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
+            f"{path.name} exists already and is not overwritten; use --out {_free(path)}, or remove it yourself{began}"
         )
     files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
+    if not run.data.named:
+        if not targets and not files.keys() & {own_script.NAME, "pretrain_gpt.sh"}:
+            raise SpecError(
+                f"run.data.train is required and missing: only kit's own loop runs {describe(plan.layout)}; give the "
+                "prefix of one set, or several as run.data.blend"
+            )
+        files = {name: text for name, text in files.items() if name not in _OWN_LOOP}
+        files["README.md"] = readme.readme(plan, own_loop=False)
     portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
     if (script := files.get("pretrain_gpt.sh")) and portable.data.stream is not None:
@@ -249,6 +266,12 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
             f"{path.name} cannot be written: {error.strerror}; make room or choose another --out"
         ) from None
     return RunDirectory.open(path)
+
+
+def _free(path: Path) -> str:
+    """The name with the smallest number that is free beside it: run2, run3, …"""
+    taken = (f"{path.name}{number}" for number in itertools.count(2))
+    return shlex.quote(next(str(path.with_name(name)) for name in taken if not path.with_name(name).exists()))
 
 
 def _check(plan: Plan, run: RunSpec) -> None:
@@ -296,7 +319,9 @@ def _read_manifest(path: Path) -> dict[str, str]:
 def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
     """Differences between a file on disk and the text that kit derives from plan and run."""
     file, name = path / derived.name, derived.name
-    if not _applies(derived, plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
+    # Not written: of a target, of kit's own loop in a directory without data, or newer than the directory.
+    absent = name not in hashes and (bool(derived.target) or not file.exists())
+    if not _applies(derived, plan) or absent or _sha256(file) == hashes.get(name):
         return []
     if file.suffix not in (".json", ".yaml"):
         return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]

@@ -70,12 +70,27 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     }
     return arguments | chosen(
         ("optim", optim(plan), optim(plan)),
-        (job.precision, job.precision != "fp32" and not layout.autocast, True),
+        # The Trainer has no fp8: it computes in bf16.
+        ("bf16" if job.precision == "fp8" else job.precision, job.precision != "fp32" and not layout.autocast, True),
         ("gradient_checkpointing", layout.recompute == "full", True),
         ("use_cpu", plan.cluster.gpu.device == "cpu", True),
         ("num_train_epochs", job.epochs, job.epochs),
         *_of_trl(job),
     )
+
+
+def by_fsdp(plan: Plan) -> bool:
+    """Whether accelerate shards the plan by FSDP2."""
+    return plan.layout.engine == "torch" and plan.layout.zero_stage > 0
+
+
+def script_arguments(plan: Plan) -> dict[str, Any]:
+    """Arguments of a Trainer's script under accelerate.yaml. FSDP2's file has the recomputation, which the Trainer
+    refuses to be told twice; and what joins FSDP2's ranks on CPUs (own_script.py) is not for ``use_cpu``, without which
+    the Trainer refuses ``bf16`` there. accelerate.yaml has that too."""
+    of_file = {"gradient_checkpointing"} if by_fsdp(plan) else set()
+    of_file |= {"use_cpu", "bf16"} if by_fsdp(plan) and plan.cluster.gpu.device == "cpu" else set()
+    return {key: value for key, value in training_arguments(plan).items() if key not in of_file}
 
 
 def _of_trl(job: JobSpec) -> list[tuple[str, object, Any]]:

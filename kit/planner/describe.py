@@ -31,7 +31,7 @@ def describe(layout: Layout) -> str:
     stages = f"end stages of {' and '.join(ends)} layers" if ends else ""
     # Nearly all flags have their defaults; comparing tuples finds the others without a call for each.
     given = zip(FLAGS, _values_of(layout), _DEFAULTS, strict=True)
-    flags = [_flag(layout, name, value) for name, value, default in given if value != default]
+    flags = [flag_text(layout, name, value) for name, value, default in given if value != default]
     batches = f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"
     parts = [
         engine_name(layout),
@@ -50,7 +50,8 @@ _values_of = attrgetter(*FLAGS)
 _DEFAULTS = tuple(DEFAULTS[name] for name in FLAGS)
 
 
-def _flag(layout: Layout, name: str, value: Any) -> str:
+def flag_text(layout: Layout, name: str, value: Any) -> str:
+    """Words for a flag's value that is not its default; may be empty."""
     if name == "cp_comm_type" and layout.cp == 1:
         return ""
     text = FLAGS[name].text

@@ -89,7 +89,8 @@ class DataSpec:
     addresses such as s3://bucket/sets/a, from which each rank reads what it needs. Or text (``stream``)."""
 
     train: Text | None = None
-    """Prefix of the training pair (without ``.bin``); null with ``blend`` or ``stream``."""
+    """Prefix of the training pair (without ``.bin``); null with ``blend`` or ``stream``, and for a script of your own,
+    which reads its own data."""
     stream: StreamSpec | None = None
     """Text to tokenise while training, instead of ``train``."""
     blend: Annotated[dict[Text, BlendedSetSpec], Checked(FrozenMap)] = FrozenMap({})
@@ -111,7 +112,7 @@ class DataSpec:
     """Says that a run of more than 20 epochs is meant."""
 
     def __post_init__(self) -> None:
-        if self.train is None and not self.blend and self.stream is None:
+        if not self.named and (self.validation is not None or self.validation_sets or self.packing):
             raise SpecError("train is required and missing; give the prefix of one set, or several as blend")
         if self.stream is not None and (self.train is not None or self.blend):
             other = "blend" if self.train is None else f"train={self.train}"
@@ -130,11 +131,27 @@ class DataSpec:
                 check_address(key.removeprefix("data."), path)
 
     @property
+    def named(self) -> bool:
+        """Whether there is training data: kit's own loop needs it, a user's own script does not."""
+        return self.train is not None or bool(self.blend) or self.stream is not None
+
+    @property
     def training_paths(self) -> tuple[str, ...]:
         """Prefix of every training pair; files of a stream, or its name on the hub."""
         if self.stream is not None:
             return self.stream.data_files or (self.stream.path,)
         return tuple(part.path for part in self.blend.values()) or (str(self.train),)
+
+
+def data_paths(data: DataSpec) -> dict[str, str]:
+    """Key → prefix, of every pair that the data name."""
+    paths = {
+        "train": data.train,
+        **{f"blend.{name}.path": part.path for name, part in data.blend.items()},
+        "validation": data.validation,
+        **{f"validation_sets.{name}": path for name, path in data.validation_sets.items()},
+    }
+    return {f"data.{key}": path for key, path in paths.items() if path}
 
 
 @spec
@@ -285,7 +302,7 @@ class RunSpec:
     nvme_path: Text | None = None
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
-    data: DataSpec
+    data: DataSpec = DataSpec()
     steps: _Steps | None = None
     """Optimizer steps; null: as many as ``job.epochs`` or ``job.total_tokens`` make."""
     seed: Seed = 1234
@@ -302,17 +319,6 @@ class RunSpec:
     """Steps between evaluations on the held-out data; null: only at the end."""
     validation_sequences: Annotated[int, Within(gt=0, le=10**12)] = 64
     """Sequences of one evaluation, the first of the held-out set in file order."""
-
-
-def data_paths(data: DataSpec) -> dict[str, str]:
-    """Key → prefix, of every pair that the data name."""
-    paths = {
-        "train": data.train,
-        **{f"blend.{name}.path": part.path for name, part in data.blend.items()},
-        "validation": data.validation,
-        **{f"validation_sets.{name}": path for name, path in data.validation_sets.items()},
-    }
-    return {f"data.{key}": path for key, path in paths.items() if path}
 
 
 def run_paths(run: RunSpec) -> dict[str, str]:

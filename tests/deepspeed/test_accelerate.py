@@ -50,7 +50,7 @@ def test_accelerate_loads_it(chosen, tmp_path):
     assert loaded.deepspeed_config.get("deepspeed_config_file") == ("ds_config.json" if deepspeed else None)
 
 
-@pytest.mark.parametrize("chosen", [tiny.plan(dp=2), tiny.plan(), on_gpus(tiny.plan(engine="megatron", tp=2))])
+@pytest.mark.parametrize("chosen", [tiny.plan(), on_gpus(tiny.plan(engine="megatron", tp=2))])
 def test_what_accelerate_would_start_wrongly_is_refused(chosen):
     with pytest.raises(EngineError, match="torchrun"):
         accelerate_config(chosen)

@@ -124,8 +124,23 @@ JOBS = st.recursive(
     VALUES,
     lambda inner: st.dictionaries(
         st.sampled_from(
-            "spec replicas command args env containers resources limits nvidia.com/gpu name value "
-            "pytorchReplicaSpecs Worker numNodes completions".split()
+            [
+                "spec",
+                "replicas",
+                "command",
+                "args",
+                "env",
+                "containers",
+                "resources",
+                "limits",
+                "nvidia.com/gpu",
+                "name",
+                "value",
+                "pytorchReplicaSpecs",
+                "Worker",
+                "numNodes",
+                "completions",
+            ]
         ),
         inner | st.lists(inner | st.sampled_from(["bash", "-c", "torchrun --nnodes 2 t.py", "$(R)"]), max_size=3),
         max_size=4,

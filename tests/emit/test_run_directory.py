@@ -39,9 +39,10 @@ def test_what_was_written_is_what_is_read(rundir: RunDirectory) -> None:
 
 def test_each_engine_gets_its_files(rundir: RunDirectory) -> None:
     always = {"plan.yaml", "run.yaml", "manifest.json", "launch.sh", "slurm.sbatch", "README.md"}
-    deepspeed = {"ds_config.json", "ds_config.md", "ds_config.trainer.json", "accelerate.yaml"}
+    scripts = {"accelerate.yaml", "own_script.py"}
+    deepspeed = scripts | {"ds_config.json", "ds_config.md", "ds_config.trainer.json"}
     deepspeed |= {"ds_config.own_optimizer.json", "accelerate.own_optimizer.yaml"}
-    own = {"torch": {"accelerate.yaml"}, "deepspeed": deepspeed, "megatron": {"megatron.yaml", "pretrain_gpt.sh"}}
+    own = {"torch": scripts, "deepspeed": deepspeed, "megatron": {"megatron.yaml", "pretrain_gpt.sh"}}
     assert {p.name for p in rundir.path.iterdir()} == always | own[rundir.plan.layout.engine]
     assert bool(rundir.settings) == (rundir.plan.layout.engine != "torch")
 
@@ -58,7 +59,9 @@ def test_emission_is_deterministic(rundir: RunDirectory) -> None:
 
 def test_an_existing_directory_is_not_overwritten(rundir: RunDirectory) -> None:
     before = {p.name: p.read_bytes() for p in rundir.path.iterdir()}
-    with pytest.raises(RunDirectoryError, match="exists already and is not overwritten"):
+    (rundir.path.parent / "run2").mkdir()
+    ways = rf"exists already and is not overwritten; use --out {rundir.path}3, .*kit train {rundir.path} --resume auto"
+    with pytest.raises(RunDirectoryError, match=ways):
         write(rundir.plan, RUN, rundir.path)
     assert {p.name: p.read_bytes() for p in rundir.path.iterdir()} == before
 

@@ -104,7 +104,7 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
 
 def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
     page = (copy_recipe("llama-3.1-8b-trl-dpo-zero3-8xh100", tmp_path / "dpo") / "README.md").read_text()
-    assert "trl_dpo.py --deepspeed ds_config.trainer.json --model ../models/llama-3.1-8b" in page
+    assert "accelerate.yaml own_script.py trl_dpo.py --model ../models/llama-3.1-8b" in page
     assert "--per_device_train_batch_size 1 " in page  # a pair is two sequences
     assert "kit train" not in page
     assert (tmp_path / "dpo/run/trl_dpo.py").read_text() == (ROOT / "examples/trl_dpo.py").read_text()

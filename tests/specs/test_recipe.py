@@ -173,7 +173,7 @@ def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> No
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("{}", "train is required and missing; give the prefix of one set, or several as blend"),
+        ("{validation: a}", "train is required and missing; give the prefix of one set, or several as blend"),
         ("{train: a, blend: {web: {path: a, weight: 1}}}", "train=a and blend are both there"),
         ("{blend: {web: {path: a, weight: -1}}}", "run.data.blend.web.weight=-1: should be greater than 0"),
         ("{blend: {web: {path: a, weight: 0}}}", "run.data.blend.web.weight=0: should be greater than 0"),

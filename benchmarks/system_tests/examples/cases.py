@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from benchmarks.system_tests.examples.inputs import (
     STEPS,
     plan_for,
 )
+from kit.emit import own_script
 from kit.emit.own_optimizer import ACCELERATE
 from kit.emit.run_directory import files_of
-from kit.emit.trainer import training_arguments
+from kit.emit.trainer import script_arguments
 from kit.planner.plan import Plan
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
@@ -42,6 +43,10 @@ LAYOUTS: dict[str, Pins] = {
     "FSDP2": Pins(engine="torch", zero_stage=3),
 }
 """Two processes each."""
+
+DDP = Pins(engine="torch", zero_stage=0)
+DDP_BY_HAND = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+"""Without any accelerate file of kit's."""
 
 OF_TRAINER = 0.0
 """Weight decay of scripts with a Trainer: its own optimizer spares norms and biases, DeepSpeed's, which it makes where
@@ -80,8 +85,8 @@ def alone(script: str, directory: Path) -> Facts:
     arguments = [str(file_of(script)), *_arguments(script, directory, GLOBAL_BATCH // MICRO_BATCH // processes)]
     if processes == 1:
         return _run([sys.executable, *arguments], directory)
-    ddp = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    return _run([*LAUNCH, *ddp, *arguments], with_files(directory / f"{script} DDP", None), launched=True)
+    place = with_files(directory / f"{script} DDP", plan_for(directory / "model", DDP))
+    return _run([*LAUNCH, *DDP_BY_HAND, own_script.NAME, *arguments], place)
 
 
 def plain_torch(directory: Path) -> Facts:
@@ -107,16 +112,16 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     """The script under the emitted files of a layout, on two processes, by ``accelerate launch``."""
     pins = LAYOUTS[layout]
     fsdp = pins.engine == "torch"
-    # A plan for GPUs, because kit starts torch on CPU processes by torchrun; accelerate is then told to use CPUs.
     decay = {} if script in _LOOPS else {"weight_decay": OF_TRAINER}
-    plan = plan_for(directory / "model", pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
+    plan = plan_for(directory / "model", pins, **decay)
     place = with_files(directory / f"{script} {layout}", plan)
     arguments = _arguments(script, directory, plan.layout.gradient_accumulation_steps)
     if script not in _LOOPS:
-        planned = {key: value for key, value in training_arguments(plan).items() if key != "use_cpu"}
+        planned = {key: value for key, value in script_arguments(plan).items() if key != "use_cpu"}
         arguments = [*arguments, *(word for key, value in planned.items() for word in (f"--{key}", _word(value)))]
     named = ACCELERATE if script == OWN_OPTIMIZER and not fsdp else "accelerate.yaml"
-    facts = _run([*LAUNCH, "--config_file", named, str(file_of(script)), *arguments], place, launched=True)
+    command = [*LAUNCH, "--config_file", named, own_script.NAME, str(file_of(script)), *arguments]
+    facts = _run(command, place)
     expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
     found = (facts.engine, facts.zero_stage, facts.processes)
     if found[1:] != expected[1:] or not found[0].startswith(expected[0]):
@@ -124,10 +129,10 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     return facts
 
 
-def with_files(place: Path, plan: Plan | None) -> Path:
-    """A directory with the files that kit emits for a plan, none for None."""
+def with_files(place: Path, plan: Plan) -> Path:
+    """A directory with the files that kit emits for a plan."""
     place.mkdir(exist_ok=True)
-    for name, text in files_of(plan).items() if plan else ():
+    for name, text in files_of(plan).items():
         (place / name).write_text(text, encoding="utf-8")
     return place
 
@@ -185,10 +190,10 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def start(command: list[str], place: Path, launched: bool, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """A script to its end, with kit's emitted files in ``place``. ``launched``: on CPU processes, which
-    ``gloo/sitecustomize.py`` connects."""
-    path = [str(Path(__file__).parent / "gloo")] if launched else []
+def start(
+    command: list[str], place: Path, limit_s: float, path: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """A script to its end, with kit's emitted files in ``place``. ``path``: folders from which Python imports too."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -196,7 +201,6 @@ def start(command: list[str], place: Path, launched: bool, limit_s: float) -> su
         "TOKENIZERS_PARALLELISM": "false",
         "DS_SKIP_CUDA_CHECK": "1",
         "PYTHONPATH": os.pathsep.join([*path, str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        **({"ACCELERATE_TORCH_DEVICE": "cpu"} if launched else {}),
     }
     environment.pop("DS_ACCELERATOR", None)
     return subprocess.run(
@@ -204,8 +208,8 @@ def start(command: list[str], place: Path, launched: bool, limit_s: float) -> su
     )
 
 
-def _run(command: list[str], place: Path, launched: bool = False) -> Facts:
-    done = start(command, place, launched, TIME_LIMIT_S)
+def _run(command: list[str], place: Path) -> Facts:
+    done = start(command, place, TIME_LIMIT_S)
     reports = list(_reports(done.stdout))
     if done.returncode or len(reports) != 1:
         raise ExampleError(
