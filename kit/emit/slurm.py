@@ -7,7 +7,10 @@ import re
 
 from kit.cost.hardware import runs_rocm
 from kit.emit.derived_file import DerivedFile
+from kit.emit.launch import processes_per_node
 from kit.planner.plan import Plan
+from kit.specs.catalog.rows import rows
+from kit.specs.cluster import ClusterSpec
 
 MARGIN = 1.25
 """Requested time over predicted time. A run that reaches the limit resumes from its last checkpoint."""
@@ -29,6 +32,29 @@ def notice_s(plan: Plan) -> int:
     return max(LEAST_NOTICE_S, math.ceil(STEPS_OF_NOTICE * plan.predicted.step_time_s / 60) * 60)
 
 
+def takes_whole_nodes(cluster: ClusterSpec) -> bool:
+    """Whether the job has its nodes for itself: a lone node of the catalog may be planned with fewer GPUs than it
+    has."""
+    row = rows("nodes").get(cluster.name)
+    return cluster.gpu.device == "cuda" and (row is None or cluster.gpus_per_node >= row["gpus_per_node"])
+
+
+def _host(cluster: ClusterSpec) -> str:
+    """Host memory and CPUs. Without them Slurm gives a job one CPU a task and the site's default memory."""
+    if takes_whole_nodes(cluster):
+        return "# Whole nodes: all of their CPUs, and all of their memory (0).\n#SBATCH --exclusive\n#SBATCH --mem=0\n"
+    if cluster.gpu.device == "cpu":
+        return ""
+    known = cluster.host_ram_gib is not None
+    words = "--cpus-per-task=N" + " --mem=MEMORY" * (not known)
+    lines = [
+        f"# A part of a node, whose cores {'' if known else 'and memory '}kit does not know: ask for your share by"
+    ]
+    lines += [f"# sbatch {words} slurm.sbatch."]
+    lines += [f"#SBATCH --mem={math.floor(cluster.host_ram_gib)}G"] if cluster.host_ram_gib is not None else []
+    return "".join(f"{line}\n" for line in lines)
+
+
 def sbatch(plan: Plan) -> str:
     """Text of the batch script. Submit it from inside the run directory."""
     job_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plan.model.name)
@@ -43,7 +69,7 @@ def sbatch(plan: Plan) -> str:
 #SBATCH --job-name={job_name}
 #SBATCH --nodes={cluster.num_nodes}
 #SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --time={hours}:00:00
+{gpus}{_host(cluster)}#SBATCH --time={hours}:00:00
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append
 # Preempted, or on a node that failed, the job goes back to the queue and resumes there.
@@ -57,6 +83,13 @@ MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 # Jobs that share a node must not share a port.
 MASTER_PORT="$((20000 + SLURM_JOB_ID % 40000))"
 export MASTER_ADDR MASTER_PORT
+
+# Of a node's CPUs, as many as Slurm gave to the job: srun would take one.
+cpus=() processes={processes_per_node(plan)}
+if [ -n "${{SLURM_CPUS_ON_NODE:-}}" ]; then cpus=(--cpus-per-task="$SLURM_CPUS_ON_NODE"); fi
+if [ "${{SLURM_CPUS_ON_NODE:-$processes}}" -lt "$processes" ]; then
+  echo "warning: Slurm gave $SLURM_CPUS_ON_NODE CPUs to $processes processes: sbatch --cpus-per-task=N slurm.sbatch" >&2
+fi
 
 told="" step=""
 # Again every ten seconds: a rank that is still importing does not hear it yet.
@@ -73,7 +106,7 @@ if [ -n "${{CONTAINER_IMAGE:-}}" ]; then
 elif [ -n "${{APPTAINER_IMAGE:-}}" ]; then
   apptainer=(apptainer exec {devices} --bind "$PWD" --pwd "$PWD" "$APPTAINER_IMAGE")
 fi
-srun --kill-on-bad-exit=1 "${{pyxis[@]}}" "${{apptainer[@]}}" \\
+srun --kill-on-bad-exit=1 "${{cpus[@]}}" "${{pyxis[@]}}" "${{apptainer[@]}}" \\
   bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &
 step=$!
 [ -z "$told" ] || tell

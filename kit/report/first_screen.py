@@ -64,6 +64,10 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[s
     return [head + line for head, line in zip(heads, lines, strict=False)]
 
 
+_NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes")
+"""Rules of decisions that a user must not miss."""
+
+
 def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     predicted, full = plan.predicted, "" if plan.job.objective == "pretrain" else " in full sequences"
     yield "layout", spoken(describe(plan.layout))
@@ -82,7 +86,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if others := [match for decision in plan.decisions if decision.rule == "engine" for match in _others(decision)]:
         yield "also", " · ".join(others)
     for decision in plan.decisions:
-        if decision.rule in ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer"):
+        if decision.rule in _NOTES:
             yield "note", f"{decision.rule}={decision.chosen}: {decision.why}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from kit.emit.accelerate import accelerate_config
 from kit.emit.environment import assignments, deepspeed_env, fabric_of, fabrics
 from kit.emit.megatron import megatron_settings
 from kit.emit.run_directory import files_of, write
-from kit.emit.slurm import notice_s
+from kit.emit.slurm import notice_s, sbatch
 from kit.planner.plan import Plan
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
@@ -262,6 +264,39 @@ def test_slurm_gives_notice_and_queues_again() -> None:
     for part in ("#SBATCH --requeue", f"#SBATCH --signal=B:USR1@{notice_s(plan)}", "scontrol requeue"):
         assert part in text
     assert notice_s(plan) >= 3 * plan.predicted.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("cluster", "changes", "asked"),
+    [
+        ("p5.48xlarge:2", {}, ["--exclusive", "--mem=0"]),  # 0 is all of a node's memory (sbatch's manual)
+        ("8xH100", {}, ["--exclusive", "--mem=0"]),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": 512.5}, ["--mem=512G"]),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": None}, []),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "name": "mine"}, ["--exclusive", "--mem=0"]),  # a user's own node
+    ],
+)
+def test_slurm_is_asked_for_cpus_and_memory(cluster: str, changes: dict[str, Any], asked: list[str]) -> None:
+    spec = dataclasses.replace(parse_cluster(cluster), **changes)
+    text = sbatch(kit.plan("llama-3.2-1b", spec, pins=kit.Pins(engine="torch", zero_stage=0)))
+    found = re.findall(r"^#SBATCH (--(?:exclusive|mem|cpus-per-task).*)$", text, re.MULTILINE)
+    assert found == asked
+    assert ("sbatch --cpus-per-task=N" in text.partition("set -euo")[0]) == ("--exclusive" not in asked)
+
+
+@pytest.mark.parametrize(("cpus", "warned"), [(96, False), (4, True), (None, False)])
+def test_a_slurm_step_gets_all_cpus_of_the_job(cpus: int | None, warned: bool, tmp_path: Path) -> None:
+    """Without --cpus-per-task srun gives a task one."""
+    for name, text in (("srun", '#!/bin/sh\necho "$@"\n'), ("scontrol", "#!/bin/sh\necho node-0\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slurm.sbatch").write_text(files_of(planned("torch", "p5.48xlarge:2"))["slurm.sbatch"])
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", **({} if cpus is None else {"SLURM_CPUS_ON_NODE": str(cpus)})}
+    done = subprocess.run(["bash", str(tmp_path / "slurm.sbatch")], env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"--cpus-per-task=(\d+)", done.stdout) == ([] if cpus is None else [str(cpus)])
+    assert ("4 CPUs to 8 processes" in done.stderr) == warned
     assert parse_cluster("1xcpu").gpu.device == "cpu"
 
 

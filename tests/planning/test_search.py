@@ -22,6 +22,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
 from kit.planner.search import EQUALLY_FAST, search, step_s
+from kit.report.first_screen import first_screen
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
@@ -197,7 +198,12 @@ def test_a_sequence_longer_than_the_model_was_made_for_is_remarked() -> None:
 
 def test_tensor_parallelism_across_nodes_is_remarked_when_pinned() -> None:
     plan = plan_of("llama-3.1-8b", "2x4xH100", Pins(tp=8))
-    assert any("reaches across nodes" in decision.why for decision in plan.decisions)
+    (note,) = (decision.why for decision in plan.decisions if decision.rule == "tp_across_nodes")
+    assert note.startswith("reaches across nodes of 4 GPUs")
+    assert note.endswith("layout.tp=4 stays inside a node")
+    assert "reaches across nodes of 4 GPUs" in first_screen(plan)
+    inside = plan_of("llama-3.1-8b", "2x4xH100", Pins(tp=4))
+    assert "tp_across_nodes" not in {decision.rule for decision in inside.decisions}
 
 
 def test_context_parallelism_is_for_long_sequences() -> None:

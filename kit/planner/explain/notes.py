@@ -48,11 +48,14 @@ def notes(w: Workload) -> Iterator[Decision]:
         )
     yield from _compression(w)
     yield from _fp8(w)
-    if w.layout.tp > w.cluster.gpus_per_node:
+    node = w.cluster.gpus_per_node
+    if w.cluster.num_nodes > 1 and node % w.layout.tp:
+        inside = max(size for size in range(1, min(w.layout.tp, node) + 1) if node % size == w.layout.tp % size == 0)
         yield Decision(
-            rule="tp",
+            rule="tp_across_nodes",
             chosen=str(w.layout.tp),
-            why=f"reaches across nodes of {w.cluster.gpus_per_node} GPUs: it runs, at the speed of the fabric",
+            why=f"reaches across nodes of {node} GPUs: it runs, at the speed of the fabric; layout.tp={inside} stays "
+            "inside a node",
         )
 
 
