@@ -1,6 +1,6 @@
 """Files of the plans for other training programs, read by those programs' own parsers.
 
-    python -m benchmarks.system_tests.other_trainers [--environment DIR] [--plant]
+    python -m benchmarks.system_tests.other_trainers [--environment DIR] [--torchtitan CHECKOUT] [--plant]
 
 axolotl's schema, LLaMA-Factory's argument classes, torchtitan's ConfigManager and accelerate's launcher read each file,
 and what they hold afterwards is compared with the file. verl composes its configuration of the overrides, validates it
@@ -8,12 +8,14 @@ and builds the optimizer; OpenRLHF's argument parsers take the flags, and the ds
 compared with kit's. Keys of ms-swift, and of LLaMA-Factory's TrainingArguments, are
 compared with the fields of their classes alone: to build those classes takes a model. Their pins clash with kit's, so
 they stand without their dependencies in a virtual environment of their own, DIR, which borrows torch and transformers
-from this one. No weights, data or GPU are asked for.
+from this one. No weights, data or GPU are asked for. torchtitan's files are for a commit that is no release
+(``kit.emit.programs``): they are read where a checkout of it is given.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +28,7 @@ from benchmarks.program import run
 from kit.emit import rl_trainers
 from kit.emit.generated import shipped_plan
 from kit.emit.other_trainers import FILES
+from kit.emit.programs import PROGRAMS
 from kit.emit.run_directory import files_of
 from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
@@ -205,7 +208,7 @@ def plans() -> dict[str, Plan]:
     return found
 
 
-def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
+def main(environment: Path = ENVIRONMENT, torchtitan: Path | None = None, plant: bool = False) -> int:
     """0 where every file is accepted. ``--plant``: misspell a key of each file, which has to be noticed."""
     python = (environment / "bin" / "python").absolute()
     if not python.exists():
@@ -215,27 +218,36 @@ def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
         install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, "--no-deps", *ALONE], check=True)
         subprocess.run([*install, *WHOLE], check=True)
+    files = [file for file in (*FILES, *rl_trainers.FILES) if file.target != "torchtitan" or torchtitan is not None]
+    if torchtitan is None:
+        print(f"torchtitan.sh: not read; --torchtitan CHECKOUT of {PROGRAMS['torchtitan'][1]}")
+    given = os.environ | ({} if torchtitan is None else {"PYTHONPATH": str(torchtitan.absolute())})
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for name, plan in plans().items():
-            there = [file for file in (*FILES, *rl_trainers.FILES) if file.applies(plan)]
+            there = [file for file in files if file.applies(plan)]
             for beside, text in (files_of(plan) if there else {}).items():
                 (Path(folder) / name).mkdir(exist_ok=True)
                 (Path(folder) / name / beside).write_text(text, encoding="utf-8")
             for file in there:
                 path = Path(folder) / name / file.name
                 text = file.text(plan)
-                for key in ("micro_batch_size", "per_device_train_batch_size", "local-batch-size", "_shard_size"):
+                for key in ("micro_batch_size", "per_device_train_batch_size", "-per-dp-rank", "_shard_size"):
                     text = text.replace(key, f"{key}_x") if plant else text
                 path.write_text(text, encoding="utf-8")
                 paths.append(path)
         done = subprocess.run(
-            [str(python), "-W", "ignore", "-c", READER, *paths], capture_output=True, text=True, check=True, cwd=folder
+            [str(python), "-W", "ignore", "-c", READER, *paths],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=folder,
+            env=given,
         )
     problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     for found, problem in problems.items():
         print(f"{Path(found).relative_to(folder)}: {problem}")
-    for file in (*FILES, *rl_trainers.FILES):
+    for file in files:
         named = [path for path in paths if path.name == file.name]
         print(f"{file.name}: {sum(str(path) not in problems for path in named)} of {len(named)} accepted")
     return 0 if bool(problems) == plant and (not plant or len(problems) == len(paths)) else 1

@@ -1,8 +1,8 @@
 """The plan for other training programs: a file each, with its batch, sharding, precision and recomputation.
 
 ``kit emit --target accelerate-parallelism|axolotl|llamafactory|ms-swift|torchtitan``. Model, data and length are the
-user's: ``REPLACE-ME``, or arguments. Checked with accelerate 1.15, axolotl 0.19, LLaMA-Factory 0.9.5, ms-swift 4.6 and
-torchtitan 0.3 (``benchmarks/system_tests/other_trainers.py``).
+user's: ``REPLACE-ME``, or arguments. ``programs.py`` has the versions; their own parsers read the files in
+``benchmarks/system_tests/other_trainers.py``, torchtitan's apart, whose version is no release.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.emit.accelerate import accelerate_config
 from kit.emit.derived_file import DerivedFile, chosen
+from kit.emit.programs import version_line
 from kit.emit.trainer import for_trainer, optim, training_arguments
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -52,8 +53,8 @@ def _fine_tunes(plan: Plan) -> bool:
     return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
 
 
-def _dumped(how: str, data: dict[str, Any], epochs: float | None = None) -> str:
-    return f"{_NOTE if epochs is None else _OF_EPOCHS}# {how}\n{strict_yaml.dump(data)}"
+def _dumped(target: str, how: str, data: dict[str, Any], epochs: float | None = None) -> str:
+    return f"{_NOTE if epochs is None else _OF_EPOCHS}{version_line(target)}\n# {how}\n{strict_yaml.dump(data)}"
 
 
 def _launched(plan: Plan, program: str) -> str:
@@ -184,9 +185,9 @@ def torchtitan_arguments(plan: Plan) -> list[str]:
     module, config = _TITAN[plan.model.name]
     sharded = layout.zero_stage == 3
     values = {
-        "training.local-batch-size": layout.micro_batch_size,
-        "training.global-batch-size": job.global_batch_size,
-        "training.seq-len": job.seq_length,
+        "training.num-tokens-per-microbatch-per-dp-rank": layout.micro_batch_size * job.seq_length,
+        "training.num-tokens-per-train-step": job.global_batch_size * job.seq_length,
+        "training.max-context-length": job.seq_length,
         "training.max-norm": job.grad_clip,
         "training.mixed-precision-param": "bfloat16" if job.precision == "bf16" else "float32",
         "parallelism.data-parallel-replicate-degree": 1 if sharded else layout.dp,
@@ -205,8 +206,9 @@ def _torchtitan_script(plan: Plan) -> str:
     words = " ".join(torchtitan_arguments(plan)).replace(" --", " \\\n  --")
     return (
         "#!/usr/bin/env bash\n"
-        f"{_NOTE}# torchtitan's registry gives the learning rate and the optimizer.\n"
-        "# bash torchtitan.sh --dataloader.dataset c4 …; on several nodes RDZV is HOST:PORT of the first.\n"
+        f"{_NOTE}{version_line('torchtitan')}\n"
+        "# torchtitan's registry gives the data set, the learning rate and the optimizer.\n"
+        "# bash torchtitan.sh --training.steps 1000 …; on several nodes RDZV is HOST:PORT of the first.\n"
         "set -euo pipefail\n"
         f'exec torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m torchtitan.train "$@" \\\n'
         f"  {words}\n"
@@ -216,27 +218,36 @@ def _torchtitan_script(plan: Plan) -> str:
 FILES = (
     DerivedFile(
         "accelerate.parallelism.yaml",
-        lambda plan: _dumped("accelerate launch --config_file accelerate.parallelism.yaml SCRIPT", parallelism(plan)),
+        lambda plan: _dumped(
+            "accelerate-parallelism",
+            "accelerate launch --config_file accelerate.parallelism.yaml SCRIPT",
+            parallelism(plan),
+        ),
         lambda plan: _on_torch(plan) and plan.layout.zero_stage == 3 and plan.layout.world_size > 1,
         target="accelerate-parallelism",
     ),
     DerivedFile(
         "axolotl.yaml",
-        lambda plan: _dumped("axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
+        lambda plan: _dumped("axolotl", "axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
         _fine_tunes,
         target="axolotl",
     ),
     DerivedFile(
         "llamafactory.yaml",
         lambda plan: _dumped(
-            _launched(plan, "-m llamafactory.launcher llamafactory.yaml"), llamafactory(plan), plan.job.epochs
+            "llamafactory",
+            _launched(plan, "-m llamafactory.launcher llamafactory.yaml"),
+            llamafactory(plan),
+            plan.job.epochs,
         ),
         _fine_tunes,
         target="llamafactory",
     ),
     DerivedFile(
         "ms_swift.yaml",
-        lambda plan: _dumped(_launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan), plan.job.epochs),
+        lambda plan: _dumped(
+            "ms-swift", _launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan), plan.job.epochs
+        ),
         _fine_tunes,
         target="ms-swift",
     ),

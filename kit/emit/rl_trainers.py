@@ -1,7 +1,8 @@
 """The plan for verl and OpenRLHF: ``kit emit --target verl|openrlhf`` writes the command with their own arguments.
 
-verl 0.9.1 takes GRPO on FSDP2 as hydra overrides; OpenRLHF 0.11.2 takes GRPO, DPO and reward models on DeepSpeed as
-flags. ``benchmarks.system_tests.other_trainers`` hands both commands to the programs' own parsers.
+verl takes GRPO on FSDP2 as hydra overrides; OpenRLHF takes GRPO, DPO and reward models on DeepSpeed as flags
+(``programs.py`` has the versions). ``benchmarks.system_tests.other_trainers`` hands both commands to the programs' own
+parsers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kit.cost.model.params import count
 from kit.emit.deepspeed import ds_config
 from kit.emit.derived_file import DerivedFile, chosen
 from kit.emit.launch import processes_per_node
+from kit.emit.programs import version_line
 from kit.emit.trainer import for_trainer
 from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, LoraSpec
@@ -232,8 +234,10 @@ def _hydra(value: Any) -> str:
 
 def _script(plan: Plan, gib: float, yours: str, command: str, arguments: list[str]) -> str:
     """A bash script. The caller's arguments come last, and win."""
+    target = yours.partition(".")[0]
     lines = [
         "#!/usr/bin/env bash",
+        version_line(target),
         "# kit decided batch, sharding, precision, recomputation and generation. Model, data, reward, schedule"
         + ("" if plan.job.epochs else " and"),
         f"# {'' if plan.job.epochs else 'length of the run '}are yours: bash {yours} …",

@@ -88,7 +88,10 @@ def test_torchtitan_gets_the_plan_as_arguments(tmp_path: Path) -> None:
     plan = kit.plan("llama-3.1-8b", "16xH100", pins=Pins(engine="torch", tp=2, zero_stage=3))
     words = torchtitan_arguments(plan)
     given = dict(itertools.pairwise(words))
-    assert given["--training.global-batch-size"] == str(plan.job.global_batch_size)
+    assert given["--training.num-tokens-per-train-step"] == str(plan.job.global_batch_size * plan.job.seq_length)
+    tokens = plan.layout.micro_batch_size * plan.job.seq_length
+    assert given["--training.num-tokens-per-microbatch-per-dp-rank"] == str(tokens)
+    assert given["--training.max-context-length"] == str(plan.job.seq_length)
     assert given["--parallelism.tensor-parallel-degree"] == "2"
     assert given["--parallelism.data-parallel-shard-degree"] == str(plan.layout.dp)
     script = tmp_path / "torchtitan.sh"

@@ -1,8 +1,8 @@
 """Lint: finds errors in configurations before they run on GPUs.
 
 ``lint(path)`` recognises a file by its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
-directory, a Kubernetes job, or a shell script with launch lines. It needs neither torch nor the engines: generated tables have the keys
-that these read.
+directory, a Kubernetes job, or a shell script with launch lines. It needs neither torch nor the engines: generated
+tables have the keys that these read.
 """
 
 from __future__ import annotations
