@@ -339,6 +339,8 @@ def test_torchs_own_shape_errors_name_the_dimension(tmp_path: Path) -> None:
         lambda: torch.zeros(120).view(6, 4, 8): "which has 192; where one size is wrong, dimension 2 would be 5, not 8",
         lambda: torch.zeros(96).view(6, 4, 8): "dimension 0 would be 3, not 6 or dimension 1 would be 2, not 4 or "
         "dimension 2 would be 4, not 8",
+        lambda: torch.zeros(120).view(6, 1, 8): "which has 48; where one size is wrong, dimension 0 would be 15, not 6 "
+        "or dimension 2 would be 20, not 8",
         lambda: torch.zeros(7).view(6, 4, 8): "which has 192, and changing one of its sizes does not make it fit",
         lambda: torch.zeros(4, 10) @ torch.zeros(8, 3): "an input of 10 columns meets a weight of 8",
         lambda: torch.zeros(3, 5) + torch.zeros(3, 7): "dimension 1 has 5 in one tensor and 7 in the other",
