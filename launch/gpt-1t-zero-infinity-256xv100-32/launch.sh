@@ -32,4 +32,4 @@ kit_interface() {
 if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null; then
   GLOO_SOCKET_IFNAME="$(kit_interface "$MASTER_ADDR")"; export GLOO_SOCKET_IFNAME
 fi
-exec "$PYTHON" -m accelerate.commands.launch --config_file accelerate.yaml --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" --module kit.training . "$@"
+exec "$PYTHON" -m kit.training.interruptible -m accelerate.commands.launch --config_file accelerate.yaml --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" --module kit.training . "$@"

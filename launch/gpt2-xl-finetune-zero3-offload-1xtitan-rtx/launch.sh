@@ -7,4 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}"
 # Segments that grow in place fragment less when sequence lengths or stages differ.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
-exec "$PYTHON" -m accelerate.commands.launch --config_file accelerate.yaml --module kit.training . "$@"
+exec "$PYTHON" -m kit.training.interruptible -m accelerate.commands.launch --config_file accelerate.yaml --module kit.training . "$@"

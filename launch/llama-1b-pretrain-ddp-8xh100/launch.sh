@@ -15,4 +15,4 @@ export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
 mkdir -p flight
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$PWD/flight/rank_}"
-exec "$PYTHON" -m torch.distributed.run --nproc-per-node 8 --standalone -m kit.training . "$@"
+exec "$PYTHON" -m kit.training.interruptible -m torch.distributed.run --nproc-per-node 8 --standalone -m kit.training . "$@"

@@ -32,4 +32,4 @@ kit_interface() {
 if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null; then
   GLOO_SOCKET_IFNAME="$(kit_interface "$MASTER_ADDR")"; export GLOO_SOCKET_IFNAME
 fi
-exec "$PYTHON" -m torch.distributed.run --nproc-per-node 8 --nnodes 2 --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m kit.training . "$@"
+exec "$PYTHON" -m kit.training.interruptible -m torch.distributed.run --nproc-per-node 8 --nnodes 2 --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m kit.training . "$@"

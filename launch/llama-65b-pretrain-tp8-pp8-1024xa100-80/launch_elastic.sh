@@ -40,4 +40,4 @@ kit_interface() {
 if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null; then
   GLOO_SOCKET_IFNAME="$(kit_interface "$MASTER_ADDR")"; export GLOO_SOCKET_IFNAME
 fi
-exec "$PYTHON" -m torch.distributed.run --nproc-per-node 8 --nnodes "$MIN_NODES:128" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID" --max-restarts "${MAX_RESTARTS:-3}" -m kit.training . --resume auto "$@"
+exec "$PYTHON" -m kit.training.interruptible -m torch.distributed.run --nproc-per-node 8 --nnodes "$MIN_NODES:128" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID" --max-restarts "${MAX_RESTARTS:-3}" -m kit.training . --resume auto "$@"
