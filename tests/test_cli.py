@@ -107,7 +107,10 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--sft"], ["write --objective sft"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--full"], ["all weights are trained"]),
         (["train", "mine.yaml", "--fp8"], ["write job.precision=fp8"]),
-        (["plan", "none.yaml", "--gpus", "8xH100", "--qlora"], ["cluster=8xH100 job.lora.four_bit=true"]),
+        (
+            ["plan", str(ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml"), "--gpus", "8xH100", "--qlora"],
+            ["cluster=8xH100 job.lora.four_bit=true"],
+        ),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
         (["convert", "model", "none", "--out", "x"], ["none", "does not exist"]),

@@ -60,7 +60,7 @@ def test_ways_out_come_cheapest_first() -> None:
     model, machines = load_model("llama-3-70b"), cluster("8xA100-40")
     found = list(changes_of(Request(model=model, cluster=machines, job=job())))
     assert found == [
-        "--lora: adapters trained instead of all weights",
+        "--lora (or job.lora.four_bit=false): adapters trained instead of all weights",
         "job.global_batch_size=256 instead of 128",
         "job.seq_length=2048 instead of 4096",
         "cluster=dgx-a100-40:2 (16 GPUs) instead of 1",
@@ -68,21 +68,22 @@ def test_ways_out_come_cheapest_first() -> None:
     ]
     long = job(seq_length=131072, global_batch_size=8)
     pinned = changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch", cp=1)))
-    first = ["layout.engine", "layout.cp", "job.optimizer.name=adamw-8bit", "--lora:", "job.global_batch_size=16"]
+    first = ["layout.engine", "layout.cp", "job.optimizer.name=adamw-8bit", "--lora", "job.global_batch_size=16"]
     assert [way.split()[0] for way in pinned] == first
 
 
 def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
     found = list(changes_of(Request(model=load_model("llama-2-7b"), cluster=cluster("1xRTX-4090"), job=job())))
     assert found[:4] == [
-        "--lora: adapters trained instead of all weights",
-        "offload to disks, once cluster.nvme_gib says how large a node's are (101 would do)",  # 16 bytes of 6.7B
+        "--lora (or job.lora.four_bit=false): adapters trained instead of all weights",
+        "cluster.nvme_gib=101 for offload to disks, if that is what a node has",  # 16 bytes of 6.7B
         "cluster.host_ram_gib=168 instead of 128, for offload",
         "cluster.gpu=H200 (140 GiB) instead of RTX-4090",
     ]
     part = list(changes_of(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
     assert part == [
-        "--qlora: adapters on 4-bit weights trained instead of all weights",  # in host memory
+        # in host memory
+        "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights trained instead of all weights",
         "cluster=4xL40S instead of 1",
     ]
 
@@ -262,10 +263,30 @@ def test_an_engine_that_is_named_as_a_way_out_can_do_it() -> None:
 @pytest.mark.parametrize(
     ("model", "gpus", "lora", "first"),
     [
-        ("llama-3.1-8b", "1xRTX-4090", None, "--lora: adapters trained instead of all weights"),
-        ("qwen3-30b-a3b", "1xA100-40", None, "--lora: adapters trained instead of all weights"),
-        ("mixtral-8x7b", "1xA100-80", LoraSpec(four_bit=True), "--lora: adapters instead of adapters on 4-bit weights"),
-        ("llama-3-70b", "1xH100", LoraSpec(), "--qlora: adapters on 4-bit weights instead of adapters"),
+        (
+            "llama-3.1-8b",
+            "1xRTX-4090",
+            None,
+            "--lora (or job.lora.four_bit=false): adapters trained instead of all weights",
+        ),
+        (
+            "qwen3-30b-a3b",
+            "1xA100-40",
+            None,
+            "--lora (or job.lora.four_bit=false): adapters trained instead of all weights",
+        ),
+        (
+            "mixtral-8x7b",
+            "1xA100-80",
+            LoraSpec(four_bit=True),
+            "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights",
+        ),
+        (
+            "llama-3-70b",
+            "1xH100",
+            LoraSpec(),
+            "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters",
+        ),
     ],
 )
 def test_adapters_of_either_kind_are_proposed(model: str, gpus: str, lora: LoraSpec | None, first: str) -> None:

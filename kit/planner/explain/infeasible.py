@@ -200,12 +200,13 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
         eight = changed(optimizer=replace(job.optimizer, name="adamw-8bit"))
         yield _Change("optimizer", _Cost.TRAINED, 2.0, text, eight)
     for four_bit, option, what in ((False, "--lora", "adapters"), (True, "--qlora", "adapters on 4-bit weights")):
+        typed = f"{option} (or job.lora.four_bit={str(four_bit).lower()})"
         if job.lora is None:
-            text = f"{option}: {what} trained instead of all weights"
+            text = f"{typed}: {what} trained instead of all weights"
             adapters = changed(lora=LoraSpec(four_bit=four_bit), balancing=None)
             yield _Change("lora", _Cost.TRAINED, math.inf, text, adapters)
         elif job.lora.four_bit != four_bit:
-            text = f"{option}: {what} instead of {'adapters on 4-bit weights' if job.lora.four_bit else 'adapters'}"
+            text = f"{typed}: {what} instead of {'adapters on 4-bit weights' if job.lora.four_bit else 'adapters'}"
             yield _Change("lora", _Cost.TRAINED, 1.0, text, changed(lora=replace(job.lora, four_bit=four_bit)))
 
 
@@ -221,7 +222,7 @@ def _memory_of_a_node(request: Request) -> Iterator[_Change]:
     if hosts := [math.ceil(needed / HOST_SHARE) for needed, disk in needs if disk <= (disks or 0.0)]:
         least = min(hosts)
         if host is None and least <= _MOST_TOLD_GIB:
-            text = f"offload, once cluster.host_ram_gib says how much host memory a node has ({least} would do)"
+            text = f"cluster.host_ram_gib={least} for offload, if that is what a node has"
             yield change("host", _Cost.TOLD, 1.0, text, host_ram_gib=float(least))
         elif (
             host
@@ -233,7 +234,7 @@ def _memory_of_a_node(request: Request) -> Iterator[_Change]:
     there = HOST_SHARE * (host or 0.0)
     on_disks = [math.ceil(disk) for needed, disk in needs if 0 < disk <= _MOST_DISK_GIB and needed <= there]
     if disks is None and on_disks:
-        text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({min(on_disks)} would do)"
+        text = f"cluster.nvme_gib={min(on_disks)} for offload to disks, if that is what a node has"
         yield change("nvme", _Cost.TOLD, 2.0, text, nvme_gib=float(min(on_disks)))
 
 
@@ -245,11 +246,11 @@ def _last_resorts_on_the_host(request: Request) -> Iterator[_Change]:
         needs = {layout: _node_gib(request.workload(layout))[0] for layout in fitting}
         if layout := min((layout for layout, needed in needs.items() if needed), key=needs.__getitem__, default=None):
             least = math.ceil(needs[layout] / HOST_SHARE)
-            text = f"{last_resort.what}, once cluster.host_ram_gib says how much host memory a node has"
+            text = f"cluster.host_ram_gib={least} for {last_resort.what}, if that is what a node has"
             taken = {**last_resort.pins} | {name: getattr(layout, name) for name in last_resort.steps}
             told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(least)))
             asked = replace(told, pins=told.pins.but(**taken))
-            yield _Change("last_resort", _Cost.TOLD, 1.0, f"{text} ({least} would do)", asked)
+            yield _Change("last_resort", _Cost.TOLD, 1.0, text, asked)
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
