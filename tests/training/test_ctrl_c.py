@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from benchmarks.system_tests.kills.cases import CASES, emit, prepare
+from kit.rehearsal import processes
 from kit.rehearsal.processes import metrics
 from tests.support import runs
 from tests.support.assets import ROOT
@@ -169,3 +170,19 @@ def test_a_rehearsal_leaves_no_process_behind():
     _, left = psutil.wait_procs(started, timeout=10)
     assert not left
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda job, place: processes.finish(job, 30), lambda job, place: processes.kill_at(job, place, 1, 30)]
+)
+def test_whoever_waits_for_a_run_ends_it(wait, tmp_path):
+    """Its processes are in a session of their own, which Ctrl-C does not reach."""
+    job = processes.start(["sleep", "60"], tmp_path / "log.txt")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait(job, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert job.poll() is not None
