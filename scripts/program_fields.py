@@ -67,8 +67,9 @@ def fields(wheels: Path, torchtitan: Path) -> dict[str, set[str]]:
     }
     of_verl = dotted(yaml.safe_load(texts["verl/trainer/config/_generated_ppo_trainer.yaml"]))
     found["verl"] = {name for name in of_verl if re.match(r"(actor_rollout_ref|algorithm|data|trainer)\.", name)}
-    flags = (re.findall(r'"--([\w.]+)"', text) for path, text in texts.items() if "openrlhf/cli/train_" in path)
-    found["openrlhf"] = {flag for each in flags for flag in each}
+    flags = (re.findall(r'"--([\w.{}]+)"', text) for path, text in texts.items() if "openrlhf/cli/train_" in path)
+    models = ("actor", "critic")  # train_ppo_ray.py adds the optimizer's flags in a loop over these
+    found["openrlhf"] = {flag.replace("{prefix}", model) for each in flags for flag in each for model in models}
     config = (torchtitan / "torchtitan/config/configs.py").read_text(encoding="utf-8")
     sections = {"training": "TrainingConfig", "parallelism": "ParallelismConfig"}
     found["torchtitan"] = {f"{part}.{name}" for part, kind in sections.items() for name in of_one_class(config, kind)}
