@@ -112,5 +112,5 @@ def adapters(plan: Plan) -> list[str]:
         f"model = AutoModelForCausalLM.from_pretrained(DIR, dtype=torch.{compute}{quantized})",
         f"model = get_peft_model(model, LoraConfig({config}))",
     ]
-    code = "\n".join(["```python", *lines, "```"])
+    code = "\n".join(["```", *lines, "```"])  # ruff would format what is called Python, and differ from kit
     return ["Adapters are no argument of accelerate or the Trainer: a script makes them so.", code]

@@ -3,6 +3,7 @@ written by ``scripts/program_fields.py``)."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import fields
@@ -33,6 +34,7 @@ FOR_TRAINERS = {"llamafactory", "ms-swift"}
 """Targets that take transformers' arguments too."""
 
 
+@functools.cache
 def plans() -> list[Plan]:
     shipped = [plan for name in recipe_names() if (plan := shipped_plan(name)) is not None]
     vllm = GrpoSpec(beta=0.04, vllm_gpu_memory_utilization=0.3)
