@@ -11,7 +11,7 @@ import pytest
 from benchmarks.accuracy.programs.megatron import _chunk_bytes
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
-from kit.cost.memory.peak import peak, peak_gib, peak_memory
+from kit.cost.memory.peak import parts_of, peak, peak_gib, peak_memory
 from kit.cost.memory.rank_megatron import layer_terms, saved_activations, saved_terms
 from kit.cost.model.params import rank_parameters as planned_parameters
 from kit.cost.model.pipeline import in_flight
@@ -200,6 +200,27 @@ def test_a_verdict_names_what_is_full(name: str, layout: Layout) -> None:
     assert (report.verdict == "does not fit") == (report.peak_gib > report.usable_gib)
     fullest = max(report.stages, key=lambda stage: stage.peak_gib).components_gib
     assert fullest[report.binding] == max(fullest.values())
+
+
+def test_deepspeed_loads_its_weights_once() -> None:
+    """14.77e9 weights of 2 bytes; until the vectors are flat too, the largest weight (152064 x 5120); and the clone of
+    a rank's eighth, which becomes its master weights on the host. Random weights are built on one host, in fp32."""
+    layout = deepspeed(zero_stage=2, dp=8, offload_optimizer="cpu", recompute="full")
+    machines, shape = cluster("8xA100-40"), load_model("qwen2.5-14b")
+    tuned, pretrained = (
+        Workload(shape, machines, dataclasses.replace(job(seq_length=2048), objective=objective), layout)
+        for objective in ("sft", "pretrain")
+    )
+    total = tuned.parameters[0].total
+    assert parts_of(tuned, 0).load == 2 * total + 2 * 152064 * 5120 + 2 * total / 8
+    report, other = peak(tuned), peak(pretrained)
+    assert (report.verdict, other.peak_gib) == ("fits", report.peak_gib)
+    (stage,) = report.stages
+    assert stage.phases_gib["load"] < stage.phases_gib["forward"] == report.peak_gib
+    assert other.host_load_gib_per_node - report.host_load_gib_per_node == pytest.approx(4 * total / 2**30)
+    on_gpu = dataclasses.replace(tuned, layout=dataclasses.replace(layout, offload_optimizer="none"))
+    # Master weights, and gradients of their size, which are more than the largest weight with the clone.
+    assert parts_of(on_gpu, 0).load == 2 * total + 2 * 4 * total / 8
 
 
 def test_host_memory_can_be_what_does_not_fit() -> None:

@@ -15,6 +15,7 @@ from kit.engines import build_engine
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.huggingface.inputs import call_arguments
 from kit.engines.huggingface.models import build_model, parameter_shapes
+from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
 from kit.specs.job import LoraSpec
@@ -240,6 +241,24 @@ def test_a_model_from_a_directory_is_never_whole(tmp_path):
     build_model(tiny.run_directory(tmp_path, plan), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
     rundir = tiny.run_directory(tmp_path, plan, model_path=str(tmp_path / "hf"))
     assert pool("torch", 2).run(devices_at_birth, rundir) == [{"meta"}, {"meta"}]
+
+
+def test_random_weights_of_fsdp2_are_built_by_one_process(tmp_path):
+    """The others have nothing but their slices. The values are those of a model that is built whole."""
+    rundir = tiny.run_directory(tmp_path, tiny.plan(dp=2, zero_stage=3))
+    assert pool("torch", 2).run(devices_at_birth, rundir) == [{"meta"}, {"meta"}]
+    plain = dict(build_model(rundir, torch.float32, "cpu").named_parameters())
+    first, second = pool("torch", 2).run(built_and_read, rundir)
+    assert (len(first[0]), len(second[0])) == (len(parameter_shapes(rundir.plan.model)), 0)
+    for read in (first[1], second[1]):
+        assert read.keys() == plain.keys()
+        assert all(torch.equal(read[name], plain[name]) for name in plain)
+
+
+def built_and_read(rundir):
+    """Names of the tensors that this process has built, and all weights as it reads them."""
+    source = RandomWeights(rundir, torch.float32, torch.device("cpu"))
+    return list(source._built), {name: source.read(name) for name in source.names()}
 
 
 def devices_at_birth(rundir):
