@@ -218,6 +218,12 @@ def test_deepspeed_loads_its_weights_once() -> None:
     (stage,) = report.stages
     assert stage.phases_gib["load"] < stage.phases_gib["forward"] == report.peak_gib
     assert other.host_load_gib_per_node - report.host_load_gib_per_node == pytest.approx(4 * total / 2**30)
+    roomy, tight = cluster("8xA100-80"), cluster("8xA100-40")
+    assert parts_of(dataclasses.replace(tuned, cluster=roomy), 0).load == parts_of(tuned, 0).load
+    # TRL's trainers have each weight beside the flat copy, or make that on the host.
+    trl = dataclasses.replace(tuned, job=dataclasses.replace(tuned.job, objective="dpo"), cluster=roomy)
+    assert parts_of(trl, 0).load == 2 * 2 * total
+    assert parts_of(dataclasses.replace(trl, cluster=tight), 0).load == parts_of(tuned, 0).load
     on_gpu = dataclasses.replace(tuned, layout=dataclasses.replace(layout, offload_optimizer="none"))
     # Master weights, and gradients of their size, which are more than the largest weight with the clone.
     assert parts_of(on_gpu, 0).load == 2 * total + 2 * 4 * total / 8
