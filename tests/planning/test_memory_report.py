@@ -317,7 +317,7 @@ _TYPED = re.compile(r"(?P<key>job|cluster|layout)\.(?P<name>\w+)(=(?P<value>\d+)
 def test_what_a_refusal_proposes_really_plans() -> None:
     """Numbers and pins that can be typed, on random questions without an answer."""
     tried = 0
-    for seed in range(60):
+    for seed in range(40):
         request = random_request(seed)
         if (result := search(request)).best is not None:
             continue
@@ -336,4 +336,4 @@ def test_what_a_refusal_proposes_really_plans() -> None:
             else:
                 continue
             tried += 1
-    assert tried > 8
+    assert tried > 5

@@ -42,14 +42,15 @@ PINS = (
     Pins(zero_stage=3),
     Pins(micro_batch_size=1),
 )
-CASES = 90
+CASES = (*range(80), 138)
+"""138: a choice whose fastest rival splits the work in another way."""
 
 
 @cache
 def answered() -> tuple[tuple[Request, SearchResult, tuple[Decision, ...]], ...]:
     """Random questions that have a plan, some pinned and some of fine-tuning, with the reasons."""
     found = []
-    for seed in range(CASES):
+    for seed in CASES:
         request, rng = random_request(seed), random.Random(seed)
         request = replace(request, pins=rng.choice(PINS))
         if request.job.objective == "pretrain" and rng.random() < 0.4:

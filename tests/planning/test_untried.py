@@ -64,6 +64,16 @@ def test_every_kind_of_fine_tuning_weighs_a_chunked_loss(model: str, gpus: str, 
     assert "torch" in tried
 
 
+def test_a_chunked_loss_that_spares_recompute_is_taken_where_all_would_fit() -> None:
+    plan = make_plan(
+        load_model("llama-3.1-8b"),
+        parse_cluster("8xH100"),
+        JobSpec(objective="sft", seq_length=4096, global_batch_size=128),
+        Pins(engine="torch", zero_stage=3),
+    )
+    assert (plan.layout.chunked_loss, plan.layout.recompute) == (True, "none")
+
+
 def test_layer_inputs_on_the_host_and_tiles_are_weighed_too() -> None:
     """32B at 20k tokens by DeepSpeed on four A100 (accelerate#3647), and 0.6B at 131k on one card."""
     plan = tuned("qwen3-0.6b", "1xRTX-4090", Pins(engine="torch"), seq_length=131072)
