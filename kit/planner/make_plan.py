@@ -32,7 +32,7 @@ def make_plan(
     without ``job.balancing`` balances experts as the model's family was published.
 
     Raises ``PlanError``. If no layout is legal, the message lists every broken rule. If none fits, it names the layout
-    that comes closest and the smallest changes that would make it fit.
+    that comes closest and the cheapest changes that would make it fit.
     """
     request = request_for(model, cluster, job, pins, calibration)
     return plan_of(request, search(request))

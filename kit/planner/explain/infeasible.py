@@ -1,4 +1,4 @@
-"""Why there is no plan, which layout comes closest, and the smallest changes that would give one."""
+"""Why there is no plan, which layout comes closest, and the cheapest changes that would give one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, 
 
 
 def nothing_fits(request: Request, result: SearchResult) -> str:
-    """The nearest miss in GiB, and up to three changes that make it fit."""
+    """The nearest miss in GiB, and the changes that make it fit, the cheapest for the user first."""
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         return nothing_legal(request)
