@@ -80,7 +80,7 @@ class TrainerArguments:
     """Arguments of the Hugging Face Trainer; written by scripts/trainer_arguments.py."""
 
     version: str
-    """The transformers release they were read from."""
+    """Version of transformers."""
     defaults: Mapping[str, Any]
     dropped: frozenset[str]
     """Arguments of earlier versions, which the parser refuses."""
