@@ -30,15 +30,17 @@ def job(script: str, nodes: int = 2, gpus: int = 8, env: dict[str, str] | None =
 
 def pytorch_job(words: list[str], workers: int) -> dict[str, Any]:
     replica = {"template": {"spec": {"containers": [{"command": words}]}}}
-    replicas = {"Master": {"replicas": 1, **replica}, "Worker": {"replicas": workers, **replica}}
+    replicas = {"Worker": {"replicas": workers, **replica}}
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
 
 
 ONE = ["torchrun", "--nproc_per_node", "8", "--nnodes", "2", "--master_addr", "m", "t.py"]
+RANK_0 = [*ONE[:1], "--node_rank", "0", *ONE[1:]]
 PAIRS = (
     ("node-rank", job(f"{LINE} 0 t.py"), job(f"{LINE} {INDEX} t.py")),
     ("node-rank", job(f"{LINE} $R t.py", env={"R": "0"}), job(f"{LINE} $R t.py", env={"Q": "0"})),
-    ("node-rank", pytorch_job([*ONE[:1], "--node_rank", "0", *ONE[1:]], 1), pytorch_job(ONE, 1)),
+    ("node-rank", pytorch_job(RANK_0, 2), pytorch_job(ONE, 2)),
+    ("node-rank", pytorch_job(RANK_0, 2), pytorch_job(RANK_0, 1)),
     ("one-node", job("torchrun --nproc_per_node 8 t.py"), job("torchrun --nproc_per_node 8 t.py", nodes=1)),
     ("tasks-and-processes", job(f"{LINE} {INDEX} t.py", gpus=4), job(f"{LINE} {INDEX} t.py")),
     (

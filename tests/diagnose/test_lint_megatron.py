@@ -12,7 +12,7 @@ SIZES = {
     "tensor-model-parallel-size": 2,
     "pipeline-model-parallel-size": 2,
     "micro-batch-size": 2,
-    "global-batch-size": 16,
+    "global-batch-size": 12,
     "num-layers": 8,
     "hidden-size": 64,
     "num-attention-heads": 4,
@@ -21,7 +21,7 @@ SIZES = {
 }
 WRONG = (
     {"global-batch-size": 15},
-    {"global-batch-size": 18},  # 2 data-parallel ranks of micro batch 2
+    {"global-batch-size": 18},  # of 2 data-parallel ranks of micro batch 2
     {"num-layers": 9},
     {"num-attention-heads": 3, "hidden-size": 66},
     {"hidden-size": 66},
