@@ -55,6 +55,8 @@ LAUNCHERS = (
 )
 _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
 """After these words a launcher's name is only an argument."""
+_NO_TRAINING = {"pip", "venv", "ensurepip", "http.server", "json.tool", "pytest"}
+"""Modules that python -m runs beside a training."""
 _ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
 """Shell arithmetic: one word that may contain spaces."""
 _TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
@@ -210,10 +212,13 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
             opaque = any(_VARIABLE.match(word) for word in rest)
             return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
     for position, word in enumerate(words):
-        if word.endswith(".py") and _python_before(words, position, variables=False):
-            rest = words[position + 1 :]
+        module = word == "-m" and position + 1 < len(words) and words[position + 1] not in _NO_TRAINING
+        if (module and _python_before(words, position)) or (
+            word.endswith(".py") and _python_before(words, position, variables=False)
+        ):
+            program, *rest = words[position + module :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", file, line, False, (), word, tuple(rest), opaque)
+            return Command("python", file, line, False, (), program, tuple(rest), opaque)
     return None
 
 
