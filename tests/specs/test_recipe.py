@@ -82,12 +82,17 @@ def test_what_is_no_count_is_refused(recipe: Path, text: str) -> None:
         (["cluster=0xH100"], "0xH100"),
         (["model=llama-9-8b"], "llama-3"),
         (["jbo.seq_length=4"], "jbo: unknown key; did you mean job?"),
+        (["layout.xxx=4"], "layout.xxx: unknown key; the nearest of "),
+        (["job.objective=xxx"], "job.objective=xxx: the nearest of 7 are "),
+        (["model=xxx"], "the nearest of "),
     ],
 )
 def test_a_bad_override_names_the_nearest_valid_name(recipe: Path, words: list[str], part: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_recipe(recipe, words)
     assert part in str(caught.value)
+    if "the nearest of" in part:
+        assert str(caught.value).rpartition(" are ")[2].count(", ") == 4, "five names"
 
 
 def test_every_section_is_checked_before_giving_up(recipe: Path) -> None:
