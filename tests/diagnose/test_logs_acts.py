@@ -506,6 +506,14 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
         assert diagnose([p2p_records(tmp_path / f"over-{state}", over)]) == ()
 
 
+def test_a_mutual_wait_in_records_and_in_the_log_is_one_finding(tmp_path: Path) -> None:
+    both = {rank: [(f"recv {rank}<-{1 - rank}", 5, "started", False)] for rank in (0, 1)}
+    record = p2p_records(tmp_path / "flight", both)
+    (tmp_path / "all.log").write_text(f"{timed_out(0, 12, 'RECV')}\n{timed_out(1, 12, 'RECV')}\n")
+    (cause,) = diagnose([tmp_path / "all.log", record])
+    assert cause.meaning.startswith("ranks 0, 1 wait for each other: rank 0 in recv number 1 from rank 1")
+
+
 def test_a_rank_that_did_not_come_to_a_send_or_receive(tmp_path: Path) -> None:
     """Rank 0 waits for 1, which waits for 2, which is elsewhere; rank 3's record is not here."""
     chain = {
