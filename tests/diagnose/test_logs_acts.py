@@ -497,8 +497,8 @@ def test_flight_records_name_a_mutual_wait(tmp_path: Path) -> None:
     assert diagnose([p2p_records(tmp_path / "batch", batch, batched=True)]) == ()  # the network, and no order of theirs
     receives = {rank: [calls[1], ("coalesced", 7, "started", False)] for rank, calls in batch.items()}
     assert diagnose([p2p_records(tmp_path / "receives", receives, batched=True)])[0].ranks == (0, 1)
-    done = {rank: [calls[1], ("coalesced", 7, "completed", True)] for rank, calls in batch.items()}
-    assert diagnose([p2p_records(tmp_path / "done", done, batched=True)]) == ()
+    ended = {rank: [calls[1], ("coalesced", 7, "completed", True)] for rank, calls in batch.items()}
+    assert diagnose([p2p_records(tmp_path / "ended", ended, batched=True)]) == ()
     pair = {0: [("send 0->1", 5, "started", False)], 1: [("recv 1<-0", 6, "started", False)]}
     assert diagnose([p2p_records(tmp_path / "pair", pair)]) == ()
     for state, retired in (("scheduled", True), ("completed", False)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -337,7 +338,9 @@ def test_of_two_slow_ranks_in_turn_the_last_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("recompute", "stage"), [("none", 0), ("full", 3)])
-def test_memory_is_compared_with_the_stage_that_needs_most(recompute: str, stage: int, tmp_path: Path) -> None:
+def test_memory_is_compared_with_the_stage_that_needs_most(
+    recompute: Literal["none", "full"], stage: int, tmp_path: Path
+) -> None:
     """The first stage holds the most activations, the last the logits."""
     pins = kit.Pins(engine="megatron", pp=4, tp=1, recompute=recompute)
     plan = kit.plan("llama-3.1-8b", "8xH100", pins=pins)
