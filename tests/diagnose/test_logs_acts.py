@@ -517,7 +517,7 @@ def test_a_mutual_wait_in_records_and_in_the_log_is_one_finding(tmp_path: Path) 
 def test_a_rank_that_did_not_come_to_a_send_or_receive(tmp_path: Path) -> None:
     """Rank 0 waits for 1, which waits for 2, which is elsewhere; rank 3's record is not here."""
     chain = {
-        0: [("recv 0<-1", 7, "started", False)],
+        0: [("recv 0<-1", 3, "started", False)],
         1: [("recv 1<-2", 5, "started", False), ("send 1->0", 8, "scheduled", False)],
         2: [("recv 2<-1", 1, "completed", True)],
     }

@@ -371,3 +371,11 @@ def test_of_two_launchers_the_one_that_knows_the_rank(tmp_path: Path) -> None:
     assert (cause.cause, cause.ranks, cause.place) == ("worker-failed", (11,), "all.log:2")
     (cause,) = read(tmp_path, torchrun)
     assert cause.ranks == ()
+
+
+def test_the_rank_that_names_a_mismatch_is_not_the_one_that_crashed_later(tmp_path: Path) -> None:
+    """A library's abort prints no rank; the launcher's table then has it."""
+    said = "RuntimeError: Detected mismatch between collectives on ranks."
+    crashed = "  rank      : 1 (local_rank: 1)\n  exitcode  : -6\n  traceback : Signal 6 (SIGABRT) received by PID 12"
+    assert read(tmp_path, f"[rank0]: {said}", crashed)[0].ranks == (0,)
+    assert read(tmp_path, said, crashed)[0].ranks == (1,)
