@@ -64,9 +64,15 @@ def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) 
 
 
 def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str, Any] | None = None, **run: Any) -> Any:
-    """The engine, from the weights at ``start`` (random ones for None); ``run`` overrides the RunSpec's defaults."""
+    """The engine, from the weights at ``start`` (random ones for None); ``run`` overrides the RunSpec's defaults.
+
+    DeepSpeed refuses fp16 on CPU processes because they are slow at it: its accelerator is told that they take it."""
+    from deepspeed.accelerator import get_accelerator
+
     from kit.engines.deepspeed.engine import DeepSpeedEngine
 
+    if chosen.job.precision == "fp16":
+        type(get_accelerator()).is_fp16_supported = lambda self: True
     paths = {"model_path": None if start is None else str(start), "nvme_path": str(directory)}
     rundir = tiny.run_directory(directory, chosen, **(paths | run))
     rundir = dataclasses.replace(
