@@ -153,8 +153,8 @@ def convert(
     says what was written.
 
     ``to``: hf, exchange or megatron. ``dtype``: of the weights, for hf and megatron; None: bfloat16.
-    ``extras_from``: a Hugging Face directory whose tokenizer files are copied, for hf. Needs torch. Raises
-    ``CheckpointError``.
+    ``extras_from``: a Hugging Face directory whose tokenizer files are copied, for hf. Needs torch.
+    Raises ``CheckpointError``.
     """
     from kit.training.checkpoint.convert import convert
 

@@ -74,8 +74,7 @@ def changed(value: T, **values: Any) -> T:
 
 
 class Within:
-    """Bounds of a number, with the meaning of pydantic's ``Field``. A whole number may be written as ``as_count``
-    reads it."""
+    """Bounds of a number, with the meaning of pydantic's ``Field``."""
 
     def __init__(self, **bounds: float) -> None:
         self._bounds = bounds
@@ -86,11 +85,17 @@ class Within:
         while "schema" in number:  # inside of its checks
             number = number["schema"]
         number.update(self._bounds)
-        if number["type"] != "int":
-            return whole
+        return whole
+
+
+class Count(Within):
+    """Bounds of a whole number that people write: it may be text, as ``as_count`` reads it. A number in a file that
+    kit alone writes is ``Within``."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core.core_schema import no_info_before_validator_function
 
-        return no_info_before_validator_function(_count, whole)
+        return no_info_before_validator_function(_count, super().__get_pydantic_core_schema__(source, handler))
 
 
 class Checked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import Name, Rate, Text, Within, spec
+from kit.specs.base import Count, Name, Rate, Text, Within, spec
 
 _LARGEST_GIB = 2**20
 """A pebibyte: no GPU, host or node's disks have it."""
@@ -53,8 +53,8 @@ class ClusterSpec:
     name: Name
     """Node type, for example ``p4d.24xlarge``; or what the user called it."""
     gpu: GpuSpec
-    gpus_per_node: Annotated[int, Within(gt=0, le=_MOST_GPUS_OF_A_NODE)]
-    num_nodes: Annotated[int, Within(gt=0, le=MOST_NODES)]
+    gpus_per_node: Annotated[int, Count(gt=0, le=_MOST_GPUS_OF_A_NODE)]
+    num_nodes: Annotated[int, Count(gt=0, le=MOST_NODES)]
     intra_node_gbytes_per_s: Annotated[Rate, Within(gt=0)]
     """Bandwidth of one GPU to the others of its node (NVLink, else PCIe), GB/s per direction."""
     inter_node_gbytes_per_s: Rate

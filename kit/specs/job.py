@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.errors import SpecError
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import Checked, Text, Within, spec
+from kit.specs.base import Checked, Count, Text, Within, spec
 from kit.specs.frozen import FrozenMap
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OptimizerSpec:
 
 ATTENTION_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 MLP_LAYERS = frozenset({"gate_proj", "up_proj", "down_proj"})
-_Rank = Annotated[int, Within(gt=0, le=65536)]
+_Rank = Annotated[int, Count(gt=0, le=65536)]
 _Alpha = Annotated[float, Within(gt=0, le=1e6)]
 
 
@@ -94,9 +94,9 @@ class LoraSpec:
 class GrpoSpec:
     """How GRPO generates completions (arXiv 2402.03300). Names and defaults are those of TRL's GRPOConfig."""
 
-    num_generations: Annotated[int, Within(ge=2, le=4096)] = 8
+    num_generations: Annotated[int, Count(ge=2, le=4096)] = 8
     """Completions of a prompt, which are compared with each other."""
-    max_completion_length: Annotated[int, Within(gt=0, le=_LONGEST_SEQUENCE)] = 512
+    max_completion_length: Annotated[int, Count(gt=0, le=_LONGEST_SEQUENCE)] = 512
     """Tokens of a completion; the prompt takes the rest of seq_length."""
     beta: Annotated[float, Within(ge=0, le=100)] = 0.0
     """Weight of the KL term; above 0 a reference model is held."""
@@ -114,11 +114,11 @@ class JobSpec:
     reward, grpo: TRL's trainers, under kit's files."""
     lora: LoraSpec | None = None
     """Train adapters instead of the weights; null: all weights."""
-    seq_length: Annotated[int, Within(gt=0, le=_LONGEST_SEQUENCE)] = 4096
+    seq_length: Annotated[int, Count(gt=0, le=_LONGEST_SEQUENCE)] = 4096
     """Tokens in a sequence."""
-    global_batch_size: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)] = 512
+    global_batch_size: Annotated[int, Count(gt=0, le=MOST_SEQUENCES)] = 512
     """Sequences in an optimizer step; pairs for dpo and reward, completions for grpo."""
-    total_tokens: Annotated[int, Within(gt=0, le=_MOST_TOKENS)] | None = None
+    total_tokens: Annotated[int, Count(gt=0, le=_MOST_TOKENS)] | None = None
     """Length of the run in tokens; of rows without padding. The length is this, epochs or run.steps. null for all
     three: 100 billion in pretraining; rows have no default."""
     epochs: Annotated[float, Within(gt=0, le=_MOST_EPOCHS)] | None = None
@@ -135,7 +135,7 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
-    mtp_num_layers: Annotated[int, Within(ge=0, le=8)] = 0
+    mtp_num_layers: Annotated[int, Count(ge=0, le=8)] = 0
     """Heads of multi-token prediction that are trained (DeepSeek-V3, arXiv 2412.19437, section 2.2), on megatron."""
     mtp_loss_scaling_factor: Annotated[float, Within(ge=0, le=100)] = 0.1
     """Weight of the mean loss of these heads. DeepSeek-V3 began with 0.3 and ended with 0.1."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from kit.specs.base import SPEC, Within, changed, spec
+from kit.specs.base import SPEC, Count, Within, changed, spec
 from kit.specs.frozen import FrozenMap
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
@@ -61,11 +61,11 @@ class Flag:
     that those plans keep theirs."""
 
 
-Size = Annotated[int, Within(gt=0, le=10**8)]
+Size = Annotated[int, Count(gt=0, le=10**8)]
 """Number of ranks, layers, sequences or buffers."""
-ZeroStage = Annotated[int, Within(ge=0, le=3)]
+ZeroStage = Annotated[int, Count(ge=0, le=3)]
 Fraction = Annotated[float, Within(gt=0, le=1)]
-Elements = Annotated[int, Within(ge=0, le=10**15)]
+Elements = Annotated[int, Count(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples use up to 10¹⁴ to mean no limit."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _CP_TEXT = FrozenMap({"p2p": "ring attention", "a2a": "Ulysses"})

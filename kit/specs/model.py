@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from kit.cached import cached
 from kit.errors import SpecError
-from kit.specs.base import Name, Text, TextMapping, Within, spec
+from kit.specs.base import Count, Name, Text, TextMapping, Within, spec
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -43,10 +43,10 @@ _WIDEST = 2**24
 _LONGEST_POSITION = 2**40
 _LARGEST_FACTOR = 1e15
 """The bound of bases, caps and factors; the largest RoPE bases are 1e11."""
-_Width = Annotated[int, Within(gt=0, le=_WIDEST)]
-_Count = Annotated[int, Within(ge=0, le=_WIDEST)]
-_Layers = Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
-_Tokens = Annotated[int, Within(gt=0, le=_LONGEST_POSITION)]
+_Width = Annotated[int, Count(gt=0, le=_WIDEST)]
+_Count = Annotated[int, Count(ge=0, le=_WIDEST)]
+_Layers = Annotated[int, Count(ge=0, le=_MOST_LAYERS)]
+_Tokens = Annotated[int, Count(gt=0, le=_LONGEST_POSITION)]
 _Factor = Annotated[float, Within(ge=1e-6, le=_LARGEST_FACTOR)]
 _Base = Annotated[float, Within(ge=1, le=_LARGEST_FACTOR)]
 
@@ -79,25 +79,25 @@ class Approximation:
     """The text model's ``config.json``, of which transformers builds it."""
     counted: bool
     """Whether transformers counted the parameters; otherwise they are estimated from the configuration."""
-    parameters: Annotated[int, Within(gt=0)]
+    parameters: Annotated[int, Count(gt=0)]
     """All parameters, each once."""
-    tables: Annotated[int, Within(ge=0)]
+    tables: Annotated[int, Count(ge=0)]
     """Elements of matrices outside of layers: embeddings, and a head of its own."""
-    matrices: Annotated[int, Within(ge=0)]
+    matrices: Annotated[int, Count(ge=0)]
     """Elements of all layers' matrices but those of routed experts."""
-    recurrent: Annotated[int, Within(ge=0)] = 0
+    recurrent: Annotated[int, Count(ge=0)] = 0
     """The part of ``matrices`` in recurrent layers (Mamba, linear attention)."""
-    experts: Annotated[int, Within(ge=0)] = 0
+    experts: Annotated[int, Count(ge=0)] = 0
     """Elements of all routed experts."""
-    attention_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
-    windowed_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)] = 0
+    attention_layers: Annotated[int, Count(ge=0, le=_MOST_LAYERS)]
+    windowed_layers: Annotated[int, Count(ge=0, le=_MOST_LAYERS)] = 0
     """Layers of attention with the sliding window."""
-    recurrent_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)] = 0
-    mlp_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
+    recurrent_layers: Annotated[int, Count(ge=0, le=_MOST_LAYERS)] = 0
+    mlp_layers: Annotated[int, Count(ge=0, le=_MOST_LAYERS)]
     """Layers with an MLP and no routed experts."""
-    state: Annotated[int, Within(ge=0)] = 0
+    state: Annotated[int, Count(ge=0)] = 0
     """Elements of one recurrent layer's state, over all heads."""
-    state_width: Annotated[int, Within(ge=0)] = 0
+    state_width: Annotated[int, Count(ge=0)] = 0
     """Elements of a token's keys and values in a recurrent layer, over all heads."""
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
@@ -133,7 +133,7 @@ class ModelSpec:
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
-    num_layers: Annotated[int, Within(gt=0, le=_MOST_LAYERS)]
+    num_layers: Annotated[int, Count(gt=0, le=_MOST_LAYERS)]
     """Transformer layers; of an encoder-decoder those of the decoder."""
     hidden_size: _Width
     """Width of the residual stream."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from kit.errors import SpecError
 from kit.object_storage import check_address, is_address
-from kit.specs.base import Checked, Text, Within, spec
+from kit.specs.base import Checked, Count, Text, Within, spec
 from kit.specs.frozen import FrozenMap
 from kit.specs.job import MOST_SEQUENCES
 from kit.specs.text import check_line, shown
@@ -21,8 +21,8 @@ _MOST_MINUTES = 60 * 24 * 3650
 """Ten years; waiting for longer than a century is an OverflowError of Python's threads."""
 _LONGEST_WAIT_S = 1200
 """Ranks wait for each other at the end of a run in a collective, whose timeout is at least half an hour."""
-_Steps = Annotated[int, Within(gt=0, le=_MOST_STEPS)]
-Seed = Annotated[int, Within(ge=0, lt=2**32)]
+_Steps = Annotated[int, Count(gt=0, le=_MOST_STEPS)]
+Seed = Annotated[int, Count(ge=0, lt=2**32)]
 """NumPy and Megatron take 32 bits."""
 
 
@@ -62,9 +62,9 @@ class StreamSpec:
     """Column of the text."""
     tokenizer: Text
     """Directory of a Hugging Face tokenizer."""
-    shuffle_block: Annotated[int, Within(ge=0, le=10**6)] = 1000
+    shuffle_block: Annotated[int, Count(ge=0, le=10**6)] = 1000
     """Documents that are shuffled together; files are shuffled too. 0 or 1: the order of the files."""
-    streams: Annotated[int, Within(gt=0, le=2**16)] | None = None
+    streams: Annotated[int, Count(gt=0, le=2**16)] | None = None
     """Number of virtual streams, on every layout; null: the largest power of two up to 64 that the files are enough
     for."""
 
@@ -158,11 +158,11 @@ def data_paths(data: DataSpec) -> dict[str, str]:
 class BatchRampSpec:
     """A batch that grows in equal steps from ``start`` to job.global_batch_size (Megatron-LM's rampup_batch_size)."""
 
-    start: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
+    start: Annotated[int, Count(gt=0, le=MOST_SEQUENCES)]
     """Sequences of the first step; a multiple of micro_batch_size · dp."""
-    increment: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
+    increment: Annotated[int, Count(gt=0, le=MOST_SEQUENCES)]
     """Sequences that each growth adds; divides job.global_batch_size less ``start``."""
-    samples: Annotated[int, Within(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)]
+    samples: Annotated[int, Count(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)]
     """Sequences seen until the batch reaches job.global_batch_size; each size lasts for an equal part of them."""
 
 
@@ -181,7 +181,7 @@ class ScheduleSpec:
         "cosine"
     )
     """As transformers' ``lr_scheduler_type``. Each has the floor of ``min_ratio``."""
-    warmup_steps: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 2000
+    warmup_steps: Annotated[int, Count(ge=0, le=_MOST_STEPS)] = 2000
     """Optimizer steps of linear warm-up. A run shorter than ten times this warms up for a tenth of its steps."""
     min_ratio: Annotated[float, Within(ge=0, le=1)] = 0.1
     """Final over peak learning rate."""
@@ -190,7 +190,7 @@ class ScheduleSpec:
     MiniCPM, section 4.3)."""
     decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """warmup_stable_decay: form of the decay; Megatron-LM's ``--lr-wsd-decay-style``, with its default."""
-    num_cycles: Annotated[int, Within(gt=0, le=1000)] = 1
+    num_cycles: Annotated[int, Count(gt=0, le=1000)] = 1
     """cosine_with_restarts: cosines after the warm-up, each from the peak."""
     batch_ramp: BatchRampSpec | None = None
     """null: every step has job.global_batch_size."""
@@ -259,9 +259,9 @@ class StabilitySpec:
     sigmas: Annotated[float, Within(gt=0, le=1e6)] = 6.0
     """A spike is more than this many standard deviations above the median of the window. The deviation is estimated
     from the median distance to the median, which an earlier spike does not widen."""
-    window_steps: Annotated[int, Within(ge=8, le=10**6)] = 128
+    window_steps: Annotated[int, Count(ge=8, le=10**6)] = 128
     """Number of earlier steps that a step is compared with. No spike is reported before a quarter of them have run."""
-    max_rewinds: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 3
+    max_rewinds: Annotated[int, Count(ge=0, le=_MOST_STEPS)] = 3
     """Most rewinds to one checkpoint; after them the run ends with an error."""
 
 
@@ -286,7 +286,7 @@ class LoggingSpec:
     """deepspeed: monitors to which DeepSpeed sends its own events. Each needs its package."""
     trackers: tuple[Tracker, ...] = ()
     """Trackers that also get the values of metrics.jsonl, through accelerate. Each needs its package."""
-    prometheus_port: Annotated[int, Within(gt=0, lt=65536)] | None = None
+    prometheus_port: Annotated[int, Count(gt=0, lt=65536)] | None = None
     """Port on which the main rank serves metrics to Prometheus; null: none."""
     prometheus_address: Text = "127.0.0.1"
     """Address of that port. With 0.0.0.0 it is open on all addresses of the node: whoever reaches the port can read the
@@ -317,7 +317,7 @@ class RunSpec:
     logging: LoggingSpec = LoggingSpec()
     validation_every_steps: _Steps | None = None
     """Steps between evaluations on the held-out data; null: only at the end."""
-    validation_sequences: Annotated[int, Within(gt=0, le=10**12)] = 64
+    validation_sequences: Annotated[int, Count(gt=0, le=10**12)] = 64
     """Sequences of one evaluation, the first of the held-out set in file order."""
 
 

@@ -414,7 +414,7 @@ COMMAND_CASES = (
     LintCase(
         "one-process",
         "python -m kit.training.interruptible -m torch.distributed.run t.py",
-        "python -m black t.py --deepspeed ds.json",
+        "python -m kit.training.interruptible -m torch.distributed.run --nproc_per_node 2 t.py",
         "warning",
     ),
     LintCase("one-process", "# as before: \\\ntorchrun train.py", "# as before:\n# torchrun train.py", "warning"),
@@ -463,7 +463,7 @@ COMMAND_CASES = (
         "warning",
     ),
     LintCase("not-read", "swift sft --model a", "torchrun --nproc_per_node 8 swift.py", "warning"),
-    LintCase("not-read", "python -m pip install kit", 'exec "$PYTHON" -m kit.training . "$@"', "warning"),
+    LintCase("not-read", "python -m pip install x", 'exec "$PYTHON" -m kit.training . "$@"', "warning"),
     LintCase("not-read", "echo torchrun", "python swift.py", "warning"),
     LintCase("not-read", "python t.py\nWORLD=2 trl sft --model a", "python t.py\necho trl sft", "note"),
     LintCase("node-rank", f"torchrun {TWO} {AT} train.py", f"torchrun {TWO} {AT} --node_rank $RANK train.py"),

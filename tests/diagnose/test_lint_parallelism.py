@@ -120,7 +120,7 @@ def test_the_line_that_starts_it_comes_before_the_file(tmp_path: Path) -> None:
     for line, rules in (
         ("", {"parallelism"}),
         ("--num_processes 4", set()),
-        ("--num_processes $N", set()),
+        ("--num_processes $N", {"unset-variable"}),
         ("--multi_gpu", set()),
         ("--parallelism_config_tp_size 1", set()),
     ):

@@ -44,7 +44,9 @@ def test_a_script_of_your_own_needs_no_data(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_only_kits_loop_runs_asks_for_data(tmp_path: Path) -> None:
-    plan = kit.plan("llama-3.1-8b", "8xH100", JobSpec(objective="sft", global_batch_size=64), Pins(engine="megatron"))
+    plan = kit.plan(
+        "llama-3.1-8b", "8xH100", JobSpec(objective="sft", global_batch_size=64, epochs=3.0), Pins(engine="megatron")
+    )
     with pytest.raises(SpecError, match=r"run\.data\.train is required and missing: only kit's own loop runs megatron"):
         write(plan, RunSpec(), tmp_path / "run")
     assert not (tmp_path / "run").exists()

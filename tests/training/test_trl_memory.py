@@ -9,7 +9,8 @@ import pytest
 from benchmarks.system_tests.examples.cases import LAUNCH, LAYOUTS, start, with_files
 from benchmarks.system_tests.examples.inputs import plan_for, prepare
 from kit.cost.memory.rank_huggingface import reference_bytes
-from kit.emit.trainer import training_arguments
+from kit.emit import own_script
+from kit.emit.trainer import script_arguments
 
 SCRIPT = """
 import sys
@@ -39,11 +40,9 @@ trainer.accelerator.end_training()
 def test_the_reference_takes_the_planned_bytes(layout: str, precision: str, tmp_path: Path) -> None:
     """TrainingArguments takes bf16 on a CPU with use_cpu alone, which makes ZeRO-3's partition one of one process."""
     directory = prepare()
-    fsdp = LAYOUTS[layout].engine == "torch"
     plan = plan_for(
         directory / "model",
         LAYOUTS[layout],
-        cluster="2xA100-40" if fsdp else "2xcpu",
         micro_batch=1,
         objective="dpo",
         precision=precision,
@@ -51,13 +50,13 @@ def test_the_reference_takes_the_planned_bytes(layout: str, precision: str, tmp_
     )
     place = with_files(tmp_path / "run", plan)
     (place / "script.py").write_text(SCRIPT)
-    planned = training_arguments(plan) | {"use_cpu": layout == "ZeRO-2", "bf16": layout == "ZeRO-2"}
+    planned = script_arguments(plan) | {"use_cpu": layout == "ZeRO-2", "bf16": layout == "ZeRO-2"}
     words = [word for key, value in planned.items() for word in (f"--{key}", str(value).lower())]
     common = ["--output_dir", "out", "--max_steps", "1", "--report_to", "none", "--save_strategy", "no"]
     common += ["--lr_scheduler_type", "constant", "--disable_tqdm", "true"]
     data = [str(directory / "model"), str(directory / "preferences.jsonl")]
-    command = [*LAUNCH, "--config_file", "accelerate.yaml", "script.py", *data, *words, *common]
-    done = start(command, place, launched=True, limit_s=300)
+    command = [*LAUNCH, "--config_file", "accelerate.yaml", own_script.NAME, "script.py", *data, *words, *common]
+    done = start(command, place, limit_s=300)
     assert done.returncode == 0, done.stderr[-3000:]
     held = int(done.stdout.split("HELD")[1].split()[0])
     assert held == pytest.approx(reference_bytes(plan.workload), rel=0.002)

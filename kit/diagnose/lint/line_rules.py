@@ -90,7 +90,7 @@ def all_arguments(command: Command) -> Iterator[Finding]:
 )
 def unset_variables(text: str, found: Sequence[Command], given: Sequence[str] = ()) -> Iterator[Finding]:
     """``given``: variables that the job sets. The environment may have others, which is a note."""
-    if re.search(r"(?m)^\s*(?:source|\.)[ \t]", text):
+    if re.search(r"(?m)^[ \t]*(?:source|\.)[ \t]", text):
         return  # another file may set them
     known = {*names_set(text), *given}
     for command in found:
