@@ -220,8 +220,7 @@ class Layout:
         """Copies the layout with other choices, which the planner made: they are not validated. A search makes tens of
         thousands of copies, and ``dataclasses.replace`` takes ten times as long."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        vars(made).update(chosen)
+        vars(made).update(vars(self), **chosen)
         return made
 
 

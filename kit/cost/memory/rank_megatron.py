@@ -26,8 +26,10 @@ GROUPED_STREAMS = 4
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
-    recomputed = forward_beside_backward(workload, stage)
-    if workload.layout.recompute == "full":
+    recomputed = 0.0
+    if workload.layout.overlap_moe_expert_parallel_comm:
+        recomputed = forward_beside_backward(workload, stage)
+    elif workload.layout.recompute == "full":
         present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
         recomputed = max((sum(layer_terms(workload, kind).values()) for kind in present), default=0.0)
     saved = saved_activations(workload, stage)
@@ -113,9 +115,8 @@ def forward_beside_backward(workload: Workload, stage: int) -> float:
     models/common/model_chunk_schedule_plan.py, run). Without a forward left there is nothing to run beside.
     """
     layout = workload.layout
-    chunks = layout.gradient_accumulation_steps * layout.vp
     started = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
-    if not layout.overlap_moe_expert_parallel_comm or sum(started) == chunks:
+    if sum(started) == layout.gradient_accumulation_steps * layout.vp:
         return 0.0
     present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
     return max((layer_saved(workload, kind) for kind in present), default=0.0)
