@@ -224,7 +224,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     check_line("run directory", str(path))
     if path.exists():
         began = (
-            f"; kit train {shlex.quote(str(path))} --resume auto goes on with its run" * (path / "run.yaml").exists()
+            f"; kit train {shlex.quote(str(path))} --resume auto goes on with its run" * (path / "launch.sh").exists()
         )
         raise RunDirectoryError(
             f"{path.name} exists already and is not overwritten; use --out {_free(path)}, or remove it yourself{began}"

@@ -41,6 +41,8 @@ def test_a_script_of_your_own_needs_no_data(tmp_path: Path) -> None:
     assert RunDirectory.open(made).edits == ()
     with pytest.raises(KitError, match=r"run\.data\.train is missing"):
         kit.train(made)
+    with pytest.raises(KitError, match=r"remove it yourself$"):  # no kit train, which has nothing to train on
+        write(plan, RunSpec(), made)
 
 
 def test_a_plan_that_only_kits_loop_runs_asks_for_data(tmp_path: Path) -> None:
