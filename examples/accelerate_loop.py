@@ -39,6 +39,8 @@ def main() -> None:
     optimizer = optimizer_of(accelerator, model, args)
     blocks = torch.utils.data.DataLoader(blocks_of(args), batch_size=args.batch, drop_last=True)
     model, optimizer, blocks = accelerator.prepare(model, optimizer, blocks)
+    if len(blocks) == 0:
+        raise SystemExit(f"error: {args.text} has no batch of {args.batch} x {args.block} tokens for each process")
 
     losses: list[float] = []
     norms: list[float] = []
