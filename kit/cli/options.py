@@ -159,18 +159,16 @@ def recipe_changes(overrides: list[str] | None, engine: str, attention: str | No
 
 
 def of_file_alone(context: typer.Context, path: Path) -> None:
-    """Raises ``SpecError`` for options of a cluster or a job beside a file that has its own."""
-    if context.params["gpus"] or asked(context):
-        refuse_other_programs(strict_yaml.read(path), path)
-        raise own_cluster_and_job(context.params["gpus"], asked(context))
-
-
-def own_cluster_and_job(gpus: str | None, given: dict[str, Any]) -> SpecError:
-    """What to say of options beside a recipe or a plan, with the arguments that do the same to a recipe."""
+    """Raises ``SpecError`` for options of a cluster or a job beside a file that has its own, with the arguments that do
+    the same to a recipe."""
+    gpus, given = context.params["gpus"], asked(context)
+    if not gpus and not given:
+        return
+    refuse_other_programs(strict_yaml.read(path), path)
     keys = {"lora": "lora.four_bit=false", "qlora": "lora.four_bit=true", "optimizer": "optimizer.name={}"}
     words = [f"cluster={gpus}"] if gpus else []
     words += [f"job.{keys.get(name, f'{name}={{}}').format(value)}" for name, value in given.items()]
-    return SpecError(
+    raise SpecError(
         f"a recipe or a plan names its own cluster and job; options do not change them, a recipe's arguments do: "
         f"{shlex.join(words)}"
     )

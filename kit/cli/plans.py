@@ -38,7 +38,6 @@ from kit.cli.options import (
     is_recipe,
     job_for,
     of_file_alone,
-    own_cluster_and_job,
     pins_of,
     plan_recipe,
     recipe_changes,
@@ -54,13 +53,11 @@ from kit.planner.length import for_steps
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.specs.other_programs import refuse_other_programs
 
 if TYPE_CHECKING:
     from kit.report.memory_report import FitReport
@@ -135,9 +132,7 @@ def plan(
                 "--deadline, --budget, --max-gpus and --by choose a cluster, and a recipe names its own; "
                 "use the model's name instead of the recipe"
             )
-        if gpus or given:
-            refuse_other_programs(strict_yaml.read(Path(model)), Path(model))
-            raise own_cluster_and_job(gpus, given)
+        of_file_alone(context, Path(model))
         with searching(model):
             result, _ = plan_recipe(Path(model), changes, known)
         again = [model, *changes]

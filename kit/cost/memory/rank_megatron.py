@@ -30,8 +30,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     if workload.layout.overlap_moe_expert_parallel_comm:
         recomputed = forward_beside_backward(workload, stage)
     elif workload.layout.recompute == "full":
-        present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
-        recomputed = max((sum(layer_terms(workload, kind).values()) for kind in present), default=0.0)
+        kinds = _kinds_of(workload, stage)
+        recomputed = max((sum(layer_terms(workload, kind).values()) for kind in kinds), default=0.0)
     saved = saved_activations(workload, stage)
     # The retained gradients of all layers exist in the first layer's backward; the final norm's tensors are freed by
     # then.
@@ -118,8 +118,12 @@ def forward_beside_backward(workload: Workload, stage: int) -> float:
     started = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
     if sum(started) == layout.gradient_accumulation_steps * layout.vp:
         return 0.0
-    present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
-    return max((layer_saved(workload, kind) for kind in present), default=0.0)
+    return max((layer_saved(workload, kind) for kind in _kinds_of(workload, stage)), default=0.0)
+
+
+def _kinds_of(workload: Workload, stage: int) -> list[bool]:
+    """The kinds of layers that a stage has: False is dense, True has experts."""
+    return [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.diagnose.lint.commands import Command, number
+from kit.diagnose.lint.commands import Command, number, plain_name
 from kit.diagnose.lint.known_keys import accelerate_keys
 from kit.specs.strict_yaml import Document
 
@@ -14,7 +14,7 @@ _KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "
 
 def with_line(command: Command, document: Document) -> Document:
     """The document with the options of the line, which come first; one that is only on the line has its number."""
-    names = {option.lstrip("-").replace("-", "_"): value for option, value in command.options}
+    names = {plain_name(option): value for option, value in command.options}
     kind = next((kind for option, kind in _KINDS.items() if option in names), None)
     known, sections = accelerate_keys(), {"fsdp_config", "parallelism_config"}
     if kind is not None and "use_parallelism_config" not in names:

@@ -107,6 +107,11 @@ class Command:
         """The program's own options."""
         return _pairs(self.words)
 
+    @property
+    def argument_names(self) -> set[str]:
+        """Plain names of the program's own options."""
+        return {plain_name(option) for option, _ in self.arguments}
+
     def value(self, *names: str) -> str | None:
         """Value of the launcher's option by any of its names, ``-`` and ``_`` alike."""
         return _value(self.options, names)
@@ -186,6 +191,11 @@ def unread(text: str, file: str, read: int) -> list[Finding]:
         return found
     why = "no line starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
     return [Finding("not-read", severity, file, None, "", why, "name the script that does")]
+
+
+def plain_name(option: str) -> str:
+    """An option's name as argparse keeps it: ``--num-layers`` and ``--num_layers`` are one."""
+    return option.lstrip("-").replace("-", "_")
 
 
 def number(value: str | None) -> int | None:
@@ -275,4 +285,4 @@ def _pairs(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
 
 def _value(pairs: Sequence[tuple[str, str | None]], names: Sequence[str]) -> str | None:
     wanted = {name.replace("-", "_") for name in names}
-    return next((value for name, value in reversed(pairs) if name.lstrip("-").replace("-", "_") in wanted), None)
+    return next((value for name, value in reversed(pairs) if plain_name(name) in wanted), None)

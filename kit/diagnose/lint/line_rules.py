@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from kit.diagnose.lint.commands import Command, known_options
+from kit.diagnose.lint.commands import Command, known_options, plain_name
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.known_keys import trainer_arguments
 from kit.diagnose.lint.rule import Rule, check
@@ -45,7 +45,7 @@ def broken_line(text: str, found: Sequence[Command]) -> Iterator[Finding]:
 
 def _known(command: Command) -> dict[str, bool]:
     """Option → whether a word follows it, of the launcher and of the Trainer."""
-    options = {name.lstrip("-").replace("-", "_"): words > 0 for name, words in _of(command.launcher).items()}
+    options = {plain_name(name): words > 0 for name, words in _of(command.launcher).items()}
     return {name: not isinstance(value, bool) for name, value in trainer_arguments().defaults.items()} | options
 
 
@@ -62,7 +62,7 @@ def given_twice(command: Command) -> Iterator[Finding]:
     for pairs in (command.options, command.arguments):
         values: dict[str, str] = {}
         for option, value in pairs:
-            name = option.lstrip("-").replace("-", "_")
+            name = plain_name(option)
             if value is not None and values.setdefault(name, value) != value:
                 severity: Severity = "warning" if name in _known(command) else "note"
                 why = f"given as {values[name][:60]} and as {value[:60]}: the last one counts"
@@ -76,7 +76,7 @@ def given_twice(command: Command) -> Iterator[Finding]:
 def all_arguments(command: Command) -> Iterator[Finding]:
     """What the script's caller adds is one word or many, and stands where ``$@`` does."""
     for option in _ALL.findall(command.text):
-        if _known(command).get(option.lstrip("-").replace("-", "_")):
+        if _known(command).get(plain_name(option)):
             why = "takes the first of the words in $@ as its value"
             yield command.finding("all-arguments", "warning", option, why, "give it a value, and put $@ last")
     if command.program in ("$@", "$*") and command.words:

@@ -17,12 +17,8 @@ _UNEVEN = (
 """Arguments with which stages have different numbers of layers."""
 
 
-def _names(command: Command) -> set[str]:
-    return {option.lstrip("-").replace("-", "_") for option, _ in command.arguments}
-
-
 def _is_megatrons(command: Command) -> bool:
-    names, program = _names(command), command.program.rsplit("/", 1)[-1]
+    names, program = command.argument_names, command.program.rsplit("/", 1)[-1]
     return bool({"micro_batch_size", "tensor_model_parallel_size"} & names) and (
         program.startswith("pretrain") or "num_layers" in names
     )
@@ -39,7 +35,7 @@ def _complete(command: Command) -> bool:
 def _size(command: Command, name: str) -> int | None:
     """A size of parallelism: 1 unless given; None if a variable holds it."""
     if command.argument(name) is None:
-        return 1 if name not in _names(command) and _complete(command) else None
+        return 1 if name not in command.argument_names and _complete(command) else None
     return number(command.argument(name))
 
 
@@ -73,7 +69,7 @@ def _micro(command: Command) -> int | None:
 
 
 def _stages(command: Command) -> int | None:
-    return None if set(_UNEVEN) & _names(command) else number(command.argument("pipeline_model_parallel_size"))
+    return None if set(_UNEVEN) & command.argument_names else number(command.argument("pipeline_model_parallel_size"))
 
 
 def _virtual(command: Command) -> int | None:
@@ -96,7 +92,8 @@ table(
                 "error",
                 "--global-batch-size",
                 lambda c: (
-                    "rampup_batch_size" not in _names(c) and _rest(c, "global_batch_size", _micro(c), _data_parallel(c))
+                    "rampup_batch_size" not in c.argument_names
+                    and _rest(c, "global_batch_size", _micro(c), _data_parallel(c))
                 ),
                 lambda c: (
                     f"{c.argument('global_batch_size')} is no multiple of micro batch {_micro(c)}"
@@ -135,7 +132,7 @@ table(
                 "error",
                 "--hidden-size",
                 lambda c: (
-                    "kv_channels" not in _names(c)
+                    "kv_channels" not in c.argument_names
                     and _rest(c, "hidden_size", number(c.argument("num_attention_heads")))
                 ),
                 lambda c: f"{c.argument('hidden_size')} is no multiple of {c.argument('num_attention_heads')} heads",
@@ -165,7 +162,7 @@ table(
             Case(
                 "error",
                 "",
-                lambda c: _is_megatrons(c) and {"fp16", "bf16"} <= _names(c),
+                lambda c: _is_megatrons(c) and {"fp16", "bf16"} <= c.argument_names,
                 "--fp16 and --bf16 at once",
                 "keep one of them",
             ),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from kit.diagnose.lint.command_rules import processes
-from kit.diagnose.lint.commands import Command
+from kit.diagnose.lint.commands import Command, plain_name
 from kit.diagnose.lint.config import AUTO, Config
 from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.known_keys import trainer_arguments
@@ -48,8 +48,11 @@ OF_THE_TRAINER = {
 
 
 def _is_trainers(command: Command) -> bool:
-    names = {option.lstrip("-").replace("-", "_") for option, _ in command.arguments}
-    return bool(OF_THE_TRAINER & names) or _reads_deepspeed(command) or command.argument("fsdp") is not None
+    return (
+        bool(OF_THE_TRAINER & command.argument_names)
+        or _reads_deepspeed(command)
+        or command.argument("fsdp") is not None
+    )
 
 
 def _reads_deepspeed(command: Command) -> bool:
@@ -64,7 +67,7 @@ def _reads_deepspeed(command: Command) -> bool:
 def dropped_argument(command: Command) -> Iterator[Finding]:
     """transformers/hf_argparser.py, parse_args_into_dataclasses, refuses what no dataclass has."""
     table = trainer_arguments()
-    names = {option: option.lstrip("-").replace("-", "_") for option, _ in command.arguments}
+    names = {option: plain_name(option) for option, _ in command.arguments}
     if not _is_trainers(command):
         return
     for option, name in names.items():
@@ -171,7 +174,7 @@ def _complete(command: Command) -> bool:
         return False
     defaults = trainer_arguments().defaults
     for before, word in zip(("", *command.words), command.words, strict=False):
-        name = before.lstrip("-").replace("-", "_")
+        name = plain_name(before)
         is_value = before.startswith("--") and "=" not in before and not isinstance(defaults.get(name), bool)
         if word.startswith("$") and (not is_value or word.startswith(("$@", "$*")) or "[" in word):
             return False
