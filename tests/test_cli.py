@@ -106,6 +106,7 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "A100 x 2"], ["did you mean 2xA100-40 or 2xA100-80?"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--sft"], ["write --objective sft"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--full"], ["all weights are trained"]),
+        (["lint", "none.json", "--seq-length", "2B"], ["--seq-length 2000000000", "at most 1073741824"]),
         (["train", "mine.yaml", "--fp8"], ["write job.precision=fp8"]),
         (
             ["plan", str(ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml"), "--gpus", "8xH100", "--qlora"],

@@ -11,6 +11,8 @@ from kit.cli.options import AsJson, answer, count
 from kit.errors import SpecError
 from kit.specs.text import nearest
 
+_LONGEST_SEQUENCE = 1 << 30
+
 
 def lint(
     paths: Annotated[
@@ -51,6 +53,8 @@ def lint(
         return
     if not paths:
         raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
+    if seq_length is not None and seq_length > _LONGEST_SEQUENCE:
+        raise SpecError(f"--seq-length {seq_length} should be at most {_LONGEST_SEQUENCE}")
     if reader is not None and reader not in READERS:
         raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
     if write_fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
