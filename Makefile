@@ -3,12 +3,9 @@
 # PYTHON       interpreter to build the environment with, 3.11 or newer   (make setup PYTHON=python3.12)
 # TORCH_INDEX  index to take torch from, where the default one is not wanted: people without a GPU save
 #              gigabytes with PyTorch's own index of CPU wheels            (make setup TORCH_INDEX=URL)
-# DAYS         make test runs a case in so many of the tests that take turns (@pytest.mark.rotated), other cases
-#              every day; with 1 it runs all of them                       (make test DAYS=1)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-DAYS ?= 4
 # Each of a test's many processes would compile kit's sources again.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
@@ -26,15 +23,20 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' bash scripts/setup.sh
 
 demo: setup  ## the main job, end to end: plan, three engines, a kill, a change of engine, export, a planted fault
-	@$(BIN)/python -m benchmarks demo
+	@$(BIN)/python -m tests.support.proofs demo
 
-test: setup  ## all tests, on two cores in about seventeen minutes; with DAYS=1 every case of all
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --days $(DAYS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+test: setup  ## every engine and every behaviour, in six minutes on two cores
+	@$(PYTEST) -m 'not nightly'
 
-FAST := tests/planning tests/specs tests/emit tests/diagnose/test_lint.py tests/test_proofs.py tests/test_structure.py
-SLOW := $(addprefix tests/planning/test_,accepted.py activations.py approximate.py invariants.py tables.py)
-test-fast: setup  ## what plans, emits and lints, without engines, in eighty seconds: for every change
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --days $(DAYS) -q $(FAST) $(SLOW:%=--ignore %)
+test-fast: setup  ## what plans, emits, lints and reads logs, without engines, in a minute: for every change
+	@$(PYTEST) -m fast -q tests/diagnose tests/emit tests/planning tests/specs tests/test_structure.py
+
+test-all: setup  ## every case, every proof, launchers on several hosts, in hours: every night
+	@$(PYTEST)
+
+durations: setup  ## the tests of make test once more, and tests/durations.json written
+	@$(PYTEST) -m 'not nightly' --write-durations
 
 check: lint types test  ## lint, types and tests; CI runs the demo and more (.ci/run)
 
@@ -47,13 +49,13 @@ types: setup  ## mypy, strict
 	@$(BIN)/mypy
 
 parity: setup  ## some layouts of every kind, launched against plain torch, then planted faults: about six minutes
-	@$(BIN)/python -m benchmarks parity
+	@$(BIN)/python -m tests.support.proofs parity
 
 rehearse: setup  ## one recipe in small, another one every day
-	@$(BIN)/python -m benchmarks rehearse
+	@$(BIN)/python -m tests.support.proofs rehearse
 
 gpu: setup  ## eight minutes on one CUDA GPU: every promise of a plan; DEVICE=cpu for a dry run
 	@PYTHON=$(BIN)/python bash benchmarks/gpu/run.sh --device $(or $(DEVICE),cuda)
 
 prove: setup  ## lists every other proof with its minutes; NAME=parity-megatron runs one
-	@$(BIN)/python -m benchmarks $(NAME)
+	@$(BIN)/python -m tests.support.proofs $(NAME)

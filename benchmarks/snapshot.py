@@ -21,11 +21,11 @@ from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.probe.cases import CASES
 from benchmarks.accuracy.rows import load
 from benchmarks.accuracy.throughput import result_of
-from benchmarks.program import run
 from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
 from kit.specs.strict_yaml import to_plain
+from tests.support.program import run
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,77 +1,87 @@
-"""Decides which tests run beside each other (``pytest -n 2 --dist loadgroup``) and which run today (``--days 4``)."""
+"""Tiers of tests by their markers, which tests run beside each other, and how long each takes.
+
+``fast``: no engine, under a second (``make test-fast``). ``nightly``: in ``make test-all`` alone. Everything else, and
+what is fast, is ``make test``. Of a test marked ``everyday("id")`` the named cases are in ``make test``, the others
+nightly. No date and no folder decides what runs.
+"""
 
 from __future__ import annotations
 
-import datetime
+import json
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from benchmarks.program import todays
+ROOT = Path(__file__).resolve().parents[1]
+TOGETHER = (
+    "benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_end_to_end.py", "tests/training",
+)  # fmt: skip
+"""Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run."""
+FAST = ("tests/diagnose", "tests/emit", "tests/planning", "tests/specs", "tests/test_structure.py")
+"""Places that start no engine. What takes longer than a second there is marked ``slow``."""
+DURATIONS = ROOT / "tests" / "durations.json"
+LIMITS_S = {"fast": 1.0, "test": 20.0}
+"""Of one test, on two idle cores."""
 
-TOGETHER = ("accuracy", "deepspeed", "diagnose/test_probe.py", "megatron", "test_end_to_end.py", "training")
-"""Directories and files whose tests share something that is costly: a pool of processes (tests/workers.py), a run."""
+settings.register_profile("same every day", derandomize=True, deadline=None)
+settings.register_profile("nightly", deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """xdist hands its workers the values that these have here, so all of them agree on the day."""
-    parser.addoption(
-        "--days", type=int, default=1, help="run a case in this many of tests marked rotated, others every day; 1: all"
-    )
-    parser.addoption(
-        "--day", type=int, default=datetime.date.today().toordinal(), help="the day's number in the calendar"
-    )
+    parser.addoption("--write-durations", action="store_true", help=f"record how long each test took in {DURATIONS}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "rotated: the cases of this test take turns (--days); rotated(name): so do all tests of that name"
-    )
+    settings.load_profile("same every day" if "not nightly" in config.option.markexpr else "nightly")
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """So that nobody takes a part of the cases for all of them."""
-    days = config.getoption("days")
-    return [f"rotated tests: a case in {days} today, all with --days 1"] if days > 1 else []
-
-
-def left_out(items: Iterable[pytest.Item], days: int, day: int) -> list[pytest.Item]:
-    """Tests whose turn it is on another day. Of a test with fewer cases than days, one runs every day."""
-    rotated: dict[tuple[str, ...], list[pytest.Item]] = {}
-    for item in items:
-        if mark := item.get_closest_marker("rotated"):
-            rotated.setdefault(mark.args or (item.nodeid.partition("[")[0],), []).append(item)
-    return [
-        item
-        for cases in rotated.values()
-        for kept in [set(todays(cases, min(days, len(cases)), day))]
-        for item in cases
-        if item not in kept
-    ]
+def tier(item: pytest.Item) -> str:
+    """``fast``, ``test`` or ``nightly``."""
+    return next((name for name in ("nightly", "fast") if item.get_closest_marker(name)), "test")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each pool lives in one process of the two; the tests of other directories go wherever there is room."""
-    if absent := set(left_out(items, config.getoption("days"), config.getoption("day"))):
-        config.hook.pytest_deselected(items=[*absent])
-        items[:] = [item for item in items if item not in absent]
-    # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
-    if not config.getoption("loadgroup", False):
-        return
-    root = Path(__file__).parent
+    """Marks tiers before ``-m`` looks at them, and the pools' tests, each of which live in one process of the two."""
+    _mark_nightly(items, whole=not any("::" in name for name in config.args))
     for item in items:
-        for group in _groups(item.path.relative_to(root)):
+        place = item.path.relative_to(ROOT).as_posix()
+        if place.startswith(FAST) and not (item.get_closest_marker("nightly") or item.get_closest_marker("slow")):
+            item.add_marker("fast")
+        # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
+        if config.getoption("loadgroup", False) and (group := _group(place)):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _mark_nightly(items: Iterable[pytest.Item], whole: bool) -> None:
+    cases: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    named: dict[str, set[str]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("everyday"):
+            test, _, case = item.nodeid.partition("[")
+            cases[test][case.removesuffix("]")] = item
+            named[test] = {*mark.args}
+    for test, found in cases.items():
+        if whole and (absent := named[test] - found.keys()):
+            raise pytest.UsageError(f"{test}: everyday{sorted(absent)}: its cases are {sorted(found)}")
+        for case, item in found.items():
+            if case not in named[test]:
+                item.add_marker("nightly")
+
+
+def _group(place: str) -> str:
+    return next((name for name in TOGETHER if place.startswith(name)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Groups reach xdist's scheduler in the names of tests. From pytest 9.2 on xdist 3.8 writes them where nobody
     reads: without a word every test goes anywhere, and both processes start every pool."""
-    lost = [name for name in ids if _groups(Path(name.partition("::")[0]).relative_to("tests")) and "@" not in name]
+    lost = [name for name in ids if _group(name) and "@" not in name]
     if lost and node.config.getoption("dist") == "loadgroup":
         pytest.exit(
             f"pytest {pytest.__version__} does not tell pytest-xdist the groups of {len(lost)} tests: "
@@ -80,5 +90,35 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
         )
 
 
-def _groups(place: Path) -> set[str]:
-    return {place.parts[0], place.as_posix()} & set(TOGETHER)
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """So that nobody takes a part of the cases for all of them."""
+    chosen = config.option.markexpr
+    return [f"tests that are {chosen}; make test-all runs every one"] if chosen else []
+
+
+_took: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+"""Tier → test → seconds with its fixtures."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """A report carries its tier from xdist's worker to the process that writes."""
+    report = (yield).get_result()
+    report.user_properties.append(("tier", tier(item)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if of := dict(report.user_properties).get("tier"):
+        _took[str(of)][report.nodeid.partition("@")[0]] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tests that took a twentieth of a second or more, by tier."""
+    if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
+        kept = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+        for of, tests in _took.items():
+            kept[of] = {
+                "seconds": round(sum(tests.values())),
+                "tests": {name: round(took, 2) for name, took in sorted(tests.items()) if took >= 0.05},
+            }
+        DURATIONS.write_text(json.dumps(dict(sorted(kept.items())), indent=1, ensure_ascii=False) + "\n")

@@ -68,7 +68,7 @@ def test_a_run_directory_is_written_once_and_trained_only_when_it_can_be(tmp_pat
         kit.train(run.path)
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_a_run_is_trained_and_converted(tmp_path: Path) -> None:
     assets = prepare()
     changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]

@@ -13,9 +13,9 @@ from kit.specs.balancing import BalancingSpec
 from tests.megatron import cases
 from tests.megatron.conftest import saved_model, steps
 from tests.megatron.shapes import DEEPSEEK
+from tests.support import tiny
 from tests.support.balance import PlainRouters
-from tests.training import tiny
-from tests.workers import pool
+from tests.support.workers import pool
 
 TWO_LAYERS = {"num_layers": 2, "vocab_size": 127}
 TP2_EP2 = {"tp": 2, "sp": True, "ep": 2}
@@ -91,7 +91,7 @@ def compare(directories, name, fault=None):
     return cases.differences(found, expected), found, routers
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("cp2")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_one_process(directories, name):
     problems, found, routers = compare(directories, name)
@@ -101,7 +101,7 @@ def test_same_as_one_process(directories, name):
     assert (found.routing["dropped_tokens"], found.routing["dead_experts"]) == (0, 0)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("deepseek-dp2-ep2")
 @pytest.mark.parametrize("name", ["deepseek-dp2-ep2", "torch-fsdp2-deepseek", "zero3-deepseek-recompute"])
 def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
     family, shape, layout, chosen = CASES[name]
@@ -114,7 +114,9 @@ def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
         assert all(torch.equal(final[name], found["finals"][0][name]) for name in biases)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday(
+    "megatron-unscaled-router-losses-pp2-recompute-gradients[model.layers.0.block_sparse_moe.gate.weight]"
+)
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [

@@ -1,5 +1,5 @@
 """Scripts that know nothing of kit under the files that it writes. All of them: ``python -m
-benchmarks.system_tests.examples``."""
+tests.system.examples``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks.system_tests.examples.__main__ import compared
-from benchmarks.system_tests.examples.cases import ExampleError, launched, plain_torch
-from benchmarks.system_tests.examples.inputs import prepare
+from tests.system.examples.__main__ import compared
+from tests.system.examples.cases import ExampleError, launched, plain_torch
+from tests.system.examples.inputs import prepare
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_an_accelerator_script_becomes_zero_3_on_two_processes() -> None:
     directory = prepare()
     reference = plain_torch(directory)

@@ -44,7 +44,7 @@ def test_a_diff_applies_and_touches_few_files(page: Path) -> None:
     assert applied.returncode == 0, applied.stderr
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("add-a-family")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_does_what_it_promises(page: Path, copy: Path) -> None:
     diff, commands = blocks(page, "diff"), blocks(page, "bash")

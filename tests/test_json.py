@@ -34,7 +34,7 @@ COMMANDS = {
 """Answer → commands that give one."""
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("plan")
 @pytest.mark.parametrize("command", ANSWERS)
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -89,7 +89,7 @@ def test_what_plans_works(kit: str, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("convert-numpy-torch")
 @pytest.mark.parametrize(
     ("words", "module", "extra"),
     [

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 import kit
-from benchmarks.system_tests import rehearsals
 from kit.errors import RunDirectoryError
 from kit.rehearsal.rehearse import rehearse
 from kit.specs.shipped import recipe_path
+from tests.system import rehearsals
 
 NAME = "tiny-llama-pretrain-cpu-bf16"
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_a_wrong_export_and_rounded_masters_turn_a_rehearsal_red() -> None:
-    """On one process. Others, and the other engines: ``python -m benchmarks.system_tests.rehearsals --plant-all``."""
+    """On one process. Others, and the other engines: ``python -m tests.system.rehearsals --plant-all``."""
     record = rehearsals.rehearsed(NAME, ["transposed-query", "rounded-masters"])
     assert rehearsals.caught(["transposed-query", "rounded-masters"], record, NAME) == [True, True]
     assert record["loss_difference"] < 1e-6, "trained right, only exported wrong"

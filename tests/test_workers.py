@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.workers import IMPORTED, Pool, WorkerError
+from tests.support.workers import IMPORTED, Pool, WorkerError
 
 
 def _sum_of_ranks(offset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.accuracy.bands import Band
-from benchmarks.page import header, table
+from tests.support.page import header, table
 
 KINDS = {
     "transformer_engine, dense": "Megatron with Transformer Engine, dense model",

@@ -13,7 +13,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.page import header, table
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
@@ -31,6 +30,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from tests.support.page import header, table
 
 LIMIT = 0.10
 """A published layout within this share of our best counts as found."""

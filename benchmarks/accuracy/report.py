@@ -11,7 +11,7 @@ from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result
 from benchmarks.accuracy.others import comparisons
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES
 from benchmarks.accuracy.strata import Errors, strata, too_low
-from benchmarks.page import header, table
+from tests.support.page import header, table
 
 
 def as_json(results: list[Result]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from benchmarks.accuracy.ranking import contradicted
 from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_report import Report, left_out
 from benchmarks.accuracy.throughput_strata import estimates
-from benchmarks.page import header, table
+from tests.support.page import header, table
 
 FAR = 0.3
 """Errors beyond which a row is named."""

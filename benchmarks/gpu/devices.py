@@ -14,12 +14,11 @@ from safetensors.torch import save_file
 import kit
 from benchmarks.gpu.cases import machine
 from benchmarks.gpu.measured import built_engine
-from benchmarks.system_tests.parity.cases import COMMON, FAMILIES
 from kit.emit.run_directory import write
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.training.data.loader import DataLoader
-from tests.support.assets import RECIPE, model_variant, prepare
+from tests.support.assets import COMMON, FAMILIES, RECIPE, model_variant, prepare
 from tests.support.compare import compare_gradients, compare_runs
 
 BOUND = 1e-4

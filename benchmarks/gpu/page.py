@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.peers import BARE
 from benchmarks.gpu.targets import verdicts
-from benchmarks.page import table
+from tests.support.page import table
 
 Row = dict[str, Any]
 

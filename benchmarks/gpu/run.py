@@ -20,13 +20,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchmarks import program
 from benchmarks.gpu import devices
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.machine import describe, gpu_id
 from benchmarks.gpu.page import page
 from benchmarks.gpu.peers import PEERS
 from kit.rehearsal.processes import kill
+from tests.support import program
 from tests.support.assets import ROOT
 
 LEAST_S = 15.0

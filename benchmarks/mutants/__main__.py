@@ -22,12 +22,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import program
 from benchmarks.mutants.draw import Mutant, drawn
 from benchmarks.mutants.runs import Run, run
-from benchmarks.page import ROOT
+from tests.support import program
+from tests.support.page import ROOT
 
-PLANNING = "tests/planning tests/specs tests/emit tests/diagnose tests/accuracy"
+PLANNING = "tests/planning tests/specs tests/emit tests/diagnose benchmarks/tests"
 TESTS = {
     "kit/specs": PLANNING,
     "kit/cost": PLANNING,

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.mutants.draw import Mutant
-from benchmarks.page import ROOT
+from tests.support.page import ROOT
 
 NO_CATCH = (
-    "tests/accuracy/test_throughput.py::test_plans_print_the_bands_of_the_accuracy_page",
-    "tests/accuracy/test_throughput.py::test_the_page_of_independent_rows_is_what_the_command_writes",
+    "benchmarks/tests/test_throughput.py::test_plans_print_the_bands_of_the_accuracy_page",
+    "benchmarks/tests/test_throughput.py::test_the_page_of_independent_rows_is_what_the_command_writes",
     "tests/emit/test_shipped.py::test_committed_files_are_todays",
     "tests/emit/test_shipped.py::test_drift_is_noticed_and_mended",
-    "tests/planning/test_tables.py",
+    "benchmarks/tests/test_tables.py",
     "tests/test_how_to.py",
     "tests/test_proofs.py",
     "tests/test_readme.py",

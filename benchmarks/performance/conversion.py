@@ -22,8 +22,6 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.page import Section, table
-from benchmarks.program import run
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.catalog import load_model
@@ -32,6 +30,8 @@ from kit.training.checkpoint.exchange import KINDS
 from kit.training.checkpoint.finished_files import resumable_directory
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.checkpoint.to_universal import write_universal
+from tests.support.page import Section, table
+from tests.support.program import run
 
 PAGE = "docs/checkpoints.md"
 _BLOCK = 1 << 20

@@ -19,12 +19,12 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.program import run
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
+from tests.support.program import run
 
 PROMISE_S = 0.5
 FIRST = ("llama-3.1-8b", "8xH100")

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.program import run
 from kit.errors import DataError
 from kit.specs.run import DataSpec, StreamSpec
 from kit.training.data.stream import StreamSamples
 from kit.training.data.tokenise import tokenise
+from tests.support.program import run
 
 SEQ_LENGTH = 4096
 _VOCAB = 1 << 20

@@ -18,7 +18,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.units import GIB
-from tests.workers import pool
+from tests.support.workers import pool
 
 
 def write_model(model: ModelSpec, directory: Path, dtype: str) -> None:

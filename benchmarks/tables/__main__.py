@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.page import Section
 from benchmarks.tables import deepspeed, model_types, one_node_70b, optimizers, pipeline_depths
+from tests.support.page import Section
 
 SECTIONS = (
     Section("docs/deepspeed.md", "ZeRO stages", deepspeed.stages),
     Section("docs/deepspeed.md", "slow links", deepspeed.slow_links),
     Section("docs/one-node-70b.md", "ways to hold the states", one_node_70b.text),
     Section("docs/optimizers.md", "optimizers by engine", optimizers.text),
-    Section("docs/optimizers.md", "optimizers over layouts", optimizers.over_layouts),
     Section("docs/pipeline-choice.md", "pipeline depths", pipeline_depths.text),
     model_types.SECTION,
 )

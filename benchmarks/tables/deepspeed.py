@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import kit
-from benchmarks.page import table, whole
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
@@ -17,6 +16,7 @@ from kit.planner.search import search
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout, Offload
 from kit.units import human_count
+from tests.support.page import table, whole
 
 JOB = kit.JobSpec(seq_length=4096, global_batch_size=256)
 PLACES = (("llama-3.2-1b", "8xA100-40"), ("llama-3.1-8b", "8xA100-40"), ("llama-3.1-8b", "1xA100-40"))

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from benchmarks.page import ROOT, Section, table, write_json
 from kit.cost.memory.activations_huggingface import layer_bytes
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.model.params import count
@@ -29,6 +28,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from kit.units import human_count
+from tests.support.page import ROOT, Section, table, write_json
 
 RESULTS = ROOT / "benchmarks" / "results" / "model-types.json"
 BANDS = ROOT / "kit" / "specs" / "catalog" / "approximate.yaml"
@@ -145,8 +145,8 @@ def decoders() -> Iterator[ModelSpec]:
 
 def tiny() -> Iterator[ModelSpec]:
     """Three small random shapes of each family."""
-    from tests.planning.examples import FAMILIES as DECODERS
-    from tests.planning.examples import random_model
+    from tests.support.models import FAMILIES as DECODERS
+    from tests.support.models import random_model
 
     for family in DECODERS:
         yield from (random_model(random.Random(seed), family) for seed in range(3))

@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 
 import kit
-from benchmarks.page import table, whole
 from kit.cost.memory.peak import COMPONENTS
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
@@ -17,6 +16,7 @@ from kit.report.memory_report import FitReport, memory_report
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Offload
 from kit.units import GIB, human_seconds
+from tests.support.page import table, whole
 
 MODEL = load_model("llama-3-70b")
 DRIVES, DRIVE_GBYTES_PER_S = 8, 4.0

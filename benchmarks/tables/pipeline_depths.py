@@ -7,8 +7,8 @@ Its schedule is Megatron-core's 1F1B, so Megatron's own times stand for it, held
 from __future__ import annotations
 
 import kit
-from benchmarks.page import table
 from kit.errors import PlanError
+from tests.support.page import table
 
 JOB = kit.JobSpec(seq_length=4096, global_batch_size=512)
 PLACES = (("llama-3.1-8b", "16xA100-40", (2, 4, 8)), ("llama-3-70b", "64xA100-80", (8, 16)))

@@ -2,7 +2,7 @@
 
 ``kit emit --target accelerate-parallelism|axolotl|llamafactory|ms-swift|torchtitan``. Model, data and length are the
 user's: ``REPLACE-ME``, or arguments. ``programs.py`` has the versions; their own parsers read the files in
-``benchmarks/system_tests/other_trainers.py``, torchtitan's apart, whose version is no release.
+``tests/system/other_trainers.py``, torchtitan's apart, whose version is no release.
 """
 
 from __future__ import annotations

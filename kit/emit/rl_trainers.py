@@ -1,7 +1,7 @@
 """The plan for verl and OpenRLHF: ``kit emit --target verl|openrlhf`` writes the command with their own arguments.
 
 verl takes GRPO on FSDP2 as hydra overrides; OpenRLHF takes GRPO, DPO and reward models on DeepSpeed as flags
-(``programs.py`` has the versions). ``benchmarks.system_tests.other_trainers`` hands both commands to the programs' own
+(``programs.py`` has the versions). ``tests.system.other_trainers`` hands both commands to the programs' own
 parsers.
 """
 

@@ -25,7 +25,7 @@ from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
-from tests.training import tiny
+from tests.support import tiny
 
 WORLD_SIZE = 2
 Settings = Callable[[Plan], dict[str, Any]]
@@ -125,9 +125,9 @@ def train(
     fault: str | None = None,
     zero: Mapping[str, Any] | None = None,
 ) -> Curve:
-    """A fresh engine for some steps, or one with a fault of benchmarks.system_tests.parity in it, or with other sizes
+    """A fresh engine for some steps, or one with a fault of tests.system.parity in it, or with other sizes
     in ``zero``, the section zero_optimization."""
-    from benchmarks.system_tests.parity.faults import planted
+    from tests.system.parity.faults import planted
 
     with planted(fault):
         engine = build(chosen, start, directory, resized(chosen, zero))
@@ -169,7 +169,7 @@ def go_on(
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
     """Trains as many steps again from an exchange checkpoint. Returns what the engine did not load bit for bit, too."""
-    from benchmarks.system_tests.parity.faults import planted
+    from tests.system.parity.faults import planted
 
     with planted(fault):
         engine = build(chosen, None, directory, resized(chosen, zero))

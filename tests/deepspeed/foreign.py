@@ -18,7 +18,8 @@ from kit.engines.torch.engine import TorchEngine
 from kit.planner.plan import Plan
 from kit.training.checkpoint.transfer import import_exchange
 from tests.deepspeed import cases
-from tests.training import batches, tiny
+from tests.support import tiny
+from tests.training import batches
 
 SAVED_AT, STEPS = 3, 6
 """The step of each checkpoint, and the last step of the run that wrote it."""

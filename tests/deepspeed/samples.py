@@ -8,7 +8,8 @@ from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.specs.job import Objective
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded
-from tests.training import batches, tiny
+from tests.support import tiny
+from tests.training import batches
 
 
 def micro_batches(

@@ -10,7 +10,7 @@ from kit.emit.accelerate import PLAN_OWNED_KEYS, accelerate_config
 from kit.errors import EngineError
 from kit.specs import strict_yaml
 from tests.deepspeed import cases
-from tests.training import tiny
+from tests.support import tiny
 
 
 def several_machines(chosen):

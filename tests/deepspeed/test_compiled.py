@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deepspeed import cases, plain
-from tests.workers import pool
+from tests.support.workers import pool
 
 STEPS = 2
 TOLERANCE = 1e-5
@@ -27,7 +27,7 @@ def train(chosen, start, directory):
     return curve, [counters["stats"]["unique_graphs"], len(counters["graph_break"])]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_fp32_is_plain_torch(tmp_path, stage):
     start = cases.hf_directory(tmp_path)

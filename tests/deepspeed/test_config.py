@@ -19,7 +19,7 @@ from kit.cost.memory.deepspeed_sizes import (
 from kit.emit.deepspeed import PLAN_OWNED_KEYS, ds_config
 from kit.specs.catalog import load_model, parse_cluster
 from tests.deepspeed import cases, plain
-from tests.workers import pool
+from tests.support.workers import pool
 
 LAYOUTS = [
     {"stage": stage, "offload_optimizer": optimizer, "offload_param": param}

@@ -24,9 +24,9 @@ from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
 from kit.training.checkpoint.foreign.recognise import inspected
 from tests.deepspeed import cases, foreign
-from tests.training import tiny
-from tests.training.alone import process_group_of_one
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.alone import process_group_of_one
+from tests.support.workers import pool
 
 WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp", "accelerate-zero-3")
 CLOSEST = 1e-5
@@ -113,7 +113,7 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> list
     return pool(engine, 2).run(foreign.by_kit, chosen, exchange, directory)[0]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("trainer-zero-2-zero-3")
 @pytest.mark.parametrize(
     ("writer", "target"),
     [
@@ -132,7 +132,7 @@ def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
     assert error(continued(target, writer, tmp_path / "exchange", tmp_path / "run"), expected) < CLOSEST
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_kit_continues_a_run_in_fp16(stage, tmp_path):
     writer = f"deepspeed-fp16-zero-{stage}"
@@ -189,7 +189,7 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
         assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("trainer-zero-3-2")
 @pytest.mark.parametrize(("writer", "stage"), [("trainer-zero-3", 2), ("trainer-zero-3", 3), ("trainer-zero-2", 1)])
 def test_deepspeed_continues_from_the_universal_checkpoint_that_kit_writes(written, tmp_path, writer, stage):
     path, expected = written[writer]

@@ -13,9 +13,9 @@ from kit.cost.workload import Workload
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.models import build_model, random_model
 from tests.deepspeed import cases
+from tests.support import tiny
 from tests.support.peak_memory import Peak, own_bytes, return_freed_memory
-from tests.training import tiny
-from tests.workers import pool
+from tests.support.workers import pool
 
 SIZE = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
 
@@ -51,7 +51,7 @@ def weigh(chosen, begun, directory):
     return peak.grown, flat[0] - before
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("directory")
 @pytest.mark.parametrize("begun", ["directory", "random"])
 def test_weights_are_never_there_twice(tmp_path, begun):
     """Neither in fp32 nor beside their flat copy. Reading a weight takes a few copies of the largest in fp32."""

@@ -17,8 +17,8 @@ from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 STEPS = 3
 TOLERANCE = 1e-5
@@ -102,7 +102,7 @@ def trained(start, tmp_path_factory):
     return once
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("optimizer")
 @pytest.mark.parametrize("place", PLACES)
 def test_fp32_is_plain_torch(place, trained, reference):
     curve, held, directory = trained(place)
@@ -121,7 +121,6 @@ def train(chosen, start, directory):
     return curve, held
 
 
-@pytest.mark.rotated("nvme")
 def test_bf16_is_that_of_host_memory(start_bf16, tmp_path):
     """NVMe runs the arithmetic of host memory: equal to the last bit."""
     curves = []
@@ -145,10 +144,10 @@ def test_what_is_on_disk_is_not_in_memory(trained):
 
 
 CHANGES = {"nvme → optimizer on nvme": (ALL, OPTIMIZER), "none → nvme": ({}, ALL)}
-"""From NVMe to none: ``benchmarks.system_tests.parity.deepspeed --resumes``."""
+"""From NVMe to none: ``tests.system.parity.deepspeed --resumes``."""
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("nvme \\u2192 optimizer on nvme")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
     whole, resumed = run(through_the_exchange_checkpoint, plan(**before), plan(**after), start, tmp_path)[0]
@@ -162,7 +161,7 @@ def through_the_exchange_checkpoint(before, after, start, directory):
     return cases.through_the_exchange_checkpoint(before, after, start, directory, settings)
 
 
-@pytest.mark.rotated("nvme")
+@pytest.mark.nightly
 def test_native_save_and_load_are_exact(start_bf16, tmp_path):
     losses, again, different = run(natively, plan(precision="bf16", **ALL), start_bf16, tmp_path)[0]
     assert again == losses
@@ -173,7 +172,7 @@ def natively(chosen, start, directory):
     return cases.natively(chosen, start, directory, settings)
 
 
-@pytest.mark.rotated("nvme")
+@pytest.mark.nightly
 def test_discard_and_evaluate_leave_no_trace(start, tmp_path):
     plain, disturbed = run(disturb, plan(**ALL), start, tmp_path)[0]
     assert disturbed == plain

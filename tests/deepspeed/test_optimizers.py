@@ -19,8 +19,8 @@ from kit.specs.optimizers import OPTIMIZERS
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import cases
 from tests.deepspeed.plain import Curve, curve_error, reference
+from tests.support.workers import pool
 from tests.training.cases import COUNTERS
-from tests.workers import pool
 
 STAGES: dict[OptimizerName, tuple[int, ...]] = {
     "sgd": (0, 1, 2, 3),
@@ -107,7 +107,7 @@ def start(tmp_path_factory) -> Path:
     return cases.hf_directory(tmp_path_factory.mktemp("start"))
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("sgd-0")
 @pytest.mark.parametrize(("name", "stage"), TRIED)
 def test_steps_bytes_and_resumes(start, tmp_path, name, stage):
     chosen = plan(name, stage)
@@ -125,7 +125,7 @@ def test_steps_bytes_and_resumes(start, tmp_path, name, stage):
         assert found["held"] == pytest.approx(parts_of(chosen.workload, 0).states.optimizer, rel=0.01)
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.everyday("sgd-stages0")
 @pytest.mark.parametrize(("name", "stages"), [("sgd", (0, 2)), ("adamw-8bit", (0, 1, 2, 3))])
 def test_bf16_keeps_masters_and_moments(start, tmp_path, name, stages):
     """At stage 0 DeepSpeed creates the state by a real step, in which SGD adds weight decay to its momentum. Stage 1
@@ -148,7 +148,7 @@ def test_lost_moments_are_seen(start, tmp_path, name, stage):
     assert not found["exchange"]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("sgd")
 @pytest.mark.parametrize("name", ["sgd", "adamw-8bit"])
 def test_over_megatrons_tensor_parallelism(start, tmp_path, name):
     split = {"implementation": "local", "tp": 2, "dp": 1, "sp": True, "gradient_accumulation_steps": 4}

@@ -1,6 +1,6 @@
 """ZeRO over Megatron's tensor parallelism against plain torch, on 2 processes that cut every matrix.
 
-Four processes, with data parallelism beside it: ``python -m benchmarks.system_tests.parity.deepspeed``.
+Four processes, with data parallelism beside it: ``python -m tests.system.parity.deepspeed``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from kit.emit.run_directory import files_of
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 STEPS = 3
 TOLERANCE = 1e-5
@@ -41,7 +41,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("stage 1")
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(chosen, start, tmp_path):
     curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], plain.reference(start, STEPS)
@@ -74,7 +74,6 @@ def test_tied_embeddings_at_stage_3(tmp_path):
     assert plain.gradient_error(curve, expected) < TOLERANCE
 
 
-@pytest.mark.rotated("over megatron")
 def test_bf16_is_near_plain_fp32(start, tmp_path):
     """The bounds of the other layouts (test_parity.py): frequencies of RoPE in bf16 alone would be 1 %."""
     curve, expected = run(cases.train, plan(3, precision="bf16"), start, tmp_path, 3)[0], plain.reference(start, 3)
@@ -82,7 +81,7 @@ def test_bf16_is_near_plain_fp32(start, tmp_path):
     assert plain.curve_error(curve.losses, expected.losses) < 2e-4
 
 
-@pytest.mark.rotated("over megatron")
+@pytest.mark.nightly
 def test_training_goes_on_through_the_exchange_checkpoint(start, tmp_path):
     whole, resumed = run(cases.through_the_exchange_checkpoint, plan(2), plan(3, sp=True), start, tmp_path)[0]
     assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
@@ -91,14 +90,14 @@ def test_training_goes_on_through_the_exchange_checkpoint(start, tmp_path):
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 
 
-@pytest.mark.rotated("over megatron")
+@pytest.mark.nightly
 def test_native_save_and_load_are_exact(start, tmp_path):
     losses, again, different = run(cases.natively, plan(3, sp=True), start, tmp_path)[0]
     assert again == losses
     assert different == []
 
 
-@pytest.mark.rotated("over megatron")
+@pytest.mark.nightly
 def test_discard_and_evaluate_leave_no_trace(start, tmp_path):
     plain, disturbed = run(cases.disturb, plan(2, sp=True), start, tmp_path)[0]
     assert disturbed == plain

@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from kit.engines.huggingface.buffers import is_buffer
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 STEPS = 3
-"""``benchmarks.system_tests.parity.deepspeed`` goes on for 20, on 4 processes too."""
+"""``tests.system.parity.deepspeed`` goes on for 20, on 4 processes too."""
 TOLERANCE = 1e-5
 
 
@@ -54,7 +54,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("stage 0")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(layout, start, reference, tmp_path):
     check(run(cases.plan(**layout), start, tmp_path), reference)
@@ -67,7 +67,7 @@ def test_small_parameters_that_stay_whole_on_every_rank(start, reference, tmp_pa
     check(curve, reference)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("0")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_tied_embeddings(stage, tmp_path):
     start = cases.hf_directory(tmp_path, tied=True)
@@ -76,7 +76,7 @@ def test_tied_embeddings(stage, tmp_path):
     assert "lm_head.weight" not in curve.gradients
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("0-2-fp32")
 @pytest.mark.parametrize(
     ("stage", "accumulation", "state"),
     [

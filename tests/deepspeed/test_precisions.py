@@ -14,7 +14,7 @@ import torch
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
 from tests.deepspeed import cases, plain
-from tests.workers import pool
+from tests.support.workers import pool
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def train_fp16(chosen, start, directory, settings):
     return rows, gradients
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_trains_like_fp32(stage, start, tmp_path):
     chosen = cases.plan(stage, precision="fp16")
@@ -86,7 +86,7 @@ def train(chosen, start, directory):
     return cases.train(chosen, start, directory, 3)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, start, tmp_path):
     """Nearer to fp32 than bf16 weights are: these are rounded once more, at each step."""

@@ -1,5 +1,5 @@
 """Ulysses, AutoTP and hpZ against plain torch on 2 processes; all of it is in
-``benchmarks.system_tests.parity.deepspeed``."""
+``tests.system.parity.deepspeed``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from tests.deepspeed import cases, plain
 from tests.megatron import shapes
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 STEPS = 3
 TOLERANCE = 1e-5
@@ -38,7 +38,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("Ulysses, stage 0")
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(chosen, start, tmp_path):
     curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], plain.reference(start, STEPS)
@@ -55,7 +55,7 @@ def test_ulysses_chooses_longropes_frequencies_by_the_whole_sequence(tmp_path):
     assert plain.gradient_error(curve, plain.reference(start, 1)) < TOLERANCE
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("ulysses-one-average-Ulysses, stage 3")
 @pytest.mark.parametrize(
     ("fault", "layout"),
     [

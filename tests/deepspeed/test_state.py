@@ -14,8 +14,8 @@ from kit.emit.deepspeed import ds_config
 from kit.engines.base import MicroBatch, StateKind
 from kit.errors import CheckpointError, EngineError
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 SHORT = {"optimizer_state_dtype": "bf16"}
 HOST = {"offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -42,7 +42,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("0 \\u2192 0")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
     whole, resumed = run(cases.through_the_exchange_checkpoint, before, after, start, tmp_path)[0]
@@ -62,7 +62,7 @@ def test_elements_that_ranks_do_not_divide_come_in_bit_for_bit(stage, tmp_path):
     assert different == []
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("0-2")
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 2)])
 def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accumulation, start, tmp_path):
     """Exactly: a master that was rounded to bf16 on the way would be off by 0.4 %."""
@@ -73,7 +73,7 @@ def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accu
     assert all(torch.equal(resumed.masters[name], master) for name, master in whole.masters.items())
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("2")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bf16_state_goes_through_the_exchange_checkpoint_bit_for_bit(stage, start, tmp_path):
     """Masters and moments are bf16 numbers, as fp32 state is not."""
@@ -106,7 +106,7 @@ NATIVE = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("stage 0")
 @pytest.mark.parametrize("chosen", NATIVE.values(), ids=NATIVE.keys())
 def test_native_save_and_load_are_exact(chosen, start, tmp_path):
     losses, again, different = run(cases.natively, chosen, start, tmp_path)[0]
@@ -195,7 +195,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("stage 0")
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_discard_and_evaluate_leave_no_trace(chosen, start, tmp_path):
     plain, disturbed = run(cases.disturb, chosen, start, tmp_path)[0]

@@ -14,7 +14,7 @@ from kit.errors import SpecError
 from kit.specs.run import DataSpec, RunSpec
 from tests.deepspeed import cases
 from tests.deepspeed.test_config import on, parse
-from tests.workers import pool
+from tests.support.workers import pool
 
 GH200 = "1xGH200-96"
 HOST = {"offload_optimizer": "cpu"}

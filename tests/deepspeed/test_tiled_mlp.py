@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 SPEC = tiny.model(hidden_size=8, num_attention_heads=2, num_key_value_heads=2)
 """Four tiles of 32 tokens; two of half of them."""
@@ -24,7 +24,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("stage 0")
 @pytest.mark.parametrize(("stage", "layout"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(stage, layout, tmp_path):
     start = cases.hf_directory(tmp_path, spec=SPEC)

@@ -15,7 +15,7 @@ from kit.emit.trainer import OPTIM, trainer_config, training_arguments
 from tests.deepspeed import cases
 from tests.deepspeed.test_config import LAYOUTS, VARIANTS, on
 from tests.deepspeed.test_optimizers import plan as sgd_plan
-from tests.workers import pool
+from tests.support.workers import pool
 
 NVME = [{"stage": 3, "offload_optimizer": "nvme"}, {"stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"}]
 PLANS = [

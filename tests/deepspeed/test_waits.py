@@ -8,7 +8,7 @@ import pytest
 
 from tests.deepspeed import cases
 from tests.support.host_syncs import waits_in_a_step
-from tests.workers import pool
+from tests.support.workers import pool
 
 
 def second_step(chosen, directory) -> Counter[str]:
@@ -24,7 +24,7 @@ OURS = {"loss.py:to_host": 1, "grad_norm.py:unscaled_norm": 1}
 """Loss and token count; and the norm, which is judged before the step, to which it is handed."""
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1-deepspeeds0")
 @pytest.mark.parametrize(
     ("stage", "deepspeeds"),
     [

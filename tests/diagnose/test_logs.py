@@ -1,5 +1,5 @@
 """The doctor's reading of logs: of failures provoked here (tests/diagnose/logs, made by
-benchmarks.system_tests.failures), and of
+tests.system.failures), and of
 messages that need a GPU or a fabric, as the sources of torch, NCCL and DeepSpeed print them."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import kit
-from benchmarks.system_tests.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
 from kit.diagnose.logs import diagnose, flight_recorder
 from kit.errors import SpecError
+from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(__file__).parent / "logs"
@@ -123,7 +123,6 @@ def test_a_line_of_the_metrics_that_is_no_json_is_told(
         assert all(said in cause.meaning and cause.evidence.isprintable() for cause in causes)
 
 
-@pytest.mark.rotated("launched")
 def test_a_failure_provoked_now(tmp_path: Path) -> None:
     killed = next(failure for failure in FAILURES if failure.name == "killed")
     causes = provoke(killed, tmp_path / "killed")

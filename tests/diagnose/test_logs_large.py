@@ -42,7 +42,7 @@ def seconds(path: Path) -> float:
     return time.process_time() - begin
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("step {i}/9000000  loss 3.{i} norm 1.2  tokens/s 12,000  step_time 0.31 s  peak 3.1 GiB\\n")
 @pytest.mark.parametrize("line", ORDINARY)
 def test_time_grows_with_the_size(line: str, tmp_path: Path) -> None:
     """Ten times the log takes about ten times as long; the slowest of machines reads several MB a second."""
@@ -61,7 +61,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("[rank{r}]: 2026-11-22 20:15:00 INFO train.py:300 step {i} loss 3.{i} memory 71.2 GiB\\n")
 @pytest.mark.parametrize("line", [ORDINARY[1], "x" * 1000, "\rEpoch 1: {i}it [00:10, loss=0.53, grad_norm=0.53]"])
 def test_memory_stays_flat(line: str, tmp_path: Path) -> None:
     """Also for one endless line; what went wrong stands at the end."""

@@ -342,15 +342,15 @@ def test_the_command_line_on_this_machine() -> None:
     assert "without logs" in both.stderr
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_hosts_of_namespaces_differ_where_planted() -> None:
-    """One fault of ``benchmarks.system_tests.preflight``: real hosts, a real difference; the only test here that
+    """One fault of ``tests.system.preflight``: real hosts, a real difference; the only test here that
     needs root."""
     try:
         namespaces.check()
     except namespaces.NoNamespaces as error:
         pytest.skip(f"SKIPPED, nothing was looked at over several hosts: {error}")
-    words = [sys.executable, "-m", "benchmarks.system_tests.preflight", "content"]
+    words = [sys.executable, "-m", "tests.system.preflight", "content"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -338,7 +338,7 @@ CONTROL = """#!/usr/bin/env bash
 
 @pytest.mark.parametrize(("told", "expected"), [(True, ["started", "saved", "requeue 7"]), (False, ["started"])])
 def test_the_batch_script_hands_the_signal_on(told: bool, expected: list[str], tmp_path: Path) -> None:
-    """Beside stand-ins for srun and scontrol; ``benchmarks.system_tests.slurm`` does it in a real Slurm."""
+    """Beside stand-ins for srun and scontrol; ``tests.system.slurm`` does it in a real Slurm."""
     for name, text in (("srun", STEP), ("scontrol", CONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

@@ -1,5 +1,5 @@
 """Files for other training programs hold the plan's batch, sharding, precision and recomputation. Their own parsers
-read them in ``benchmarks.system_tests.other_trainers``."""
+read them in ``tests.system.other_trainers``."""
 
 from __future__ import annotations
 

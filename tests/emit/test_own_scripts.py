@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 import kit
-from benchmarks.system_tests.examples.cases import EXAMPLES, TIME_LIMIT_S, start
-from benchmarks.system_tests.examples.inputs import BLOCK, plan_for, prepare
 from kit.emit import own_script
 from kit.emit.generated import shipped_plan
 from kit.emit.not_carried import flags
@@ -27,6 +25,8 @@ from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Pins
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.shipped import recipe_names
+from tests.system.examples.cases import EXAMPLES, TIME_LIMIT_S, start
+from tests.system.examples.inputs import BLOCK, plan_for, prepare
 
 QLORA = LoraSpec(rank=4, alpha=12, target_modules=("q_proj", "v_proj"), four_bit=True)
 
@@ -90,7 +90,7 @@ def test_every_layout_prints_these_commands() -> None:
     assert counts == {"ZeRO-3": 5, "FSDP2": 3, "DDP": 3}
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("ZeRO-3-0")
 @pytest.mark.parametrize(("layout", "number"), [("ZeRO-3", n) for n in range(5)] + [("FSDP2", n) for n in range(3)])
 def test_a_command_of_the_readme_trains_the_plan_on_cpu_processes(layout: str, number: int, tmp_path: Path) -> None:
     directory = prepare()

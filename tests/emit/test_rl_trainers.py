@@ -1,5 +1,5 @@
 """verl's overrides and OpenRLHF's flags hold the plan. The programs' own parsers read them in
-``benchmarks.system_tests.other_trainers``."""
+``tests.system.other_trainers``."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
+from tests.support import tiny
 from tests.support.balance import PlainRouters
-from tests.training import tiny
 
 MICRO_BATCH_SIZE = 2
 GLOBAL_BATCH_SIZE = 8
@@ -113,8 +113,8 @@ def micro_batches(
 
 
 def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = False) -> Trajectory:
-    """Inside a worker: ``train``, where one is named with a fault of ``benchmarks/system_tests/parity/faults.py``."""
-    from benchmarks.system_tests.parity.faults import planted
+    """Inside a worker: ``train``, where one is named with a fault of ``tests/system/parity/faults.py``."""
+    from tests.system.parity.faults import planted
 
     with planted(fault):
         return train(rundir, steps, packed)
@@ -293,8 +293,8 @@ class InMemory(TensorSource):
 
 
 def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, Any]:
-    """Inside a worker: ``resume`` with a fault of ``benchmarks/system_tests/parity/faults.py``."""
-    from benchmarks.system_tests.parity.faults import planted
+    """Inside a worker: ``resume`` with a fault of ``tests/system/parity/faults.py``."""
+    from tests.system.parity.faults import planted
 
     with planted(fault):
         return resume(rundir, checkpoint)

@@ -1,4 +1,4 @@
-"""What families have beyond a plain transformer, small: changes to the models of tests/training/tiny.py."""
+"""What families have beyond a plain transformer, small: changes to the models of tests/support/tiny.py."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.system_tests.parity.megatron_layouts import FAMILIES
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from tests.megatron import cases, checkpoints
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.system.parity.megatron_layouts import FAMILIES
 
 ZERO = {"dp": 2, "zero_stage": 1}
 # written on → read on
@@ -30,7 +30,7 @@ def spec_of(family):
     return tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "llama")
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-0")
 @pytest.mark.parametrize(
     ("family", "index"), [(family, index) for family, found in LAYOUTS.items() for index in range(len(found))]
 )
@@ -66,7 +66,7 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama")
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name):
     case = FAMILIES[name]

@@ -25,8 +25,8 @@ from kit.training.checkpoint.engine_checkpoint import MANIFEST
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.foreign.recognise import inspected
 from tests.megatron import cases, checkpoints
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
@@ -47,7 +47,7 @@ def same(found, expected):
     return all(torch.equal(found.read(name).float(), expected.read(name).float()) for name in expected.names())
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama")
 def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path):
     _, _, root, _ = saved
     convert(root / "step-00000002", "exchange", tmp_path / "exchange")
@@ -253,7 +253,7 @@ class TestBadInput:
             convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama")
 def test_the_command(saved, tmp_path):
     command = [sys.executable, "-m", "kit", "convert", "model", str(saved[2] / "step-00000002"), "--to", "hf"]
     ran = subprocess.run([*command, "--out", str(tmp_path / "hf")], capture_output=True, text=True, check=True)

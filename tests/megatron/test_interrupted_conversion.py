@@ -25,7 +25,7 @@ from kit.training.checkpoint.files import partial_name
 from kit.training.checkpoint.finished_files import FinishedFiles, resumable_directory
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.checkpoint.to_universal import write_universal
-from tests.training import tiny
+from tests.support import tiny
 
 FORMATS = ("hf", "exchange", "universal", "dcp", "megatron")
 
@@ -107,7 +107,7 @@ def of_format(source: Path, to: str, tmp_path: Path) -> Path:
     return tmp_path / "exchange"
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
 def test_killed_twice_it_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files, written):
     source = of_format(source, to, tmp_path)
@@ -130,7 +130,7 @@ def test_killed_twice_it_writes_what_an_undisturbed_one_does(to, source, tmp_pat
     assert not partial_name(tmp_path / "out").exists()
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("dtype")
 @pytest.mark.parametrize("change", ["dtype", "source", "a file is shorter", "the list is damaged"])
 def test_what_another_conversion_left_is_written_again(change, source, tmp_path, in_small_files, written):
     convert(source, "exchange", tmp_path / "exchange")

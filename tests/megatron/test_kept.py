@@ -7,8 +7,8 @@ import pytest
 from kit.cost.memory.rank_megatron import saved_terms
 from kit.cost.workload import Workload
 from tests.megatron import cases, inside
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 VARIANTS = ({}, {"cp_comm_type": "p2p"}, {"recompute": "selective"})
 

@@ -14,8 +14,8 @@ from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from tests.megatron import cases
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import BY_FAMILY
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 LORA = LoraSpec(rank=3, alpha=12)
 ATTENTION = LoraSpec(rank=3, alpha=12, targets="attention")
@@ -47,13 +47,13 @@ def compare(references, name, fault=None):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("tp2-llama")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_peft(references, name):
     assert compare(references, name) == []
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("megatron-adapters-without-collective-tp2-llama-losses[0]")
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [

@@ -10,8 +10,8 @@ import torch
 
 from kit.engines.base import StateKind
 from tests.megatron import cases
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 LAYOUTS = {
     "dp2": ("llama", {"num_layers": 4}, {"dp": 2}),
@@ -40,7 +40,7 @@ def steps_and_places(rundir, steps=3):
     return numbers, exported, stepped[True], stepped[False], held
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("dp2")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_any_share_on_the_host_trains_bit_for_bit_as_none(references, name):
     family, shape, layout = LAYOUTS[name]

@@ -1,6 +1,6 @@
 """SGD and Muon of megatron-core: weights beside the torch engine's and torch.optim's, bytes, and resumes to the bit.
 
-Muon needs megatron-core 0.19 (``python -m benchmarks.system_tests.megatron_019``). With an older one these tests see
+Muon needs megatron-core 0.19 (``python -m tests.system.megatron_019``). With an older one these tests see
 that preflight and the worker refuse it.
 """
 
@@ -13,7 +13,6 @@ import sys
 import pytest
 import torch
 
-from benchmarks.system_tests.parity.faults import planted
 from kit.cost.memory.peak import parts_of
 from kit.emit import run_directory
 from kit.engines.base import StateKind
@@ -25,10 +24,11 @@ from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.megatron import cases
 from tests.megatron.shapes import BY_FAMILY
+from tests.support import tiny
+from tests.support.workers import WorkerError, pool
+from tests.system.parity.faults import planted
 from tests.training import cases as training
-from tests.training import tiny
 from tests.training.test_optimizers import RATES, plain_optimizers, relative
-from tests.workers import WorkerError, pool
 
 JOBS = {
     "sgd": {"optimizer": OptimizerSpec(name="sgd", weight_decay=0.1)},
@@ -129,7 +129,7 @@ def alone(references):
     return masters
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("sgd-tp2-sp")
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_layouts_agree_and_resume(references, alone, tmp_path, name, layout):
     directory, _ = references(SPEC)

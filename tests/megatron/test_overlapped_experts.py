@@ -13,7 +13,7 @@ from kit.cost.memory.peak import parts_of
 from kit.cost.memory.rank_megatron import layer_saved
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
-from tests.planning.examples import cluster, job, megatron
+from tests.support.models import cluster, job, megatron
 
 LAYERS = 6
 

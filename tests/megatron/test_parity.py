@@ -26,8 +26,8 @@ from tests.megatron.shapes import (
     TWO_ROTATIONS,
     WINDOW,
 )
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 LLAMA = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
 TWO_LAYERS = LLAMA | {"num_layers": 2}
@@ -136,19 +136,19 @@ def compare(references, case, train=cases.train, *args, packed=False):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("tp2")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("cp2")
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_rows_are_documents_of_their_own(references, name):
     assert compare(references, PACKED[name], packed=True) == []
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("False")
 @pytest.mark.parametrize("sp", [False, True])
 def test_dropout_is_drawn_again_alike(references, sp):
     """No layout has it by itself; who edits megatron.yaml gets it, and recompute finds the same masks again."""
@@ -205,7 +205,7 @@ def test_rotary_positions_are_those_that_are_given():
     assert torch.equal(angles, running[positions[0]])
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("megatron-joined-documents-cp2")
 @pytest.mark.parametrize(
     ("fault", "name"), [("megatron-joined-documents", "cp2"), ("megatron-running-positions", "tp2-gpt2")]
 )
@@ -236,7 +236,7 @@ def test_logits_are_those_of_transformers(references, name):
     assert (found[0] - inside.hugging_face_logits(spec, directory)).abs().max() <= 1e-4
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("megatron-swap-qk-tp2-gradients[model.layers.0.self_attn.q_proj.weight]")
 @pytest.mark.parametrize(
     ("fault", "name", "shows_in"),
     [

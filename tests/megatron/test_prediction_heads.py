@@ -20,8 +20,8 @@ from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
 from tests.megatron.prediction_heads import loss_of_heads, model_with_heads
 from tests.megatron.shapes import DEEPSEEK, GLM
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 FACTOR = 0.3
 BARELY_BALANCED = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-12)
@@ -77,7 +77,7 @@ def problems(references, name, factor=FACTOR, train=cases.train, *args, **job):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("dp2")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert problems(references, name) == []
@@ -100,7 +100,7 @@ def test_planted_faults_show(references, fault, name, shows_in):
     assert any(problem.startswith(shows_in) for problem in found), found
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("pp2-uneven")
 @pytest.mark.parametrize("name", ["pp2-uneven", "tp2-sp-ep2"])
 def test_resumes_bit_for_bit(references, tmp_path, name):
     rundir, _ = run_directory(references, name)

@@ -24,7 +24,7 @@ from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
 from tests.megatron.test_settings import plans
-from tests.training import tiny
+from tests.support import tiny
 
 RECORDED = json.loads((Path(__file__).parent / "pretrain_gpt_arguments.json").read_text(encoding="utf-8"))
 TABLE = RECORDED["arguments"]

@@ -10,8 +10,8 @@ from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface.buffers import is_buffer
 from tests.megatron import cases, inside
 from tests.megatron.shapes import DEEPSEEK
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 # name → family, shape, layout, job, edits of distributed_data_parallel
 CASES = {
@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("tp2-sp-bf16")
 @pytest.mark.parametrize("name", CASES)
 def test_resumes_bit_for_bit(references, tmp_path, name):
     family, shape, layout, job, edits = CASES[name]

@@ -14,7 +14,7 @@ from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_s
 from kit.specs.balancing import BalancingSpec
 from kit.specs.families import families_where, families_with
 from tests.megatron.shapes import BY_FAMILY
-from tests.training import tiny
+from tests.support import tiny
 
 LAYOUTS = (
     {},

@@ -17,9 +17,9 @@ from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
 from kit.training.checkpoint.foreign.recognise import inspected
 from tests.megatron import cases, torch_format
 from tests.megatron.test_convert import same
-from tests.training import tiny
-from tests.training.alone import process_group_of_one
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.alone import process_group_of_one
+from tests.support.workers import pool
 
 # family and changes, layout that wrote the files
 WRITERS = {
@@ -52,7 +52,7 @@ def written(references, tmp_path_factory):
     return write
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
     _, directory, root, _ = written(name)
@@ -65,7 +65,7 @@ def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
         assert same(found.source(kind), expected.source(kind)), kind
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1-torch")
 @pytest.mark.parametrize(("name", "engine"), [("1", "torch"), ("tp2", "torch"), ("tp2-pp2", "megatron")])
 def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path, name, engine):
     spec, directory, root, expected = written(name)

@@ -6,9 +6,9 @@ from collections import Counter
 from importlib.metadata import version
 
 from tests.megatron import cases
+from tests.support import tiny
 from tests.support.host_syncs import waits_in_a_step
-from tests.training import tiny
-from tests.workers import pool
+from tests.support.workers import pool
 
 
 def second_step(rundir) -> Counter[str]:

@@ -17,7 +17,7 @@ from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where
 from tests.megatron.shapes import BY_FAMILY, LONGROPE, TWO_ROTATIONS, YARN
-from tests.training import tiny
+from tests.support import tiny
 
 
 def shards_of(sharding, tensors, spec, tp):

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.system_tests.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
-from benchmarks.system_tests.accepted.parsers import (
+from kit.planner.plan import Plan
+from kit.specs import strict_yaml
+from tests.support.workers import pool
+from tests.system.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
+from tests.system.accepted.parsers import (
     refused_by_accelerate,
     refused_by_deepspeed,
     refused_by_fsdp_plugin,
     refused_by_megatron,
 )
-from kit.planner.plan import Plan
-from kit.specs import strict_yaml
-from tests.workers import pool
 
 pytestmark = pytest.mark.xdist_group("accepted")
 """One process of two: its plans are drawn once."""

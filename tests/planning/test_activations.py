@@ -18,8 +18,8 @@ from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, ModelSpec
-from tests.planning.examples import cluster, deepspeed, megatron
-from tests.planning.examples import torch as torch_layout
+from tests.support.models import cluster, deepspeed, megatron
+from tests.support.models import torch as torch_layout
 
 BATCH, SEQUENCE = 2, 40
 FIRST: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3")
@@ -114,7 +114,7 @@ def measured_per_layer(family: Family, layout: Layout, precision: Precision, key
     return (three - two) / (BATCH * SEQUENCE)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("fp32-llama")
 @pytest.mark.parametrize("family", [*FIRST, "gpt2", *LATER])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
@@ -122,7 +122,7 @@ def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
     assert measured_per_layer(family, deepspeed(zero_stage=2), precision) == predicted
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-1")
 @pytest.mark.parametrize(
     ("family", "key_value_heads"),
     [*itertools.product(FIRST, (1, 2, 4)), *((family, 2) for family in LATER)],
@@ -134,7 +134,7 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("layout0-fp32-mixtral")
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])

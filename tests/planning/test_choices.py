@@ -18,7 +18,7 @@ from kit.report.plan_text import render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from kit.units import human_count, human_seconds
-from tests.planning.examples import job
+from tests.support.models import job
 
 NO_PINS = Pins()
 

@@ -22,7 +22,7 @@ from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from tests.planning.examples import deepspeed, job, torch
+from tests.support.models import deepspeed, job, torch
 
 SLOW, FAST = 25 / 8 / 8, 25.0
 """GB/s a GPU: 25 Gbit/s Ethernet a node of eight, and 200 Gbit/s InfiniBand a GPU."""

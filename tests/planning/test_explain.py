@@ -23,7 +23,7 @@ from kit.report.what_if import bindings, explain, pinned
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import LoraSpec, Precision
 from kit.specs.layout import EngineName, Layout, Pins
-from tests.planning.examples import job
+from tests.support.models import job
 
 
 def plan_70b(pins: Pins | None = None) -> Plan:

@@ -17,7 +17,7 @@ from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout, Pins
 from kit.units import GIB
-from tests.planning.examples import cluster, job, torch
+from tests.support.models import cluster, job, torch
 
 MODEL = load_model("llama-3.2-1b")
 FAST = torch(compile_layers=True, chunked_loss=True, micro_batch_size=4, gradient_accumulation_steps=16)

@@ -18,7 +18,7 @@ from kit.specs.catalog import described_names, load_model
 from kit.specs.families import WITH_EXPERTS
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import model_from_config
-from tests.planning.examples import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
+from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -23,7 +23,7 @@ from kit.specs.layout import Pins
 from kit.specs.recipe import load_recipe
 from kit.specs.run import BatchRampSpec, BlendedSetSpec, DataSpec, RunSpec, ScheduleSpec
 from kit.training.logging.metrics import model_flops_utilisation
-from tests.training import tiny
+from tests.support import tiny
 
 CHATS = Epoch(samples=200, tokens=7007)
 

@@ -14,7 +14,7 @@ from kit.planner.search import search
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from kit.units import to_gib
-from tests.planning.examples import cluster, job
+from tests.support.models import cluster, job
 
 MILLION = job(seq_length=1_048_576, global_batch_size=1)
 PUBLISHED_GB = 56.2

@@ -26,8 +26,8 @@ from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
 from kit.specs.layout import Pins
 from kit.specs.strict_yaml import to_plain
-from tests.planning.examples import cluster, job
 from tests.planning.random_cases import random_request
+from tests.support.models import cluster, job
 
 MODEL = load_model("llama-3.1-8b")
 

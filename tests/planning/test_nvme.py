@@ -16,7 +16,7 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.rules import violations
 from kit.specs.catalog import load_model, parse_cluster
-from tests.planning.examples import deepspeed, job
+from tests.support.models import deepspeed, job
 
 LLAMA = load_model("llama-3.1-8b")
 NODE = parse_cluster("8xA100-40")

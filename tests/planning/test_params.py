@@ -11,7 +11,7 @@ from kit.cost.model.params import count, rank_experts, rank_parameters
 from kit.engines.huggingface.models import parameter_shapes
 from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec
-from tests.planning.examples import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
+from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 
 
 def real_parts(model: ModelSpec) -> dict[str, int]:

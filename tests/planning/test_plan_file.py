@@ -24,7 +24,7 @@ from kit.report.first_screen import first_screen
 from kit.report.plan_text import WIDTH, render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
-from tests.planning.examples import job
+from tests.support.models import job
 
 
 @pytest.fixture(scope="module")

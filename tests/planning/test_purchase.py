@@ -10,7 +10,7 @@ from kit.planner.cluster_selection import Constraints, cluster_options, node_typ
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
-from tests.planning.examples import job
+from tests.support.models import job
 
 MODEL = load_model("llama-3.1-8b")
 

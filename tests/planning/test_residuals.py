@@ -17,7 +17,7 @@ from kit.planner.plan import Plan
 from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
-from tests.planning.examples import job
+from tests.support.models import job
 
 MODEL, CLUSTER = load_model("llama-3.1-8b"), parse_cluster("8xH100")
 

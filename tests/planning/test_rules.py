@@ -11,8 +11,8 @@ from kit.cost.workload import Workload
 from kit.planner.divisors import divisors
 from kit.planner.rules import is_legal, rule_names, violations
 from kit.specs.catalog import load_model
-from tests.planning.examples import cluster, deepspeed, job, megatron
 from tests.planning.rule_cases import LLAMA, Case, filled, of_deepspeed, of_megatron, of_torch, of_trl, settled
+from tests.support.models import cluster, deepspeed, job, megatron
 
 CASES = [*of_torch.CASES, *of_deepspeed.CASES, *of_megatron.CASES, *of_trl.CASES]
 

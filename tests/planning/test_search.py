@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from benchmarks.system_tests.accepted.cases import CLUSTERS
 from kit.cost import predict
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.engine import least_megatron_gib
@@ -26,8 +25,9 @@ from kit.report.first_screen import first_screen
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
-from tests.planning.examples import job
 from tests.planning.random_cases import random_request, with_more_memory
+from tests.support.models import job
+from tests.system.accepted.cases import CLUSTERS
 
 CASES = int(os.environ.get("KIT_INVARIANTS", "60"))
 PINS = (

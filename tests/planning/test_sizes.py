@@ -12,7 +12,7 @@ from kit.planner.request import Request
 from kit.report.memory_report import memory_report
 from kit.report.memory_text import picture
 from kit.specs.catalog import load_model
-from tests.planning.examples import cluster, job
+from tests.support.models import cluster, job
 
 UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 SWEEP = [f"{10 ** (exponent / 8):.4g}M" for exponent in range(math.ceil(8 * math.log10(20)), 8 * 7)]

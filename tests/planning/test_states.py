@@ -12,7 +12,7 @@ from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout
-from tests.planning.examples import deepspeed, job, megatron, torch
+from tests.support.models import deepspeed, job, megatron, torch
 
 
 @pytest.mark.parametrize(

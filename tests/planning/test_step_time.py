@@ -18,7 +18,7 @@ from kit.cost.time.step import StepTimer, bubble_fraction, step_time_components_
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
-from tests.planning.examples import cluster, deepspeed, job, megatron
+from tests.support.models import cluster, deepspeed, job, megatron
 
 
 def test_a_ring_moves_what_the_formula_says() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.system_tests.examples.cases import with_files
 from kit.api import plan as make_plan
 from kit.cost.estimate import predict
 from kit.cost.memory.activations_huggingface import generation_bytes
@@ -26,6 +25,7 @@ from kit.specs.job import ADDED_TO_JOB, GrpoSpec, JobSpec, LoraSpec, Objective
 from kit.specs.layout import Pins
 from kit.specs.run import DataSpec, RunSpec
 from kit.units import GIB
+from tests.system.examples.cases import with_files
 
 MODEL, CLUSTER = load_model("llama-3.1-8b"), parse_cluster("8xH100")
 PARAMETERS = count(MODEL).total
@@ -132,7 +132,7 @@ def test_the_run_directory_starts_trl_alone() -> None:
     assert "launch.sh" in files_of(planned("sft", ZERO3))
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", ["dpo", "kto", "reward", "grpo"])
 def test_trl_accepts_the_arguments(objective: Objective, tmp_path: Path) -> None:
     """TRL's own parser reads the emitted arguments; a misspelled one is refused."""

@@ -21,7 +21,7 @@ from kit.cost.time.step import Part, step_time_components_s
 from kit.cost.workload import Workload
 from kit.planner.rules import violations
 from kit.specs.catalog import load_model
-from tests.planning.examples import cluster, deepspeed, job, megatron, torch
+from tests.support.models import cluster, deepspeed, job, megatron, torch
 
 
 def test_a_rank_keeps_a_whole_key_and_value_head_where_there_are_fewer_heads_than_ranks() -> None:

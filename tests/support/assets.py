@@ -14,6 +14,25 @@ ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / "build" / "demo" / "assets"
 """Where the tiny recipes look for their model and data."""
 RECIPE = ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml"
+COMMON = ("run.steps=10", "job.global_batch_size=8", "job.optimizer.eps=1e-4", "run.checkpoint.every_steps=1000")
+"""Ten steps. Early Adam is sign descent: a large epsilon keeps rounding from being amplified to a full step."""
+# Three steps: the choice of experts is a step function, and a token at a tie goes elsewhere after rounding. Plain torch
+# with another micro batch size is already 1.6e-4 from itself in the gradient norm of step 10.
+_EXPERTS = ("model.num_experts=4", "model.experts_per_token=2", "run.steps=3")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "llama": (),
+    "mistral": ("model.family=mistral", "model.sliding_window=50"),
+    "phi3": ("model.family=phi3",),
+    "gpt2": (
+        "model.family=gpt2",
+        "model.num_key_value_heads=4",
+        "model.rope_theta=null",
+        "model.tied_embeddings=true",
+    ),
+    "mixtral": ("model.family=mixtral", "model.moe_ffn_hidden_size=192", *_EXPERTS),
+    "qwen3_moe": ("model.family=qwen3_moe", "model.moe_ffn_hidden_size=48", *_EXPERTS),
+}
+"""Changes to the tiny recipe's model."""
 VOCAB_SIZE = 1024
 TRAIN_CHARACTERS = 1_500_000
 VALIDATION_CHARACTERS = 150_000

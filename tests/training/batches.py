@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
-from tests.training import tiny
+from tests.support import tiny
 
 
 def sample(index: int, masked: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from kit.engines.full_tensors import full_tensors
 from kit.engines.torch.engine import TorchEngine
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.training import tiny
+from tests.support import tiny
 from tests.training.batches import micro_batches
 
 COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3, samples_skipped=0)
@@ -63,8 +63,8 @@ def train_and_export(rundir: tiny.TinyRunDirectory, exchange: Path | None = None
 
 
 def train_with(rundir: tiny.TinyRunDirectory, fault: str) -> dict[str, Any]:
-    """``train_and_export`` with a fault of benchmarks.system_tests.parity in the engine."""
-    from benchmarks.system_tests.parity.faults import planted
+    """``train_and_export`` with a fault of tests.system.parity in the engine."""
+    from tests.system.parity.faults import planted
 
     with planted(fault):
         return train_and_export(rundir)

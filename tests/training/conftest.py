@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.training.alone import process_group_of_one
+from tests.support.alone import process_group_of_one
 
 
 @pytest.fixture
 def one_process():
-    """One process group of one rank (tests/training/alone.py)."""
+    """One process group of one rank (tests/support/alone.py)."""
     with process_group_of_one():
         yield

@@ -11,7 +11,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.loop import train
-from tests.training import tiny
+from tests.support import tiny
 
 TIMING = (
     "step_time_s",

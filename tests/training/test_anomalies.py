@@ -22,7 +22,8 @@ from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector
-from tests.training import runs, tiny
+from tests.support import tiny
+from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
 EAGER = StabilitySpec(window_steps=8, sigmas=20.0)

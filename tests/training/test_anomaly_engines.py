@@ -11,8 +11,9 @@ import torch
 
 from kit.specs.run import CheckpointSpec, StabilitySpec
 from kit.training.checkpoint.engine_checkpoint import read_manifest
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 
 AT = 5
 """Step, from 1, whose gradient is spoiled."""
@@ -68,7 +69,7 @@ def prepared(path, layout, **stability):
     return runs.prepare(path, chosen, steps=7, stability=spec, checkpoint=CheckpointSpec())
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("torch fsdp2")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_gradient_spike_is_discarded_before_the_step(tmp_path, name):
     """The step is never applied: a spike of another height leaves the same curve after it."""

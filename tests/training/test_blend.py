@@ -16,8 +16,9 @@ from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from kit.training.loop import train
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 
 WEIGHTS = {"web": 6.1, "code": 2.7, "maths": 1.3}
 
@@ -109,7 +110,7 @@ def start_and_export(rundir):
     train(TorchEngine(rundir), rundir, stop_at_step=2)
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     """On two processes, bit for bit; the curves of the engines are one curve, which other data do not have."""
     paths, curves = sets(tmp_path), []

@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.system_tests.kills import cases as kills
-from benchmarks.system_tests.kills.processes import Job
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import record_of, sealed
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.system.kills import cases as kills
+from tests.system.kills.processes import Job
+from tests.training import runs
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {
@@ -150,7 +151,7 @@ def rewrite(directory, files=None):
     path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_a_launched_run_refuses_in_one_line(tmp_path):
     """A DeepSpeed run on two processes: by the command line, and where ranks are forks, which start in a second."""
     case = next(case for case in kills.CASES if case.name == "deepspeed-zero2")

@@ -22,9 +22,10 @@ from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
+from tests.support import tiny
 from tests.support.small_disk import small_disk
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support.workers import pool
+from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
 ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
@@ -274,7 +275,7 @@ def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monk
     assert random.getstate() == asked[0]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("torch-0")
 @pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])
 def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
     """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""

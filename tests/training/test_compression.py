@@ -11,9 +11,10 @@ from kit.cost.model.compression import POWERSGD_RANK
 from kit.engines.base import StateKind
 from kit.engines.torch.ddp import Compression
 from kit.engines.torch.engine import TorchEngine
-from tests.training import cases, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.batches import micro_batches
-from tests.workers import pool
 
 STEPS = 24
 

@@ -11,9 +11,10 @@ from kit.cost.memory.offload import offloaded_activation_bytes
 from kit.cost.workload import Workload
 from kit.specs.balancing import BalancingSpec
 from tests.megatron import shapes
-from tests.training import cases, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.test_torch_engine import relative_error
-from tests.workers import pool
 
 LONGROPE = {"rope_scaling": shapes.LONGROPE | {"original_max_position_embeddings": 24}}
 """24 of 32 positions: with the ring, and with contiguous parts, one of two ranks has no longer position."""
@@ -59,7 +60,7 @@ def plans(model, comm_type, cp, dp, **layout):
     return alone, tiny.plan(spec, job=job, **split, **layout)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("yarn-p2p2-dp1")
 @pytest.mark.parametrize(
     ("comm_type", "cp", "dp", "model", "layout"),
     CASES,
@@ -83,7 +84,7 @@ def test_agrees_with_one_process(tmp_path, comm_type, cp, dp, model, layout):
     assert torch.tensor(resumed["after"]).allclose(torch.tensor(one["after"]), rtol=1e-5)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("megatron-ring-forgets-a-part-p2p-yarn")
 @pytest.mark.parametrize(
     ("fault", "comm_type", "model"),
     [

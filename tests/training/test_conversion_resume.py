@@ -108,7 +108,6 @@ class TestBlocks:
         assert rest == [block for block, _ in blocks[2:]]
 
 
-@pytest.mark.rotated("conversions that are killed or run on processes")
 def test_processes_write_what_one_writes(tokenizer, tmp_path):
     where = [write_rows(tmp_path / "1.jsonl", 40), write_rows(tmp_path / "2.jsonl", 25, first=7)]
     (tmp_path / "3.txt").write_text("e d c")
@@ -126,7 +125,7 @@ def test_processes_write_what_one_writes(tokenizer, tmp_path):
     assert stream.read(0, len(stream)).tolist() == expected
 
 
-@pytest.mark.rotated("conversions that are killed or run on processes")
+@pytest.mark.nightly
 def test_rows_for_fine_tuning_on_processes_and_resumed(tokenizer, tmp_path):
     rows = [{"prompt": "a b " * (k % 5), "completion": "c d"} for k in range(40)]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -140,7 +139,7 @@ def test_rows_for_fine_tuning_on_processes_and_resumed(tokenizer, tmp_path):
     assert "went on after" in str(resumed)
 
 
-@pytest.mark.rotated("conversions that are killed or run on processes")
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [(), ("planted",)], ids=["", "planted"])
 def test_a_kill_before_any_operation_on_files(tokenizer, tmp_path, fault):
     for k in range(2):
@@ -164,7 +163,7 @@ tokenise(sys.argv[1:2], sys.argv[2], sys.argv[3], workers=2, commit_s=0)
 """
 
 
-@pytest.mark.rotated("conversions that are killed or run on processes")
+@pytest.mark.nightly
 def test_kill_9_of_a_conversion_on_processes(tokenizer, tmp_path):
     """At three moments in turn; the processes that tokenise end too."""
     where, out = write_rows(tmp_path / "x.jsonl", 60), tmp_path / "out" / "x"
@@ -256,7 +255,7 @@ def test_a_full_disk_is_freed_and_the_conversion_goes_on(tokenizer, tmp_path):
     assert files(tmp_path / "out" / "x") == files(tmp_path / "whole" / "x")
 
 
-@pytest.mark.rotated("conversions that are killed or run on processes")
+@pytest.mark.nightly
 def test_a_terminal_shows_the_time_left(tokenizer, tmp_path):
     where = write_rows(tmp_path / "x.jsonl", 60)
     master, terminal = pty.openpty()

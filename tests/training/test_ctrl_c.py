@@ -15,11 +15,11 @@ from functools import partial
 import psutil
 import pytest
 
-from benchmarks.system_tests.kills.cases import CASES, emit, prepare
 from kit.rehearsal import processes
 from kit.rehearsal.processes import metrics
 from tests.support import runs
 from tests.support.assets import ROOT
+from tests.system.kills.cases import CASES, emit, prepare
 
 CASES_BY_NAME = {case.name: case for case in CASES}
 LONG = 4000
@@ -89,7 +89,7 @@ def check_saved(run, said):
     return last
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("torch-ddp")
 @pytest.mark.parametrize("case", ["torch-ddp", "deepspeed-zero2", "megatron-tp2-sp"])
 def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     """torchrun for torch and Megatron, accelerate launch for DeepSpeed; two ranks in sessions of their own."""
@@ -119,7 +119,7 @@ def test_the_printed_command_goes_on_after_the_last_step(tmp_path, data):
     assert [row["step"] for row in metrics(run)] == list(range(1, last + 3))
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data, monkeypatch):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # torchrun's own patience, 30 s
     run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_ends_ranks_that_cannot_finish(tmp_path, data, monkeypat
     assert not (run / "stopped").exists()
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_before_the_first_step_it_ends_at_once(tmp_path, data):
     run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG).path
     job = OnTerminal(*KIT, "train", str(run))
@@ -157,7 +157,7 @@ def test_before_the_first_step_it_ends_at_once(tmp_path, data):
     assert not metrics(run)
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_a_rehearsal_leaves_no_process_behind():
     job = OnTerminal(*KIT, "rehearse", "tiny-llama-pretrain-cpu")
     deadline = time.monotonic() + LIMIT_S

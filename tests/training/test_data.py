@@ -16,7 +16,7 @@ from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
-from tests.training import tiny
+from tests.support import tiny
 from tests.training.disk import full_disk
 
 

@@ -11,8 +11,9 @@ from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface import packed_attention
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
+from tests.support import tiny
 from tests.support.host_syncs import waits_in_a_step
-from tests.training import cases, tiny
+from tests.training import cases
 from tests.training.batches import micro_batches
 
 LENGTHS = ((5, 20, 7), (32,), (1, 30, 1), (16, 16))

@@ -17,8 +17,9 @@ from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.specs.optimizers import BLOCK
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.training import cases, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 
 EPS = 1e-3
 """Large: early Adam is sign descent."""
@@ -216,7 +217,7 @@ def alone(tmp_path_factory):
     return found
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("DDP")
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_processes_agree_with_one(tmp_path, alone, split):
     """And hold the bytes that are planned, and go on from their own files to the bit.

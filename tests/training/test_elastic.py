@@ -16,8 +16,9 @@ from kit.planner.elastic import legal_nodes, on_nodes
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, ScheduleSpec
 from kit.training.elastic import on_started, wait_as_spare
-from tests.training import runs, tiny
-from tests.workers import WorkerError, pool
+from tests.support import tiny
+from tests.support.workers import WorkerError, pool
+from tests.training import runs
 
 
 def planned(nodes=4, batch=64, **pins):

@@ -20,7 +20,8 @@ from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import counted
 from kit.training.data.samples import packed, padded
-from tests.training import runs, tiny
+from tests.support import tiny
+from tests.training import runs
 
 JOB = {"objective": "sft", "total_tokens": None}
 

@@ -21,10 +21,11 @@ from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import record_of, sealed
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.training import cases, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.batches import micro_batches
 from tests.training.disk import full_disk
-from tests.workers import pool
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.models import hf_config
 from tests.megatron.shapes import BY_FAMILY
-from tests.training import tiny
+from tests.support import tiny
 
 
 class GroupedGemms(TorchDispatchMode):

@@ -23,10 +23,11 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
 from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
+from tests.support import tiny
 from tests.support.host_syncs import Waits, waits_in_a_step
-from tests.training import cases, tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.batches import micro_batches
-from tests.workers import pool
 
 TOKENS, HIDDEN, VOCABULARY = 50, 16, 97
 CHUNK = 24

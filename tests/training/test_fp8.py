@@ -16,8 +16,9 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
 from kit.rehearsal.rounding import gradient_bound
 from kit.specs.job import OptimizerSpec
-from tests.training import cases, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 
 EPS = OptimizerSpec(eps=1e-3, weight_decay=0.1)
 """Early Adam is sign descent, which makes much of rounding; with such an epsilon it does not."""

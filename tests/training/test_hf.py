@@ -23,7 +23,7 @@ from kit.engines.huggingface.models import (
 )
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
-from tests.training import tiny
+from tests.support import tiny
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 

@@ -10,7 +10,7 @@ from kit.engines.huggingface import experts, models
 from kit.engines.huggingface.models import HfDirectory, tensor_shapes
 from kit.errors import CheckpointError
 from kit.training.checkpoint.to_huggingface import write_hf
-from tests.training import tiny
+from tests.support import tiny
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A few of ``benchmarks.system_tests.kills``: real kills of real processes, and a planted fault that the comparison
+"""A few of ``tests.system.kills``: real kills of real processes, and a planted fault that the comparison
 must find."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from benchmarks.system_tests.kills.__main__ import torment
-from benchmarks.system_tests.kills.cases import CASES, prepare
+from tests.system.kills.__main__ import torment
+from tests.system.kills.cases import CASES, prepare
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def data(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("kills") / "data")
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("False")
 @pytest.mark.parametrize("plant", [False, True])
 def test_killed_twice_it_comes_to_the_same(tmp_path, data, plant):
     outcome = torment(CASES[0], tmp_path / "case", data, 2, 16, random.Random(3), plant)

@@ -247,7 +247,7 @@ class TestDashboard:
         """prometheus_client adds and changes suffixes: what is exported is looked at, not what was asked for."""
         import prometheus_client as client
 
-        from tests.training import tiny
+        from tests.support import tiny
 
         endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
         every = {

@@ -22,9 +22,10 @@ from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.samples import GptSamples
-from tests.training import runs, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 from tests.training.disk import full_disk
-from tests.workers import pool
 
 one_process = pytest.mark.usefixtures("one_process")
 
@@ -319,7 +320,7 @@ class TestTwoProcesses:
         layout = {"micro_batch_size": 2, "gradient_accumulation_steps": 4 // dp, "zero_stage": zero_stage}
         return runs.prepare(path, tiny.plan(spec, dp=dp, **layout))
 
-    @pytest.mark.rotated
+    @pytest.mark.everyday("0")
     @pytest.mark.parametrize("zero_stage", [0, 2, 3])
     def test_the_curve_is_that_of_one_process_and_resuming_is_bitwise(self, tmp_path, zero_stage):
         (one,) = pool("torch", 1).run(runs.run, self.rundir(tmp_path / "one", dp=1))

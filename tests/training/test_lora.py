@@ -26,10 +26,10 @@ from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from tests.support import tiny
 from tests.support.peak_memory import Peak, return_freed_memory
-from tests.training import tiny
+from tests.support.workers import pool
 from tests.training.batches import micro_batches, sample
-from tests.workers import pool
 
 LORA = LoraSpec(rank=4, alpha=16)
 LISTED = LoraSpec(rank=2, alpha=4, target_modules=("q_proj", "k_proj", "v_proj", "down_proj"))
@@ -170,7 +170,7 @@ def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[
     return losses, {name: p.grad for name, p in trained.items()}
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-lora0-layouts0")
 @pytest.mark.parametrize(
     ("family", "lora", "layouts"),
     [
@@ -285,7 +285,7 @@ def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
     return peak.grown, held
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
     """Weights are read and quantised one by one: beside what stays, a few copies of one. FSDP2 shards each layer before

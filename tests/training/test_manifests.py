@@ -13,8 +13,8 @@ from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, newest_exchange
 from kit.training.checkpoint.files import sealed
+from tests.support.alone import process_group_of_one
 from tests.training import runs
-from tests.training.alone import process_group_of_one
 
 COUNTERS = ("step", "samples_seen", "tokens_seen", "optimizer_steps", "samples_skipped")
 NUMBERS = [-1, -(2**63), 2**63, 10**30, 4.0, 1e308, "4", True, None, [], {}, [4]]

@@ -25,8 +25,8 @@ from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from tests.deepspeed import cases, plain
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 SIZES = {
     "vocab_size": tiny.VOCAB_SIZE,
@@ -124,7 +124,7 @@ def first_step(chosen: Plan, directory: Path) -> tuple[dict[str, torch.Tensor], 
     return weights, gradients, loss
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("arcee-FSDP2")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "model_type", [name for k, name in enumerate(TYPES) if (k + datetime.date.today().toordinal()) % DAYS == 0]
@@ -151,7 +151,7 @@ def test_a_type_with_parameters_that_are_never_trained_is_refused() -> None:
         random_model(spec_of("ernie4_5_moe", **own), seed=0)
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("granitemoe")
 @pytest.mark.parametrize("model_type", ["granitemoe", "llama4_text", "qwen3_next", "smollm3"])
 def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Path) -> None:
     """An exchange checkpoint of ZeRO-3, loaded bit for bit by a fresh engine, and the model that transformers loads."""

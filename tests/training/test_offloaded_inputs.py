@@ -16,7 +16,7 @@ from kit.engines.huggingface import models
 from kit.engines.kernels import offloaded_inputs
 from kit.engines.kernels.offloaded_inputs import OffloadedInputs, _Input, offload_inputs
 from kit.errors import EngineError
-from tests.training import tiny
+from tests.support import tiny
 
 LAYERS = 3
 IDS = torch.arange(16).reshape(2, 8)

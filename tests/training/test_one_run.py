@@ -18,9 +18,6 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from benchmarks.system_tests.kills import launched
-from benchmarks.system_tests.kills.cases import CASES, emit, prepare
-from benchmarks.system_tests.kills.processes import Job
 from kit.diagnose.logs import diagnose
 from kit.errors import RunDirectoryError
 from kit.rehearsal.processes import metrics
@@ -28,6 +25,9 @@ from kit.training import run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
 from tests.support import runs
+from tests.system.kills import launched
+from tests.system.kills.cases import CASES, emit, prepare
+from tests.system.kills.processes import Job
 from tests.training import runs as loop_runs
 
 LONG = 4000
@@ -55,7 +55,7 @@ def steps_of(run):
     return [row["step"] for row in metrics(run)]
 
 
-@pytest.mark.rotated("launched")
+@pytest.mark.nightly
 def test_ranks_end_when_their_launcher_is_killed(tmp_path, data):
     run = emit(CASES[0], tmp_path / "run", data, LONG).path
     torchrun = launched.torchrun(run)
@@ -127,7 +127,7 @@ class TestLaunchersInALine:
         assert not done.stdout
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 class TestTheLock:
     def test_of_three_starts_at_once_one_trains(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, 300).path
@@ -143,7 +143,7 @@ class TestTheLock:
         assert steps_of(run) == list(range(1, 301))
         assert not (run / NAME).exists()
 
-    @pytest.mark.rotated("long")
+    @pytest.mark.nightly
     def test_a_crashed_run_is_taken_over_at_once_and_a_second_successor_refused(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, 200).path
         first = Job.start(run)
@@ -225,7 +225,7 @@ class TestALockOfAnotherMachine:
 
 
 class TestWhatWasNotSaved:
-    @pytest.mark.rotated
+    @pytest.mark.everyday("deleted")
     @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
     def test_a_directory_that_goes_while_it_trains(self, tmp_path, data, deleted):
         run = emit(CASES[0], tmp_path / "run", data, LONG).path

@@ -20,8 +20,9 @@ from kit.engines.torch.fsdp import full_tensor, local_shard, own_slice
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName, OptimizerSpec
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.training import cases, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 
 RATES: dict[OptimizerName, float] = {
     "adamw": 1e-2,
@@ -142,7 +143,7 @@ def test_one_process(alone, tmp_path, name):
     check(alone[name], directory(tmp_path, name))
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("adamw-DDP")
 @pytest.mark.parametrize(("name", "split"), TRIED)
 def test_two_processes_agree_with_one(alone, tmp_path, name, split):
     rundir = directory(tmp_path, name, **SPLITS[split])

@@ -11,7 +11,8 @@ from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
 from kit.training.data.loader import DataLoader, Prefetcher
-from tests.training import runs, tiny
+from tests.support import tiny
+from tests.training import runs
 
 
 class Steps:

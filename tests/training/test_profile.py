@@ -10,8 +10,9 @@ import pytest
 
 from kit.training.__main__ import main
 from kit.training.profile import Work, own_times, parse, shares
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 
 
 def test_overlapping_communication_is_not_exposed():

@@ -21,8 +21,8 @@ from kit.emit.run_directory import write
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.checkpoint.convert import convert
 from kit.training.publish import card
+from tests.support import tiny
 from tests.support.assets import prepare
-from tests.training import tiny
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_the_card_is_the_runs(checkpoint: Path) -> None:
     assert "No run was beside this checkpoint" in card("org/name", prepare().model)
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 def test_the_hub_gets_every_file(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     done = push(hub, checkpoint, tmp_path / "model", "--extras-from", str(prepare().model), "--push", "org/name")
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ def test_the_hub_gets_every_file(hub: Hub, checkpoint: Path, tmp_path: Path) -> 
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= written.keys()
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 def test_a_broken_upload_loses_nothing(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     hub.refuses = True
     done = push(hub, checkpoint, tmp_path / "model", "--push", "org/name")

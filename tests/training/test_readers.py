@@ -11,7 +11,7 @@ from kit.specs.families import ENCODER_DECODER, FAMILIES
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.foreign import readers
 from kit.training.checkpoint.foreign.recognise import inspected
-from tests.training import tiny
+from tests.support import tiny
 
 
 @pytest.mark.parametrize(

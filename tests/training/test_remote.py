@@ -20,9 +20,10 @@ from kit.training.checkpoint.files import FileRecord, sealed, sealed_files
 from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, share
 from kit.training.checkpoint.upload_process import FINISH, Upload, Uploader, command
 from kit.training.checkpoint.uploads import Uploads
+from tests.support import tiny
 from tests.support.s3 import SECRET, s3_server
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support.workers import pool
+from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
 ADDRESS = "s3://bucket/runs/a"
@@ -77,7 +78,7 @@ class TestARun:
         size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/state"))
         assert any(each["step"] == 6 and each["bytes"] >= size and each["seconds"] > 0 for each in told)
 
-    @pytest.mark.rotated("uploads of runs")
+    @pytest.mark.everyday("False")
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_goes_on_from_s3_on_another_machine(self, tmp_path, s3, asynchronous):
         whole = runs.prepare(tmp_path / "whole")
@@ -91,7 +92,7 @@ class TestARun:
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
 
-    @pytest.mark.rotated("uploads of runs")
+    @pytest.mark.nightly
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_tells_its_process_of_every_checkpoint(self, tmp_path, monkeypatch, asynchronous):
         told = []
@@ -150,7 +151,7 @@ class TestARun:
 
 @one_process
 class TestAServerThatFails:
-    @pytest.mark.rotated("uploads of runs")
+    @pytest.mark.nightly
     def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
         rundir = prepare(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0)
@@ -164,7 +165,7 @@ class TestAServerThatFails:
         runs.run(runs.with_run(rundir, checkpoint=patient), resume="auto", stop_at_step=4, export_at_end=False)
         assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
 
-    @pytest.mark.rotated("uploads of runs")
+    @pytest.mark.nightly
     def test_a_failure_is_tried_again(self, tmp_path, s3):
         left = [12]
 
@@ -286,7 +287,7 @@ class TestHosts:
         assert Uploader(upload(saved, remote.address, last=2)).attempt()
         assert remote.names() == {"step-00000004", "step-00000006"}
 
-    @pytest.mark.rotated("uploads of runs")
+    @pytest.mark.nightly
     def test_two_processes(self, tmp_path):
         """Each rank as on a host of its own; both copy, and both fetch."""
         away = tmp_path / "away"

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.system_tests.kills import cases
-from benchmarks.system_tests.kills.__main__ import compare
 from kit.errors import DataError, SpecError
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec
 from kit.training.data import pair_files
@@ -24,9 +22,12 @@ from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader
 from tests.support import runs as jobs
+from tests.support import tiny
 from tests.support.s3 import SECRET, s3_server
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support.workers import pool
+from tests.system.kills import cases
+from tests.system.kills.__main__ import compare
+from tests.training import runs
 
 BUCKET = "s3://bucket/sets"
 SUFFIXES = (".bin", ".idx", ".json")
@@ -119,7 +120,7 @@ def sets(directory: Path, kind: str, at) -> DataSpec:
 OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("text")
 @pytest.mark.parametrize("kind", ["text", "blend", "sft", "packed", "seq2seq"])
 def test_micro_batches_are_those_of_the_local_files(tmp_path, s3, kind):
     objective = OBJECTIVE.get(kind, kind)
@@ -299,7 +300,7 @@ class TestRuns:
         runs.run(remote, resume="auto", export_at_end=False)
         assert runs.metrics(remote) == runs.metrics(local)
 
-    @pytest.mark.rotated("long")
+    @pytest.mark.nightly
     @pytest.mark.parametrize("name", ["torch-fsdp2", "deepspeed-zero2", "megatron-tp2-sp"])
     def test_two_processes_are_killed_and_go_on(self, tmp_path, s3, name):
         """As a user starts them: the metrics and the state of the run on local files, bit for bit."""

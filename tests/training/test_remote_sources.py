@@ -46,7 +46,7 @@ def corpus(s3, tmp_path, monkeypatch):
     return here, ["s3://bucket/text/part-*.jsonl", "s3://bucket/text/t.parquet", "s3://bucket/text/t.txt"]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_objects_give_the_tokens_of_their_copies(corpus, tokenizer, tmp_path, workers):
     here, there = corpus

@@ -11,7 +11,7 @@ from kit.emit.run_directory import write
 from kit.errors import SpecError
 from kit.planner.schedule import learning_rate
 from kit.specs.run import ScheduleSpec
-from tests.training import tiny
+from tests.support import tiny
 
 
 def rate(step, *, schedule, steps=1000, batch=4, peak=3e-4):

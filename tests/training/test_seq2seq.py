@@ -21,8 +21,8 @@ from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded
-from tests.training import tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
 
 ROWS = 8
 JOB = {"objective": "seq2seq", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
@@ -107,7 +107,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("t5-torch-3")
 @pytest.mark.parametrize(
     ("family", "engine", "stage"),
     [

@@ -31,8 +31,9 @@ from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import tokenise
 from kit.training.publish import card
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -284,7 +285,7 @@ MEGATRON = [
 ]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-False-layouts0")
 @pytest.mark.parametrize(
     ("family", "packing", "layouts"),
     [

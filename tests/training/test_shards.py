@@ -12,9 +12,9 @@ import torch
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.specs.job import OptimizerSpec
-from tests.training import tiny
+from tests.support import tiny
+from tests.support.workers import pool
 from tests.training.batches import micro_batches
-from tests.workers import pool
 
 SAMPLES = 12
 """Of a step: a number that 1, 2, 3 and 4 processes share evenly."""
@@ -86,7 +86,7 @@ def written(tmp_path: Path, name: str, **job: Any) -> tuple[Any, list[float], bo
     return pool("torch", rundir.plan.layout.world_size).run(write, rundir, tmp_path / f"checkpoint-{name}")[0]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("fsdp-4-after0")
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -140,7 +140,7 @@ def _of_an_older_kit(checkpoint: Path) -> None:
         path.write_text(json.dumps(text))
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("_without_a_rank-values that this rank needs of")
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

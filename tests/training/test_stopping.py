@@ -14,8 +14,9 @@ import pytest
 
 from kit.specs.run import LimitsSpec
 from kit.training.stopping import HUNG_CODE, Reason, Stopping, watchdog
-from tests.training import runs, tiny
-from tests.workers import WorkerError, pool
+from tests.support import tiny
+from tests.support.workers import WorkerError, pool
+from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
 

@@ -9,8 +9,9 @@ import pytest
 
 from kit.diagnose.logs.diagnosis import diagnose
 from kit.training import stragglers
-from tests.training import runs, tiny
-from tests.workers import pool
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 
 FAULTS = {
     "data": "kit.training.data.loader.Prefetcher.step",
@@ -68,7 +69,7 @@ def trained(tmp_path, fault, steps=20, until=20, pace_s=0.0, **layout):
     return slow, [row for row in rows if row["slowest_rank"] is not None], rundir
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("data-layout0")
 @pytest.mark.parametrize(
     ("fault", "layout"),
     [

@@ -24,8 +24,8 @@ from kit.training.data.loader import DataParallelShard, training_batches
 from kit.training.data.samples import GptSamples
 from kit.training.data.stream_source import StreamSource, open_source
 from kit.training.data.tokenise import tokenise
+from tests.support import tiny
 from tests.support.s3 import s3_server
-from tests.training import tiny
 from tests.training.streamed import READERS, all_documents, samples, spec, texts, write
 from tests.training.test_conversion_resume import save_tokenizer
 
@@ -94,7 +94,7 @@ def test_blocks_are_shuffled_by_the_seed(tmp_path):
 class TestBookmarks:
     """A reader that begins at the bookmarks of another reads what the other goes on to read."""
 
-    @pytest.mark.rotated
+    @pytest.mark.everyday("1-1-0-jsonl")
     @pytest.mark.parametrize("kind", READERS)
     @pytest.mark.parametrize(("files", "streams", "block"), [(1, 1, 0), (5, 2, 8), (2, 4, 3), (3, 2, 1000), (3, 3, 2)])
     def test_from_every_place(self, tmp_path, kind, files, streams, block, monkeypatch):

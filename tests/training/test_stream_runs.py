@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import kit
-from benchmarks.system_tests.kills.processes import Job
 from kit.errors import CheckpointError, DataError, SpecError
 from kit.specs.run import CheckpointSpec, RunSpec, StabilitySpec
 from kit.training import loop
@@ -21,11 +20,13 @@ from kit.training.data.loader import DataLoader
 from kit.training.data.stream_source import StreamSource
 from kit.training.loop import train
 from tests.support import runs as started
+from tests.support import tiny
 from tests.support.assets import RECIPE
+from tests.support.workers import pool
+from tests.system.kills.processes import Job
 from tests.test_bad_input import answer
-from tests.training import runs, tiny
+from tests.training import runs
 from tests.training.streamed import samples, spec, texts, write
-from tests.workers import pool
 
 one_process = pytest.mark.usefixtures("one_process")
 LAYOUTS = [
@@ -68,7 +69,7 @@ def export(rundir, steps):
     train(build_engine(runs.with_settings(rundir)), rundir, stop_at_step=steps)
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
@@ -167,7 +168,7 @@ def words(data, steps=12):
     ]
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 def test_kill_9_and_resume_auto(tmp_path, data):
     """Of the ranks that a launcher starts, in the middle of the stream."""
     whole, killed = (started.emit(RECIPE, tmp_path / name, words(data, 40)) for name in ("whole", "killed"))

@@ -16,9 +16,10 @@ from kit.engines.kernels import tiled_mlp
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.layout import mlp_tiles
 from kit.specs.model import FAMILIES
-from tests.training import cases, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.test_torch_engine import relative_error
-from tests.workers import pool
 
 LONG = {"recompute": "full", "chunked_loss": True, "activation_offloading": True}
 RING, ULYSSES = {"cp_comm_type": "p2p"}, {"cp_comm_type": "a2a"}
@@ -90,7 +91,7 @@ def both(tmp_path, ranks, family, layout, fault=None):
     return one, pool("torch", ranks).run(trained, tiny.run_directory(tmp_path / "tiled", split), fault)[0]
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("one process")
 @pytest.mark.parametrize(("ranks", "family", "layout"), CASES.values(), ids=CASES.keys())
 def test_every_gradient_is_that_of_whole_mlps(tmp_path, ranks, family, layout):
     (loss, gradients, evaluated), found = both(tmp_path, ranks, family, layout)

@@ -19,9 +19,10 @@ from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
 from kit.specs.job import LoraSpec
-from tests.training import cases, tiny
+from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import cases
 from tests.training.batches import micro_batches, sample
-from tests.workers import pool
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -181,7 +182,7 @@ class TestOneProcess:
             build_engine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("0-none-llama")
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize(("zero_stage", "recompute"), [(0, "none"), (0, "full"), (2, "none"), (3, "none"), (3, "full")])
 def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
@@ -205,7 +206,7 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
         assert relative_error(two["master"][name], weight) < 1e-5, name
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-False-1")
 @pytest.mark.parametrize(
     ("family", "from_disk", "dp"),
     [("llama", False, 1), ("llama", True, 1), ("qwen2", False, 1), ("qwen2", True, 1), ("llama", True, 2)],

@@ -1,5 +1,5 @@
 """torchtitan's names and order of rows become Hugging Face's. torchtitan itself is not installed here: these files are
-torch's, under the names that torchtitan 0.3.0 wrote in ``benchmarks.system_tests.checkpoints.titan``, whose table in
+torch's, under the names that torchtitan 0.3.0 wrote in ``tests.system.checkpoints.titan``, whose table in
 docs/checkpoints.md is of its own files."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.foreign.recognise import inspected
-from tests.training import tiny
+from tests.support import tiny
 
 INNER = {
     "self_attn.o_proj": "attention.wo",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.system_tests.examples.cases import LAUNCH, LAYOUTS, start, with_files
-from benchmarks.system_tests.examples.inputs import plan_for, prepare
 from kit.cost.memory.rank_huggingface import reference_bytes
 from kit.emit import own_script
 from kit.emit.trainer import script_arguments
+from tests.system.examples.cases import LAUNCH, LAYOUTS, start, with_files
+from tests.system.examples.inputs import plan_for, prepare
 
 SCRIPT = """
 import sys
@@ -35,7 +35,7 @@ trainer.accelerator.end_training()
 """
 
 
-@pytest.mark.rotated("long")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("layout", "precision"), [("ZeRO-2", "bf16"), ("ZeRO-3", "fp32"), ("FSDP2", "bf16")])
 def test_the_reference_takes_the_planned_bytes(layout: str, precision: str, tmp_path: Path) -> None:
     """TrainingArguments takes bf16 on a CPU with use_cpu alone, which makes ZeRO-3's partition one of one process."""

@@ -276,7 +276,7 @@ def test_a_text_that_no_link_can_hold_is_refused() -> None:
 # ---------------------------------------------------------------- time and imports
 
 
-@pytest.mark.rotated
+@pytest.mark.everyday("llama-3.1-8b-8xH100-0.3")
 @pytest.mark.parametrize(
     ("model", "cluster", "most_s"),
     [("llama-3.1-8b", "8xH100", 0.3), ("llama-3.1-70b", "64xH100", 0.3), ("llama-3.1-405b", "16384xH100", 1.0)],

@@ -151,7 +151,6 @@ def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
     first.context.close()
 
 
-@pytest.mark.rotated("page in a browser")
 def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visitor, server: Server) -> None:
     visitor.sees("Megatron-core TP 2 + sequence parallel")
     plan = kit.plan("llama-3.1-8b", "8xH100")
@@ -165,7 +164,7 @@ def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visit
     assert visitor.chart("layouts").locator("text", has_text="GiB usable").count() == 1
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_the_chart_of_the_browser_has_every_layout(visitor: Visitor) -> None:
     found = kit.compare("llama-3.1-8b", "8xH100")
     points = visitor.page.evaluate(
@@ -176,7 +175,7 @@ def test_the_chart_of_the_browser_has_every_layout(visitor: Visitor) -> None:
     assert sum(json.loads(points)[:3]) == len(found.layouts)
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
     page, point = visitor.page, visitor.points().nth(40)
     point.hover(force=True)
@@ -194,7 +193,7 @@ def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
     page.wait_for_function("!location.search.includes('pin=')")
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_choices_move_the_plan_and_the_link(visitor: Visitor) -> None:
     page = visitor.page
     slider = page.get_by_role("slider", name="Sequence length, powers of two")
@@ -214,7 +213,7 @@ def test_choices_move_the_plan_and_the_link(visitor: Visitor) -> None:
     visitor.sees("16 × H100")
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_a_pipeline_has_a_schedule_and_files_can_be_taken(visitor: Visitor, server: Server) -> None:
     page = visitor.page
     page.goto(f"{server.url}?model=llama-3.1-70b&cluster=64xH100&layout.pp=4&layout.engine=megatron")
@@ -233,7 +232,7 @@ def test_a_pipeline_has_a_schedule_and_files_can_be_taken(visitor: Visitor, serv
     assert Path(download.value.path()).read_text(encoding="utf-8") == expected["megatron.yaml"]
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_wrong_input_is_explained_and_the_page_goes_on(visitor: Visitor, server: Server) -> None:
     page = visitor.page
     alert = page.get_by_role("alert")
@@ -255,7 +254,7 @@ def test_wrong_input_is_explained_and_the_page_goes_on(visitor: Visitor, server:
     visitor.link_has("text=")
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_two_visitors_do_not_see_each_other(visitor: Visitor, browser: Any, server: Server) -> None:
     other = Visitor(browser, server, "?model=mine.yaml")
     other.sees("llama-3.2-1b")
@@ -272,7 +271,7 @@ def test_two_visitors_do_not_see_each_other(visitor: Visitor, browser: Any, serv
     other.context.close()
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor, server: Server) -> None:
     page = visitor.page
     page.goto(server.url)
@@ -299,7 +298,7 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor
     assert unnamed == []
 
 
-@pytest.mark.rotated("page in a browser")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 18, 18)")])
 def test_dark_and_light_follow_the_system(
     browser: Any, server: Server, scheme: str, background: str, tmp_path: Path

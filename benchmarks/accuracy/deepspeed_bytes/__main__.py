@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.deepspeed_bytes.cases import CASES, WORLD_SIZE
 from benchmarks.accuracy.deepspeed_bytes.compare import page, terms
-from benchmarks.page import ROOT, write_json
+from tests.support.page import ROOT, write_json
 from tests.support.runs import output, torchrun
 
 PAGE = ROOT / "docs" / "deepspeed-bytes.md"

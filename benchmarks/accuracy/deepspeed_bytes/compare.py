@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.deepspeed_bytes.cases import Case
 from benchmarks.accuracy.deepspeed_bytes.measure import Held
-from benchmarks.page import header, table
 from kit.cost.memory import offload
 from kit.cost.memory.engine import engine_memory
 from kit.cost.memory.states import state_bytes
 from kit.cost.model.params import count
+from tests.support.page import header, table
 
 TOLERANCE = 0.02
 """Largest relative difference of a term."""

@@ -16,11 +16,11 @@ import warnings
 from typing import Any
 
 from benchmarks.accuracy.probe.cases import CASES
-from benchmarks.page import ROOT, header, row, table, write_json
 from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.diagnose.probe.run import probe
 from kit.planner.plan import Plan
 from kit.units import GIB
+from tests.support.page import ROOT, header, row, table, write_json
 
 PAGE = ROOT / "docs" / "probe.md"
 RESULTS = ROOT / "benchmarks" / "results" / "probe.json"

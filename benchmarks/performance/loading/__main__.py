@@ -19,10 +19,10 @@ import typer
 import kit
 from benchmarks.performance import weights
 from benchmarks.performance.loading.worker import loaded
-from benchmarks.program import run
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
 from kit.units import to_gib
+from tests.support.program import run
 
 SHARE_FACTOR = 1.3
 EXPORT_FACTOR = 2.5

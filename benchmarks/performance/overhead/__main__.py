@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.performance.overhead import data, loop
-from benchmarks.program import Names, chosen, run
+from tests.support.program import Names, chosen, run
 
 OWN_MS = 1.0
 DATA_TIMES = 20.0

@@ -10,7 +10,8 @@ import numpy as np
 import kit
 from kit.specs.job import JobSpec
 from kit.training.data.fine_tuning_rows import Rows
-from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens, IndexedWriter
+from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataParallelShard, training_batches
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
 from tests.support import small_run

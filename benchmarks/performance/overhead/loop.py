@@ -17,7 +17,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.rehearsal.processes import metrics
 from kit.training.loop import train
 from tests.support import small_run
-from tests.training.alone import process_group_of_one
+from tests.support.alone import process_group_of_one
 
 STEPS = 60
 EVERY, SAVED_STEPS = 20, 61

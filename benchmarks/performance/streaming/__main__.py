@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import typer
 
 import kit
-from benchmarks.page import row, table
 from benchmarks.performance import weights
 from benchmarks.performance.streaming.converting import converted
 from benchmarks.performance.streaming.worker import streamed
-from benchmarks.program import run
 from kit.specs.catalog import load_model
 from kit.units import to_gib
+from tests.support.page import row, table
+from tests.support.program import run
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp=2": {"tp": 2, "sp": True, "pp": 1},

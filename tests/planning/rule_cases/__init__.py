@@ -9,7 +9,7 @@ from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
-from tests.planning.examples import cluster, deepspeed, job
+from tests.support.models import cluster, deepspeed, job
 
 LLAMA = "llama-3.1-8b"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from kit.specs.job import LoraSpec, OptimizerSpec
-from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import OVER_MEGATRON, STARCODER, Case
+from tests.support.models import deepspeed, megatron, torch
 
 CASES = [
     Case(

@@ -8,8 +8,8 @@ from typing import Any
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
-from tests.planning.examples import megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
+from tests.support.models import megatron, torch
 
 
 def overlapped(**changes: Any) -> Layout:

@@ -8,8 +8,8 @@ from typing import Any
 from kit.specs.balancing import BalancingSpec
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
-from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import LLAMA, STARCODER, Case
+from tests.support.models import deepspeed, megatron, torch
 
 _SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
 ON_HOST = torch(zero_stage=3, offload_param="cpu", offload_optimizer="cpu")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kit.specs.job import GrpoSpec, OptimizerSpec
-from tests.planning.examples import deepspeed, torch
 from tests.planning.rule_cases import Case
+from tests.support.models import deepspeed, torch
 
 CASES = [
     *(

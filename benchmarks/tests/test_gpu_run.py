@@ -1,0 +1,175 @@
+"""The GPU benchmark's own promises: whatever becomes of a row, the rest goes on and the page says what happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import kit
+from benchmarks.gpu import cases, devices, measured, peers, run, worker
+from tests.support import host_syncs
+
+
+@pytest.fixture
+def session(tmp_path) -> run.Run:
+    return run.Run("cpu", tmp_path, time.monotonic() + 600, tmp_path / "result")
+
+
+def spec(kind: str, name: str, scratch: Path) -> dict[str, str]:
+    return {"kind": kind, "name": name, "device": "cpu", "scratch": str(scratch)}
+
+
+def test_every_case_has_a_plan_for_one_h200_or_a_reason(tmp_path, monkeypatch):
+    """No case is misspelt, and what is refused is refused for want of support or room, which the row then says."""
+    big = kit.plan("llama-3.2-1b", "1xH200", kit.JobSpec(seq_length=128, global_batch_size=1)).cluster
+    roomy = cases.dataclasses.replace(big, host_ram_gib=512.0, nvme_gib=512.0)
+    monkeypatch.setattr(cases, "machine", lambda device, scratch: roomy)
+    refused = {}
+    for case in cases.CASES:
+        try:
+            plan = cases.planned(case, "cuda", tmp_path)
+        except kit.KitError as error:
+            refused[case.name] = str(error)
+        else:
+            assert plan.layout.engine == case.pins["engine"]
+    assert len(cases.CASES) - len(refused) >= 10
+    unpinned = cases.dataclasses.replace(cases.RECIPES[0], pins={"engine": "torch", "micro_batch_size": 4})
+    assert cases.planned(unpinned, "cuda", tmp_path).layout == cases.planned(cases.RECIPES[0], "cuda", tmp_path).layout
+    peers_layout = cases.peers_plan("cuda", tmp_path).layout
+    assert (peers_layout.micro_batch_size, peers_layout.chunked_loss, peers_layout.compile_layers) == (4, False, False)
+    assert not refused
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out of memory"),
+        (ImportError("No module named 'liger_kernel'"), "skipped"),
+        (peers.Skipped("transformer-engine is not installed"), "skipped"),
+        (kit.KitError("does not fit"), "refused"),
+        (RuntimeError("cannot open /data/secret/file.bin"), "failed"),
+        (RuntimeError("CUDA error: out of memory"), "out of memory"),  # of page-locked host memory
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "out of memory"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_what_a_row_can_end_as(tmp_path, monkeypatch, raised, status):
+    def fails(*_):
+        raise raised
+
+    monkeypatch.setattr(measured, "measure", fails)
+    row = worker.outcome(spec("case", "1B, torch", tmp_path))
+    assert row["status"] == status
+    assert "/root" not in row["why"]
+
+
+def test_an_allocation_that_fails_inside_of_a_compiler_is_out_of_memory(tmp_path, monkeypatch):
+    """A real one, wrapped as torch.compile wraps what a backend raises; and an error beside it is none."""
+
+    def fails(*_):
+        try:
+            torch.empty(2**50)
+        except RuntimeError as lack:
+            raise kit.KitError("the layers could not be compiled") from lack
+
+    monkeypatch.setattr(measured, "measure", fails)
+    assert worker.outcome(spec("case", "1B, torch", tmp_path))["status"] == "out of memory"
+    assert worker.out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
+
+
+WITHOUT = """
+import json, sys
+from pathlib import Path
+packages, scratch = json.loads(sys.argv[1]), Path(sys.argv[2])
+sys.modules |= dict.fromkeys(packages)  # importing one raises ModuleNotFoundError
+from benchmarks.gpu import worker
+for number, (package, case) in enumerate(packages.items()):
+    (place := scratch / str(number)).mkdir()
+    spec = {"kind": "case", "name": case, "device": "cpu", "scratch": str(place)}
+    print(json.dumps([package, worker.outcome(spec)]))
+"""
+
+
+@pytest.mark.nightly
+def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
+    """Whole rows in a process that lacks the packages; the last one asks for none of them."""
+    packages = {
+        "deepspeed": "1B, deepspeed",
+        "megatron": "1B, megatron",
+        "peft": "8B, LoRA",
+        "bitsandbytes": "8B, QLoRA",
+        "liger_kernel": "1B, eager mode",
+    }
+    command = [sys.executable, "-c", WITHOUT, json.dumps(packages), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=run.ROOT, env=run.environment("cpu"))
+    rows = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    assert rows.keys() == packages.keys()
+    assert rows.pop("liger_kernel")["status"] == "ok"
+    for package, row in rows.items():
+        assert row["status"] in ("skipped", "refused")
+        assert package in row["why"]
+
+
+def test_what_hangs_is_a_row(session):
+    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=0.1), 0)
+    assert row["status"] == "too slow"
+
+
+def test_without_time_a_row_is_not_begun(session):
+    session.deadline = time.monotonic() + 1
+    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
+    assert row["status"] == "skipped" and "minutes" in row["why"]  # noqa: PT018
+
+
+def test_a_dead_worker_is_a_row(session, monkeypatch):
+    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
+    assert row["status"] == "failed"
+
+
+def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
+    """torch's sync debug mode warns at each wait. A place that waits twice counts twice; other warnings do not
+    count."""
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with host_syncs.cuda_waits() as places:
+        for _ in range(2):
+            warnings.warn(f"{host_syncs.SYNCHRONISED} (Triggered internally)", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert modes == ["warn", "default"]
+    assert list(places.values()) == [2]
+    assert next(iter(places)).startswith("test_run.py:")
+
+
+def test_a_wrong_gradient_disagrees(tmp_path):
+    from safetensors.torch import save_file
+
+    for name, factor in (("reference", 1.0), ("torch", 1.0 + 1e-5), ("megatron", 2.0)):
+        folder = tmp_path / name / "llama"
+        folder.mkdir(parents=True)
+        save_file({"weight": torch.full((4,), factor)}, folder / "gradients.safetensors")
+        (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "grad_norm": 1.0}]))
+    agreed = [
+        devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"]
+        for name in ("torch", "megatron")
+    ]
+    assert agreed == [True, False]
+
+
+def test_a_reference_that_ended_early_ends_no_run(session):
+    """The row says which model is missing, and the script goes on."""
+    for folder in ("curves/reference/llama", "curves/torch/llama", "curves/torch/mixtral"):
+        (session.scratch / folder).mkdir(parents=True)
+    (session.scratch / "curves/reference/llama/curve.json").write_text("[]")
+    row = {"name": "torch on cpu", "status": "ok"}
+    job = run.Job("devices", "torch on cpu", {"curves": str(session.scratch / "curves/torch")}, limit_s=1)
+    run._compare(session, job, row)
+    assert row["status"] == "skipped"
+    assert "mixtral" in row["why"]

@@ -1,0 +1,81 @@
+"""The cost model against the real model code on fake tensors, in small; full-size plans are in docs/probe.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tests.probe_small import CASES, LLAMA, case
+from kit.diagnose.probe.result import MemorySnapshot, ProbeResult
+from kit.diagnose.probe.run import ProbeError, probe
+from kit.diagnose.probe.tracker import LiveBytes
+
+NAMES = [f"{each.name}, stage {stage}" for each in CASES for stage in each.stages]
+
+
+@pytest.fixture(scope="module")
+def probed(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of the cases that run today."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    asked = [name for name in NAMES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
+    words = [sys.executable, "-m", "benchmarks.tests.probe_small", *asked]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment, cwd=root)
+    return {each["name"]: each for each in json.loads(done.stdout)}
+
+
+@pytest.mark.everyday(NAMES[0])
+@pytest.mark.parametrize("name", NAMES)
+def test_cost_model_and_probe_agree(probed: dict[str, Any], name: str) -> None:
+    found = probed[name]
+    if found["states_error"] is not None:
+        assert abs(found["states_error"]) < 0.03
+    assert abs(found["activations_error"]) < 0.08
+
+
+def test_live_bytes_come_and_go_with_their_storage() -> None:
+    with LiveBytes() as live:
+        first = torch.zeros(1000)
+        view = first[10:]
+        second = first + 1
+        assert live.now == 8000
+        del first
+        assert live.now == 8000, "a view keeps its storage"
+        del view
+        assert (live.now, live.peak) == (4000, 8000)
+        live.leave_out([second])
+        assert live.now == 0
+        del second
+        assert live.now == 0
+
+
+def test_what_autograd_keeps_is_counted_until_backward_has_used_it() -> None:
+    weight = torch.zeros(100, requires_grad=True)
+    with LiveBytes() as live:
+        begin = live.now
+        loss = (weight.exp() * 2).sum()
+        kept = live.now - begin
+        loss.backward()
+        assert kept == 400 + 4, "the result of exp, and the loss"
+        live.leave_out([weight.grad, loss])
+        assert live.now == begin
+
+
+def test_an_error_is_an_error() -> None:
+    held = MemorySnapshot(weights=1.0, gradients=1.0, optimizer=2.0, activations=10.0)
+    more = MemorySnapshot(weights=1.0, gradients=1.0, optimizer=3.0, activations=9.0)
+    found = ProbeResult(stage=0, measured=held, predicted=more, with_states=True, layers_traced=(1, 2), seconds=0.0)
+    assert found.states_error == pytest.approx(0.25)
+    assert found.activations_error == pytest.approx(-0.1)
+
+
+def test_a_stage_that_is_not_there() -> None:
+    with pytest.raises(ProbeError, match="stage=2 of a plan with pp=1; use 0 to 0"):
+        probe(case(LLAMA, "torch", zero_stage=0).plan(), 2)

@@ -1,0 +1,104 @@
+"""Formulas of plain-torch layers against the bytes that autograd keeps of the same operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
+from benchmarks.accuracy.programs.torch_layer import layer_terms, logits_bytes
+from kit.specs.layout import Layout
+from tests.support.models import cluster, job
+
+TOKENS, HIDDEN, FFN, VOCABULARY = 24, 32, 80, 120
+
+
+def run(implementation: str, **flags: Any) -> PublishedWorkload:
+    model = PublishedModel(
+        name="tiny",
+        family="llama",
+        num_layers=1,
+        hidden_size=HIDDEN,
+        ffn_hidden_size=FFN,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=TOKENS,
+    )
+    return PublishedWorkload(
+        model=model,
+        cluster=cluster("1xH100"),
+        job=job(seq_length=TOKENS),
+        layout=Layout(engine="torch", implementation="huggingface", **flags),
+        implementation=implementation,
+    )
+
+
+def kept(
+    compute: Callable[[torch.Tensor], torch.Tensor], width: int, parameters: tuple[torch.nn.Parameter, ...] = ()
+) -> int:
+    """Bytes of storage kept by the operators of ``compute``, parameters and their transposes left out."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    value = torch.randn(TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
+    storages: dict[int, int] = {}
+    tensors = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own and tensor.is_floating_point():
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            tensors.append(tensor)  # alive, or its address would be used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = compute(value * 1.0)
+    assert output.grad_fn is not None
+    return sum(storages.values())
+
+
+def parameter(*sizes: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(*sizes, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("kernels", ["litgpt", "torchtune"])
+def test_norm_and_the_matrix_behind_it(kernels: str) -> None:
+    """litgpt scales in fp32 (model.py, RMSNorm), torchtune in 16 bits (modules/rms_norm.py)."""
+    scale, matrix = parameter(HIDDEN), parameter(HIDDEN, HIDDEN)
+
+    def compute(value: torch.Tensor) -> torch.Tensor:
+        wide = value.float()
+        normed = wide * torch.rsqrt(torch.mean(wide * wide, dim=-1, keepdim=True) + 1e-5)
+        result = (normed * scale.float()).to(value.dtype) if kernels == "litgpt" else normed.to(value.dtype) * scale
+        return functional.linear(result, matrix)
+
+    reciprocal_and_scale = 4 * TOKENS + (4 * HIDDEN if kernels == "litgpt" else 0)
+    assert 2 * (kept(compute, HIDDEN, (scale, matrix)) - reciprocal_and_scale) == layer_terms(run(kernels))["norms"]
+
+
+def test_gated_mlp() -> None:
+    """Gate, its activation, up, and product; the input of gate and up counts as the norm's result."""
+    gate, up, down = parameter(FFN, HIDDEN), parameter(FFN, HIDDEN), parameter(HIDDEN, FFN)
+
+    def compute(value: torch.Tensor) -> torch.Tensor:
+        product = functional.silu(functional.linear(value, gate)) * functional.linear(value, up)
+        return functional.linear(product, down)
+
+    entry = 2 * TOKENS * HIDDEN
+    assert kept(compute, HIDDEN, (gate, up, down)) - entry == layer_terms(run("torchtune"))["mlp"]
+
+
+def test_sixteen_bit_loss_keeps_log_probabilities_beside_the_logits() -> None:
+    """litgpt: logits of all chunks stay referenced (finetune/lora.py, fit), log-probabilities are saved."""
+    labels = torch.randint(0, VOCABULARY, (TOKENS,))
+
+    def compute(value: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(value, labels, reduction="none")
+
+    small = 8 * TOKENS + 64
+    saved = kept(compute, VOCABULARY)
+    logits = 2 * TOKENS * VOCABULARY
+    assert saved + logits == pytest.approx(logits_bytes(run("litgpt", chunked_loss=True)), abs=small)

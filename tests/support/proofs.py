@@ -1,0 +1,250 @@
+"""Every proof by its name: what it shows, how long it takes on two cores, and what it needs.
+
+    make prove                      the list
+    make prove NAME=...             runs one
+
+A proof is one or more commands; the first that fails ends it with its exit code. Each command takes options of its
+own, which ``--help`` prints.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = "make prove NAME=ops"
+TRACKERS = "pip install wandb mlflow trackio"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Commands in bash, and what a person should know before starting them."""
+
+    shows: str
+    minutes: float
+    commands: tuple[str, ...]
+    needs: str = ""
+    """What must be there before: root, compiled operators, packages."""
+
+
+def _proof(shows: str, minutes: float, *commands: str, needs: str = "") -> Proof:
+    return Proof(shows, minutes, tuple(f"python -m {command}" for command in commands), needs)
+
+
+_PARITY, _REHEARSALS = "tests.system.parity", "tests.system.rehearsals"
+PROOFS: dict[str, Proof] = {
+    "demo": _proof(
+        "the main job end to end: plan, three engines, a kill, a change of engine, export, a planted fault",
+        4, "tests.system.demo",
+    ),
+    "new-user": _proof(
+        "a shipped recipe copied, edited and run by the commands of its README", 1, "tests.system.new_user"
+    ),
+    "lint-corpus": _proof(
+        "lint on 167 public files against what their own readers say: precision and recall", 0.1,
+        "tests.diagnose.corpus_score",
+    ),
+    "doctor-corpus": _proof(
+        "the doctor on log lines of 210 public threads, a part of them held out: causes named first, false alarms",
+        0.1, "tests.diagnose.log_score",
+    ),
+    "invariants": _proof(
+        "the planner's own invariants on 1,000 random questions: sums, pins, memory, MFU, time to answer, lint", 15,
+        "tests.planning.test_invariants",
+    ),
+    "cloud-targets": _proof(
+        "files of every recipe for Kubernetes and SkyPilot, accepted by Kubeflow's and SkyPilot's own parsers", 4,
+        "tests.system.cloud_targets",
+        "tests.system.cloud_targets --plant",
+    ),
+    "other-trainers": _proof(
+        "files of the plans for axolotl, LLaMA-Factory, ms-swift, torchtitan, accelerate, verl and OpenRLHF, read by "
+        "their own parsers",
+        5, "tests.system.other_trainers",
+        "tests.system.other_trainers --plant",
+    ),
+    "examples": _proof(
+        "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
+        "tests.system.examples",
+    ),
+    "huggingface-scripts": _proof(
+        "Hugging Face's own example scripts, unchanged, under kit's files", 15,
+        "tests.system.huggingface_scripts",
+        needs="HF_EXAMPLES=examples/pytorch of a checkout of transformers; pip install evaluate",
+    ),
+    "parity": _proof(
+        "layouts of every kind, launched, against plain torch; then planted faults", 6,
+        _PARITY, f"{_PARITY} --plant-all",
+    ),
+    "parity-deepspeed": _proof(
+        "DeepSpeed's layouts, changes of layout and faults; writes docs/parity.md", 10,
+        f"{_PARITY}.deepspeed --write docs/parity.md", f"{_PARITY}.deepspeed --plant-all", needs=OPS,
+    ),
+    "parity-megatron": _proof(
+        "families × layouts of Megatron-core, and faults; writes docs/megatron-parity.md", 31,
+        "tests.megatron.test_parity", f"{_PARITY}.megatron --write docs/megatron-parity.md",
+        f"{_PARITY}.megatron --plant-all",
+    ),
+    "megatron-0.19": _proof(
+        "the Megatron part of the suite on Python 3.12 and megatron-core 0.19", 40,
+        "tests.system.megatron_019",
+        needs="PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python",
+    ),
+    "parity-all": _proof(
+        "launchers and changes of engine (relay), then both tables above", 42,
+        f"{_PARITY} --changes", "tests.support.proofs parity-deepspeed", "tests.support.proofs parity-megatron",
+        needs=OPS,
+    ),
+    "balance": _proof(
+        "loads of experts of two tiny models, with and without balancing; writes docs/experts.md", 6,
+        "tests.system.balance --write",
+    ),
+    "optimizers": _proof(
+        "every optimizer by engine and layout: weights beside its plain class, resumes; writes docs/optimizers.md", 4,
+        "tests.system.optimizers --write",
+    ),
+    "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
+    "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
+    "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),
+    "relay": _proof(
+        "three launchers that give the same numbers; runs that change engine or layout half-way", 4,
+        f"{_PARITY} --changes",
+    ),
+    "kills": _proof(
+        "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
+        "tests.system.kills", "tests.system.kills.launched",
+    ),
+    "mutants": _proof(
+        "single bugs drawn by the date's seed and planted one at a time: which are noticed by a test of behaviour", 120,
+        "benchmarks.mutants",
+    ),
+    "failures": _proof(
+        "sixteen failures provoked on two processes, and what the doctor says of each", 4,
+        "tests.system.failures", needs="root",
+    ),
+    "hosts": _proof(
+        "launch files on two and three hosts (namespaces, sshd, pdsh) beside one process", 5,
+        "tests.system.hosts", needs="root",
+    ),
+    "elastic": _proof(
+        "a host killed, the run goes on with fewer, the host returns, the run grows; a spare; beside a quiet run",
+        10, "tests.system.hosts.elastic", needs="root",
+    ),
+    "preflight": _proof(
+        "differences planted on three hosts, and what the doctor says of each", 4,
+        "tests.system.preflight --bandwidth", needs="root",
+    ),
+    "slurm": _proof(
+        "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
+        "tests.system.slurm", needs="root, slurm-wlm, munge",
+    ),
+    "checkpoints": _proof(
+        "checkpoints that other programs wrote here, from → to, continued; damaged copies; writes docs/checkpoints.md",
+        5, "tests.system.checkpoints --write",
+    ),
+    "lm-eval": _proof(
+        "lm-eval on a stopped and a finished run, offline, by the commands of docs/training.md", 3,
+        "tests.system.lm_eval",
+    ),
+    "trackers": _proof(
+        "TensorBoard, W&B, MLflow and Trackio written by a run and read back", 1, "tests.system.trackers",
+        needs=TRACKERS,
+    ),
+    "accepted": _proof(
+        "20,000 random cases, every emitted file handed to the program that reads it", 6,
+        "tests.planning.test_accepted",
+    ),
+    "probe": _proof("the cost model beside the probe, 77 full-size plans", 2, "benchmarks.accuracy.probe"),
+    "quality": _proof(
+        "published production layouts beside the planner's best", 0.5, "benchmarks.accuracy.quality"
+    ),
+    "deepspeed-bytes": _proof(
+        "bytes that DeepSpeed holds beside the cost model, 45 configurations", 3, "benchmarks.accuracy.deepspeed_bytes",
+        needs=OPS,
+    ),
+    "plan-time": _proof(
+        "seconds of a cold plan, to 16,384 GPUs, and how the search grows", 0.5, "benchmarks.performance.plan_time"
+    ),
+    "overhead": _proof(
+        "what the training loop, the data path and saving cost beside the engine", 2, "benchmarks.performance.overhead"
+    ),
+    "loading": _proof(
+        "host memory of loading and exporting a 1B model at ZeRO-3, and of loading it for QLoRA", 3,
+        "benchmarks.performance.loading", "benchmarks.performance.loading --qlora",
+    ),
+    "conversion": _proof(
+        "seconds and memory of converting 8B of weights, and 1B with Adam's state; needs 50 GB of disk", 8,
+        "benchmarks.performance.conversion --write",
+    ),
+    "streaming": _proof(
+        "Megatron's weights in and out beside a plain copy, and the stall of a checkpoint", 2,
+        "benchmarks.performance.streaming",
+    ),
+    "readers": _proof(
+        "4,000 damaged and hostile files, each read in bounded time and memory or refused in words", 4,
+        "tests.test_readers",
+    ),
+    "speedrun": _proof(
+        "examples/speedrun.sh cpu: from the standard library's text to a small model that answers", 4,
+        "tests.system.speedrun",
+    ),
+    "wheel": _proof(
+        "the sdist's wheel in empty environments of Python 3.11 to 3.13: it answers as the checkout does", 2,
+        "tests.system.wheel",
+    ),
+    "docs": Proof(
+        "the docs site, built strictly into build/site: no dead link, no page left out", 1,
+        (
+            "test -e .venv/docs/bin/mkdocs || { python -m venv .venv/docs && .venv/docs/bin/python -m pip install "
+            "--quiet --constraint constraints.txt --editable '.[docs]'; }",
+            ".venv/docs/bin/mkdocs build --strict",
+        ),
+    ),
+    "model-types": _proof(
+        "what is planned of every model type of the installed transformers; writes docs/model-types.md", 2,
+        "benchmarks.tables.model_types",
+    ),
+    "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
+    "ops": Proof(
+        "nothing: compiles what NVMe offload needs, once (libaio-dev, g++)", 3,
+        ("DS_ACCELERATOR=cpu python -m kit.engines.deepspeed.ops",),
+    ),
+    "liger": Proof(
+        "nothing: Liger and Triton beside the environment, 285 MB, once, for tests/training/test_liger.py", 1,
+        (
+            "test -d .venv/interpreted/triton || "
+            "python -m pip install --quiet --no-deps --target .venv/interpreted liger-kernel==0.8.5 triton==3.9.0",
+        ),
+    ),
+}  # fmt: skip
+DAILY = ("parity", "relay", "rehearse", "new-user", "accepted", "readers", "speedrun", "wheel", "probe")
+"""Proofs of some minutes that need nothing: ``daily`` runs one of them, the next one tomorrow (CI)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the list, or run one proof and return the exit code of its last command."""
+    if not arguments:
+        for name, proof in PROOFS.items():
+            needs = f" (needs {proof.needs})" if proof.needs else ""
+            print(f"{name:17} {proof.minutes:4g} min  {proof.shows}{needs}")
+        return 0
+    (name,) = arguments
+    if name == "daily":
+        name = DAILY[datetime.date.today().toordinal() % len(DAILY)]
+        print(f"today: {name}", flush=True)
+    if name not in PROOFS:
+        print(f"error: no proof is called {name}; there are {', '.join(PROOFS)}", file=sys.stderr)
+        return 2
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    script = "\n".join(["set -e", *PROOFS[name].commands])
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

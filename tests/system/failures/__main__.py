@@ -1,0 +1,202 @@
+"""Provoke every failure, read the logs, and say whether the doctor found the cause.
+
+    python -m tests.system.failures [NAME…] [--keep DIRECTORY]
+
+Each is a real job of two processes over gloo, started by torchrun, that fails in its own way (``worker.py``). Exit
+code 1 where a cause was not provoked or not found first, or on another rank, in another phase or at another step.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import kit
+from kit.diagnose.logs import Cause, diagnose
+from kit.planner.plan import Plan
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE, ROOT, prepare
+from tests.support.page import row, table
+from tests.support.program import Names, chosen, run
+from tests.support.runs import torchrun
+from tests.support.small_disk import small_disk
+from tests.system.failures import memory
+
+LIMIT_S = 120
+DISK_BYTES = 16 << 20
+KIT_RUN = (
+    "cluster=2xcpu",
+    "layout.engine=torch",
+    "job.global_batch_size=64",
+    "layout.micro_batch_size=32",
+    "run.steps=3",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is done to a job and what must be said of it."""
+
+    name: str
+    planted: str
+    cause: str
+    rank: int | None = 1
+    says: str = ""
+    """Words that the meaning must hold."""
+    phase: str | None = None
+    """What the rank was doing, where that is told."""
+    steps: tuple[int, ...] = ()
+    """The first step that shows it is one of these; empty where that does not matter."""
+
+
+FAILURES = (
+    Failure("killed", "kill -9 of rank 1", "killed"),
+    Failure(
+        "skipped",
+        "rank 1 stays away from a collective",
+        "collective-timeout",
+        0,
+        "rank 1 did not come to all_reduce number 5",
+    ),
+    Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
+    Failure(
+        "each-other",
+        "two pipeline stages that both receive first",
+        "collective-timeout",
+        0,
+        "for each other: rank 0 in recv at tests/system/failures/worker.py",
+    ),
+    Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
+    Failure("nan", "NaN in the weights of rank 1 at step 3", "not-a-number", None, steps=(4,)),
+    Failure(
+        "diverges", "a learning rate far too high from step 13", "loss-divergence", None, steps=(14, 15, 16, 17, 18)
+    ),
+    Failure("slow", "rank 1 sleeps half a second a step", "slow-rank"),
+    Failure("data", "the data set ends", "data-exhausted", None),
+    Failure("disk-full", "a checkpoint on a disk of 16 MiB", "disk-full"),
+    Failure("longer-batch", "a longer batch on rank 1", "host-out-of-memory", 1, "and no other", "forward"),
+    Failure("backward", "rank 1's gradients do not fit", "host-out-of-memory", phase="backward"),
+    Failure("optimizer", "rank 1's moments do not fit", "host-out-of-memory", phase="optimizer step"),
+    Failure("building", "rank 1's model does not fit", "host-out-of-memory", phase="building the model"),
+    Failure(
+        "saving", "rank 1's copy of the model for a checkpoint does not fit", "host-out-of-memory", phase="checkpoint"
+    ),
+    Failure(
+        "kit-run", "too little memory for rank 1 of a kit run", "host-out-of-memory", 1, "the plan predicted", "forward"
+    ),
+    Failure("oom-kill", "the kernel kills rank 1, whose cgroup is full", "killed", 1, "out-of-memory killer"),
+    Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
+    Failure("dead-node", "the host of rank 1 goes down, network included", "dead-node", None),
+)
+
+
+def main(
+    names: Names, keep: Annotated[Path | None, typer.Option(help="leave the logs in this new directory")] = None
+) -> int:
+    """0 where every cause was found."""
+    some = chosen(names, FAILURES)
+    begin, missed = time.monotonic(), 0
+    print(table(("provoked", "found first", "on rank", "said"), []), flush=True)
+    with tempfile.TemporaryDirectory(prefix="kit-failures-") as scratch:
+        logs = keep or Path(scratch) / "logs"
+        logs.mkdir(parents=True)
+        for failure in some:
+            try:
+                causes = provoke(failure, logs / failure.name)
+            except (namespaces.NoNamespaces, subprocess.TimeoutExpired) as error:
+                print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
+                missed += 1
+                continue
+            if causes:
+                first = causes[0]
+                where = ", ".join([*map(str, first.ranks), *filter(None, (first.phase, first.when))]) or "–"
+                print(row((failure.planted, f"`{first.cause}`", where, first.meaning)), flush=True)
+            if not found(failure, causes):
+                missed += 1
+                told = causes[0] if causes else "nothing found"
+                print(f"MISSED {failure.name}: {failure.planted}\n  {told}", flush=True)
+    print(f"{len(some)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
+    return 1 if missed else 0
+
+
+def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
+    """Run the job and read its logs. Raises ``NoNamespaces`` where this machine cannot provoke it."""
+    directory.mkdir()
+    log = directory / "job.log"
+    if failure.name == "dead-node":
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.system.failures.dead_node", str(directory)], timeout=LIMIT_S
+        )
+        if done.returncode == 3:
+            raise namespaces.NoNamespaces("hosts cannot be made here; see above")
+    else:
+        told = _kit_run(directory) if failure.name == "kit-run" else _job(failure.name, directory)
+        log.write_text(_without_places(told, directory), encoding="utf-8")
+    return diagnose([log, *directory.rglob("flight_*")], plan_of(failure))
+
+
+def plan_of(failure: Failure) -> Plan | None:
+    """Plan of a run that kit itself starts; None for others."""
+    return kit.plan(kit.load_recipe(RECIPE, KIT_RUN)) if failure.name == "kit-run" else None
+
+
+def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
+    """Whether the first cause is the planted one, on the planted rank, in the right words, phase and step."""
+    if not causes or causes[0].cause != failure.cause or failure.says not in causes[0].meaning:
+        return False
+    first = causes[0]
+    if failure.phase not in (None, first.phase) or (failure.steps and first.step not in failure.steps):
+        return False
+    return failure.rank is None or failure.rank in first.ranks
+
+
+def _kit_run(directory: Path) -> str:
+    """What a run of kit's own prints whose second rank has no memory left for its first step."""
+    prepare()
+    rundir = runs.emit(RECIPE, directory / "run", KIT_RUN)
+    path = os.pathsep.join([str(Path(__file__).with_name("limited")), str(ROOT)])
+    return _printed(["bash", rundir.path / "launch.sh"], PYTHON=sys.executable, PYTHONPATH=path, DS_ACCELERATOR="cpu")
+
+
+def _printed(command: Sequence[str | Path], **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, env=environment, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def _without_places(text: str, directory: Path) -> str:
+    """Logs are kept with the tests, and where this checkout and its interpreter lie is nobody's business."""
+    places = {f"{Path.cwd()}/": "", str(directory): "DIRECTORY", str(Path(sys.prefix).resolve()): ".venv"}
+    places |= {sys.prefix: ".venv", sys.base_prefix: "PYTHON"}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    return text
+
+
+def _job(name: str, directory: Path) -> str:
+    """What two processes print that fail in this way."""
+    disk = directory / "disk"
+    with ExitStack() as around:
+        try:
+            group = around.enter_context(memory.small_group()) if name == "oom-kill" else ""
+            around.enter_context(small_disk(disk, DISK_BYTES)) if name == "disk-full" else disk.mkdir()
+        except OSError as error:
+            raise namespaces.NoNamespaces(f"no control group or small disk, as root makes: {error}") from None
+        words = torchrun(2, "tests.system.failures.worker", name, disk)
+        return _printed(words, OMP_NUM_THREADS="1", TORCH_FR_BUFFER_SIZE="200", KIT_SMALL_GROUP=group)
+
+
+if __name__ == "__main__":
+    run(main)

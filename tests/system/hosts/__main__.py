@@ -1,0 +1,113 @@
+"""Emitted launch files on two and three hosts, beside one process: ``python -m tests.system.hosts [NAME…]``.
+
+Hosts are namespaces on this machine (``tests/support/namespaces.py``), whose own names stand for 127.0.1.1 as on
+Debian. Each case writes a run directory and its hostfile, launches it over ssh, and compares loss and gradient norm of
+every step with one process of plain torch. Exit code 1 where a curve leaves its bound, 3 where this
+machine cannot have hosts.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from kit.emit.run_directory import RunDirectory
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE, prepare
+from tests.support.page import ROOT
+from tests.support.program import Names, chosen, run
+from tests.system.hosts.cases import CASES, COMMON, STEPS, TORCH, Case, beside, nodes
+
+LIMIT_S = 420
+"""The first run of a fresh machine compiles DeepSpeed's operators."""
+OPENMPI = {"mpirun": "openmpi-bin"}
+
+
+def main(
+    names: Names,
+    plant: Annotated[bool, typer.Option("--plant", help="train with another rate: all comparisons must fail")] = False,
+) -> int:
+    """Enter namespaces, run, judge."""
+    cases = chosen(names, CASES)
+    programs = OPENMPI if any(case.name == "openmpi" for case in cases) else None
+    return namespaces.main("tests.system.hosts", lambda: launch_all(cases, plant), programs, before=prepare)
+
+
+def launch_all(cases: list[Case], plant: bool) -> int:
+    """All cases beside one reference; 0 where all agree, or with ``plant`` all differ."""
+    more = ("job.learning_rate=6.1e-3",) if plant else ()
+    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(["node-0", "node-1", "node-2"]):
+        root = Path(scratch)
+        reference = runs.emit(RECIPE, root / "reference", [*COMMON, *TORCH])
+        launches = {case.name: functools.partial(launch, case, root / case.name, more) for case in cases}
+        return 1 if beside(reference, launches, ("launch", "hosts"), STEPS, plant) else 0
+
+
+def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirectory, tuple[str, str]]:
+    """Emit, write the hostfile, start over ssh, wait. Raises ``RunFailed``."""
+    rundir = runs.emit(RECIPE, directory, [*COMMON, *case.overrides, nodes(directory, case.num_hosts), *more])
+    names = [f"node-{number}" for number in range(case.num_hosts)]
+    (directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names), encoding="utf-8")
+    log = directory / "log.txt"
+    processes = [
+        start(name, case.script.format(rank=number, first=names[0]), directory, log)
+        for number, name in enumerate(names)
+        if case.on_every_host or number == 0
+    ]
+    if case.kill_rank_at_step is not None:
+        _kill_a_worker(directory, case.kill_rank_at_step, processes)
+    try:
+        for process in processes:
+            runs.wait(process, log, LIMIT_S)
+    finally:
+        for process in processes:  # the others of one that failed
+            process.kill()
+    return rundir, (case.title, str(case.num_hosts))
+
+
+def start(host: str, script: str, directory: Path, log: Path, **more: str) -> subprocess.Popen[bytes]:
+    """Run a script on a host by ssh, in a run directory. ``more``: further variables."""
+    environment = {
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "DS_ACCELERATOR": "cpu",
+        **more,
+    }
+    with log.open("ab") as stream:
+        words = namespaces.remote(host, f"cd {directory} && {script}", environment)
+        return subprocess.Popen(words, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
+
+
+def _kill_a_worker(directory: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    """SIGKILL to the newest worker of this run (one of a host that is not the first) once ``step`` is logged."""
+    runs.wait_for_step(processes, directory, step, LIMIT_S)
+    workers = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process, directory)]
+    if not workers:
+        raise runs.RunFailed("no worker found to kill")
+    workers[-1].kill()
+
+
+def _is_worker(process: psutil.Process, directory: Path) -> bool:
+    words = process.info["cmdline"] or []
+    started = words[1:] if words else []
+    if "torch.distributed.run" in started or "kit.training" not in " ".join(started):
+        return False
+    try:
+        return process.cwd() == str(directory) and "python" in Path(words[0]).name
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    run(main)

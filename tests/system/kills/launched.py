@@ -1,0 +1,139 @@
+"""``python -m tests.system.kills.launched``: torchrun restarts what was killed, and what was stopped comes
+back.
+
+Four ways to be interrupted, each compared bit for bit with a run that was let be:
+
+- ``restart``: ``torchrun --max-restarts``, ``kill -9`` of one rank in the middle; torchrun starts the ranks again.
+- ``node``: two "nodes" (an agent of torchrun's with a rank each, c10d rendezvous), all processes of one killed with
+  ``kill -9``; another agent takes its place.
+- ``sigterm`` and ``sigusr1``: a signal to torchrun alone, which hands it on; the ranks save and leave; started again.
+
+Exit code 1 where a run does not come to the same curve.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from kit.rehearsal import processes
+from kit.rehearsal.processes import metrics, start
+from tests.support import program, runs
+from tests.support.program import Names, chosen
+from tests.system.kills.__main__ import compare
+from tests.system.kills.cases import CASES, emit, prepare
+
+LIMIT_S = 420
+KILL_AT = 8
+STEPS = 400
+"""Steps of milliseconds: a signal takes some of them to arrive."""
+CASE = CASES[0]
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+def main(names: Names) -> int:
+    """0 where every way comes to the same."""
+    ways: dict[str, Callable[[Path], str]] = {
+        "restart": restart,
+        "node": lose_a_node,
+        "sigterm": lambda run: stop(run, signal.SIGTERM),
+        "sigusr1": lambda run: stop(run, signal.SIGUSR1),
+    }
+    some, wrong = chosen(names, ways), []
+    with tempfile.TemporaryDirectory(prefix="kit-launched-") as scratch:
+        directory = Path(scratch)
+        data = prepare(directory / "data")
+        whole = emit(CASE, directory / "whole", data, STEPS).path
+        _finish(torchrun(whole), whole)
+        for name in some:
+            run = emit(CASE, directory / name, data, STEPS).path
+            told = ways[name](run)
+            if differs := compare(whole, run):
+                wrong.append(name)
+                told = f"{told}; {differs}"
+            print(f"{'DIFFERS' if differs else 'equal  '} {name}: {told}", flush=True)
+    told = f"; WRONG: {', '.join(wrong)}" if wrong else ""
+    print(f"{len(some) - len(wrong)} of {len(some)} interrupted runs equal bit for bit{told}")
+    return 1 if wrong else 0
+
+
+def restart(run: Path) -> str:
+    """One rank is killed; the same torchrun brings the run to its end."""
+    job = torchrun(run, "--max-restarts", "2")
+    runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
+    _ranks(job)[1].kill()
+    _finish(job, run)
+    return f"one rank killed, {_resumes(run)} by torchrun itself"
+
+
+def lose_a_node(run: Path) -> str:
+    """The second node disappears; torchrun on the first waits for another to take its place."""
+    endpoint = f"127.0.0.1:{processes.free_port()}"
+    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run.name)
+    words += ("--max-restarts", "3")
+    first = torchrun(run, *words, per_node=1)
+    second = torchrun(run, *words, per_node=1)
+    runs.wait_for_step([first, second], run, KILL_AT, LIMIT_S)
+    # The rendezvous lives in the agent that came first to its port; the other one is lost.
+    hosts = [agent for agent in (first, second) if _listens(agent, int(endpoint.split(":")[1]))]
+    lost, kept = (second, first) if hosts == [first] else (first, second)
+    processes.kill(lost)
+    third = torchrun(run, *words, per_node=1)
+    _finish(kept, run)
+    _finish(third, run)
+    return f"a node killed, {_resumes(run)} on another one"
+
+
+def stop(run: Path, number: signal.Signals) -> str:
+    """The signal goes to torchrun; its ranks save, and leave the mark of a run that waits."""
+    job = torchrun(run, "--signals-to-handle", SIGNALS, "--shutdown-timeout", "120")
+    runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
+    os.kill(job.pid, number)
+    code = job.wait(timeout=LIMIT_S)
+    mark = run / "stopped"
+    if not mark.exists():
+        return f"{number.name} left no mark (torchrun's exit code {code}): {processes.tail(run)}"
+    reached, saved = metrics(run)[-1]["step"], (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    _finish(torchrun(run), run)
+    return f"{number.name} after step {reached}, {saved} written, started again"
+
+
+def torchrun(run: Path, *words: str, per_node: int = 2) -> subprocess.Popen[bytes]:
+    """An agent of torchrun's for the worker on a run directory."""
+    if not any(word == "--nnodes" for word in words):
+        words = ("--standalone", *words)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(per_node), *words]
+    # As launch.sh sets it (kit/emit/environment.py).
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return start([*command, "-m", "kit.training", str(run), "--resume", "auto"], run / "log.txt")
+
+
+def _ranks(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return [child for child in psutil.Process(job.pid).children() if "kit.training" in child.cmdline()]
+
+
+def _listens(job: subprocess.Popen[bytes], port: int) -> bool:
+    return any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in psutil.Process(job.pid).net_connections(kind="tcp")
+    )
+
+
+def _finish(job: subprocess.Popen[bytes], run: Path) -> None:
+    runs.wait(job, run / "log.txt", LIMIT_S)
+
+
+def _resumes(run: Path) -> str:
+    lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    return ", ".join(line for line in lines if line.startswith("resumed after")) or "started from the beginning"
+
+
+if __name__ == "__main__":
+    program.run(main)

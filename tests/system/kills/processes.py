@@ -1,0 +1,76 @@
+"""Ranks as forks of one process that has imported the engines: a start costs a second, not ten.
+
+Each rank then is what a launcher would start: ``kit.training``'s own ``main`` with RANK and its kin in the environment.
+A fork server imports and forks; it starts no thread and no process group itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from kit.rehearsal.processes import free_port
+
+WORLD_SIZE = 2
+LIMIT_S = 240
+"""No run here takes half a minute on an idle machine."""
+NOTICE_S = 20
+"""Survivors of a kill notice a closed connection at once; a launcher would not wait longer."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.system.kills.worker"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of one run."""
+
+    ranks: list[ForkServerProcess]
+
+    @classmethod
+    def start(cls, rundir: Path, *words: str) -> Job:
+        """All ranks of a run directory, their output appended to ``log.txt``."""
+        from tests.system.kills.worker import rank_main
+
+        os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        port = free_port()
+        ranks = [
+            _context.Process(target=rank_main, args=(str(rundir), words, rank, WORLD_SIZE, port))
+            for rank in range(WORLD_SIZE)
+        ]
+        for rank in ranks:
+            rank.start()
+        return cls(ranks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any rank runs."""
+        return any(rank.is_alive() for rank in self.ranks)
+
+    def kill(self, victims: list[int]) -> None:
+        """SIGKILL to these ranks at once; the others get ``NOTICE_S`` to end, as a launcher would let them, and then
+        are killed too."""
+        for victim in victims:
+            pid = self.ranks[victim].pid
+            if pid is not None and self.ranks[victim].is_alive():
+                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + NOTICE_S
+        for rank in self.ranks:
+            rank.join(max(0.0, deadline - time.monotonic()))
+            if rank.is_alive():
+                rank.kill()
+                rank.join()
+
+    def wait(self) -> list[int | None]:
+        """Exit codes; after ``LIMIT_S`` all are killed."""
+        deadline = time.monotonic() + LIMIT_S
+        for rank in self.ranks:
+            rank.join(max(0.0, deadline - time.monotonic()))
+        if self.alive:
+            self.kill(list(range(len(self.ranks))))
+        return [rank.exitcode for rank in self.ranks]

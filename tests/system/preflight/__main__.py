@@ -1,0 +1,196 @@
+"""``kit doctor --hosts`` over three hosts, each fault planted on one: ``python -m tests.system.preflight
+[NAME…]``.
+
+Hosts are namespaces (``tests/support/namespaces.py``). First nothing is wrong and nothing may be said; then one host
+at a time differs, really: another version of a package lies over its metadata, another file over the data, a route
+is cut, a port is taken, /dev/shm is small, sshd hangs. ``--bandwidth`` measures too. Exit code 1 where a fault
+is not named on its host, 3 without namespaces.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import json
+import os
+import signal
+import site
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from kit.emit.run_directory import RunDirectory, write
+from kit.planner.make_plan import make_plan
+from kit.preflight.remote import SOCKETS
+from kit.specs.catalog import parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.recipe import load_recipe
+from kit.specs.run import DataSpec, RunSpec
+from tests.support import namespaces
+from tests.support.page import ROOT, row, table
+from tests.support.program import Names, chosen, run
+
+LIMIT_S = 60
+LONGEST_S = 30
+"""What the doctor promises without the bandwidth part."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a host, and what must be said of it."""
+
+    name: str
+    script: str
+    """Run on the host; ``{scratch}``, ``{data}``, ``{metadata}``."""
+    check: str
+    says: str
+    undo: str
+    host: int = 1
+
+
+_LISTEN = "sleep 60 | {python} {sockets} listen 29500 60 >/dev/null 2>&1 & echo $! > {scratch}/pid"
+FAULTS = (
+    Fault("version", "mount --bind {scratch}/METADATA {metadata}", "versions", "9.9.9", "umount {metadata}"),
+    Fault(
+        "content", "mount --bind {scratch}/other.bin {data}.bin", "contents", "train.bin differs", "umount {data}.bin"
+    ),
+    Fault("missing", "mount -t tmpfs tmpfs {scratch}/run", "shared-files", "not the same", "umount {scratch}/run"),
+    Fault(
+        "cut", "ip route add unreachable {first}", "reach", "cannot reach node-0", "ip route del unreachable {first}"
+    ),
+    Fault("port", _LISTEN, "port", "is taken", "kill $(cat {scratch}/pid)"),
+    Fault("shm", "mount -o remount,size=8m /dev/shm", "shm", "0.01 GiB free", "mount -o remount,size=1200m /dev/shm"),
+    Fault("name", "mount --bind {scratch}/alone /etc/hosts", "names", "does not know", "umount /etc/hosts", host=2),
+    Fault("clock", "mount --bind {scratch}/ahead.pth {pth}", "clock", "s ahead", "umount {pth}", host=2),
+    Fault("ssh", "", "ssh", "timed out", "", host=2),
+)
+"""Namespaces share the machine's clock, so it is the interpreter's that is ahead; the last has no script: its sshd is
+stopped from outside."""
+
+
+def main(names: Names, bandwidth: Annotated[bool, typer.Option("--bandwidth")] = False) -> int:
+    """Enter namespaces, plant, ask."""
+    some = chosen(names, FAULTS)
+    return namespaces.main("tests.system.preflight", lambda: plant_all(some, bandwidth))
+
+
+def plant_all(faults: Sequence[Fault], bandwidth: bool) -> int:
+    """Plant one after the other; 0 where the doctor named each on its host, and nothing where nothing was wrong."""
+    wrong = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="kit-preflight-") as scratch,
+        namespaces.hosts(["node-0", "node-1", "node-2"]) as hosts,
+    ):
+        root = Path(scratch)
+        rundir = _prepare(root)
+        found, seconds = ask(root, rundir)
+        failures = [row for row in found if row["state"] == "failure"]
+        wrong += bool(failures) or (len(faults) == len(FAULTS) and seconds > LONGEST_S)
+        print(table(("planted", "named", "on", "seconds"), [("nothing", failures or "nothing", "–", f"{seconds:.1f}")]))
+        for fault in faults:
+            host = hosts[fault.host]
+            _do(host, fault.script, root, hosts[0].address)
+            try:
+                found, seconds = ask(root, rundir)
+            finally:
+                _do(host, fault.undo, root, hosts[0].address)
+            failures = [row for row in found if row["state"] == "failure"]
+            right = [
+                r for r in failures if r["check"] == fault.check and fault.says in r["said"] and host.name in r["hosts"]
+            ]
+            wrong += not right
+            told = right[0] if right else {"said": f"MISSED; failures: {failures}", "hosts": [], "check": "?"}
+            named = f"{told['check']}: {told['said']}"
+            print(row((fault.name, named, ", ".join(told["hosts"]), f"{seconds:.1f}")), flush=True)
+        if bandwidth:
+            begin = time.monotonic()
+            found, _ = ask(root, rundir, "--bandwidth")
+            told = [
+                f"{row['check']}: {row['said']}"
+                for row in found
+                if row["check"].endswith(("bandwidth", "speed", "nvme", "copy"))
+            ]
+            print("\n".join([*told, f"bandwidth part and all: {time.monotonic() - begin:.0f} s"]))
+            for link in ("node-bandwidth", "fabric-bandwidth"):
+                measured = [line for line in told if line.startswith(link)]
+                wrong += not any("all_reduce" in line and "all_gather" in line for line in measured)
+    print(f"{len(faults)} faults, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+def ask(root: Path, rundir: RunDirectory, *words: str) -> tuple[list[dict[str, Any]], float]:
+    """``kit doctor --hosts … --plan … --json`` → its rows, and how long it took."""
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "kit", "doctor", "--hosts", str(root / "hostfile"), "--plan", str(rundir.path)]
+    done = subprocess.run(
+        [*command, "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S * (4 if words else 1),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows, time.monotonic() - begin
+
+
+def _prepare(root: Path) -> RunDirectory:
+    """A run of three nodes with its data, a hostfile, and what will be laid over files of a host."""
+    (root / "hostfile").write_text("".join(f"node-{n} slots=2\n" for n in range(3)), encoding="ascii")
+    for end, text in ((".bin", b"tokens" * 1000), (".idx", b"index")):
+        (root / f"train{end}").write_bytes(text)
+    (root / "other.bin").write_bytes(b"tokenz" * 1000)
+    (root / "alone").write_text("127.0.0.1 localhost\n10.77.0.3 node-2\n", encoding="ascii")
+    # A host's Python reads such files as it starts, in some environments twice.
+    ahead = "import time; time.own = getattr(time, 'own', time.time); time.time = lambda own=time.own: own() + 400\n"
+    (root / "ahead.pth").write_text(f"{_pth().read_text(encoding='utf-8')}\n{ahead}", encoding="utf-8")
+    text = _metadata().read_text(encoding="utf-8")
+    version = importlib.metadata.version("transformers")
+    (root / "METADATA").write_text(text.replace(f"\nVersion: {version}", "\nVersion: 9.9.9", 1), encoding="utf-8")
+    (root / "cluster.yaml").write_text(
+        "node: 2xcpu\nnum_nodes: 3\ngpus_per_node: 2\ninter_node_gbytes_per_s: 1\n", encoding="ascii"
+    )
+    job = JobSpec(seq_length=128, global_batch_size=12, total_tokens=10**6, precision="fp32")
+    model = load_recipe(ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml").model
+    plan = make_plan(model, parse_cluster(str(root / "cluster.yaml")), job, Pins(engine="deepspeed", zero_stage=2))
+    return write(plan, RunSpec(data=DataSpec(train=str(root / "train"))), root / "run")
+
+
+def _metadata() -> Path:
+    files = importlib.metadata.files("transformers") or []
+    return next(Path(str(file.locate())) for file in files if file.name == "METADATA")
+
+
+def _pth() -> Path:
+    return next(Path(file) for folder in site.getsitepackages() for file in sorted(glob.glob(f"{folder}/*.pth")))
+
+
+def _do(host: namespaces.Host, script: str, root: Path, first: str) -> None:
+    if not script:  # process 1 of a namespace hears no SIGSTOP from inside
+        stopped = psutil.Process(host.pid).status() == psutil.STATUS_STOPPED
+        os.kill(host.pid, signal.SIGCONT if stopped else signal.SIGSTOP)
+        return
+    words = script.format(
+        scratch=root,
+        data=root / "train",
+        metadata=_metadata(),
+        pth=_pth(),
+        first=first,
+        python=sys.executable,
+        sockets=SOCKETS,
+    )
+    subprocess.run(host.command(["bash", "-c", words]), check=True, timeout=20)
+
+
+if __name__ == "__main__":
+    run(main)

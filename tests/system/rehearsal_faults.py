@@ -1,0 +1,167 @@
+"""Faults planted into a rehearsal's scaled-down copy, on any engine: proof that a rehearsal can fail, and in
+which of its figures.
+
+Each takes an engine, built, and makes it wrong, in the exact run, in the run in bf16, or in both. They reach the
+processes through ``planted/sitecustomize.py``. Runs do not see each other: faults of different ones go in together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import kit.engines
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.full_tensors import full_tensors
+from tests.support.page import ROOT
+from tests.system.parity import faults as parity
+
+EXACT, IN_BF16 = "scaled-down", "scaled-down-bf16"
+"""Run directories of a rehearsal."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake."""
+
+    install: Callable[[Any], None]
+    shows: Mapping[str, str]
+    """Run directory in which it is planted → the rehearsal's figure in which it must show."""
+
+
+def environment(faults: Sequence[str]) -> dict[str, str]:
+    """What a launcher's environment must have for its ranks to be planted: with faults of rehearsals the scaled-down
+    copy's, with one of parity (``parity/faults.py``) every rank."""
+    path = [str(ROOT / "benchmarks" / "system_tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "KIT_PLANT": ",".join(faults), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def plant(faults: str, run_directory: str) -> None:
+    """In the process of a rank, before it builds its engine: those of the faults that belong to this run."""
+    build, names = kit.engines.build_engine, faults.split(",")
+
+    def planted(rundir: Any) -> Any:
+        for name in parity.FAULTS.keys() & names:
+            parity.FAULTS[name].install()
+        engine = build(rundir)
+        for name in names:
+            if name in FAULTS and run_directory in FAULTS[name].shows:
+                FAULTS[name].install(engine)
+        return engine
+
+    kit.engines.build_engine = planted
+
+
+def _double_gradients(engine: Any) -> None:
+    """Twice the gradient: with Adam, losses hardly notice."""
+    name = type(engine).__name__
+    if name == "DeepSpeedEngine":
+        parity.FAULTS["deepspeed-double-gradients"].install()
+    elif name == "MegatronEngine":
+        # The engine is built, so its configuration holds the function that the parity fault would replace.
+        engine._config.finalize_model_grads_func = parity.twice_the_gradients(engine._config.finalize_model_grads_func)
+    else:
+        # Before the norm is taken, which comes over with the loss; the losses stay right.
+        parity.Fault("kit.engines.torch.engine:mean_scale", lambda scale: lambda *given: 2 * scale(*given)).install()
+
+
+def _double_learning_rate(engine: Any) -> None:
+    """A schedule that counts something twice."""
+    apply = engine.apply
+    engine.apply = lambda learning_rate: apply(2 * learning_rate)
+
+
+def _rounded_masters(engine: Any) -> None:
+    """Masters in bf16: what is smaller than a bit of a weight is lost at every step."""
+    apply = engine.apply
+
+    def rounded(learning_rate: float) -> Any:
+        norms = apply(learning_rate)
+        masters = _gathered(engine, StateKind.MASTER)
+        engine.import_state(StateKind.MASTER, _Held({k: v.to(torch.bfloat16).float() for k, v in masters.items()}))
+        return norms
+
+    engine.apply = rounded
+
+
+def _lost_optimizer_state(engine: Any) -> None:
+    """A resumed run starts with moments of zero, as where a checkpoint forgot them."""
+    load = engine.load
+
+    def loaded(directory: Path) -> None:
+        load(directory)
+        for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+            moments = _gathered(engine, kind)
+            engine.import_state(kind, _Held({name: torch.zeros_like(tensor) for name, tensor in moments.items()}))
+
+    engine.load = loaded
+
+
+def _transposed_query(engine: Any) -> None:
+    """An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square."""
+    _change_export(
+        engine,
+        "q_proj.weight",
+        lambda block: replace(block, row=block.column, column=block.row, values=block.values.T),
+    )
+
+
+def _doubled_head(engine: Any) -> None:
+    """An export adds up the ranks' copies of the head, where it should take one."""
+    _change_export(engine, "lm_head.weight", lambda block: replace(block, values=2 * block.values))
+
+
+def _change_export(engine: Any, ending: str, change: Callable[[Any], Any]) -> None:
+    """``change``: block → block, of the master weights whose name ends so."""
+    export = engine.export_blocks
+
+    def changed(kinds: Any) -> Iterator[Any]:
+        for block in export(kinds):
+            hit = block.kind is StateKind.MASTER and block.name.endswith(ending)
+            yield change(block) if hit else block
+
+    engine.export_blocks = changed
+
+
+def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
+    """All tensors of one kind, on every rank."""
+    mine = full_tensors(engine, kind)
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return {name: tensor for found in everyone for name, tensor in found.items()}
+
+
+class _Held(TensorSource):
+    """A source of tensors that are in memory."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def read(self, name: str) -> Any:
+        return self._tensors[name]
+
+
+FAULTS: dict[str, Fault] = {
+    "double-gradients": Fault(_double_gradients, {EXACT: "norm_difference", IN_BF16: "in_bf16.norm_difference"}),
+    "double-learning-rate": Fault(_double_learning_rate, {IN_BF16: "in_bf16.update_difference"}),
+    "rounded-masters": Fault(_rounded_masters, {IN_BF16: "in_bf16.rounded_masters"}),
+    "lost-optimizer-state": Fault(_lost_optimizer_state, {EXACT: "norm_difference"}),
+    "transposed-query": Fault(_transposed_query, {EXACT: "weight_difference"}),
+    "doubled-head": Fault(_doubled_head, {EXACT: "exported_difference"}),
+}
+TOGETHER = (
+    ("double-gradients",),
+    ("lost-optimizer-state", "double-learning-rate"),
+    ("transposed-query", "rounded-masters"),
+    ("doubled-head",),
+)
+"""Rehearsals that show all of them: gradients, resume, weights, export; and in bf16 gradients, optimizer, masters."""
