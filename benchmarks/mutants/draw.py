@@ -44,6 +44,8 @@ class Mutant:
     """Path in the repository."""
     function: str
     line: int
+    last_line: int
+    """Of the statement that begins on or before ``line``, its body aside."""
     start: int
     end: int
     """Characters of the file that are replaced."""
@@ -72,7 +74,7 @@ class _Source:
         self.file, self.text = file, (ROOT / file).read_text(encoding="utf-8")
         self._lines = self.text.splitlines(keepends=True)
         self._starts = [0, *itertools.accumulate(map(len, self._lines))]
-        self.function = ""
+        self.function, self._last_line = "", 0
 
     def at(self, node: Any, end: bool = False) -> int:
         """Offset of a node's start or end; Python counts columns in bytes."""
@@ -85,7 +87,8 @@ class _Source:
 
     def change(self, kind: str, start: int, end: int, new: str) -> Mutant:
         line = self.text.count("\n", 0, start) + 1
-        return Mutant(kind, self.file, self.function, line, start, end, self.text[start:end], new)
+        last = max(line, self._last_line)
+        return Mutant(kind, self.file, self.function, line, last, start, end, self.text[start:end], new)
 
     def node(self, kind: str, node: ast.AST, new: str) -> Mutant:
         return self.change(kind, self.at(node), self.at(node, end=True), new)
@@ -107,6 +110,9 @@ class _Source:
     def _inside(self, node: ast.AST) -> Iterator[Mutant]:
         if isinstance(node, _WORDS):
             return
+        if isinstance(node, ast.stmt):
+            body: list[ast.stmt] = getattr(node, "body", [])
+            self._last_line = body[0].lineno - 1 if body else node.end_lineno or node.lineno
         yield from self._of_node(node)
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.arguments)):
@@ -156,7 +162,7 @@ class _Source:
                 if of(func) in _OTHER_FUNCTION:
                     yield change("another function", func, _OTHER_FUNCTION[of(func)])
                 for keyword, following in itertools.pairwise(keywords):
-                    if keyword.arg not in (None, "strict"):
+                    if keyword.arg not in (None, "check", "encoding", "strict"):  # whose defaults are as good here
                         yield self.change("argument left out", self.at(keyword), self.at(following), "")
 
 

@@ -53,7 +53,9 @@ class Pool:
         """``function(*args)`` on every rank; the results in rank order."""
         self._start()
         with tempfile.TemporaryDirectory(prefix="kit-store-") as directory:
-            case = pickle.dumps((function, args, os.path.join(directory, "store")))
+            case = pickle.dumps(
+                (function, args, os.path.join(directory, "store"), os.environ.get("PYTEST_CURRENT_TEST", ""))
+            )
             for connection in self._connections:
                 connection.send_bytes(case)
             return self._collect(f"{function.__module__}.{function.__qualname__}", timeout_s)
@@ -210,13 +212,23 @@ def _share_gloo_loop() -> None:
 def _case(message: bytes, rank: int, world_size: int) -> Any:
     import torch.distributed as dist
 
-    function, args, store = pickle.loads(message)
+    function, args, store, test = pickle.loads(message)
+    measured_for(test)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
         dist.barrier()  # a rank whose case has no collective would be gone before the other has connected to it
         return function(*args)
     finally:
         _tear_down()
+        measured_for("")
+
+
+def measured_for(test: str) -> None:
+    """Where coverage.py measures, lines count for this test from now on; a worker's end would save nothing."""
+    if (coverage := sys.modules.get("coverage")) and (measuring := coverage.Coverage.current()):
+        measuring.switch_context(test)
+        if not test:
+            measuring.save()
 
 
 _destroyed: list[Any] = []
