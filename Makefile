@@ -35,6 +35,10 @@ test-fast: setup  ## what plans, emits, lints and reads logs, without engines, i
 test-all: setup  ## every case, every proof, launchers on several hosts, in hours: every night
 	@$(PYTEST)
 
+golden: setup  ## curves and answers of today, written to tests/golden: read the difference before you commit it
+	@$(BIN)/python -m tests.support.golden
+	@$(BIN)/python -m tests.support.answers
+
 durations: setup  ## the tests of make test once more, and tests/durations.json written
 	@$(PYTEST) -m 'not nightly' --write-durations
 

@@ -8,8 +8,10 @@ nightly. No date and no folder decides what runs.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """So that nobody takes a part of the cases for all of them."""
     chosen = config.option.markexpr
     return [f"tests that are {chosen}; make test-all runs every one"] if chosen else []
+
+
+@pytest.fixture
+def golden_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """An engine's finished run (tests/support/golden.py), in a copy of this test's own: its run directory."""
+    from tests.support import golden
+
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "golden"
+
+    def copy(engine: str) -> Path:
+        return shutil.copytree(golden.made(engine, shared) / "run", tmp_path / "golden" / engine)
+
+    return copy
 
 
 _took: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

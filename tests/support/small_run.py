@@ -45,7 +45,7 @@ def emit(
     )
 
 
-def write_tokens(prefix: Path, count: int) -> None:
+def write_tokens(prefix: Path, count: int, vocab_size: int = VOCAB_SIZE) -> None:
     """One document of random tokens."""
-    with IndexedWriter(prefix, tokenizer="bytes", vocab_size=VOCAB_SIZE) as writer:
-        writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, count).tolist())
+    with IndexedWriter(prefix, tokenizer="bytes", vocab_size=vocab_size) as writer:
+        writer.add_document(np.random.default_rng(0).integers(0, vocab_size, count).tolist())
