@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("kit", "benchmarks")
+ROOMS = ("kit", "tests", "benchmarks")
 QUADRUPLE = {"model", "cluster", "job", "layout"}
 RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
 TWICE_ALLOWED = {
@@ -39,25 +39,19 @@ class Checkout:
     """Parsed files of one checkout."""
 
     def __init__(self, root: Path) -> None:
-        listed = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", *(f"{room}/*.py" for room in ROOMS)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         self.root = root
-        names = sorted(name for name in set(listed.stdout.split()) if (root / name).is_file())
+        names = sorted(path.relative_to(root).as_posix() for room in ROOMS for path in (root / room).rglob("*.py"))
         self.texts = {name: (root / name).read_text(encoding="utf-8") for name in names}
         self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
         self.kit = {_module(name): tree for name, tree in self.trees.items() if name.startswith("kit/")}
 
     def sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Room → (files, lines, statements without docstrings)."""
+        """Room → (files, lines, statements without imports and docstrings)."""
         found: dict[str, tuple[int, int, int]] = {}
         for name, tree in self.trees.items():
             parts = name.split("/")
             room = "/".join(parts[:2]) if len(parts) > 2 else f"{parts[0]}/*.py"
-            statements = sum(isinstance(node, ast.stmt) and not _is_docstring(node) for node in ast.walk(tree))
+            statements = sum(isinstance(node, ast.stmt) and not _is_uncounted(node) for node in ast.walk(tree))
             files, lines, before = found.get(room, (0, 0, 0))
             found[room] = files + 1, lines + self.texts[name].count("\n"), before + statements
         return found
@@ -82,6 +76,17 @@ class Checkout:
 
     def _is_package(self, name: str) -> bool:
         return f"{name.replace('.', '/')}/__init__.py" in self.trees
+
+    def crossings(self) -> list[str]:
+        """Imports between tests and benchmarks beside tests.support, which both may use: file, module."""
+        found = []
+        for name, tree in self.trees.items():
+            room = name.split("/")[0]
+            for module in _modules(tree) if room in ("tests", "benchmarks") else ():
+                other = module.split(".")[0] == {"tests": "benchmarks", "benchmarks": "tests"}[room]
+                if other and not module.startswith("tests.support"):
+                    found.append(f"{name}: {module}")
+        return found
 
     def module_circles(self) -> list[list[str]]:
         """Sets of modules that import each other, directly or not."""
@@ -167,6 +172,14 @@ class Checkout:
         return found
 
 
+def _modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def _module(name: str) -> str:
     return name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
@@ -175,8 +188,11 @@ def _inside(name: str, packages: list[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _is_uncounted(node: ast.AST) -> bool:
+    """Imports and docstrings."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def _public_names(tree: ast.Module) -> Iterator[str]:
@@ -244,7 +260,7 @@ def report(root: Path) -> dict[str, str]:
     checkout = Checkout(root)
     sizes = checkout.sizes()
     rows = {f"{room}: files, lines, statements": "{}, {:,}, {:,}".format(*size) for room, size in sorted(sizes.items())}
-    for part, rooms in (("kit", ("kit",)), ("benchmarks", ("benchmarks",)), ("both", ROOMS)):
+    for part, rooms in (*((room, (room,)) for room in ROOMS), ("all", ROOMS)):
         chosen = [size for room, size in sizes.items() if room.startswith(rooms)]
         rows[f"**{part}**"] = "{}, {:,}, {:,}".format(*map(sum, zip(*chosen, strict=True)))
     with tempfile.TemporaryDirectory(prefix="kit-measure-") as scratch:
@@ -262,6 +278,7 @@ def report(root: Path) -> dict[str, str]:
         "public names twice in a package": str(len(checkout.names_twice())),
         "functions with model, cluster, job, layout": str(len(checkout.quadruples())),
         "files of kit/cost, floors": f"{len(in_cost)}, {checkout.floors() or 'in a circle'}",
+        "imports between tests and benchmarks": str(len(checkout.crossings())),
         "kit under mypy --strict": f"{checkout.typed_share():.0%}",
     }
 
