@@ -145,7 +145,7 @@ def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
         warnings.warn("something else", stacklevel=1)
     assert modes == ["warn", "default"]
     assert list(places.values()) == [2]
-    assert next(iter(places)).startswith("test_run.py:")
+    assert next(iter(places)).startswith("test_gpu_run.py:")
 
 
 def test_a_wrong_gradient_disagrees(tmp_path):

@@ -38,7 +38,7 @@ class Fault:
 def environment(faults: Sequence[str]) -> dict[str, str]:
     """What a launcher's environment must have for its ranks to be planted: with faults of rehearsals the scaled-down
     copy's, with one of parity (``parity/faults.py``) every rank."""
-    path = [str(ROOT / "benchmarks" / "system_tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    path = [str(ROOT / "tests" / "system" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "KIT_PLANT": ",".join(faults), "PYTHONPATH": os.pathsep.join(path)}
 
 
