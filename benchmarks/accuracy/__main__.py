@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import bands, expect_page, report, throughput_page, throughput_report
-from benchmarks.accuracy.lost_rows import lost_rows
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import result_of
@@ -24,9 +23,6 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--expect", type=Path, help="throughput: write the page of what to expect of each plan there")
-    parser.add_argument(
-        "--since", type=Path, help="a file of benchmarks.snapshot: list rows that it predicted and this leaves out"
-    )
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
     try:
@@ -51,13 +47,6 @@ def main() -> None:
         text, page = report.as_text(results, every_row=not given.quiet), report.as_markdown(results, names)
         figures = report.as_json(results)
     print(text)
-    if given.since:
-        predicted, lost = lost_rows(results, json.loads(given.since.read_text()))
-        print(
-            f"\nof {predicted} figures that {given.since.name} predicted, {len(lost)} are left out now",
-            *lost,
-            sep="\n  ",
-        )
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if given.markdown:

@@ -9,15 +9,13 @@ installed in a virtual environment of their own, DIR, which is kept for the next
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
+from tests.support import readers
 from tests.support.program import run
 
 ENVIRONMENT = Path(".venv/cloud-parsers")
@@ -48,30 +46,19 @@ print(json.dumps(problems))
 
 def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
     """0 where every file is accepted. ``--plant``: misspell a key of each file, which has to be noticed."""
-    python = environment / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    python = readers.environment(environment, whole=PACKAGES, borrows=False)
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for recipe in recipe_names():
-            plan = shipped_plan(recipe)
-            if plan is None or plan.cluster.gpu.device == "cpu":
-                continue
-            usual = files_of(plan)
-            for name, text in files_of(plan, ("k8s", "sky")).items():
-                if name not in usual:
-                    path = Path(folder) / recipe / name
-                    path.parent.mkdir(exist_ok=True)
+        plans = {recipe: plan for recipe in recipe_names() if (plan := shipped_plan(recipe)) is not None}
+        for recipe, plan in plans.items():
+            if plan.cluster.gpu.device != "cpu":
+                (Path(folder) / recipe).mkdir()
+                for name in files_of(plan, ("k8s", "sky")).keys() - files_of(plan).keys():
+                    text = files_of(plan, ("k8s", "sky"))[name]
                     wrong = text.replace("replicatedJobs", "replicatedJob").replace("num_nodes", "nodes")
-                    path.write_text(wrong if plant else text, encoding="utf-8")
-                    paths.append(path)
-        done = subprocess.run([str(python), "-c", READER, *paths], capture_output=True, text=True, check=True)
-    problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    for name, problem in problems.items():
-        print(f"{Path(name).relative_to(folder)}: {problem}")
-    print(f"{len(paths) - len(problems)} of {len(paths)} files accepted by {', '.join(PACKAGES[:2])}")
-    return 0 if bool(problems) == plant and (not plant or len(problems) == len(paths)) else 1
+                    paths.append(Path(folder) / recipe / name)
+                    paths[-1].write_text(wrong if plant else text, encoding="utf-8")
+        return readers.judged(python, READER, paths, plant)
 
 
 if __name__ == "__main__":

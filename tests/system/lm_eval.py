@@ -15,17 +15,20 @@ import os
 import random
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
+from tests.support import readers
 from tests.support.assets import RECIPE, ROOT, prepare
 from tests.support.program import run
 
 ENVIRONMENT = ROOT / ".venv" / "lm-eval"
-PACKAGES = ("lm-eval==0.4.13", "evaluate", "sacrebleu", "rouge-score", "sqlitedict", "zstandard", "word2number")
+PACKAGES = (
+    *("lm-eval==0.4.13", "evaluate", "sacrebleu", "rouge-score", "sqlitedict", "zstandard", "word2number"),
+    *("--constraint", str(ROOT / "constraints.txt")),
+)
 STEPS, STOPPED_AT = 150, 80
 EPOCHS = 120
 GUESSED, KNOWN = 0.5, 0.9
@@ -46,9 +49,7 @@ metadata: {{version: 1}}
 
 def main() -> int:
     """0 where lm-eval says so."""
-    if not (ENVIRONMENT / "complete").exists():
-        _install()
-    assets = prepare()
+    python, assets = readers.environment(ENVIRONMENT, whole=PACKAGES), prepare()
     with tempfile.TemporaryDirectory(prefix="kit-lm-eval-") as scratch:
         place = Path(scratch)
         _write_text_and_task(place)
@@ -56,13 +57,13 @@ def main() -> int:
         given = [f"run.data.train={place / 'text'}", "run.data.validation=null", f"run.steps={STEPS}"]
         given += [f"run.model_path={assets.model}", "job.seq_length=64", "job.global_batch_size=16"]
         _kit("emit", str(RECIPE), *given, "--out", "run", at=place)
-        found = {"before training": _accuracy(place, assets.model)}
+        found = {"before training": _accuracy(python, place, assets.model)}
         for options in (["--stop-at-step", str(STOPPED_AT)], ["--resume", "auto"]):
             _kit("train", "run", *options, at=place)
             newest = sorted((place / "run" / "checkpoints").glob("exchange-step-*"))[-1]
             model = place / f"model-{newest.name}"
             _kit("convert", "model", str(newest), "--out", str(model), "--extras-from", str(assets.model), at=place)
-            found[f"at step {int(newest.name[-8:])}"] = _accuracy(place, model)
+            found[f"at step {int(newest.name[-8:])}"] = _accuracy(python, place, model)
     for when, accuracy in found.items():
         print(f"accuracy {when}: {accuracy:.2f}")
     before, stopped, ended = found.values()
@@ -70,31 +71,19 @@ def main() -> int:
     return int(not (before < GUESSED and before < stopped <= ended and ended >= KNOWN))
 
 
-def _install() -> None:
-    print(f"  installing {PACKAGES[0]} …", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)
-    (site,) = ENVIRONMENT.glob("lib/python3*/site-packages")
-    site.joinpath("borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
-    install = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*install, "--constraint", "constraints.txt", *PACKAGES], cwd=ROOT, check=True)
-    (ENVIRONMENT / "complete").touch()
-
-
 def _write_text_and_task(place: Path) -> None:
-    draw = random.Random(0)
+    draw, rows = random.Random(0), place / "rows.jsonl"
     facts = [(f"HTTP status {each.value} means", each.phrase) for each in HTTPStatus if 400 <= each < 500]
-    with (place / "text.jsonl").open("w", encoding="utf-8") as file:
-        for _ in range(EPOCHS):
-            for question, answer in draw.sample(facts, len(facts)):
-                file.write(json.dumps({"text": f"{question} {answer}"}) + "\n")
+    text = [{"text": " ".join(fact)} for _ in range(EPOCHS) for fact in draw.sample(facts, len(facts))]
+    (place / "text.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in text), encoding="utf-8")
+    asked = []
+    for question, answer in facts:
+        choices = [answer, *draw.sample([other for _, other in facts if other != answer], 3)]
+        draw.shuffle(choices)
+        asked.append({"q": question, "choices": choices, "gold": choices.index(answer)})
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in asked), encoding="utf-8")
     (place / "tasks").mkdir()
-    with (place / "rows.jsonl").open("w", encoding="utf-8") as file:
-        for question, answer in facts:
-            choices = [answer, *draw.sample([other for _, other in facts if other != answer], 3)]
-            draw.shuffle(choices)
-            row = {"q": question, "choices": choices, "gold": choices.index(answer)}
-            file.write(json.dumps(row) + "\n")
-    (place / "tasks" / "mine.yaml").write_text(TASK.format(rows=place / "rows.jsonl"), encoding="utf-8")
+    (place / "tasks" / "mine.yaml").write_text(TASK.format(rows=rows), encoding="utf-8")
 
 
 def _kit(*words: str, at: Path) -> None:
@@ -108,19 +97,17 @@ def _quietly(command: list[str], at: Path, environment: Mapping[str, str]) -> No
         command, cwd=at, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode:
-        print(done.stdout)
-        raise SystemExit(done.returncode)
+        raise SystemExit(f"{done.stdout}\nexit code {done.returncode}")
 
 
-def _accuracy(place: Path, model: Path) -> float:
+def _accuracy(python: Path, place: Path, model: Path) -> float:
     """What lm-eval says of a Hugging Face directory."""
     out = place / f"results-{model.name}"
     words = ["run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--tasks", "mine"]
     words += ["--include_path", "tasks", "--device", "cpu", "--batch_size", "16", "--output_path", str(out)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "cache")}
-    program = str(ENVIRONMENT / "bin" / "lm-eval")
-    _quietly([program, *words], place, environment)
+    _quietly([str(python.with_name("lm-eval")), *words], place, environment)
     (results,) = out.rglob("results_*.json")
     return float(json.loads(results.read_text(encoding="utf-8"))["results"]["mine"]["acc,none"])
 

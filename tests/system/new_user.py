@@ -28,6 +28,7 @@ EDITS = {
     "cluster: 1xH100": "cluster: 1xcpu",
     "  seq_length: 4096": "  seq_length: 64",
     "  global_batch_size: 128": "  global_batch_size: 8",
+    "  total_tokens: ": "  # total_tokens: ",
     "run:\n": f"run:\n  model_path: models/tiny\n  steps: {STEPS}\n  checkpoint: {{every_steps: 4}}\n",
 }
 
@@ -48,10 +49,8 @@ def main() -> int:
         _kit(mine, "train", "recipe.yaml", *overrides, "--out", "run2", "--stop-at-step", 8)
         _kit(mine, "train", "run2", "--resume", "auto")
         _kit(mine, "convert", "model", f"run2/checkpoints/exchange-step-{STEPS:08d}", "--out", "trained")
-        by_step = {
-            row["step"]: row["loss"] for row in metrics(mine / "run2")
-        }  # steps repeated after the resume count once
-        losses = [by_step[step] for step in sorted(by_step)]
+        # Steps repeated after the resume count once.
+        losses = [*{row["step"]: row["loss"] for row in metrics(mine / "run2")}.values()]
         loaded = AutoModelForCausalLM.from_pretrained(mine / "trained", local_files_only=True).num_parameters()
         print(f"{STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {loaded:,} parameters load")
         return 0 if len(losses) == STEPS and losses[-1] < losses[0] else 1

@@ -14,14 +14,10 @@ from this one. No weights, data or GPU are asked for. torchtitan's files are for
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import sysconfig
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import kit
 from kit.emit import rl_trainers
@@ -33,6 +29,7 @@ from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.shipped import recipe_names
+from tests.support import readers
 from tests.support.program import run
 
 ENVIRONMENT = Path(".venv/other-trainers")
@@ -179,78 +176,50 @@ print(json.dumps(problems))
 
 def plans() -> dict[str, Plan]:
     """Plans of the shipped recipes, and of models that torchtitan has."""
-    found = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None}
-    for model, cluster, pins in (
-        ("llama-3.1-8b", "8xH100", Pins(engine="torch", implementation="huggingface")),
-        ("llama-3.1-8b", "16xH100", Pins(engine="torch", tp=2, zero_stage=3)),
-    ):
-        found[f"{model}-{cluster}"] = kit.plan(model, cluster, pins=pins)
-    vllm = GrpoSpec(vllm_gpu_memory_utilization=0.3)
-    for objective, chosen, pins in (
-        ("grpo", {"grpo": replace(vllm, beta=0.04)}, Pins(engine="torch", zero_stage=3)),
-        (
-            "grpo",
-            {"grpo": vllm, "grad_clip": 0.0, "optimizer": OptimizerSpec(eps=1e-6)},
-            Pins(engine="torch", zero_stage=2),
-        ),
-        (
-            "grpo",
-            {"grpo": vllm, "lora": LoraSpec(target_modules=("q_proj", "v_proj"))},
-            Pins(engine="torch", zero_stage=3),
-        ),
-        ("grpo", {"grpo": replace(vllm, beta=0.04)}, Pins(engine="deepspeed", zero_stage=3, zero_hpz=4)),
-        ("dpo", {}, Pins(engine="deepspeed", zero_stage=2, offload_optimizer="cpu")),
-        ("reward", {"lora": LoraSpec(four_bit=True)}, Pins(engine="deepspeed")),
-        ("reward", {"precision": "fp16", "grad_clip": 0.0}, Pins(engine="deepspeed", zero_stage=1)),
-    ):
-        job = JobSpec(objective=objective, seq_length=2048, global_batch_size=256, **chosen)
-        found[f"{len(found)}-{objective}"] = kit.plan("llama-3.1-8b", "16xH100", job, pins)
-    return found
+    vllm, lora = GrpoSpec(vllm_gpu_memory_utilization=0.3), LoraSpec(target_modules=("q_proj", "v_proj"))
+    torch2, torch3 = (Pins(engine="torch", zero_stage=stage) for stage in (2, 3))
+    chosen: tuple[tuple[Pins, dict[str, Any]], ...] = (
+        (torch3, {"objective": "grpo", "grpo": replace(vllm, beta=0.04)}),
+        (torch2, {"objective": "grpo", "grpo": vllm, "grad_clip": 0.0, "optimizer": OptimizerSpec(eps=1e-6)}),
+        (torch3, {"objective": "grpo", "grpo": vllm, "lora": lora}),
+        (Pins(engine="deepspeed", zero_stage=3, zero_hpz=4), {"objective": "grpo", "grpo": replace(vllm, beta=0.04)}),
+        (Pins(engine="deepspeed", zero_stage=2, offload_optimizer="cpu"), {"objective": "dpo"}),
+        (Pins(engine="deepspeed"), {"objective": "reward", "lora": LoraSpec(four_bit=True)}),
+        (Pins(engine="deepspeed", zero_stage=1), {"objective": "reward", "precision": "fp16", "grad_clip": 0.0}),
+    )
+    titan = (("8xH100", Pins(engine="torch", implementation="huggingface")), ("16xH100", torch3.but(tp=2)))
+    return {
+        **{name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None},
+        **{f"llama-3.1-8b-{cluster}": kit.plan("llama-3.1-8b", cluster, pins=pins) for cluster, pins in titan},
+        **{
+            f"{number}-{job['objective']}": kit.plan(
+                "llama-3.1-8b", "16xH100", JobSpec(seq_length=2048, global_batch_size=256, **job), pins
+            )
+            for number, (pins, job) in enumerate(chosen)
+        },
+    }
 
 
 def main(environment: Path = ENVIRONMENT, torchtitan: Path | None = None, plant: bool = False) -> int:
     """0 where every file is accepted. ``--plant``: misspell a key of each file, which has to be noticed."""
-    python = (environment / "bin" / "python").absolute()
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        (borrowed,) = environment.glob("lib/python*/site-packages")
-        (borrowed / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*install, "--no-deps", *ALONE], check=True)
-        subprocess.run([*install, *WHOLE], check=True)
+    python = readers.environment(environment, ALONE, WHOLE)
     files = [file for file in (*FILES, *rl_trainers.FILES) if file.target != "torchtitan" or torchtitan is not None]
     if torchtitan is None:
         print(f"torchtitan.sh: not read; --torchtitan CHECKOUT of {PROGRAMS['torchtitan'][1]}")
-    given = os.environ | ({} if torchtitan is None else {"PYTHONPATH": str(torchtitan.absolute())})
+    given = {} if torchtitan is None else {"PYTHONPATH": str(torchtitan.absolute())}
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for name, plan in plans().items():
-            there = [file for file in files if file.applies(plan)]
+            there = {file.name: file.text(plan) for file in files if file.applies(plan)}
+            (Path(folder) / name).mkdir()
             for beside, text in (files_of(plan) if there else {}).items():
-                (Path(folder) / name).mkdir(exist_ok=True)
                 (Path(folder) / name / beside).write_text(text, encoding="utf-8")
-            for file in there:
-                path = Path(folder) / name / file.name
-                text = file.text(plan)
+            for beside, text in there.items():
                 for key in ("micro_batch_size", "per_device_train_batch_size", "-per-dp-rank", "_shard_size"):
                     text = text.replace(key, f"{key}_x") if plant else text
-                path.write_text(text, encoding="utf-8")
-                paths.append(path)
-        done = subprocess.run(
-            [str(python), "-W", "ignore", "-c", READER, *paths],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=folder,
-            env=given,
-        )
-    problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    for found, problem in problems.items():
-        print(f"{Path(found).relative_to(folder)}: {problem}")
-    for file in files:
-        named = [path for path in paths if path.name == file.name]
-        print(f"{file.name}: {sum(str(path) not in problems for path in named)} of {len(named)} accepted")
-    return 0 if bool(problems) == plant and (not plant or len(problems) == len(paths)) else 1
+                paths.append(Path(folder) / name / beside)
+                paths[-1].write_text(text, encoding="utf-8")
+        return readers.judged(python, READER, paths, plant, **given)
 
 
 if __name__ == "__main__":
