@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests.support.assets import ROOT
-from tests.support.proofs import DAILY, PROOFS, main
+from tests.support.proofs import DAILY, LACKING, PROOFS, lacking, main
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 KINDS = ("*.md", "*.py", "*.sh", "*.yaml", "Makefile", ".ci/run")
@@ -67,8 +67,24 @@ def test_every_make_target_and_every_proof_named_is_there() -> None:
 
 
 def test_a_daily_proof_needs_nothing_and_takes_some_minutes() -> None:
-    assert [(name, PROOFS[name].needs) for name in DAILY] == [(name, "") for name in DAILY]
+    assert {PROOFS[name].needs for name in DAILY} == {""}
     assert max(PROOFS[name].minutes for name in DAILY) <= 6
+
+
+def test_what_a_proof_lacks_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {proof.needs for proof in PROOFS.values()} == LACKING.keys()
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "trackio" else name)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.delenv("HF_EXAMPLES", raising=False)
+    monkeypatch.delenv("PYTHON312", raising=False)
+    said = {name: lacking(PROOFS[name]) for name in ("trackers", "slurm", "huggingface-scripts", "megatron-0.19")}
+    assert said["trackers"] == "not installed: pip install trackio"
+    assert "apt-get install" in said["slurm"] and "munge" in said["slurm"]  # noqa: PT018
+    assert said["huggingface-scripts"].startswith("HF_EXAMPLES is not set: ")
+    assert said["megatron-0.19"].startswith("no Python 3.12 is here: ")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "run it as root" in lacking(PROOFS["hosts"])
 
 
 def test_the_list_names_every_proof_and_an_unknown_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

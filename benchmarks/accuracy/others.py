@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from benchmarks.accuracy.memory import Result
 from benchmarks.accuracy.programs.other_estimators import megatron_theoretical, model_parameters
@@ -44,12 +45,12 @@ def accelerate_estimate(workload: PublishedWorkload) -> float:
 
 @cache
 def _accelerate(spec: PublishedModel) -> float:
-    from accelerate import init_empty_weights
-    from accelerate.commands.estimate import estimate_training_usage
-    from accelerate.utils import calculate_maximum_sizes
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+    from accelerate.commands.estimate import estimate_training_usage  # type: ignore[import-untyped]
+    from accelerate.utils import calculate_maximum_sizes  # type: ignore[import-untyped]
     from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.ffn_hidden_size,

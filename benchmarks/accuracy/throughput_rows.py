@@ -75,7 +75,7 @@ def run_of(row: Row) -> PublishedWorkload:
             lora=LoraSpec(rank=lora.rank) if lora else None,
         ),
         layout=Layout(
-            engine=engine if engine in ("megatron", "deepspeed") else "torch",
+            engine=engine if engine in ("megatron", "deepspeed") else "torch",  # type: ignore[arg-type]
             implementation="huggingface" if kernels == "huggingface" else "transformer_engine",
             dp=dp,
             tp=tp,

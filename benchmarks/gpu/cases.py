@@ -52,7 +52,7 @@ def _case(name: str, engine: str, *, model: str = "llama-3.2-1b", **rest: Any) -
 
 MICRO_BATCH = 4
 """Micro batch of the recipe: by prediction the fastest that fits 80 GB without recompute."""
-FAST = {"chunked_loss": True, "compile_layers": True}
+FAST: dict[str, Any] = {"chunked_loss": True, "compile_layers": True}
 RECIPES = (
     _case("1B, torch", "torch", micro_batch_size=MICRO_BATCH, **FAST),
     _case("1B, deepspeed", "deepspeed", micro_batch_size=MICRO_BATCH, zero_stage=1, **FAST),
@@ -62,7 +62,7 @@ RECIPES = (
 on a CPU it would not, so the dry run pins it."""
 PLAIN = _case("1B, eager mode", "torch", chunked_loss=False, compile_layers=False)
 PLAIN_DEEPSPEED = dataclasses.replace(PLAIN, pins=PLAIN.pins | {"engine": "deepspeed", "zero_stage": 1})
-SWAPPED = {"hidden_size": 256, "ffn_hidden_size": 1024, "head_dim": 64}
+SWAPPED: dict[str, Any] = {"hidden_size": 256, "ffn_hidden_size": 1024, "head_dim": 64}
 """Larger sizes for NVMe offload on a CPU, because DeepSpeed does not swap tensors below 1 MiB, and the tiny model's
 matrices are all smaller."""
 

@@ -19,8 +19,10 @@ from kit.units import human_count
 from tests.support.page import table, whole
 
 JOB = kit.JobSpec(seq_length=4096, global_batch_size=256)
-PLACES = (("llama-3.2-1b", "8xA100-40"), ("llama-3.1-8b", "8xA100-40"), ("llama-3.1-8b", "1xA100-40"))
-PLACES += (("llama-3-70b", "8xA100-80"), ("llama-3-70b", "64xA100-80"))
+PLACES = (
+    *(("llama-3.2-1b", "8xA100-40"), ("llama-3.1-8b", "8xA100-40"), ("llama-3.1-8b", "1xA100-40")),
+    *(("llama-3-70b", "8xA100-80"), ("llama-3-70b", "64xA100-80")),
+)
 HEADS = ("stage", "GiB a GPU", "host GiB a node", "NVMe GiB a node", "micro batch, recompute", "tokens/s a GPU")
 
 

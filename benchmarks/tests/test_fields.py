@@ -70,18 +70,14 @@ def test_the_date_is_the_programs():
 
 
 @pytest.mark.parametrize(
-    ("read", "job", "what"),
+    ("read", "given", "what"),
     [
-        (lambda job: optimizer_of(job), {"optimizer": "a new one"}, "job.optimizer='a new one'"),
-        (lambda job: offload_of(job), {"offload": "somewhere"}, "job.offload='somewhere'"),
-        (lambda job: precision_of(row(**job)), {"precision": "int5"}, "job.precision='int5'"),
-        (
-            lambda job: dispatcher_of({**row(), "model": {"moe": {"dispatcher": "teleport"}}}),
-            {},
-            "dispatcher='teleport'",
-        ),
+        (optimizer_of, {"optimizer": "a new one"}, "job.optimizer='a new one'"),
+        (offload_of, {"offload": "somewhere"}, "job.offload='somewhere'"),
+        (precision_of, row(precision="int5"), "job.precision='int5'"),
+        (dispatcher_of, row() | {"model": {"moe": {"dispatcher": "teleport"}}}, "dispatcher='teleport'"),
     ],
 )
-def test_a_word_without_meaning_is_named(read, job, what):
+def test_a_word_without_meaning_is_named(read, given, what):
     with pytest.raises(NotPredictedError, match=f"{what} is not understood"):
-        read(job)
+        read(given)

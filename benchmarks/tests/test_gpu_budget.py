@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import stat
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,19 +21,21 @@ json.dump({{"status": "refused", "why": "a stand-in"}}, open(spec["out"], "w"))
 """In place of Python with ``-m benchmarks.gpu.worker SPEC``: takes its time, and ends as a row."""
 
 
+def program(tmp_path, monkeypatch, text):
+    """A program in place of Python."""
+    (tmp_path / "program").write_text(text)
+    (tmp_path / "program").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "program"))
+
+
 def run_all(tmp_path, monkeypatch, seconds, minutes):
     """(result, wall seconds) of the whole program with workers that take so many seconds each."""
-    program = tmp_path / "worker"
-    program.write_text(WORKER.format(python=sys.executable, seconds=seconds))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(run.sys, "executable", str(program))
+    program(tmp_path, monkeypatch, WORKER.format(python=sys.executable, seconds=seconds))
     monkeypatch.setattr(run, "doctor", lambda: "")
     monkeypatch.setattr(run, "LEAST_S", 0.5)
     began = time.monotonic()
-    code = run.main(device="cpu", minutes=minutes, out=tmp_path / "out")
-    took_s = time.monotonic() - began
-    assert code == 0
-    result = json.loads((tmp_path / "out.json").read_text())
+    assert run.main(device="cpu", minutes=minutes, out=tmp_path / "out") == 0
+    took_s, result = time.monotonic() - began, json.loads((tmp_path / "out.json").read_text())
     assert (tmp_path / "out.md").read_text() == page(result)
     return result, took_s
 
@@ -41,7 +43,7 @@ def run_all(tmp_path, monkeypatch, seconds, minutes):
 @pytest.fixture
 def names():
     """Names of all rows, in the order in which they run."""
-    return [(job.section, job.name) for job in run.jobs("cpu", run.Path())]
+    return [(job.section, job.name) for job in run.jobs("cpu", Path())]
 
 
 def test_rows_that_the_time_is_not_enough_for_are_not_begun_and_named(tmp_path, monkeypatch, names):
@@ -57,17 +59,13 @@ def test_rows_that_the_time_is_not_enough_for_are_not_begun_and_named(tmp_path, 
 
 def test_a_row_that_does_not_end_takes_no_more_than_what_is_left(tmp_path, monkeypatch, names):
     result, took_s = run_all(tmp_path, monkeypatch, seconds=60, minutes=2 / 60)
-    section, name = names[0]
-    assert result["rows"][section] == [{**result["rows"][section][0], "name": name, "status": "too slow"}]
-    others = [row["status"] for rows in result["rows"].values() for row in rows][1:]
-    assert set(others) == {"skipped"}
+    first, *others = [(section, row["name"], row["status"]) for section, rows in result["rows"].items() for row in rows]
+    assert first == (*names[0], "too slow")
+    assert {status for _, _, status in others} == {"skipped"}
     assert took_s < 2 + 2
 
 
 def test_a_doctor_that_hangs_is_no_end(monkeypatch, tmp_path):
-    program = tmp_path / "sleeps"
-    program.write_text("#!/bin/sh\nsleep 60\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(run.sys, "executable", str(program))
+    program(tmp_path, monkeypatch, "#!/bin/sh\nsleep 60\n")
     monkeypatch.setattr(run, "DOCTOR_LIMIT_S", 0.2)
     assert run.doctor() == "kit doctor: no end within 0.2 s"

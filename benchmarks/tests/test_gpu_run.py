@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import kit
-from benchmarks.gpu import cases, devices, measured, peers, run, worker
+from benchmarks.gpu import cases, devices, measured, run, worker
 from tests.support import host_syncs
+from tests.support.page import ROOT
 
 
 @pytest.fixture
@@ -26,25 +28,17 @@ def spec(kind: str, name: str, scratch: Path) -> dict[str, str]:
     return {"kind": kind, "name": name, "device": "cpu", "scratch": str(scratch)}
 
 
-def test_every_case_has_a_plan_for_one_h200_or_a_reason(tmp_path, monkeypatch):
-    """No case is misspelt, and what is refused is refused for want of support or room, which the row then says."""
+def test_every_case_has_a_plan_for_one_h200(tmp_path, monkeypatch):
+    """No case is misspelt, and each is planned on a node with much host memory."""
     big = kit.plan("llama-3.2-1b", "1xH200", kit.JobSpec(seq_length=128, global_batch_size=1)).cluster
-    roomy = cases.dataclasses.replace(big, host_ram_gib=512.0, nvme_gib=512.0)
+    roomy = dataclasses.replace(big, host_ram_gib=512.0, nvme_gib=512.0)
     monkeypatch.setattr(cases, "machine", lambda device, scratch: roomy)
-    refused = {}
     for case in cases.CASES:
-        try:
-            plan = cases.planned(case, "cuda", tmp_path)
-        except kit.KitError as error:
-            refused[case.name] = str(error)
-        else:
-            assert plan.layout.engine == case.pins["engine"]
-    assert len(cases.CASES) - len(refused) >= 10
-    unpinned = cases.dataclasses.replace(cases.RECIPES[0], pins={"engine": "torch", "micro_batch_size": 4})
+        assert cases.planned(case, "cuda", tmp_path).layout.engine == case.pins["engine"]
+    unpinned = dataclasses.replace(cases.RECIPES[0], pins={"engine": "torch", "micro_batch_size": 4})
     assert cases.planned(unpinned, "cuda", tmp_path).layout == cases.planned(cases.RECIPES[0], "cuda", tmp_path).layout
     peers_layout = cases.peers_plan("cuda", tmp_path).layout
     assert (peers_layout.micro_batch_size, peers_layout.chunked_loss, peers_layout.compile_layers) == (4, False, False)
-    assert not refused
 
 
 @pytest.mark.parametrize(
@@ -52,7 +46,7 @@ def test_every_case_has_a_plan_for_one_h200_or_a_reason(tmp_path, monkeypatch):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out of memory"),
         (ImportError("No module named 'liger_kernel'"), "skipped"),
-        (peers.Skipped("transformer-engine is not installed"), "skipped"),
+        (cases.Skipped("transformer-engine is not installed"), "skipped"),
         (kit.KitError("does not fit"), "refused"),
         (RuntimeError("cannot open /data/secret/file.bin"), "failed"),
         (RuntimeError("CUDA error: out of memory"), "out of memory"),  # of page-locked host memory
@@ -108,28 +102,15 @@ def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
         "liger_kernel": "1B, eager mode",
     }
     command = [sys.executable, "-c", WITHOUT, json.dumps(packages), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=run.ROOT, env=run.environment("cpu"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=run.environment("cpu"))
     rows = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
     assert rows.keys() == packages.keys()
     assert rows.pop("liger_kernel")["status"] == "ok"
-    for package, row in rows.items():
-        assert row["status"] in ("skipped", "refused")
-        assert package in row["why"]
-
-
-def test_what_hangs_is_a_row(session):
-    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=0.1), 0)
-    assert row["status"] == "too slow"
-
-
-def test_without_time_a_row_is_not_begun(session):
-    session.deadline = time.monotonic() + 1
-    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
-    assert row["status"] == "skipped" and "minutes" in row["why"]  # noqa: PT018
+    assert all(row["status"] in ("skipped", "refused") and package in row["why"] for package, row in rows.items())
 
 
 def test_a_dead_worker_is_a_row(session, monkeypatch):
-    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
     assert row["status"] == "failed"
 
@@ -171,5 +152,4 @@ def test_a_reference_that_ended_early_ends_no_run(session):
     row = {"name": "torch on cpu", "status": "ok"}
     job = run.Job("devices", "torch on cpu", {"curves": str(session.scratch / "curves/torch")}, limit_s=1)
     run._compare(session, job, row)
-    assert row["status"] == "skipped"
-    assert "mixtral" in row["why"]
+    assert (row["status"], "mixtral" in row["why"]) == ("skipped", True)

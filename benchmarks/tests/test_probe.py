@@ -64,7 +64,7 @@ def test_what_autograd_keeps_is_counted_until_backward_has_used_it() -> None:
         kept = live.now - begin
         loss.backward()
         assert kept == 400 + 4, "the result of exp, and the loss"
-        live.leave_out([weight.grad, loss])
+        live.leave_out([weight.grad, loss])  # type: ignore[list-item]
         assert live.now == begin
 
 

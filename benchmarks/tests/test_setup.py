@@ -116,7 +116,7 @@ def test_uneven_stages() -> None:
 def test_recompute_keeps_less_in_this_order() -> None:
     """full with all layers < block of some < none; uniform over two layers halves the inputs."""
     peaks = [
-        saved_activations(workload, 0, _chunk_bytes)
+        saved_activations(workload, 0, _chunk_bytes)  # type: ignore[arg-type]
         for workload in (
             run(recompute="full", recompute_every=2),
             run(recompute="full"),

@@ -10,16 +10,22 @@ own, which ``--help`` prints.
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = "make prove NAME=ops"
 TRACKERS = "pip install wandb mlflow trackio"
+HOSTS = "root"
+SLURM = "root, slurm-wlm, munge"
+SCRIPTS = "HF_EXAMPLES=examples/pytorch of a checkout of transformers; pip install evaluate"
+PYTHON312 = "PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python"
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ PROOFS: dict[str, Proof] = {
     "huggingface-scripts": _proof(
         "Hugging Face's own example scripts, unchanged, under kit's files", 15,
         "tests.system.huggingface_scripts",
-        needs="HF_EXAMPLES=examples/pytorch of a checkout of transformers; pip install evaluate",
+        needs=SCRIPTS,
     ),
     "parity": _proof(
         "layouts of every kind, launched, against plain torch; then planted faults", 6,
@@ -94,7 +100,7 @@ PROOFS: dict[str, Proof] = {
     "megatron-0.19": _proof(
         "the Megatron part of the suite on Python 3.12 and megatron-core 0.19", 40,
         "tests.system.megatron_019",
-        needs="PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python",
+        needs=PYTHON312,
     ),
     "parity-all": _proof(
         "launchers and changes of engine (relay), then both tables above", 42,
@@ -126,23 +132,23 @@ PROOFS: dict[str, Proof] = {
     ),
     "failures": _proof(
         "sixteen failures provoked on two processes, and what the doctor says of each", 4,
-        "tests.system.failures", needs="root",
+        "tests.system.failures", needs=HOSTS,
     ),
     "hosts": _proof(
         "launch files on two and three hosts (namespaces, sshd, pdsh) beside one process", 5,
-        "tests.system.hosts", needs="root",
+        "tests.system.hosts", needs=HOSTS,
     ),
     "elastic": _proof(
         "a host killed, the run goes on with fewer, the host returns, the run grows; a spare; beside a quiet run",
-        10, "tests.system.hosts.elastic", needs="root",
+        10, "tests.system.hosts.elastic", needs=HOSTS,
     ),
     "preflight": _proof(
         "differences planted on three hosts, and what the doctor says of each", 4,
-        "tests.system.preflight --bandwidth", needs="root",
+        "tests.system.preflight --bandwidth", needs=HOSTS,
     ),
     "slurm": _proof(
         "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
-        "tests.system.slurm", needs="root, slurm-wlm, munge",
+        "tests.system.slurm", needs=SLURM,
     ),
     "checkpoints": _proof(
         "checkpoints that other programs wrote here, from → to, continued; damaged copies; writes docs/checkpoints.md",
@@ -227,6 +233,55 @@ DAILY = ("parity", "relay", "rehearse", "new-user", "accepted", "readers", "spee
 """Proofs of some minutes that need nothing: ``daily`` runs one of them, the next one tomorrow (CI)."""
 
 
+def lacking(proof: Proof) -> str:
+    """What a proof needs and this machine has not, and how to get it; empty where nothing is missing."""
+    return LACKING[proof.needs]()
+
+
+def _hosts(**programs: str) -> str:
+    from tests.support import namespaces
+
+    try:
+        namespaces.check(programs)
+    except namespaces.NoNamespaces as error:
+        return str(error)
+    return ""
+
+
+def _ops() -> str:
+    from kit.engines.deepspeed import ops
+
+    return "" if ops.library().exists() else f"DeepSpeed's async_io op is not compiled: {OPS} (three minutes, once)"
+
+
+def _installed(*packages: str) -> str:
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"not installed: pip install {' '.join(absent)}" if absent else ""
+
+
+LACKING: dict[str, Callable[[], str]] = {
+    "": lambda: "",
+    OPS: _ops,
+    TRACKERS: lambda: _installed("wandb", "mlflow", "trackio"),
+    HOSTS: _hosts,
+    SLURM: lambda: _hosts(slurmctld="slurm-wlm", slurmd="slurm-wlm", sbatch="slurm-wlm", munged="munge"),
+    SCRIPTS: lambda: _installed("evaluate") if "HF_EXAMPLES" in os.environ else f"HF_EXAMPLES is not set: {SCRIPTS}",
+    PYTHON312: lambda: (
+        ""
+        if "PYTHON312" in os.environ or shutil.which(os.environ.get("PYTHON", "python3.12"))
+        else f"no Python 3.12 is here: {PYTHON312}"
+    ),
+}
+"""What a proof needs → says what of it is missing."""
+
+
+def run(proof: Proof) -> int:
+    """Exit code of the last command, or of the first that fails."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    script = "\n".join(["set -e", *proof.commands])
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the list, or run one proof and return the exit code of its last command."""
     if not arguments:
@@ -241,9 +296,7 @@ def main(arguments: Sequence[str]) -> int:
     if name not in PROOFS:
         print(f"error: no proof is called {name}; there are {', '.join(PROOFS)}", file=sys.stderr)
         return 2
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    script = "\n".join(["set -e", *PROOFS[name].commands])
-    return subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
+    return run(PROOFS[name])
 
 
 if __name__ == "__main__":

@@ -86,25 +86,20 @@ class Case:
         return kit.plan(MODEL, cluster, job, pins)
 
 
-_EVERY_PLACE = tuple(
-    Case(precision, stage, accumulation, optimizer, param)
-    for precision in ("bf16", "fp32")
-    for stage, optimizer, param in (
-        (0, "none", "none"),
-        (1, "none", "none"),
-        (2, "none", "none"),
-        (3, "none", "none"),
-        (1, "cpu", "none"),
-        (2, "cpu", "none"),
-        (3, "cpu", "none"),
-        (3, "cpu", "cpu"),
-        (3, "nvme", "none"),
-        (3, "nvme", "nvme"),
-    )
-    for accumulation in (1, 2)
+_OFFLOADS: tuple[tuple[int, Offload, Offload], ...] = (
+    *((stage, "none", "none") for stage in range(4)),
+    *((stage, "cpu", "none") for stage in (1, 2, 3)),
+    (3, "cpu", "cpu"),
+    (3, "nvme", "none"),
+    (3, "nvme", "nvme"),
 )
 CASES = (
-    *_EVERY_PLACE,
+    *(
+        Case(precision, stage, accumulation, optimizer, param)
+        for precision in ("bf16", "fp32")
+        for stage, optimizer, param in _OFFLOADS
+        for accumulation in (1, 2)
+    ),
     Case("bf16", 3, 2, hpz=2),
     Case("fp32", 3, 1, hpz=2),
     Case("bf16", 1, 2, autocast=True),

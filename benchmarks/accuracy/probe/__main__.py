@@ -69,8 +69,7 @@ def again(row: dict[str, Any], plan: Plan, stage: int) -> dict[str, Any]:
 
 def agrees(row: dict[str, Any]) -> bool:
     """Within the limits."""
-    states = row["states_error"]
-    return (states is None or abs(states) <= STATES) and abs(row["activations_error"]) <= ACTIVATIONS
+    return abs(row["states_error"] or 0.0) <= STATES and bool(abs(row["activations_error"]) <= ACTIVATIONS)
 
 
 def cells(found: dict[str, Any]) -> list[str]:

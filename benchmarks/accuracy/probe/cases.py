@@ -14,7 +14,7 @@ def _torch(model: str, zero_stage: int, seq_length: int = 4096, precision: str =
 
 
 def _million(**layout: Any) -> Case:
-    long = {"dp": 1, "cp": 8, "recompute": "full", "chunked_loss": True}
+    long: dict[str, Any] = {"dp": 1, "cp": 8, "recompute": "full", "chunked_loss": True}
     return _torch("qwen3-8b", 3, seq_length=1_048_576, **long, **layout)
 
 

@@ -43,7 +43,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
         gathered_in_loss=gathered,
         gathered=gathered,
         gathered_at_end=gathered,
-        saved_activations=rank_megatron.saved_activations(workload, stage, _chunk_bytes),
+        saved_activations=rank_megatron.saved_activations(workload, stage, _chunk_bytes),  # type: ignore[arg-type]
         recomputed_layer=recomputed,
         deferred_gradients=deferred,
         loss=loss,

@@ -26,7 +26,7 @@ class PublishedModel(ModelSpec):
 
     norm: Norm = "rmsnorm"
     gated_mlp: bool = True
-    qk_norm: bool = False
+    qk_norm: bool = False  # type: ignore[assignment]
     expert_layers: tuple[bool, ...] = ()
     """For each layer, whether it has experts; empty without experts."""
     shared_ffn_hidden_size: int = 0
@@ -228,7 +228,7 @@ class PublishedWorkload(Workload):
         return None if self.lora is None else adapter_parameters(self, self.lora, 0)
 
     @cached_property
-    def recomputed_share(self) -> float:
+    def recomputed_share(self) -> float:  # type: ignore[override]
         """Share of the layers that full recompute computes once more."""
         if self.recompute_layers is None:
             return 1.0

@@ -75,8 +75,12 @@ def main(
             stalls.append((name, *(f"{native[key]:.1f}" for key in ("at_once_s", "stall_s", "thread_s"))))
         failed |= conversions(Path(directory), total, largest)
     print()
-    heads = ("layout", "native checkpoint at once, s", "in a thread: training stops, s", "until it is on disk, s")
-    print(table(heads, stalls))
+    print(
+        table(
+            ("layout", "native checkpoint at once, s", "in a thread: training stops, s", "until it is on disk, s"),
+            stalls,
+        )
+    )
     return 1 if failed else 0
 
 

@@ -18,7 +18,7 @@ from tests.support import runs
 from tests.support.assets import RECIPE, ROOT, Assets, prepare
 from tests.support.compare import compare_curves, compare_gradients, compare_runs
 from tests.system.demo.exports import Verdict, judge
-from tests.system.demo.page import Ledger, write
+from tests.system.demo.ledger import Ledger
 from tests.system.parity.__main__ import GRADIENTS, train_planted
 
 BUILD = ROOT / "build" / "demo"
@@ -46,7 +46,7 @@ KILL_AFTER_STEP, HAND_OVER_STEP = 25, 40
 
 def main() -> int:
     """Run everything; 0 only if every claim holds."""
-    console, began = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120, record=True), time.monotonic()
+    console, began = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120), time.monotonic()
     ledger, out = Ledger(console), BUILD / datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
         console.rule("1. Plans of real cases")
@@ -56,7 +56,7 @@ def main() -> int:
         assets = prepare()
         three = train_three_engines(ledger, out)
         console.rule("3. The relay: killed, resumed, moved to another engine")
-        relay, relay_rows = run_relay(ledger, out, three["zero3"])
+        relay = run_relay(ledger, out, three["zero3"])
         console.rule("4. Out again: Hugging Face models")
         export_and_judge(ledger, assets, {**three, "relay": relay}, out)
         console.rule("5. A planted fault is caught")
@@ -64,22 +64,19 @@ def main() -> int:
     except (runs.RunFailed, kit.KitError) as error:
         console.print(f"[bold red]the demo stopped:[/bold red] {error}", highlight=False)
         return 1
-    curves = {TITLES[name]: runs.metrics(rundir) for name, rundir in three.items()} | {TITLES["relay"]: relay_rows}
-    console.print(ledger.table())
-    console.print(f"{time.monotonic() - began:.0f} s; the same with curves: {(out / 'demo.html').relative_to(ROOT)}")
-    write(out / "demo.html", console, curves)
+    console.print(ledger.table)
+    console.print(f"{time.monotonic() - began:.0f} s; runs, logs and models: {out.relative_to(ROOT)}")
     return 0 if ledger.all_hold else 1
 
 
 def plan_real_case(ledger: Ledger, model: str, gpus: str) -> None:
     """Plan, print the whole plan, and claim that it fits."""
     plan = kit.plan(model, gpus)
+    found, memory = plan.predicted, plan.cluster.gpu.memory_gib
     ledger.console.print(render(plan))
-    peak, memory = plan.predicted.peak_gib, plan.cluster.gpu.memory_gib
-    figure = (
-        f"peak {peak:.1f} of {memory:.1f} GiB, {plan.predicted.step_time_s:.2f} s a step, MFU {plan.predicted.mfu:.0%}"
-    )
-    ledger.add(f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}", figure, peak <= memory)
+    figure = f"peak {found.peak_gib:.1f} of {memory:.1f} GiB, {found.step_time_s:.2f} s a step, MFU {found.mfu:.0%}"
+    text, command = f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}"
+    ledger.add(text, command, figure, found.peak_gib <= memory)
 
 
 def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
@@ -93,9 +90,8 @@ def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
     for name in ("zero3", "tp2"):
         compare(ledger, reference, rundirs[name], TITLES[name], f"{out.relative_to(ROOT)}/{name}/launch.sh")
     distance = compare_curves(runs.metrics(reference), runs.metrics(rundirs["bf16"]), "loss").worst_relative_error
-    low, high = BF16_DISTANCE
+    (low, high), command = BF16_DISTANCE, f"{out.relative_to(ROOT)}/bf16/launch.sh"
     figure = f"loss differs by up to {distance:.1e}, between {low:.0e} and {high:.0e}"
-    command = f"{out.relative_to(ROOT)}/bf16/launch.sh"
     ledger.add("bf16 trains, farther from fp32 than any engine", command, figure, low < distance < high)
     return rundirs
 
@@ -116,7 +112,7 @@ def curves(ledger: Ledger, text: str, command: str, reference: Rows, other: Rows
         ledger.add_bound(text.format(key=key), command, curve.worst_relative_error, CURVE_BOUND, detail)
 
 
-def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[RunDirectory, Rows]:
+def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> RunDirectory:
     """ZeRO-3, kill -9, resume, hand over at step 40 through the exchange checkpoint, finish on TP=2."""
     first = runs.emit(RECIPES["zero3"], out / "relay-zero3", [])
     killed_at = runs.train_until_killed(first, KILL_AFTER_STEP)
@@ -132,7 +128,7 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[R
     )
     how = f"killed at {killed_at}, moved at {HAND_OVER_STEP}; "
     curves(ledger, text, command, runs.metrics(uninterrupted), rows, how)
-    return second, rows
+    return second
 
 
 def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirectory], out: Path) -> None:
@@ -156,26 +152,14 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
             figure,
             loss < before.held_out_loss - 1,
         )
-    fp32 = {name: verdict for name, verdict in verdicts.items() if name != "bf16"}
-    spread = max(
-        abs(v.held_out_loss - fp32["torch"].held_out_loss) / fp32["torch"].held_out_loss for v in fp32.values()
-    )
-    ledger.add_bound(
-        "all fp32 exports: equal held-out loss",
-        "AutoModelForCausalLM.from_pretrained",
-        spread,
-        CURVE_BOUND,
-        f"{len(fp32)} models",
-    )
-    same = {verdict.generated for verdict in fp32.values()}
-    tokens = sum(len(g) for g in fp32["torch"].generated)
-    ledger.add(
-        "all fp32 exports: same greedy tokens",
-        "model.generate(do_sample=False)",
-        f"{len(same)} distinct outputs of {len(fp32)} models, {tokens} tokens",
-        len(same) == 1,
-    )
-    ledger.console.print(f"  {fp32['torch'].text!r}", highlight=False)
+    fp32, torch = [verdict for name, verdict in verdicts.items() if name != "bf16"], verdicts["torch"]
+    spread = max(abs(each.held_out_loss / torch.held_out_loss - 1) for each in fp32)
+    loads = "AutoModelForCausalLM.from_pretrained"
+    ledger.add_bound("all fp32 exports: equal held-out loss", loads, spread, CURVE_BOUND, f"{len(fp32)} models")
+    same = len({verdict.generated for verdict in fp32})
+    figure = f"{same} distinct outputs of {len(fp32)} models, {sum(map(len, torch.generated))} tokens"
+    ledger.add("all fp32 exports: same greedy tokens", "model.generate(do_sample=False)", figure, same == 1)
+    ledger.console.print(f"  {torch.text!r}", highlight=False)
 
 
 def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
@@ -184,22 +168,9 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     train_planted(rundir, "megatron-swap-qk")
     gradients = compare_gradients(reference.path / GRADIENTS, rundir.path / GRADIENTS)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)
-    caught = gradients.worst_relative_error > GRADIENT_BOUND
-    ledger.console.print(
-        f"  [red]{TITLES['tp2']} with Q and K swapped: gradients differ by "
-        f"{gradients.worst_relative_error:.1e} > {GRADIENT_BOUND:.0e}[/red]",
-        highlight=False,
-    )
-    figure = (
-        f"gradient error {gradients.worst_relative_error:.1e} at {gradients.worst_name}; "
-        f"loss alone differs by {loss:.1e}"
-    )
-    ledger.add(
-        "swapped Q and K turn the comparison red",
-        "python -m tests.system.parity --plant megatron-swap-qk",
-        figure,
-        caught,
-    )
+    error, command = gradients.worst_relative_error, "python -m tests.system.parity --plant megatron-swap-qk"
+    figure = f"gradient error {error:.1e} at {gradients.worst_name}; loss alone differs by {loss:.1e}"
+    ledger.add("swapped Q and K turn the comparison red", command, figure, error > GRADIENT_BOUND)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ layout). Exit code 1 where one does not. ``--plant skip`` resumes with one sampl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +32,7 @@ from tests.support.program import Names, chosen, faults, run
 from tests.system.kills.cases import CASES, STEPS, Case, emit, prepare
 from tests.system.kills.processes import WORLD_SIZE, Job
 
+MANIFESTS = "checkpoints/step-*/manifest.json"
 COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_seen", "validation_loss")
 
 
@@ -53,26 +54,23 @@ def main(
     plant: Annotated[str, typer.Option(help="`skip` spoils one resume: the comparison must fail")] = "",
 ) -> int:
     """0 where every curve and every tensor is equal."""
-    spoil, wrong = faults(plant, False, ["skip"]), []
-    phases: list[str] = []
-    cases = chosen(names, CASES)
-    directory = keep or Path(tempfile.mkdtemp(prefix="kit-kills-"))
-    data = prepare(directory / "data")
-    for case in cases:
-        began, generator = time.monotonic(), random.Random(f"{seed} {case.name}")
-        outcome = torment(case, directory / case.name, data, kills, steps, generator, bool(spoil and case is cases[0]))
-        wrong += [case.name] if outcome.differs else []
-        phases += outcome.phases
-        met = ", ".join(f"{count} {phase}" for phase, count in sorted(Counter(outcome.phases).items()))
-        verdict = f"DIFFERS: {outcome.differs}" if outcome.differs else "equal bit for bit"
-        print(f"{case.name:24} {kills} kills ({met}): {verdict}, {time.monotonic() - began:.0f} s", flush=True)
+    spoil, outcomes = bool(faults(plant, False, ["skip"])), {}
+    with tempfile.TemporaryDirectory(prefix="kit-kills-") as scratch:
+        data = prepare((keep or Path(scratch)) / "data")
+        for case in chosen(names, CASES):
+            began, generator = time.monotonic(), random.Random(f"{seed} {case.name}")
+            outcome = torment(case, data.with_name(case.name), data, kills, steps, generator, spoil and not outcomes)
+            outcomes[case.name] = outcome
+            met = ", ".join(f"{count} {phase}" for phase, count in sorted(Counter(outcome.phases).items()))
+            verdict = f"DIFFERS: {outcome.differs}" if outcome.differs else "equal bit for bit"
+            print(f"{case.name:24} {kills} kills ({met}): {verdict}, {time.monotonic() - began:.0f} s", flush=True)
+    phases = [phase for outcome in outcomes.values() for phase in outcome.phases]
+    wrong = [name for name, outcome in outcomes.items() if outcome.differs]
     print(
-        f"{len(phases)} kills over {len(cases)} cases (seed {seed}), {phases.count('saving')} of them while a "
-        f"checkpoint was being written; {len(cases) - len(wrong)} of {len(cases)} curves equal bit for bit"
+        f"{len(phases)} kills over {len(outcomes)} cases (seed {seed}), {phases.count('saving')} of them while a "
+        f"checkpoint was being written; {len(outcomes) - len(wrong)} of {len(outcomes)} curves equal bit for bit"
         + (f"; WRONG: {', '.join(wrong)}" if wrong else "")
     )
-    if keep is None:
-        shutil.rmtree(directory, ignore_errors=True)
     return 1 if wrong else 0
 
 
@@ -80,9 +78,8 @@ def torment(
     case: Case, directory: Path, data: Path, kills: int, steps: int, generator: random.Random, plant: bool
 ) -> Outcome:
     """One run that is let be, and one that is killed."""
-    outcome = Outcome()
+    outcome, started = Outcome(), time.monotonic()
     whole, run = (emit(case, directory / name, data, steps).path for name in ("whole", "run"))
-    started = time.monotonic()
     if any(Job.start(whole).wait()):
         return Outcome(differs=f"the uninterrupted run failed: {tail(whole)}")
     whole_s = time.monotonic() - started
@@ -94,7 +91,6 @@ def torment(
             whole_s *= 0.7
         outcome.phases.append(phase)
     if plant:
-        _reach_a_checkpoint(run)
         _skip_a_sample(run)
     codes = Job.start(run, "--resume", "auto").wait()
     outcome.differs = f"the resumed run failed: {tail(run)}" if any(codes) else compare(whole, run)
@@ -103,45 +99,29 @@ def torment(
 
 def _kill_once(run: Path, whole_s: float, generator: random.Random, while_saving: bool) -> str | None:
     """Start or resume, and kill; returns what the kill met, or None where the run ended before it."""
+    seen, saves, began = _partials(run), dict[tuple[str, int], float](), time.monotonic()
     job = Job.start(run, "--resume", "auto")
-    moment = generator.uniform(0, whole_s)
-    partial = _partial_after(run, generator.randrange(1, 5), generator.uniform(0, 0.05))
-    began = time.monotonic()
-    while (not partial()) if while_saving else (time.monotonic() - began < moment):
+    moment, which, wait_s = generator.uniform(0, whole_s), generator.randrange(1, 5), generator.uniform(0, 0.05)
+    due = False
+    while not due:
         if not job.alive:
             return None
         time.sleep(0.001)
-    victims = generator.choice([[0], [1], list(range(WORLD_SIZE))])
-    saving = bool(_partials(run))
-    started = (run / "metrics.jsonl").exists()
-    job.kill(victims)
-    return "saving" if saving else "training" if started else "starting"
+        now = time.monotonic()
+        saves |= dict.fromkeys(_partials(run) - seen - saves.keys(), now)  # what died before is not one
+        due = len(saves) >= which and now - max(saves.values()) >= wait_s if while_saving else now - began >= moment
+    phase = "saving" if _partials(run) else "training" if (run / "metrics.jsonl").exists() else "starting"
+    job.kill(generator.choice([[0], [1], list(range(WORLD_SIZE))]))
+    return phase
 
 
-def _partial_after(run: Path, which: int, wait_s: float) -> Callable[[], bool]:
-    """True once so many checkpoints have been begun and the last of them for a moment; what died before is not one."""
-    seen = {_identity(path) for path in _partials(run)}
-    begun: list[float] = []
-
-    def poll() -> bool:
-        for path in _partials(run):
-            if (identity := _identity(path)) not in seen:
-                seen.add(identity)
-                begun.append(time.monotonic())
-        return len(begun) >= which and time.monotonic() - begun[-1] >= wait_s
-
-    return poll
-
-
-def _identity(path: Path) -> tuple[str, int]:
-    try:
-        return path.name, path.stat().st_ino
-    except FileNotFoundError:  # published in between
-        return path.name, 0
-
-
-def _partials(run: Path) -> list[Path]:
-    return list((run / "checkpoints").glob(".step-*.partial"))
+def _partials(run: Path) -> set[tuple[str, int]]:
+    """Checkpoints that are being written, or were when a rank died."""
+    found = set()
+    for path in (run / "checkpoints").glob(".step-*.partial"):
+        with contextlib.suppress(FileNotFoundError):  # published in between
+            found.add((path.name, path.stat().st_ino))
+    return found
 
 
 def compare(whole: Path, run: Path) -> str:
@@ -155,25 +135,22 @@ def compare(whole: Path, run: Path) -> str:
         return f"{len(ours)} steps where there should be {len(theirs)}"
     last = [ExchangeCheckpoint(max((path / "checkpoints").glob("exchange-step-*"))) for path in (whole, run)]
     for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-        expected_source, found_source = (checkpoint.source(kind) for checkpoint in last)
-        for name in expected_source.names():
-            if not torch.equal(expected_source.read(name), found_source.read(name)):
+        ours_at_end, theirs_at_end = (checkpoint.source(kind) for checkpoint in last)
+        for name in ours_at_end.names():
+            if not torch.equal(ours_at_end.read(name), theirs_at_end.read(name)):
                 return f"{kind.value} of {name} at the end"
     return ""
 
 
-def _reach_a_checkpoint(run: Path) -> None:
-    """Where every kill came before the first one, there is nothing to spoil yet."""
-    if not list((run / "checkpoints").glob("step-*/manifest.json")):
-        job = Job.start(run, "--resume", "auto")
-        while job.alive and not list((run / "checkpoints").glob("step-*/manifest.json")):
-            time.sleep(0.001)
-        job.kill(list(range(WORLD_SIZE)))
-
-
 def _skip_a_sample(run: Path) -> None:
-    """The planted fault: every checkpoint says that one more sample was seen."""
-    for path in (run / "checkpoints").glob("step-*/manifest.json"):
+    """The planted fault: every checkpoint says that one more sample was seen. One is made where every kill came before
+    the first."""
+    job = None if list(run.glob(MANIFESTS)) else Job.start(run, "--resume", "auto")
+    while job and job.alive and not list(run.glob(MANIFESTS)):
+        time.sleep(0.001)
+    if job:
+        job.kill(list(range(WORLD_SIZE)))
+    for path in run.glob(MANIFESTS):
         data = json.loads(path.read_text(encoding="utf-8"))
         data["counters"]["samples_skipped"] = 1
         path.write_text(json.dumps(sealed(data)), encoding="utf-8")

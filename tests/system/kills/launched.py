@@ -46,22 +46,18 @@ def main(names: Names) -> int:
         "sigterm": lambda run: stop(run, signal.SIGTERM),
         "sigusr1": lambda run: stop(run, signal.SIGUSR1),
     }
-    some, wrong = chosen(names, ways), []
+    some, wrong = chosen(names, ways), 0
     with tempfile.TemporaryDirectory(prefix="kit-launched-") as scratch:
-        directory = Path(scratch)
-        data = prepare(directory / "data")
-        whole = emit(CASE, directory / "whole", data, STEPS).path
+        data = prepare(Path(scratch) / "data")
+        whole = emit(CASE, data.with_name("whole"), data, STEPS).path
         _finish(torchrun(whole), whole)
         for name in some:
-            run = emit(CASE, directory / name, data, STEPS).path
-            told = ways[name](run)
-            if differs := compare(whole, run):
-                wrong.append(name)
-                told = f"{told}; {differs}"
-            print(f"{'DIFFERS' if differs else 'equal  '} {name}: {told}", flush=True)
-    told = f"; WRONG: {', '.join(wrong)}" if wrong else ""
-    print(f"{len(some) - len(wrong)} of {len(some)} interrupted runs equal bit for bit{told}")
-    return 1 if wrong else 0
+            run = emit(CASE, data.with_name(name), data, STEPS).path
+            told, differs = ways[name](run), compare(whole, run)
+            wrong += bool(differs)
+            print(f"{'DIFFERS' if differs else 'equal  '} {name}: {told}{differs and f'; {differs}'}", flush=True)
+    print(f"{len(some) - wrong} of {len(some)} interrupted runs equal bit for bit")
+    return int(wrong > 0)
 
 
 def restart(run: Path) -> str:
@@ -78,8 +74,7 @@ def lose_a_node(run: Path) -> str:
     endpoint = f"127.0.0.1:{processes.free_port()}"
     words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run.name)
     words += ("--max-restarts", "3")
-    first = torchrun(run, *words, per_node=1)
-    second = torchrun(run, *words, per_node=1)
+    first, second = (torchrun(run, *words, per_node=1) for _ in range(2))
     runs.wait_for_step([first, second], run, KILL_AT, LIMIT_S)
     # The rendezvous lives in the agent that came first to its port; the other one is lost.
     hosts = [agent for agent in (first, second) if _listens(agent, int(endpoint.split(":")[1]))]
@@ -97,8 +92,7 @@ def stop(run: Path, number: signal.Signals) -> str:
     runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
     os.kill(job.pid, number)
     code = job.wait(timeout=LIMIT_S)
-    mark = run / "stopped"
-    if not mark.exists():
+    if not (run / "stopped").exists():
         return f"{number.name} left no mark (torchrun's exit code {code}): {processes.tail(run)}"
     reached, saved = metrics(run)[-1]["step"], (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
     _finish(torchrun(run), run)

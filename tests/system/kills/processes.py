@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -38,11 +37,8 @@ class Job:
         from tests.system.kills.worker import rank_main
 
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        port = free_port()
-        ranks = [
-            _context.Process(target=rank_main, args=(str(rundir), words, rank, WORLD_SIZE, port))
-            for rank in range(WORLD_SIZE)
-        ]
+        given = [(str(rundir), words, rank, WORLD_SIZE, port) for port in [free_port()] for rank in range(WORLD_SIZE)]
+        ranks = [_context.Process(target=rank_main, args=each) for each in given]
         for rank in ranks:
             rank.start()
         return cls(ranks)
@@ -56,21 +52,18 @@ class Job:
         """SIGKILL to these ranks at once; the others get ``NOTICE_S`` to end, as a launcher would let them, and then
         are killed too."""
         for victim in victims:
-            pid = self.ranks[victim].pid
-            if pid is not None and self.ranks[victim].is_alive():
-                os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + NOTICE_S
-        for rank in self.ranks:
-            rank.join(max(0.0, deadline - time.monotonic()))
-            if rank.is_alive():
-                rank.kill()
-                rank.join()
+            self.ranks[victim].kill()
+        self._end(NOTICE_S)
 
     def wait(self) -> list[int | None]:
         """Exit codes; after ``LIMIT_S`` all are killed."""
-        deadline = time.monotonic() + LIMIT_S
+        self._end(LIMIT_S)
+        return [rank.exitcode for rank in self.ranks]
+
+    def _end(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
         for rank in self.ranks:
             rank.join(max(0.0, deadline - time.monotonic()))
-        if self.alive:
-            self.kill(list(range(len(self.ranks))))
-        return [rank.exitcode for rank in self.ranks]
+        for rank in self.ranks:
+            rank.kill()
+            rank.join()
