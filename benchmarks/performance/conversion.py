@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,7 @@ from typing import Annotated
 import torch
 import typer
 
-from kit.engines.base import StateKind, TensorSource
+from kit.engines.base import GeneratedSource, StateKind, TensorSource
 from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.catalog import load_model
 from kit.training.checkpoint.counters import Counters
@@ -34,24 +33,16 @@ from tests.support.page import Section, table
 from tests.support.program import run
 
 PAGE = "docs/checkpoints.md"
-_BLOCK = 1 << 20
 
 
-class Noise(TensorSource):
+class Noise(GeneratedSource):
     """Every tensor repeats one block of positive random numbers: what they are costs a conversion nothing."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._shapes, self._block = shapes, torch.rand(_BLOCK)
-
-    def names(self) -> Sequence[str]:
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+    block = torch.rand(1 << 20)
 
     def read(self, name: str) -> torch.Tensor:
-        size = math.prod(self._shapes[name])
-        return self._block.repeat(-(-size // _BLOCK))[:size].reshape(self._shapes[name])
+        size = math.prod(self.shape(name))
+        return self.block.repeat(-(-size // len(self.block)))[:size].reshape(self.shape(name))
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ def _gigabytes(directory: Path) -> float:
 def of_weights(root: Path, name: str) -> list[Conversion]:
     """A Hugging Face model in bf16 to and fro."""
     model, found = load_model(name), []
-    write_hf(model, Noise(tensor_shapes(model)), root / "hf")
+    write_hf(model, Noise(tensor_shapes(model), seed=0), root / "hf")
     for title, source, to, out in (
         ("Hugging Face → exchange", "hf", "exchange", "exchange"),
         ("exchange → Hugging Face", "exchange", "hf", "again"),
@@ -100,7 +91,7 @@ def of_weights(root: Path, name: str) -> list[Conversion]:
 def with_adam(root: Path, name: str) -> list[Conversion]:
     """A universal checkpoint with moments to other formats."""
     model, found = load_model(name), []
-    sources: dict[StateKind, TensorSource] = dict.fromkeys(KINDS, Noise(tensor_shapes(model)))
+    sources: dict[StateKind, TensorSource] = dict.fromkeys(KINDS, Noise(tensor_shapes(model), seed=0))
     write_hf(model, sources[StateKind.MASTER], root / "hf")
     with resumable_directory(root / "universal") as finished:
         write_universal(model, sources, Counters(100, 0, 0, 100, 0), finished, root / "hf")

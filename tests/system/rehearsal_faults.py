@@ -8,9 +8,8 @@ processes through ``planted/sitecustomize.py``. Runs do not see each other: faul
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,63 +76,40 @@ def _double_learning_rate(engine: Any) -> None:
     engine.apply = lambda learning_rate: apply(2 * learning_rate)
 
 
-def _rounded_masters(engine: Any) -> None:
-    """Masters in bf16: what is smaller than a bit of a weight is lost at every step."""
-    apply = engine.apply
+def _afterwards(method: str, *kinds: StateKind, change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """After each call of a method of the engine, ``change`` of every tensor of these kinds is its state."""
 
-    def rounded(learning_rate: float) -> Any:
-        norms = apply(learning_rate)
-        masters = _gathered(engine, StateKind.MASTER)
-        engine.import_state(StateKind.MASTER, _Held({k: v.to(torch.bfloat16).float() for k, v in masters.items()}))
-        return norms
+    def install(engine: Any) -> None:
+        right = getattr(engine, method)
 
-    engine.apply = rounded
+        def wrong(*given: Any) -> Any:
+            result = right(*given)
+            for kind in kinds:
+                engine.import_state(kind, _Held({k: change(v) for k, v in _gathered(engine, kind).items()}))
+            return result
 
+        setattr(engine, method, wrong)
 
-def _lost_optimizer_state(engine: Any) -> None:
-    """A resumed run starts with moments of zero, as where a checkpoint forgot them."""
-    load = engine.load
-
-    def loaded(directory: Path) -> None:
-        load(directory)
-        for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-            moments = _gathered(engine, kind)
-            engine.import_state(kind, _Held({name: torch.zeros_like(tensor) for name, tensor in moments.items()}))
-
-    engine.load = loaded
+    return install
 
 
-def _transposed_query(engine: Any) -> None:
-    """An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square."""
-    _change_export(
-        engine,
-        "q_proj.weight",
-        lambda block: replace(block, row=block.column, column=block.row, values=block.values.T),
-    )
-
-
-def _doubled_head(engine: Any) -> None:
-    """An export adds up the ranks' copies of the head, where it should take one."""
-    _change_export(engine, "lm_head.weight", lambda block: replace(block, values=2 * block.values))
-
-
-def _change_export(engine: Any, ending: str, change: Callable[[Any], Any]) -> None:
+def _exported(ending: str, change: Callable[[Any], Any]) -> Callable[[Any], None]:
     """``change``: block → block, of the master weights whose name ends so."""
-    export = engine.export_blocks
 
-    def changed(kinds: Any) -> Iterator[Any]:
-        for block in export(kinds):
-            hit = block.kind is StateKind.MASTER and block.name.endswith(ending)
-            yield change(block) if hit else block
+    def install(engine: Any) -> None:
+        export = engine.export_blocks
+        engine.export_blocks = lambda kinds: (
+            change(block) if block.kind is StateKind.MASTER and block.name.endswith(ending) else block
+            for block in export(kinds)
+        )
 
-    engine.export_blocks = changed
+    return install
 
 
 def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
     """All tensors of one kind, on every rank."""
-    mine = full_tensors(engine, kind)
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, full_tensors(engine, kind))
     return {name: tensor for found in everyone for name, tensor in found.items()}
 
 
@@ -150,13 +126,26 @@ class _Held(TensorSource):
         return self._tensors[name]
 
 
+_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 FAULTS: dict[str, Fault] = {
     "double-gradients": Fault(_double_gradients, {EXACT: "norm_difference", IN_BF16: "in_bf16.norm_difference"}),
     "double-learning-rate": Fault(_double_learning_rate, {IN_BF16: "in_bf16.update_difference"}),
-    "rounded-masters": Fault(_rounded_masters, {IN_BF16: "in_bf16.rounded_masters"}),
-    "lost-optimizer-state": Fault(_lost_optimizer_state, {EXACT: "norm_difference"}),
-    "transposed-query": Fault(_transposed_query, {EXACT: "weight_difference"}),
-    "doubled-head": Fault(_doubled_head, {EXACT: "exported_difference"}),
+    # Masters in bf16: what is smaller than a bit of a weight is lost at every step.
+    "rounded-masters": Fault(
+        _afterwards("apply", StateKind.MASTER, change=lambda tensor: tensor.to(torch.bfloat16).float()),
+        {IN_BF16: "in_bf16.rounded_masters"},
+    ),
+    # A resumed run starts with moments of zero, as where a checkpoint forgot them.
+    "lost-optimizer-state": Fault(_afterwards("load", *_MOMENTS, change=torch.zeros_like), {EXACT: "norm_difference"}),
+    # An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square.
+    "transposed-query": Fault(
+        _exported("q_proj.weight", lambda b: replace(b, row=b.column, column=b.row, values=b.values.T)),
+        {EXACT: "weight_difference"},
+    ),
+    # An export adds up the ranks' copies of the head, where it should take one.
+    "doubled-head": Fault(
+        _exported("lm_head.weight", lambda b: replace(b, values=2 * b.values)), {EXACT: "exported_difference"}
+    ),
 }
 TOGETHER = (
     ("double-gradients",),

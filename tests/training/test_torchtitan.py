@@ -1,6 +1,5 @@
 """torchtitan's names and order of rows become Hugging Face's. torchtitan itself is not installed here: these files are
-torch's, under the names that torchtitan 0.3.0 wrote in ``tests.system.checkpoints.titan``, whose table in
-docs/checkpoints.md is of its own files."""
+torch's, under the names that torchtitan 0.3.0 wrote for the table in docs/checkpoints.md, which is of its own files."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
@@ -31,60 +31,56 @@ def _state_files(root: Path) -> list[Path]:
     return [path for path in found if path.name != "scheduler.pt"]
 
 
-def _missing(root: Path, chance: random.Random) -> None:
-    chance.choice(_state_files(root)).unlink()
+def _rewritten(
+    change: Callable[[bytearray, random.Random], bytes | bytearray],
+) -> Callable[[Path, random.Random], None]:
+    """The bytes of one file are others."""
+
+    def harm(root: Path, chance: random.Random) -> None:
+        path = chance.choice(_state_files(root))
+        path.write_bytes(change(bytearray(path.read_bytes()), chance))
+
+    return harm
 
 
-def _truncated(root: Path, chance: random.Random) -> None:
-    path = chance.choice(_state_files(root))
-    content = path.read_bytes()
-    path.write_bytes(content[: chance.randrange(len(content))])
-
-
-def _flipped(root: Path, chance: random.Random) -> None:
-    path = chance.choice(_state_files(root))
-    content = bytearray(path.read_bytes())
+def _flipped(content: bytearray, chance: random.Random) -> bytearray:
     for _ in range(chance.choice((1, 1, 8))):
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    path.write_bytes(bytes(content))
+    return content
 
 
-def _edited(root: Path, chance: random.Random, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = chance.choice([path for path in _state_files(root) if path.suffix == ".pt"])
-    loaded = torch.load(path, weights_only=False)  # written by this program a moment ago
-    edit(loaded if isinstance(loaded, dict) else {})
-    torch.save(loaded, path)
+def _edited(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path, random.Random], None]:
+    """What one pickle holds is something else."""
+
+    def harm(root: Path, chance: random.Random) -> None:
+        path = chance.choice([path for path in _state_files(root) if path.suffix == ".pt"])
+        loaded = torch.load(path, weights_only=False)  # written by this program a moment ago
+        edit(loaded if isinstance(loaded, dict) else {})
+        torch.save(loaded, path)
+
+    return harm
 
 
-def _unknown_class(root: Path, chance: random.Random) -> None:
-    _edited(root, chance, lambda loaded: loaded.update(extra=_Unknown()))
-
-
-def _another_step(root: Path, chance: random.Random) -> None:
-    def edit(loaded: dict[str, Any]) -> None:
-        if "global_steps" in loaded:
-            loaded["global_steps"] += 1
-        for part in (loaded.get("optimizer_state_dict") or {}).values():
-            for state in part.get("state", {}).values() if isinstance(part, dict) else ():
-                state["step"] = state["step"] + 1
-
-    _edited(root, chance, edit)
+def _another_step(loaded: dict[str, Any]) -> None:
+    if "global_steps" in loaded:
+        loaded["global_steps"] += 1
+    for part in (loaded.get("optimizer_state_dict") or {}).values():
+        for state in part.get("state", {}).values() if isinstance(part, dict) else ():
+            state["step"] = state["step"] + 1
 
 
 def _another_model(root: Path, chance: random.Random) -> None:
     path = root / "config.json"
     key, value = chance.choice((("hidden_size", 64), ("intermediate_size", 48), ("num_hidden_layers", 3)))
-    text = path.read_text(encoding="utf-8")
-    before = text[text.index(f'"{key}": ') :].split(",")[0].split("\n")[0]
-    path.write_text(text.replace(before, f'"{key}": {value}'), encoding="utf-8")
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
 
 
-DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
-    "a file is missing": _missing,
-    "a file is truncated": _truncated,
-    "one or eight bits are flipped": _flipped,
-    "a pickle names an unknown class": _unknown_class,
-    "a rank's file is of another step": _another_step,
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    "a file is missing": lambda root, chance: chance.choice(_state_files(root)).unlink(),
+    "a file is truncated": _rewritten(lambda content, chance: content[: chance.randrange(len(content))]),
+    "one or eight bits are flipped": _rewritten(_flipped),
+    "a pickle names an unknown class": _edited(lambda loaded: loaded.update(extra=_Unknown())),
+    "a rank's file is of another step": _edited(_another_step),
     "config.json is another model's": _another_model,
 }
 _PICKLES = ("a pickle names an unknown class", "a rank's file is of another step")
@@ -103,10 +99,10 @@ def outcomes(sources: Mapping[str, Path], work: Path, cases: int, seed: int = 1)
                 copy, out = work / "copy", work / "out"
                 shutil.copytree(source, copy)
                 harm(copy, chance)
-                result = _outcome(copy, out, whole)
-                found[damage][result.split(":")[0]] += 1
-                if result.split(":")[0] in ("unnoticed", "traceback"):
-                    print(f"{name}, {damage}, case {number}: {result}")
+                outcome, _, words = _outcome(copy, out, whole).partition(":")
+                found[damage][outcome] += 1
+                if outcome in ("unnoticed", "traceback"):
+                    print(f"{name}, {damage}, case {number}: {outcome}{words}")
                 shutil.rmtree(copy)
                 shutil.rmtree(out, ignore_errors=True)
     return found
@@ -126,9 +122,6 @@ def _outcome(copy: Path, out: Path, whole: ExchangeCheckpoint) -> str:
         return "noted"
     if (found.counters, found.kinds) != (whole.counters, whole.kinds):
         return f"unnoticed: {found.counters} {found.kinds}"
-    return "harmless" if all(_same(found, whole, kind) for kind in whole.kinds) else "unnoticed: other tensors"
-
-
-def _same(found: ExchangeCheckpoint, whole: ExchangeCheckpoint, kind: StateKind) -> bool:
-    one, other = found.source(kind), whole.source(kind)
-    return all(torch.equal(one.read(name), other.read(name)) for name in other.names())
+    pairs = [(found.source(kind), whole.source(kind)) for kind in whole.kinds]
+    same = all(torch.equal(one.read(name), other.read(name)) for one, other in pairs for name in other.names())
+    return "harmless" if same else "unnoticed: other tensors"

@@ -104,8 +104,7 @@ def main(
     names: Names, keep: Annotated[Path | None, typer.Option(help="leave the logs in this new directory")] = None
 ) -> int:
     """0 where every cause was found."""
-    some = chosen(names, FAILURES)
-    begin, missed = time.monotonic(), 0
+    some, begin, missed = chosen(names, FAILURES), time.monotonic(), 0
     print(table(("provoked", "found first", "on rank", "said"), []), flush=True)
     with tempfile.TemporaryDirectory(prefix="kit-failures-") as scratch:
         logs = keep or Path(scratch) / "logs"
@@ -117,14 +116,12 @@ def main(
                 print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
                 missed += 1
                 continue
-            if causes:
-                first = causes[0]
+            for first in causes[:1]:
                 where = ", ".join([*map(str, first.ranks), *filter(None, (first.phase, first.when))]) or "–"
                 print(row((failure.planted, f"`{first.cause}`", where, first.meaning)), flush=True)
             if not found(failure, causes):
                 missed += 1
-                told = causes[0] if causes else "nothing found"
-                print(f"MISSED {failure.name}: {failure.planted}\n  {told}", flush=True)
+                print(f"MISSED {failure.name}: {failure.planted}\n  {[*causes[:1]]}", flush=True)
     print(f"{len(some)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
     return 1 if missed else 0
 
@@ -134,10 +131,8 @@ def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
     directory.mkdir()
     log = directory / "job.log"
     if failure.name == "dead-node":
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.system.failures.dead_node", str(directory)], timeout=LIMIT_S
-        )
-        if done.returncode == 3:
+        words = [sys.executable, "-m", "tests.system.failures.dead_node", str(directory)]
+        if subprocess.run(words, timeout=LIMIT_S).returncode == 3:
             raise namespaces.NoNamespaces("hosts cannot be made here; see above")
     else:
         told = _kit_run(directory) if failure.name == "kit-run" else _job(failure.name, directory)
@@ -152,12 +147,13 @@ def plan_of(failure: Failure) -> Plan | None:
 
 def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
     """Whether the first cause is the planted one, on the planted rank, in the right words, phase and step."""
-    if not causes or causes[0].cause != failure.cause or failure.says not in causes[0].meaning:
-        return False
-    first = causes[0]
-    if failure.phase not in (None, first.phase) or (failure.steps and first.step not in failure.steps):
-        return False
-    return failure.rank is None or failure.rank in first.ranks
+    return any(
+        (first.cause, failure.says in first.meaning) == (failure.cause, True)
+        and failure.phase in (None, first.phase)
+        and (not failure.steps or first.step in failure.steps)
+        and (failure.rank is None or failure.rank in first.ranks)
+        for first in causes[:1]
+    )
 
 
 def _kit_run(directory: Path) -> str:
@@ -169,10 +165,8 @@ def _kit_run(directory: Path) -> str:
 
 
 def _printed(command: Sequence[str | Path], **variables: str) -> str:
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, env=environment, check=False
-    )
+    environment, limit_s = os.environ | variables, LIMIT_S
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s, env=environment)
     return done.stdout + done.stderr
 
 

@@ -25,10 +25,9 @@ def main() -> int:
     with namespaces.hosts(["node-0", "node-1"], trap=False) as (first, second), log.open("ab") as stream:
         processes = []
         for rank in range(2):
-            rendezvous = f"--node-rank {rank} --master-addr {first.address} --master-port 29500"
-            worker = f"tests.system.failures.worker dead-node {log.parent}"
-            job = f"--nproc-per-node 1 --nnodes 2 {rendezvous} -m {worker}"
-            script = f"cd {ROOT} && {sys.executable} -m torch.distributed.run {job}"
+            job = f"--nproc-per-node 1 --nnodes 2 --node-rank {rank} --master-addr {first.address} --master-port 29500"
+            worker = f"-m tests.system.failures.worker dead-node {log.parent}"
+            script = f"cd {ROOT} && {sys.executable} -m torch.distributed.run {job} {worker}"
             environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
             words = namespaces.remote(f"node-{rank}", script, environment)
             words[1:1] = ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2"]

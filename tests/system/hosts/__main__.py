@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -92,21 +92,16 @@ def start(host: str, script: str, directory: Path, log: Path, **more: str) -> su
 def _kill_a_worker(directory: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
     """SIGKILL to the newest worker of this run (one of a host that is not the first) once ``step`` is logged."""
     runs.wait_for_step(processes, directory, step, LIMIT_S)
-    workers = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process, directory)]
+    workers = [process for process in psutil.process_iter(["cmdline", "cwd"]) if _is_worker(process.info, directory)]
     if not workers:
         raise runs.RunFailed("no worker found to kill")
     workers[-1].kill()
 
 
-def _is_worker(process: psutil.Process, directory: Path) -> bool:
-    words = process.info["cmdline"] or []
-    started = words[1:] if words else []
-    if "torch.distributed.run" in started or "kit.training" not in " ".join(started):
-        return False
-    try:
-        return process.cwd() == str(directory) and "python" in Path(words[0]).name
-    except psutil.Error:
-        return False
+def _is_worker(info: dict[str, Any], directory: Path) -> bool:
+    program, *words = info["cmdline"] or [""]
+    trains = "kit.training" in " ".join(words) and "torch.distributed.run" not in words
+    return trains and info["cwd"] == str(directory) and "python" in Path(program).name
 
 
 if __name__ == "__main__":
