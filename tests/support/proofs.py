@@ -166,7 +166,7 @@ PROOFS: dict[str, Proof] = {
         "20,000 random cases, every emitted file handed to the program that reads it", 6,
         "tests.planning.test_accepted",
     ),
-    "probe": _proof("the cost model beside the probe, 77 full-size plans", 2, "benchmarks.accuracy.probe"),
+    "probe": _proof("the cost model beside the probe, 80 full-size plans", 2, "benchmarks.accuracy.probe"),
     "quality": _proof(
         "published production layouts beside the planner's best", 0.5, "benchmarks.accuracy.quality"
     ),

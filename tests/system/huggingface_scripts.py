@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from kit.emit.own_optimizer import ACCELERATE
 from tests.support.assets import ROOT
 from tests.support.page import Section, table, write_json
 from tests.support.program import chosen, run
-from tests.system.examples.cases import DDP, DDP_BY_HAND, LAUNCH, LAYOUTS, start, with_files
+from tests.system.examples.cases import DDP, DDP_BY_HAND, LAUNCH, LAYOUTS, start, with_files, words
 from tests.system.examples.inputs import BLOCK, EPS, plan_for, prepare
 
 RESULTS = ROOT / "benchmarks" / "results" / "huggingface-scripts.json"
@@ -119,28 +120,22 @@ def main(script: Only, layout: Only, scripts: Annotated[Path, typer.Option(envva
     directory, failed = _inputs(prepare()), False
     for name in chosen(script, SCRIPTS):
         path = _find(scripts, name)
-        _run(path, name, None, directory)
+        _run(path, None, directory)
         for way in chosen(layout, LAYOUTS):
             try:
-                _run(path, name, way, directory)
-                cell = ", ".join(_compared(path, directory, way, name))
+                _run(path, way, directory)
+                cell = ", ".join(_compared(path, way, directory))
             except ScriptError as error:
                 reason = UPSTREAM.get((SCRIPTS[name].model, way))
                 log = (directory / f"{path.stem} {way}" / "log").read_text(encoding="utf-8")
-                cell = "accelerate cannot" if reason is not None and reason in log else "fails"
-                if cell == "fails":
-                    failed = True
-                    print(f"{name} under {way}: {error}", flush=True)
+                cell = "accelerate cannot" if reason is not None and reason in log else f"fails: {error}"
+            failed |= cell.startswith("fails")
             print(f"  {name:32} {way:22} {cell}", flush=True)
-            _keep(name, way, cell)
+            cells = json.loads(RESULTS.read_text(encoding="utf-8"))
+            cells.setdefault(name, {})[way] = {"date": time.strftime("%Y-%m-%d"), "cell": cell.partition(":")[0]}
+            write_json(RESULTS, cells)
     Section("docs/own-scripts.md", "scripts", page).write()
     return int(failed)
-
-
-def _keep(name: str, way: str, cell: str) -> None:
-    cells = json.loads(RESULTS.read_text(encoding="utf-8"))
-    cells.setdefault(name, {})[way] = {"date": time.strftime("%Y-%m-%d"), "cell": cell}
-    write_json(RESULTS, cells)
 
 
 def page() -> str:
@@ -151,65 +146,62 @@ def page() -> str:
 
 
 def _find(root: Path, name: str) -> Path:
-    script = SCRIPTS[name]
-    path = next((path for path in (root / script.folder / name, root / name) if path.is_file()), None)
+    places = (root / SCRIPTS[name].folder / name, root / name)
+    path = next((path for path in places if path.is_file()), None)
     if path is None:
-        raise SystemExit(f"{name} is neither in {root / script.folder} nor in {root}")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != script.sha256:
+        raise SystemExit(f"{name} is neither in {places[0].parent} nor in {root}")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != SCRIPTS[name].sha256:
         print(f"note: {name} is another version than the one in SCRIPTS", flush=True)
     return path
 
 
-def _run(path: Path, name: str, layout: str | None, directory: Path) -> None:
+def _run(path: Path, layout: str | None, directory: Path) -> None:
     """Run the script under the emitted files of a layout; None: under DDP without them."""
-    script = SCRIPTS[name]
-    job = {"objective": "seq2seq"} if script.model == "t5" else {}
+    script, pins = SCRIPTS[path.name], DDP if layout is None else LAYOUTS[layout]
+    fsdp, kind = pins.engine == "torch", {"torch": "FSDP", "deepspeed": "DEEPSPEED"}[pins.engine or "torch"]
+    job: dict[str, Any] = {"objective": "seq2seq"} if script.model == "t5" else {}
     config, plan = DDP_BY_HAND, plan_for(directory / script.model, DDP, **job)
     if layout is not None:
-        fsdp = LAYOUTS[layout].engine == "torch"
         # The scripts without a Trainer never clip: neither does the plan.
-        clip = 1.0 if script.trainer else 0.0
-        plan = plan_for(directory / script.model, LAYOUTS[layout], "2xcpu", 0.0, BATCH, grad_clip=clip, **job)
+        job["grad_clip"] = 1.0 if script.trainer else 0.0
+        plan = plan_for(directory / script.model, pins, "2xcpu", 0.0, BATCH, **job)
         config = ["--config_file", "accelerate.yaml" if script.trainer or fsdp else ACCELERATE]
     place = with_files(directory / f"{path.stem} {layout or 'DDP'}", plan)
     for metric, key in METRICS.items():
         (place / metric).mkdir(exist_ok=True)
         text = _METRIC.format(kind="int64" if metric == "accuracy" else "string", key=key)
         (place / metric / f"{metric}.py").write_text(text, encoding="utf-8")
-    arguments = _arguments(script, directory, place, layout)
-    command = [*LAUNCH, *config, own_script.NAME, str(path), *arguments]
+    command = [*LAUNCH, *config, own_script.NAME, str(path), *_arguments(script, directory, place, layout)]
     done = start(command, place, limit_s=1500, path=[str(Path(__file__).parent / "examples" / "older_names")])
     (place / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
         first = done.stderr[max(done.stderr.find("Traceback"), 0) :][:3000]  # launchers add their own below
         raise ScriptError(f"ended with {done.returncode}\n{done.stdout[-1000:]}\n{first}")
-    if layout is not None:
-        kind = "FSDP" if fsdp else "DEEPSPEED"
-        if not script.trainer and f"Distributed environment: {kind}" not in done.stderr.replace("DistributedType.", ""):
-            raise ScriptError(f"did not become {kind}\n{done.stderr[-3000:]}")
+    became = f"Distributed environment: {kind}" in done.stderr.replace("DistributedType.", "")
+    if layout is not None and not script.trainer and not became:
+        raise ScriptError(f"did not become {kind}\n{done.stderr[-3000:]}")
 
 
-def _compared(script: Path, directory: Path, layout: str, name: str) -> list[str]:
+def _compared(path: Path, layout: str, directory: Path) -> Iterator[str]:
     """Relative difference of each number from DDP's. Raises ScriptError where one is too large."""
-    chosen, cells = SCRIPTS[name], []
-    ours, theirs = (directory / f"{script.stem} {kind}" for kind in (layout, "DDP"))
-    for key in chosen.measured:
+    script = SCRIPTS[path.name]
+    ours, theirs = (directory / f"{path.stem} {kind}" for kind in (layout, "DDP"))
+    for key in script.measured:
         # Without a Trainer the script calls save_pretrained on a model whose weights are sharded: under ZeRO-3
         # transformers writes empty tensors, under FSDP2 it stops with an error.
-        if key == "moved" and not chosen.trainer and LAYOUTS[layout].zero_stage == 3:
-            cells.append("not saved")
+        if key == "moved" and not script.trainer and LAYOUTS[layout].zero_stage == 3:
+            yield "not saved"
             continue
         if key == "moved":
-            folders = (ours / "out", theirs / "out", directory / chosen.model)
-            a, b, start = (load_file(path / "model.safetensors") for path in folders)
+            folders = (ours / "out", theirs / "out", directory / script.model)
+            a, b, start = (load_file(folder / "model.safetensors") for folder in folders)
             difference = _distance(a, b) / _distance(b, start)
         else:
-            found, wanted = (_number(path, key, chosen) for path in (ours, theirs))
+            found, wanted = (_number(place, key, script) for place in (ours, theirs))
             difference = abs(found - wanted) / abs(wanted)
         if not difference <= BOUND.get(key, 1e-5):
             raise ScriptError(f"{key} differs from DDP's by {difference:.1e}, relative")
-        cells.append(f"{difference:.0e}")
-    return cells
+        yield f"{difference:.0e}"
 
 
 def _number(place: Path, key: str, script: Script) -> float:
@@ -223,30 +215,29 @@ def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 
 def _arguments(script: Script, directory: Path, place: Path, layout: str | None) -> list[str]:
-    data = directory / ("lines.json" if script.model == "gpt2" else "pairs.json")
+    lines, out = script.model == "gpt2", {"output_dir": place / "out"}
+    data = directory / ("lines.json" if lines else "pairs.json")
     pairs = {"source_lang": "en", "target_lang": "de", "max_source_length": 64, "max_target_length": 32}
-    values: dict[str, Any] = {
-        "model_name_or_path": directory / script.model,
-        "per_device_train_batch_size": BATCH,
-        "per_device_eval_batch_size": BATCH,
-        "learning_rate": 1e-3,
-        "num_train_epochs": EPOCHS,
-        "lr_scheduler_type": "constant",
-        "seed": 0,
-        "train_file": data,
-        "validation_file": data,
-        **({"block_size": BLOCK} if script.model == "gpt2" else pairs),
-    }
-    if script.trainer or layout != "FSDP2":
-        values["output_dir"] = place / "out"
-    if script.trainer:
-        values |= {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0, "report_to": "none"}
-        values |= {"do_train": "true", "do_eval": "true"}
-        if layout is None or LAYOUTS[layout].zero_stage != 3:
-            values["use_cpu"] = "true"
-    elif script.model == "t5":
-        values["num_beams"] = 1
-    return [str(word) for key, value in values.items() for word in (f"--{key}", value)]
+    adam = {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0}
+    sharded = layout is not None and LAYOUTS[layout].zero_stage == 3
+    of_trainer = {**out, **adam, "report_to": "none", "do_train": "true", "do_eval": "true"}
+    return words(
+        {
+            "model_name_or_path": directory / script.model,
+            "per_device_train_batch_size": BATCH,
+            "per_device_eval_batch_size": BATCH,
+            "learning_rate": 1e-3,
+            "num_train_epochs": EPOCHS,
+            "lr_scheduler_type": "constant",
+            "seed": 0,
+            "train_file": data,
+            "validation_file": data,
+            **({"block_size": BLOCK} if lines else pairs),
+            **(of_trainer if script.trainer else {} if layout == "FSDP2" else out),
+            **({"use_cpu": "true"} if script.trainer and not sharded else {}),
+            **({} if script.trainer or lines else {"num_beams": 1}),
+        }
+    )
 
 
 def _inputs(directory: Path) -> Path:

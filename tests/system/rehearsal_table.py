@@ -21,13 +21,7 @@ WHOLE = "all of them"
 
 def page(evidence: dict[str, Any]) -> str:
     """``recipes/README.md``."""
-    rows: list[tuple[str, ...]] = []
-    for name in recipe_names():
-        plan = shipped_plan(name)
-        if plan is None:
-            rows.append((f"[{name}]({name}.yaml)", "has no plan: see the comment in its file", *[""] * 8))
-        else:
-            rows.append(_row(name, plan, evidence.get(name)))
+    rows = [_row(name, shipped_plan(name), evidence.get(name)) for name in recipe_names()]
     shown = [row[HEADS.index("evidence")].split(":")[0] for row in rows]
     last = f"{shown.count('rehearsed')} of {len(rows)} recipes are rehearsed in the layout that the table shows."
     if "accepted" in shown:
@@ -64,7 +58,9 @@ GPU like the cheapest catalog node with the same GPU; "–" means that no such n
 """
 
 
-def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...]:
+def _row(name: str, plan: Plan | None, record: dict[str, Any] | None) -> tuple[str, ...]:
+    if plan is None:
+        return (f"[{name}]({name}.yaml)", "has no plan: see the comment in its file", *[""] * 8)
     predicted = plan.predicted
     peak = max(stage.peak_gib for stage in predicted.memory)
     of = ""

@@ -61,34 +61,34 @@ def main(
         return judged(
             [seen for name in recipes for some in sets for seen in caught(some, rehearsed(name, some), name)], plant_all
         )
-    directory = recipes_directory()
-    file = directory / EVIDENCE
-    known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    directory, begin = recipes_directory(), time.monotonic()
+    known: dict[str, Any] = json.loads((directory / EVIDENCE).read_text())
     evidence = {name: record for name, record in known.items() if name in (*recipe_names(), WHOLE)}
-    failed, begin = 0, time.monotonic()
-    some = [] if table else _chosen(names, rotate)
+    some, passed = [] if table else _chosen(names, rotate), 0
     for name in some:
-        record = rehearsed(name)
-        failed += not record["passed"]
+        evidence[name] = record = rehearsed(name)
+        passed += record["passed"]
         said = record.get("error") or summary(record)
         print(f"{'ok    ' if record['passed'] else 'FAILED'} {name}: {said}", flush=True)
-        if not no_write:
-            evidence[name] = record
-            file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+        _write(evidence, not no_write)
     if not (names or rotate or table):
-        evidence[WHOLE] = {
+        evidence[WHOLE] = _today() | {
             "recipes": len(some),
-            "passed": len(some) - failed,
-            "most_processes": max(evidence.get(name, {}).get("processes", 0) for name in some),
+            "passed": passed,
+            "most_processes": max(evidence[name].get("processes", 0) for name in some),
             "minutes": (time.monotonic() - begin) / 60,
             "cores": len(os.sched_getaffinity(0)),
-            **_today(),
         }
         print(whole_run(evidence[WHOLE]))
-    if not no_write:
-        file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    if _write(evidence, not no_write):
         (directory / "README.md").write_text(page(evidence), encoding="utf-8")
-    return 1 if failed else 0
+    return int(passed < len(some))
+
+
+def _write(evidence: dict[str, Any], wanted: bool) -> bool:
+    if wanted:
+        (recipes_directory() / EVIDENCE).write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    return wanted
 
 
 def _chosen(names: list[str], rotate: int) -> list[str]:
@@ -120,19 +120,13 @@ def _figure(record: dict[str, Any], figure: str) -> tuple[float | None, float]:
 
 def rehearsed(name: str, faults: Sequence[str] = ()) -> dict[str, Any]:
     """Run one; its result, or why there is none, with date and commit."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kit", "rehearse", name, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(faults) if faults else None,
-    )
-    begin = done.stdout.find("{")
-    record: dict[str, Any] = json.loads(done.stdout[begin:]) if begin >= 0 else {"passed": False}
-    if begin < 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error")] or done.stderr.splitlines()
-        record["error"] = errors[-1][:300] if errors else f"exit code {done.returncode}"
-    return record | _today()
+    words, given = [sys.executable, "-m", "kit", "rehearse", name, "--json"], environment(faults) if faults else None
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=given)
+    _, begin, rest = done.stdout.partition("{")
+    if begin:
+        return dict(json.loads(begin + rest)) | _today()
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error")] or done.stderr.splitlines()
+    return {"passed": False, "error": (errors or [f"exit code {done.returncode}"])[-1][:300], **_today()}
 
 
 def _today() -> dict[str, str]:
