@@ -124,6 +124,7 @@ def run(spec: ModelSpec, arm: str, seed: int, text: torch.Tensor, steps: int) ->
             curve.steps.append({**engine.routing_metrics(), "loss": loss})  # type: ignore[dict-item]
             engine.apply(RATE * min(1.0, (step + 1) / WARMUP))
         engine.close()
+    print(f"{spec.family}, {arm}, seed {seed}: load {curve.at_end('load_at_end'):.2f}", flush=True)
     return curve
 
 
@@ -134,10 +135,7 @@ def main(seeds: int = 5, steps: int = STEPS, write: bool = False) -> int:
     for family, shape in SHAPES.items():
         spec = tiny.model(family, **{**_EVERYWHERE, **shape})
         for arm in ARMS[family]:
-            for seed in range(seeds):
-                curves.append(end := run(spec, arm, seed, text, steps))
-                load, loss = end.at_end("load_at_end"), end.at_end("loss")
-                print(f"{family}, {arm}, seed {seed}: load {load:.2f}, loss {loss:.3f}", flush=True)
+            curves += [run(spec, arm, seed, text, steps) for seed in range(seeds)]
     print(_table(curves))
     if write:
         Section("docs/experts.md", "balancing", lambda: _table(curves)).write()
@@ -147,20 +145,18 @@ def main(seeds: int = 5, steps: int = STEPS, write: bool = False) -> int:
 
 def _groups(curves: Sequence[Curve]) -> dict[tuple[Family, str], list[Curve]]:
     """The runs from all seeds, by family and kind of balancing."""
-    found: dict[tuple[Family, str], list[Curve]] = {}
-    for curve in curves:
-        found.setdefault((curve.family, curve.arm), []).append(curve)
-    return found
+    keys = dict.fromkeys((curve.family, curve.arm) for curve in curves)
+    return {key: [curve for curve in curves if (curve.family, curve.arm) == key] for key in keys}
 
 
 def _table(curves: Sequence[Curve]) -> str:
-    rows = []
-    for (family, arm), group in _groups(curves).items():
-        cells = [family, arm]
-        for name, digits in COLUMNS.items():
-            ends = [curve.at_end(name) for curve in group]
-            cells.append(f"{statistics.fmean(ends):.{digits}f} ({min(ends):.{digits}f} to {max(ends):.{digits}f})")
-        rows.append(cells)
+    def cell(ends: list[float], digits: int) -> str:
+        return f"{statistics.fmean(ends):.{digits}f} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"
+
+    rows = [
+        [*key, *(cell([curve.at_end(name) for curve in group], digits) for name, digits in COLUMNS.items())]
+        for key, group in _groups(curves).items()
+    ]
     heads = ["model", "balancing", "fullest expert over the mean", "of one step", "entropy, 1 is even", "dead", "loss"]
     return table(heads, rows)
 
@@ -170,18 +166,19 @@ def _draw(curves: Sequence[Curve]) -> None:
 
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     axes: Any = figure.subplots(2, 2, sharex=True)
+    labels = {"expert_load_max": "fullest expert over the mean", "expert_load_entropy": "entropy of loads, 1 is even"}
     for (family, arm), group in _groups(curves).items():
-        column = list(SHAPES).index(family)
-        for axis, name in zip(axes[:, column], ("expert_load_max", "expert_load_entropy"), strict=True):
+        column = axes[:, list(SHAPES).index(family)]
+        column[0].set_title(family)
+        column[1].set_xlabel("step")
+        for axis, (name, words) in zip(column, labels.items(), strict=True):
+            axis.set_ylabel(words)
             for number, curve in enumerate(group):
                 values = curve.of(name)
                 smooth = [statistics.fmean(values[max(0, at - 9) : at + 1]) for at in range(len(values))]
                 axis.plot(smooth, color=COLORS[arm], linewidth=0.9, label=None if number else arm)
-        axes[0, column].set_title(family)
-        axes[0, column].axhline(BOUND, color="grey", linewidth=0.7, linestyle=":")
-        axes[1, column].set_xlabel("step")
-    axes[0, 0].set_ylabel("fullest expert over the mean")
-    axes[1, 0].set_ylabel("entropy of loads, 1 is even")
+    for axis in axes[0]:
+        axis.axhline(BOUND, color="grey", linewidth=0.7, linestyle=":")
     axes[0, 1].legend(frameon=False, title="balancing")
     figure.savefig(PICTURE, dpi=80)
 

@@ -88,70 +88,61 @@ def _shuffled(rng: random.Random, offered: Iterator[Any]) -> Iterator[Any]:
 
 def emitted(plan: Plan) -> dict[str, dict[str, Any]]:
     """The settings files of a plan, parsed."""
-    files: dict[str, dict[str, Any]] = {}
-    if plan.layout.engine == "deepspeed":
-        files["ds_config.json"] = ds_config(plan)
-    if by_accelerate(plan):
-        files["accelerate.yaml"] = accelerate_config(plan)
-    if megatron_applies(plan):
-        files["megatron.yaml"] = megatron_settings(plan)
-    return files
+    writers = {
+        "ds_config.json": (plan.layout.engine == "deepspeed", ds_config),
+        "accelerate.yaml": (by_accelerate(plan), accelerate_config),
+        "megatron.yaml": (megatron_applies(plan), megatron_settings),
+    }
+    return {name: write(plan) for name, (applies, write) in writers.items() if applies}
 
 
 def problems(plan: Plan) -> list[str]:
     """Everything wrong that can be seen without an engine."""
-    layout, job = plan.layout, plan.job
-    found = []
-    if layout.world_size != plan.cluster.num_gpus:
-        found.append(f"world size {layout.world_size} is not {plan.cluster.num_gpus}")
-    if layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp != job.global_batch_size:
-        found.append(f"micro batch · accumulation · dp is not {job.global_batch_size}")
-    if plan.predicted.peak_gib > usable_gib(plan.cluster.gpu):
-        found.append("does not fit")
+    layout, job, gpus = plan.layout, plan.job, plan.cluster.num_gpus
+    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+    wrong = {
+        f"world size {layout.world_size} is not {gpus}": layout.world_size != gpus,
+        f"micro batch · accumulation · dp is not {job.global_batch_size}": batch != job.global_batch_size,
+        "does not fit": plan.predicted.peak_gib > usable_gib(plan.cluster.gpu),
+    }
+    found = [words for words, holds in wrong.items() if holds]
     try:
         files = emitted(plan)
     except KitError as error:
         return [*found, f"cannot be emitted: {error}"]
     if "ds_config.json" in files:
         found += deepspeed_problems(files["ds_config.json"], plan)
-    if "accelerate.yaml" in files:
-        found += unknown_keys(files["accelerate.yaml"], accelerate_keys())
-        if files["accelerate.yaml"]["num_processes"] != plan.cluster.num_gpus:
-            found.append("accelerate.yaml: num_processes")
-    if "megatron.yaml" in files:
-        found += megatron_problems(files["megatron.yaml"], plan)
-    return found
+    if accelerate := files.get("accelerate.yaml"):
+        found += unknown_keys(accelerate, accelerate_keys())
+        found += ["accelerate.yaml: num_processes"] * (accelerate["num_processes"] != gpus)
+    return found + megatron_problems(files["megatron.yaml"], plan) if "megatron.yaml" in files else found
 
 
 def deepspeed_problems(config: Mapping[str, Any], plan: Plan) -> list[str]:
     """Keys that DeepSpeed would ignore without a word, and the batch at the world size that it will see."""
-    found = unknown_keys(config, deepspeed_keys())
-    batch, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    steps = config.get("gradient_accumulation_steps")
-    if (batch, micro, steps) != (
-        plan.job.global_batch_size,
-        plan.layout.micro_batch_size,
-        plan.layout.gradient_accumulation_steps,
-    ):
-        found.append(f"ds_config.json: batch {batch}, micro batch {micro}, accumulation {steps}")
-    return found
+    sizes = {
+        "train_batch_size": plan.job.global_batch_size,
+        "train_micro_batch_size_per_gpu": plan.layout.micro_batch_size,
+        "gradient_accumulation_steps": plan.layout.gradient_accumulation_steps,
+    }
+    wrong = [f"ds_config.json: {key} {config.get(key)}" for key, size in sizes.items() if config.get(key) != size]
+    return unknown_keys(config, deepspeed_keys()) + wrong
 
 
 def megatron_problems(settings: Mapping[str, Any], plan: Plan) -> list[str]:
     """What TransformerConfig takes and the model build, or nobody, refuses."""
-    found, config = [], settings["transformer_config"]
-    sizes, model = settings["parallel_state"], plan.model
-    pp = sizes["pipeline_model_parallel_size"]
+    config, sizes, heads = settings["transformer_config"], settings["parallel_state"], plan.model.num_attention_heads
+    tp, pp = sizes["tensor_model_parallel_size"], sizes["pipeline_model_parallel_size"]
     vp = sizes.get("virtual_pipeline_model_parallel_size") or 1
-    if config["num_layers"] % (pp * vp) and not config.get("pipeline_model_parallel_layout"):
-        found.append(f"megatron.yaml: {config['num_layers']} layers on {pp}·{vp} chunks")
-    tp = sizes["tensor_model_parallel_size"]
-    groups = config.get("num_query_groups") or model.num_attention_heads
-    if config["num_attention_heads"] % tp or (groups % tp and tp % groups):
-        found.append(f"megatron.yaml: {groups} query groups on tp={tp}")
-    if config.get("sequence_parallel") and (tp == 1 or plan.job.seq_length % (tp * plan.layout.cp)):
-        found.append("megatron.yaml: sequence parallelism")
-    return found
+    groups, layers = config.get("num_query_groups") or heads, config["num_layers"]
+    uneven = layers % (pp * vp) and not config.get("pipeline_model_parallel_layout")
+    parts = config.get("sequence_parallel") and (tp == 1 or plan.job.seq_length % (tp * plan.layout.cp))
+    wrong = {
+        f"{layers} layers on {pp}·{vp} chunks": uneven,
+        f"{groups} query groups on tp={tp}": config["num_attention_heads"] % tp or (groups % tp and tp % groups),
+        "sequence parallelism": parts,
+    }
+    return [f"megatron.yaml: {words}" for words, holds in wrong.items() if holds]
 
 
 def unknown_keys(config: Mapping[str, Any], known: KnownKeys, path: tuple[str, ...] = ()) -> list[str]:
@@ -159,10 +150,6 @@ def unknown_keys(config: Mapping[str, Any], known: KnownKeys, path: tuple[str, .
     inside = known.inside(path)
     if inside is None:
         return []
-    found = []
-    for key, value in config.items():
-        if key not in inside:
-            found.append(f"{known.reader} knows no {'.'.join((*path, key))}")
-        elif isinstance(value, Mapping):
-            found += unknown_keys(value, known, (*path, key))
-    return found
+    found = [f"{known.reader} knows no {'.'.join((*path, key))}" for key in config if key not in inside]
+    nested = {key: value for key, value in config.items() if key in inside and isinstance(value, Mapping)}
+    return found + [words for key, value in nested.items() for words in unknown_keys(value, known, (*path, key))]

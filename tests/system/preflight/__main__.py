@@ -85,63 +85,52 @@ def main(names: Names, bandwidth: Annotated[bool, typer.Option("--bandwidth")] =
 
 def plant_all(faults: Sequence[Fault], bandwidth: bool) -> int:
     """Plant one after the other; 0 where the doctor named each on its host, and nothing where nothing was wrong."""
-    wrong = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="kit-preflight-") as scratch,
-        namespaces.hosts(["node-0", "node-1", "node-2"]) as hosts,
-    ):
+    names = ["node-0", "node-1", "node-2"]
+    with tempfile.TemporaryDirectory(prefix="kit-preflight-") as scratch, namespaces.hosts(names) as hosts:
         root = Path(scratch)
         rundir = _prepare(root)
-        found, seconds = ask(root, rundir)
-        failures = [row for row in found if row["state"] == "failure"]
-        wrong += bool(failures) or (len(faults) == len(FAULTS) and seconds > LONGEST_S)
+        failures, seconds = _failures(root, rundir)
+        wrong = int(bool(failures) or (len(faults) == len(FAULTS) and seconds > LONGEST_S))
         print(table(("planted", "named", "on", "seconds"), [("nothing", failures or "nothing", "–", f"{seconds:.1f}")]))
         for fault in faults:
             host = hosts[fault.host]
             _do(host, fault.script, root, hosts[0].address)
             try:
-                found, seconds = ask(root, rundir)
+                failures, seconds = _failures(root, rundir)
             finally:
                 _do(host, fault.undo, root, hosts[0].address)
-            failures = [row for row in found if row["state"] == "failure"]
-            right = [
-                r for r in failures if r["check"] == fault.check and fault.says in r["said"] and host.name in r["hosts"]
-            ]
+            by_check = [each for each in failures if each["check"] == fault.check and host.name in each["hosts"]]
+            right = [f"{fault.check}: {each['said']}" for each in by_check if fault.says in each["said"]]
             wrong += not right
-            told = right[0] if right else {"said": f"MISSED; failures: {failures}", "hosts": [], "check": "?"}
-            named = f"{told['check']}: {told['said']}"
-            print(row((fault.name, named, ", ".join(told["hosts"]), f"{seconds:.1f}")), flush=True)
+            told = (right[0], host.name) if right else (f"MISSED; failures: {failures}", "")
+            print(row((fault.name, *told, f"{seconds:.1f}")), flush=True)
         if bandwidth:
-            begin = time.monotonic()
-            found, _ = ask(root, rundir, "--bandwidth")
-            told = [
-                f"{row['check']}: {row['said']}"
-                for row in found
-                if row["check"].endswith(("bandwidth", "speed", "nvme", "copy"))
-            ]
-            print("\n".join([*told, f"bandwidth part and all: {time.monotonic() - begin:.0f} s"]))
-            for link in ("node-bandwidth", "fabric-bandwidth"):
-                measured = [line for line in told if line.startswith(link)]
-                wrong += not any("all_reduce" in line and "all_gather" in line for line in measured)
+            found, seconds = ask(root, rundir, "--bandwidth")
+            ends = ("bandwidth", "speed", "nvme", "copy")
+            told = [f"{each['check']}: {each['said']}" for each in found if each["check"].endswith(ends)]
+            print("\n".join([*told, f"bandwidth part and all: {seconds:.0f} s"]))
+            measured = [line.split(":")[0] for line in told if "all_reduce" in line and "all_gather" in line]
+            wrong += len({"node-bandwidth", "fabric-bandwidth"} - {*measured})
     print(f"{len(faults)} faults, {wrong} wrong")
     return 1 if wrong else 0
+
+
+def _failures(root: Path, rundir: RunDirectory) -> tuple[list[dict[str, Any]], float]:
+    found, seconds = ask(root, rundir)
+    return [each for each in found if each["state"] == "failure"], seconds
 
 
 def ask(root: Path, rundir: RunDirectory, *words: str) -> tuple[list[dict[str, Any]], float]:
     """``kit doctor --hosts … --plan … --json`` → its rows, and how long it took."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "kit", "doctor", "--hosts", str(root / "hostfile"), "--plan", str(rundir.path)]
+    limit_s, environment = LIMIT_S * (4 if words else 1), {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--json", *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S * (4 if words else 1),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [*command, "--json", *words], capture_output=True, text=True, timeout=limit_s, env=environment, check=False
     )
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows, time.monotonic() - begin
+    return list(json.loads(done.stdout)), time.monotonic() - begin
 
 
 def _prepare(root: Path) -> RunDirectory:
