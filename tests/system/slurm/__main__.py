@@ -13,6 +13,7 @@ code 1 where a curve leaves its bound or a job takes another way, 3 where this m
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import tempfile
 import time
@@ -53,36 +54,31 @@ def run_all(jobs: Sequence[str]) -> int:
         root = Path(scratch)
         slurm = start(hosts, root)
         reference = runs.emit(RECIPE, root / "reference", [*COMMON, f"run.steps={STEPS}"])
-        launches = {name: functools.partial(_named, name, slurm, root) for name in jobs}
-        return 1 if beside(reference, launches, ("job", "way"), STEPS) else 0
+        launches = {name: functools.partial(CASES[name], slurm, root / name) for name in jobs}
+        return 1 if beside(reference, launches, ("job",), STEPS) else 0
 
 
-def _named(name: str, slurm: Slurm, root: Path) -> tuple[RunDirectory, tuple[str, str]]:
-    rundir, way = CASES[name](slurm, root)
-    return rundir, (name, way)
-
-
-def limited(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
+def limited(slurm: Slurm, place: Path) -> tuple[RunDirectory, tuple[str]]:
     """Two minutes' limit, a minute's notice; Slurm may send it half a minute earlier."""
-    rundir = _emit(root / "limit", TORCH, STEPS)
+    rundir = _emit(place, TORCH, STEPS)
     number = _submit(slurm, rundir, "--time=2", "--signal=B:USR1@60", sleep_s=TO_THE_LIMIT_S)
     way = _resumed_where_it_stopped(slurm, rundir, number)
     spent = next(line for line in _lines(rundir) if line.startswith("stopped before the time limit"))
-    return rundir, f"--time=2, --signal=B:USR1@60: {way} ({spent.split(': ')[0]})"
+    return rundir, (f"--time=2, --signal=B:USR1@60: {way} ({spent.split(': ')[0]})",)
 
 
-def signalled(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
+def signalled(slurm: Slurm, place: Path) -> tuple[RunDirectory, tuple[str]]:
     """``scancel --batch --signal=USR1``: the batch script hears what ``--signal=B:USR1@…`` would send."""
-    rundir = _emit(root / "signal", TORCH, STEPS)
+    rundir = _emit(place, TORCH, STEPS)
     number = _submit(slurm, rundir, sleep_s=TO_THE_END_S)
     _until(slurm, rundir, number, lambda job: _step(rundir) >= INTERRUPT_AT)
     slurm.run("scancel", "--batch", "--signal=USR1", number)
-    return rundir, f"signalled: {_resumed_where_it_stopped(slurm, rundir, number)}"
+    return rundir, (f"signalled: {_resumed_where_it_stopped(slurm, rundir, number)}",)
 
 
-def preempted(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
+def preempted(slurm: Slurm, place: Path) -> tuple[RunDirectory, tuple[str]]:
     """A job of the partition ``urgent`` wants both nodes for itself while ours trains."""
-    rundir = _emit(root / "preempt", ZERO2, SAVE_EVERY)
+    rundir = _emit(place, ZERO2, SAVE_EVERY)
     number = _submit(slurm, rundir, sleep_s=TO_THE_END_S)
     _until(slurm, rundir, number, lambda job: _step(rundir) >= INTERRUPT_AT)
     words = ["--partition=urgent", "--nodes=2", "--exclusive", "--time=5", "--output=/dev/null", "--wrap=sleep 2"]
@@ -91,18 +87,16 @@ def preempted(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
     stopped = _step(rundir)
     _until(slurm, rundir, urgent, lambda job: job["JobState"] == "COMPLETED")
     _finish(slurm, rundir, number)
-    return rundir, f"preempted at step {stopped} by a job of higher priority, resumed after it"
+    return rundir, (f"preempted at step {stopped} by a job of higher priority, resumed after it",)
 
 
-def launched(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
+def launched(slurm: Slurm, place: Path) -> tuple[RunDirectory, tuple[str]]:
     """``LAUNCHER=slurm launch_hosts.sh`` inside of an allocation."""
-    rundir = _emit(root / "srun", ZERO2, STEPS)
+    rundir = _emit(place, ZERO2, STEPS)
     (rundir.path / "hostfile").write_text("node-0 slots=1\nnode-1 slots=1\n", encoding="ascii")
-    script = "LAUNCHER=slurm ./launch_hosts.sh"
-    words = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--time=20", f"--wrap={script}"]
-    number = slurm.run(*_environment(), *words, cwd=rundir.path).strip()
-    _finish(slurm, rundir, number)
-    return rundir, "deepspeed --launcher slurm"
+    words = ["--nodes=2", "--ntasks-per-node=1", "--time=20", "--wrap=LAUNCHER=slurm ./launch_hosts.sh"]
+    _finish(slurm, rundir, slurm.run(*_environment(), "sbatch", "--parsable", *words, cwd=rundir.path).strip())
+    return rundir, ("deepspeed --launcher slurm",)
 
 
 def _resumed_where_it_stopped(slurm: Slurm, rundir: RunDirectory, number: str) -> str:
@@ -117,7 +111,7 @@ def _resumed_where_it_stopped(slurm: Slurm, rundir: RunDirectory, number: str) -
     return f"saved at step {stopped}, queued again, resumed ({lives} lives), every step made once"
 
 
-CASES: dict[str, Callable[[Slurm, Path], tuple[RunDirectory, str]]] = {
+CASES: dict[str, Callable[[Slurm, Path], tuple[RunDirectory, tuple[str]]]] = {
     "limit": limited,
     "signal": signalled,
     "preempt": preempted,
@@ -138,9 +132,10 @@ def _environment(sleep_s: float = 0.0) -> list[str]:
     """What a user's shell would hold; sbatch hands it on."""
     path = f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     words = ["env", path, f"PYTHON={sys.executable}", "DS_ACCELERATOR=cpu"]
-    if sleep_s:
-        return [*words, f"PYTHONPATH={SLOW}:{ROOT}", f"KIT_SLOW_STEP_S={sleep_s}"]
-    return [*words, f"PYTHONPATH={ROOT}"]
+    return [
+        *words,
+        *([f"PYTHONPATH={SLOW}:{ROOT}", f"KIT_SLOW_STEP_S={sleep_s}"] if sleep_s else [f"PYTHONPATH={ROOT}"]),
+    ]
 
 
 def _until(slurm: Slurm, rundir: RunDirectory, number: str, reached: Callable[[dict[str, str]], bool]) -> None:
@@ -164,15 +159,13 @@ def _is_queued_again(job: dict[str, str]) -> bool:
 def _finish(slurm: Slurm, rundir: RunDirectory, number: str) -> None:
     """To its end; of the two minutes that Slurm lets a requeued job wait it is spared all but ``SETTLED_S``, each time:
     begun at once, it would be ended by the late word of its former life's exit."""
-    seen: dict[str, float] = {}
-    spared = set()
+    due: dict[str, float] = {}
 
     def reached(job: dict[str, str]) -> bool:
-        life = job["Restarts"]
-        waits = _is_queued_again(job) and life not in spared
-        if waits and time.monotonic() - seen.setdefault(life, time.monotonic()) > SETTLED_S:
+        life, now = job["Restarts"], time.monotonic()
+        if _is_queued_again(job) and now > due.setdefault(life, now + SETTLED_S):
             slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
-            spared.add(life)
+            due[life] = math.inf
         return job["JobState"] == "COMPLETED"
 
     _until(slurm, rundir, number, reached)

@@ -46,72 +46,66 @@ class Slurm:
         return dict(word.split("=", maxsplit=1) for word in words if "=" in word)
 
 
+CONFIG = """ClusterName=kit
+SlurmctldHost={first.name}({first.address})
+SlurmUser=root
+AuthType=auth/munge
+CryptoType=crypto/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MpiDefault=none
+StateSaveLocation=/run/slurm/ctld
+SlurmdSpoolDir=/run/slurm/d
+SlurmctldPidFile=/run/slurm/ctld.pid
+SlurmdPidFile=/run/slurm/d.pid
+SlurmctldLogFile=/run/slurm/ctld.log
+SlurmdLogFile=/run/slurm/d.log
+{nodes}
+PartitionName=all Nodes={names} MaxTime=INFINITE State=UP Default=YES PriorityTier=1
+PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+MUNGE = """set -e
+mkdir -p /run/munge /run/slurm/d /run/slurm/ctld
+printf %s '{key}' > /run/munge/munge.key
+chmod 400 /run/munge/munge.key && chmod 755 /run/munge && chown -R munge:munge /run/munge
+runuser -u munge -- /usr/sbin/munged --key-file /run/munge/munge.key --socket /run/munge/munge.socket.2 \\
+    --pid-file /run/munge/pid --log-file /run/munge/log --seed-file /run/munge/seed
+"""
+
+
 def start(hosts: Sequence[Host], scratch: Path) -> Slurm:
     """Start the daemons and wait until all nodes are idle. Raises ``NoNamespaces``."""
-    config = scratch / "slurm.conf"
-    config.write_text(_config(hosts), encoding="ascii")
-    key = secrets.token_hex(64)
+    slurm, script = Slurm(tuple(hosts), scratch / "slurm.conf"), MUNGE.format(key=secrets.token_hex(64))
+    nodes = "\n".join(f"NodeName={host.name} NodeAddr={host.address} CPUs=2 State=UNKNOWN" for host in hosts)
+    names = ",".join(host.name for host in hosts)
+    slurm.config.write_text(CONFIG.format(first=hosts[0], nodes=nodes, names=names), encoding="ascii")
     for host in hosts:
-        _on(host, "mkdir -p /run/munge /run/slurm/d /run/slurm/ctld && printf %s '" + key + "' > /run/munge/munge.key")
-        _on(host, "chmod 400 /run/munge/munge.key && chmod 755 /run/munge && chown -R munge:munge /run/munge")
-        options = "--key-file /run/munge/munge.key --socket /run/munge/munge.socket.2 --pid-file /run/munge/pid"
-        _on(
-            host,
-            f"runuser -u munge -- /usr/sbin/munged {options} --log-file /run/munge/log --seed-file /run/munge/seed",
-        )
-    slurm = Slurm(tuple(hosts), config)
-    _on(hosts[0], f"/usr/sbin/slurmctld -f {config}")
+        _on(host, script)
+    _on(hosts[0], f"/usr/sbin/slurmctld -f {slurm.config}")
     for host in hosts:
-        _on(host, f"/usr/sbin/slurmd -f {config} -N {host.name}")
-    deadline = time.monotonic() + START_LIMIT_S
-    while True:
-        states: list[str] = []
-        try:
-            states = slurm.run("sinfo", "--noheader", "--Node", "--partition=all", "--format=%T").split()
-        except RuntimeError as error:
-            told = str(error)
-        if states == ["idle"] * len(hosts):
-            return slurm
+        _on(host, f"/usr/sbin/slurmd -f {slurm.config} -N {host.name}")
+    deadline, told = time.monotonic() + START_LIMIT_S, ""
+    while told != "idle " * len(hosts):
         if time.monotonic() > deadline:
             logs = "".join(_on(host, "tail -n 15 /run/slurm/*.log /run/munge/log") for host in hosts)
-            raise NoNamespaces(f"Slurm's nodes are {states or told}:\n{logs}")
+            raise NoNamespaces(f"Slurm's nodes are {told}:\n{logs}")
         time.sleep(0.5)
-
-
-def _config(hosts: Sequence[Host]) -> str:
-    first = hosts[0]
-    lines = [
-        "ClusterName=kit",
-        f"SlurmctldHost={first.name}({first.address})",
-        "SlurmUser=root",
-        "AuthType=auth/munge",
-        "CryptoType=crypto/munge",
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core",
-        "SlurmdParameters=config_overrides",
-        "ReturnToService=2",
-        "JobRequeue=1",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-        "MpiDefault=none",
-        "StateSaveLocation=/run/slurm/ctld",
-        "SlurmdSpoolDir=/run/slurm/d",
-        "SlurmctldPidFile=/run/slurm/ctld.pid",
-        "SlurmdPidFile=/run/slurm/d.pid",
-        "SlurmctldLogFile=/run/slurm/ctld.log",
-        "SlurmdLogFile=/run/slurm/d.log",
-    ]
-    lines += [f"NodeName={host.name} NodeAddr={host.address} CPUs=2 State=UNKNOWN" for host in hosts]
-    nodes = f"Nodes={','.join(host.name for host in hosts)} MaxTime=INFINITE State=UP"
-    lines.append(f"PartitionName=all {nodes} Default=YES PriorityTier=1")
-    lines.append(f"PartitionName=urgent {nodes} PriorityTier=10 PreemptMode=OFF")
-    return "\n".join(lines) + "\n"
+        try:
+            told = slurm.run("sinfo", "--noheader", "--Node", "--partition=all", "--format=%T").replace("\n", " ")
+        except RuntimeError as error:
+            told = str(error)
+    return slurm
 
 
 def _on(host: Host, script: str) -> str:
     done = subprocess.run(host.command(["bash", "-c", script]), capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
-        raise NoNamespaces(f"{host.name}: {script.split('&&')[0].strip()[:100]}: {done.stderr.strip()}")
+        raise NoNamespaces(f"{host.name}: {script.strip()[:100]}: {done.stderr.strip()}")
     return done.stdout
