@@ -1,5 +1,5 @@
 """torchtitan's names and order of rows become Hugging Face's. torchtitan itself is not installed here: these files are
-torch's, under the names that torchtitan 0.3.0 wrote for the table in docs/checkpoints.md, which is of its own files."""
+torch's, under the names and with the order of rows that torchtitan 0.3.0's own Trainer wrote."""
 
 from __future__ import annotations
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from tests.support.workers import WorkerError
 
 BOUND = 1e-5
 """Largest relative error in fp32 of a gradient, ‖g − g_ref‖ / ‖g_ref‖, of a loss or norm of any step, or of a weight
@@ -44,3 +47,19 @@ class Cell:
         planted = f" + {fault}" if fault else ""
         print(f"{verdict} {what}{planted}: {self.failure or ', '.join(figures)}", flush=True)
         return self
+
+
+def measured(
+    bounds: Mapping[str, float],
+    compute: Callable[[], tuple[Mapping[str, float], Mapping[str, str]]],
+    what: str,
+    fault: str | None = None,
+) -> Cell:
+    """The errors that ``compute`` finds and their places, or why it cannot run; prints a line."""
+    began, failure = time.monotonic(), ""
+    errors, places = dict[str, float](), dict[str, str]()
+    try:
+        errors, places = compute()
+    except WorkerError as error:
+        failure = str(error)
+    return Cell(bounds, errors, places, failure, time.monotonic() - began).told(what, fault)

@@ -15,11 +15,9 @@ the masters and moments of the checkpoint, bit for bit, and the losses and norms
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +30,7 @@ from tests.support import tiny
 from tests.support.page import ROOT, header, table, write_json
 from tests.support.program import faults, judged, run
 from tests.support.workers import WorkerError, pool
-from tests.system.parity.cell import Cell
+from tests.system.parity.cell import Cell, measured
 from tests.system.parity.deepspeed_layouts import COLUMNS, EXACT, PLANTED, RESUMES, ROWS, Column, Row
 
 STEPS = 20
@@ -77,13 +75,13 @@ def main(
 
 def _kept() -> dict[tuple[str, str], Cell]:
     """What rows and resumes of today have measured; those that are gone are left out."""
-    measured = _read()
+    figures = _read()
     bounds = {(row, column): COLUMNS[column].bounds for row in ROWS for column in ROWS[row].columns}
     bounds |= dict.fromkeys(RESUMES, EXACT)
     return {
         pair: Cell(bounds[pair], found, seconds=found["seconds"])
         for pair in bounds
-        if (found := measured.get(" | ".join(pair)))
+        if (found := figures.get(" | ".join(pair)))
     }
 
 
@@ -100,14 +98,9 @@ class _Bench:
 
     def measure(self, row: str, other: str, fault: str | None = None) -> Cell:
         """A cell where ``other`` is a column, a resume where it is a row; prints a line."""
-        began = time.monotonic()
         train, join = (self._train, ", ") if other in COLUMNS else (self._resume, " → ")
-        cell = Cell(COLUMNS[other].bounds if other in COLUMNS else EXACT)
-        try:
-            cell = dataclasses.replace(cell, errors=train(row, other, fault))
-        except WorkerError as error:
-            cell = dataclasses.replace(cell, failure=str(error))
-        return dataclasses.replace(cell, seconds=time.monotonic() - began).told(f"{row}{join}{other}", fault)
+        bounds = COLUMNS[other].bounds if other in COLUMNS else EXACT
+        return measured(bounds, lambda: (train(row, other, fault), {}), f"{row}{join}{other}", fault)
 
     def _train(self, name: str, column_name: str, fault: str | None) -> dict[str, float]:
         row, column = ROWS[name], COLUMNS[column_name]
@@ -163,15 +156,15 @@ def _errors(gradient: float, found: plain.Curve, expected: plain.Curve, after: i
     return {"gradient": gradient, "loss": loss, "norm": plain.curve_error(found.norms, expected.norms[after:])}
 
 
-def page(measured: Mapping[tuple[str, str], Cell]) -> str:
-    """Markdown. ``measured``: (row, column) or a resume's two rows → its figures."""
-    cells = {pair: cell for pair, cell in measured.items() if pair[1] in COLUMNS}
-    resumes = {pair: cell for pair, cell in measured.items() if pair[1] not in COLUMNS}
+def page(found: Mapping[tuple[str, str], Cell]) -> str:
+    """Markdown. ``found``: (row, column) or a resume's two rows → its figures."""
+    cells = {pair: cell for pair, cell in found.items() if pair[1] in COLUMNS}
+    resumes = {pair: cell for pair, cell in found.items() if pair[1] not in COLUMNS}
     columns = [name for name in COLUMNS if any(column == name for _, column in cells)]
     rows = [
-        (name, row.world_size, *(_cell(measured.get((name, column))) for column in columns))
+        (name, row.world_size, *(_cell(found.get((name, column))) for column in columns))
         for name, row in ROWS.items()
-        if any((name, column) in measured for column in columns)
+        if any((name, column) in found for column in columns)
     ]
     agree = sum(cell.agrees for cell in cells.values())
     every = sum(len(row.columns) for row in ROWS.values())
@@ -193,7 +186,7 @@ can fail (tests/system/parity/faults.py).
 would show nothing that the row's other cells do not show.
 
 {_resumes(resumes) if resumes else ""}
-{sum(cell.seconds for cell in measured.values()) / 60:.0f} minutes on two cores, which other work may have shared.
+{sum(cell.seconds for cell in found.values()) / 60:.0f} minutes on two cores, which other work may have shared.
 """
 
 
