@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
+import logging.handlers
 import os
 import tempfile
 import warnings
@@ -25,17 +25,19 @@ def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Without a process group DeepSpeedConfig takes world size 1, whatever it is told.
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    heard = _Heard()
-    logger = logging.getLogger("DeepSpeed")
+    heard, logger = logging.handlers.BufferingHandler(10**6), logging.getLogger("DeepSpeed")
+    heard.setLevel(logging.WARNING)
     logger.addHandler(heard)
 
     def read(given: tuple[dict[str, Any], int]) -> list[str]:
         config, dp = given
-        heard.messages.clear()
+        heard.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             parsed = DeepSpeedConfig(dict(config), SimpleNamespace(get_data_parallel_world_size=lambda: dp))
-        problems = [f"warns: {message}" for message in heard.messages if _names_a_key(message, config)]
+        keys = {*config, *(key for value in config.values() if isinstance(value, dict) for key in value)}
+        told = [record.getMessage() for record in heard.buffer]
+        problems = [f"warns: {message}" for message in told if any(key in message for key in keys)]
         if (parsed.train_batch_size, parsed.world_size) != (config["train_batch_size"], dp):
             problems.append(f"reads batch {parsed.train_batch_size} on {parsed.world_size} ranks at dp={dp}")
         return problems
@@ -43,20 +45,6 @@ def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[
     found = _refusals("DeepSpeed", configs, read)
     logger.removeHandler(heard)
     return found
-
-
-class _Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(level=logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def _names_a_key(message: str, config: dict[str, Any]) -> bool:
-    keys = {*config, *(key for value in config.values() if isinstance(value, dict) for key in value)}
-    return any(key in message for key in keys)
 
 
 def refused_by_accelerate(texts: Iterable[str]) -> list[str]:
@@ -108,14 +96,13 @@ def _refusals(reader: str, given: Iterable[Any], read: Callable[[Any], Iterable[
 
 def _unlike(plugin: Any, asked: dict[str, Any]) -> list[str]:
     """Keys whose value the plugin has not."""
-    words = dict(asked)
     kinds = {"fsdp_auto_wrap_policy": "transformer_auto_wrap_policy", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    words = asked | {key: kinds[key] for key in kinds if key in asked}
     has = {
         "fsdp_auto_wrap_policy": getattr(plugin.auto_wrap_policy, "__name__", None),
         "fsdp_state_dict_type": plugin.state_dict_type.name,
         "fsdp_version": plugin.fsdp_version,
     }
-    words |= {key: kinds[key] for key in kinds if key in words}
     values = {key: has.get(key, getattr(plugin, key.removeprefix("fsdp_"), None)) for key in words}
     return [f"{key}={asked[key]!r} is {values[key]!r}" for key in words if values[key] != words[key]]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, prepare
 from tests.support.page import ROOT
 from tests.support.program import Names, chosen, run
-from tests.system.hosts.cases import CASES, COMMON, STEPS, TORCH, Case, beside, nodes
+from tests.system.hosts.cases import CASES, COMMON, STEPS, Case, Launch, launched, nodes
 
 LIMIT_S = 420
 """The first run of a fresh machine compiles DeepSpeed's operators."""
@@ -37,17 +36,12 @@ def main(
     """Enter namespaces, run, judge."""
     cases = chosen(names, CASES)
     programs = OPENMPI if any(case.name == "openmpi" for case in cases) else None
-    return namespaces.main("tests.system.hosts", lambda: launch_all(cases, plant), programs, before=prepare)
 
+    def launches(_: object, root: Path, more: tuple[str, ...]) -> dict[str, Launch]:
+        return {case.name: functools.partial(launch, case, root / case.name, more) for case in cases}
 
-def launch_all(cases: list[Case], plant: bool) -> int:
-    """All cases beside one reference; 0 where all agree, or with ``plant`` all differ."""
-    more = ("job.learning_rate=6.1e-3",) if plant else ()
-    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(["node-0", "node-1", "node-2"]):
-        root = Path(scratch)
-        reference = runs.emit(RECIPE, root / "reference", [*COMMON, *TORCH])
-        launches = {case.name: functools.partial(launch, case, root / case.name, more) for case in cases}
-        return 1 if beside(reference, launches, ("launch", "hosts"), STEPS, plant) else 0
+    ran = functools.partial(launched, ["node-0", "node-1", "node-2"], STEPS, plant, ("launch", "hosts"), launches)
+    return namespaces.main("tests.system.hosts", ran, programs, before=prepare)
 
 
 def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirectory, tuple[str, str]]:
@@ -56,11 +50,8 @@ def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirec
     names = [f"node-{number}" for number in range(case.num_hosts)]
     (directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names), encoding="utf-8")
     log = directory / "log.txt"
-    processes = [
-        start(name, case.script.format(rank=number, first=names[0]), directory, log)
-        for number, name in enumerate(names)
-        if case.on_every_host or number == 0
-    ]
+    some = enumerate(names if case.on_every_host else names[:1])
+    processes = [start(name, case.script.format(rank=n, first=names[0]), directory, log) for n, name in some]
     if case.kill_rank_at_step is not None:
         _kill_a_worker(directory, case.kill_rank_at_step, processes)
     try:

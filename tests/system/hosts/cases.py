@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit.emit.run_directory import RunDirectory
-from tests.support import runs
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE
 from tests.support.compare import compare_runs
 from tests.support.page import row, table
 
@@ -52,12 +54,24 @@ def nodes(directory: Path, number: int) -> str:
     return f"cluster={cluster}"
 
 
+Launch = Callable[[], tuple[RunDirectory, Sequence[str]]]
+"""Starts and waits; a run directory and the cells that say what it was."""
+
+
+def launched(
+    names: Sequence[str], steps: int, plant: bool, heads: Sequence[str], launches: Callable[..., Mapping[str, Launch]]
+) -> int:
+    """``launches`` of hosts of these names, a directory and further words for recipes, beside one process of plain
+    torch: 0 where all agree, or with ``plant``, another learning rate, all differ."""
+    more = ("job.learning_rate=6.1e-3",) if plant else ()
+    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(names) as hosts:
+        root = Path(scratch)
+        reference = runs.emit(RECIPE, root / "reference", [*COMMON, f"run.steps={steps}", *TORCH])
+        return 1 if beside(reference, launches(hosts, root, more), heads, steps, plant) else 0
+
+
 def beside(
-    reference: RunDirectory,
-    launches: Mapping[str, Callable[[], tuple[RunDirectory, Sequence[str]]]],
-    heads: Sequence[str],
-    steps: int,
-    plant: bool = False,
+    reference: RunDirectory, launches: Mapping[str, Launch], heads: Sequence[str], steps: int, plant: bool = False
 ) -> int:
     """Train the reference, launch everything else, print a line each: the cells that come with a run directory, and how
     far loss and gradient norm of its first steps are off. Returns how many are wrong: those that fail or leave their

@@ -12,7 +12,6 @@ import functools
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.support.assets import RECIPE, prepare
 from tests.support.page import ROOT
 from tests.support.program import Names, chosen, run
 from tests.system.hosts.__main__ import start
-from tests.system.hosts.cases import COMMON, TORCH, ZERO2, beside, nodes
+from tests.system.hosts.cases import COMMON, TORCH, ZERO2, Launch, launched, nodes
 
 HOSTS = ("node-0", "node-1", "node-2", "node-3")
 STEPS = 20
@@ -70,21 +69,17 @@ def main(
 ) -> int:
     """Enter namespaces, run, judge."""
     cases = chosen(names, CASES)
-    return namespaces.main("tests.system.hosts.elastic", lambda: run_all(cases, plant), before=prepare)
+
+    def launches(hosts: Sequence[namespaces.Host], root: Path, more: tuple[str, ...]) -> dict[str, Launch]:
+        return {case.name: functools.partial(launch, case, root / case.name, hosts, more) for case in cases}
+
+    ran = functools.partial(launched, HOSTS, STEPS, plant, ("elastic run", "nodes"), launches)
+    return namespaces.main("tests.system.hosts.elastic", ran, before=prepare)
 
 
-def run_all(cases: Sequence[Case], plant: bool) -> int:
-    """All cases beside one undisturbed reference; 0 where all agree, or with ``plant`` all differ."""
-    more = ("job.learning_rate=6.1e-3",) if plant else ()
-    with tempfile.TemporaryDirectory(prefix="kit-elastic-") as scratch, namespaces.hosts(HOSTS) as hosts:
-        root = Path(scratch)
-        reference = runs.emit(RECIPE, root / "reference", [*COMMON, f"run.steps={STEPS}", *TORCH])
-        pids = [host.pid for host in hosts]
-        launches = {case.name: functools.partial(launch, case, root / case.name, pids, more) for case in cases}
-        return 1 if beside(reference, launches, ("elastic run", "nodes"), STEPS, plant) else 0
-
-
-def launch(case: Case, directory: Path, pids: Sequence[int], more: Sequence[str]) -> tuple[RunDirectory, Sequence[str]]:
+def launch(
+    case: Case, directory: Path, hosts: Sequence[namespaces.Host], more: Sequence[str]
+) -> tuple[RunDirectory, Sequence[str]]:
     """Emit, start on every host, kill one, let it return, wait. Raises ``RunFailed``."""
     overrides = [*COMMON, f"run.steps={STEPS}", *case.overrides, nodes(directory, case.planned), *more]
     rundir, log = runs.emit(RECIPE, directory, overrides), directory / "log.txt"
@@ -99,7 +94,7 @@ def launch(case: Case, directory: Path, pids: Sequence[int], more: Sequence[str]
         runs.wait_for_step([*processes.values()], directory, 1, LIMIT_S)
         processes |= {number: begin(number) for number in range(case.planned, case.planned + case.spares)}
         runs.wait_for_step([*processes.values()], directory, KILLED_AT, LIMIT_S)
-        kill_all(pids[case.killed])
+        kill_all(hosts[case.killed].pid)
         processes.pop(case.killed).wait()
         if case.returns:
             runs.wait_for_step([*processes.values()], directory, RETURNS_AT, LIMIT_S)
