@@ -16,7 +16,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
@@ -64,8 +63,7 @@ def main() -> int:
             model = place / f"model-{newest.name}"
             _kit("convert", "model", str(newest), "--out", str(model), "--extras-from", str(assets.model), at=place)
             found[f"at step {int(newest.name[-8:])}"] = _accuracy(python, place, model)
-    for when, accuracy in found.items():
-        print(f"accuracy {when}: {accuracy:.2f}")
+    print(*(f"accuracy {when}: {accuracy:.2f}" for when, accuracy in found.items()), sep="\n")
     before, stopped, ended = found.values()
     print(f"guessing is 0.25; below {GUESSED} before, more at the stop than before, at least {KNOWN} at the end")
     return int(not (before < GUESSED and before < stopped <= ended and ended >= KNOWN))
@@ -87,17 +85,15 @@ def _write_text_and_task(place: Path) -> None:
 
 
 def _kit(*words: str, at: Path) -> None:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    _quietly([sys.executable, "-m", "kit", *words], at, os.environ | {"PYTHONPATH": path})
+    _quietly([sys.executable, "-m", "kit", *words], at, PYTHONPATH=str(ROOT))
 
 
-def _quietly(command: list[str], at: Path, environment: Mapping[str, str]) -> None:
+def _quietly(command: list[str], at: Path, **variables: str) -> None:
     """Run a program; print what it said only if it fails."""
-    done = subprocess.run(
-        command, cwd=at, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
+    done = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{done.stdout}\nexit code {done.returncode}")
+        raise SystemExit(f"{done.stdout}{done.stderr}\nexit code {done.returncode}")
 
 
 def _accuracy(python: Path, place: Path, model: Path) -> float:
@@ -105,9 +101,7 @@ def _accuracy(python: Path, place: Path, model: Path) -> float:
     out = place / f"results-{model.name}"
     words = ["run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--tasks", "mine"]
     words += ["--include_path", "tasks", "--device", "cpu", "--batch_size", "16", "--output_path", str(out)]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "cache")}
-    _quietly([str(python.with_name("lm-eval")), *words], place, environment)
+    _quietly([str(python.with_name("lm-eval")), *words], place, HF_HUB_OFFLINE="1", HF_HOME=str(place / "cache"))
     (results,) = out.rglob("results_*.json")
     return float(json.loads(results.read_text(encoding="utf-8"))["results"]["mine"]["acc,none"])
 

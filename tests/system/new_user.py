@@ -7,10 +7,8 @@ command does, or the trained model does not load in transformers or is not bette
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,11 +16,12 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from kit.rehearsal.processes import metrics
-from tests.support.assets import ROOT
+from tests.system.examples.cases import start
 from tests.system.examples.inputs import prepare
 
 NAME = "llama-1b-pretrain-amp-1xh100"
 STEPS = 12
+LIMIT_S = 600
 EDITS = {
     "model: llama-3.2-1b": "model: models/tiny",
     "cluster: 1xH100": "cluster: 1xcpu",
@@ -60,18 +59,15 @@ def edit(recipe: Path) -> None:
     """Edits the recipe as a person would: another model, machine and size."""
     text = recipe.read_text(encoding="utf-8")
     for before, after in EDITS.items():
-        if before not in text:
-            raise AssertionError(f"{before!r} is not in the copy of {NAME}")
+        assert before in text, f"{before!r} is not in the copy of {NAME}"
         text = text.replace(before, after, 1)
     recipe.write_text(text, encoding="utf-8")
 
 
 def _kit(place: Path, *words: object) -> None:
-    command = [sys.executable, "-m", "kit", *map(str, words)]
-    print("$ kit " + shlex.join(map(str, words)), flush=True)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    command = [*map(str, words)]
+    print("$ kit " + shlex.join(command), flush=True)
+    done = start([sys.executable, "-m", "kit", *command], place, LIMIT_S)
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-2000:]}")
 

@@ -9,6 +9,7 @@ A tracker whose package is not installed is a failure here: pip install tensorbo
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import subprocess
@@ -36,11 +37,11 @@ def main(names: Names, here: Annotated[bool, typer.Option("--here", help="one, i
     some = chosen(names, sorted(PACKAGES))
     if here:
         return _run(some[0])
-    environment = os.environ | OFFLINE  # each leaves threads, servers and variables behind: a process of its own
+    # Each leaves threads, servers and variables behind: a process of its own.
     words = [sys.executable, "-m", "tests.system.trackers", "--here"]
-    wrong = sum(subprocess.run([*words, name], env=environment).returncode != 0 for name in some)
+    wrong = sum(subprocess.run([*words, name], env=os.environ | OFFLINE).returncode != 0 for name in some)
     print(f"{len(some)} trackers, {wrong} wrong")
-    return 1 if wrong else 0
+    return int(wrong > 0)
 
 
 def _run(name: str) -> int:
@@ -54,25 +55,17 @@ def _run(name: str) -> int:
     with tempfile.TemporaryDirectory(prefix="kit-trackers-") as scratch, process_group_of_one():
         rundir = runs.prepare(Path(scratch) / "run", logging=LoggingSpec(trackers=(name,)))
         runs.run(rundir)
-        found = READERS[name](rundir.path / FOLDER)
-        rows = runs.metrics(rundir)
-    curves = [(found.get(key, {}), {row["step"]: row[key] for row in rows}) for key in KEYS]
-    far = max(_distance(*pair) for pair in curves)
+        found, rows = READERS[name](rundir.path / FOLDER), runs.metrics(rundir)
+    same = all(found[key].keys() == {row["step"] for row in rows} for key in KEYS)
+    far = max(abs(found[key][row["step"]] / row[key] - 1) for key in KEYS for row in rows) if same else math.inf
     print(f"{'ok    ' if far <= SINGLE else 'wrong '} {name}: {len(rows)} steps of {', '.join(KEYS)}, off by {far:.0e}")
-    return 0 if far <= SINGLE else 1
-
-
-def _distance(found: Curve, expected: Curve) -> float:
-    if found.keys() != expected.keys():
-        return float("inf")
-    return max(abs(found[step] / value - 1) for step, value in expected.items())
+    return int(not far <= SINGLE)
 
 
 def _tensorboard(folder: Path) -> Mapping[str, Curve]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard" / "run"))
-    events.Reload()
+    events = EventAccumulator(str(folder / "tensorboard" / "run")).Reload()
     return {key: {event.step: event.value for event in events.Scalars(f"train/{key}")} for key in KEYS}
 
 
@@ -86,9 +79,8 @@ def _wandb(folder: Path) -> Mapping[str, Curve]:
         record = Record()
         record.ParseFromString(data)
         values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-        for key in KEYS:
-            if f"train/{key}" in values:
-                found[key][record.history.step.num] = json.loads(values[f"train/{key}"])
+        for key in (key for key in KEYS if f"train/{key}" in values):
+            found[key][record.history.step.num] = json.loads(values[f"train/{key}"])
     return found
 
 

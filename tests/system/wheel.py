@@ -31,6 +31,7 @@ ANSWERS = [
 def main(python: Annotated[list[str], typer.Option(help="an interpreter; repeatable")] = PYTHONS) -> int:
     """0 where every interpreter that is there answers as the checkout does."""
     pythons = [name for name in python if _starts(name)]
+    print("not here:", ", ".join(name for name in python if name not in pythons) or "none")
     if not pythons:
         print("error: no interpreter starts; name one with --python", file=sys.stderr)
         return 2
@@ -50,21 +51,17 @@ def main(python: Annotated[list[str], typer.Option(help="an interpreter; repeata
             run = place / f"run{number}"
             _run(there, "-m", "kit", "recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(run), cwd=place)
             assert (run / "run" / "launch.sh").is_file()
-            packages = len(json.loads(_run(there, "-m", "pip", "list", "--format", "json")))
-            size = wheel.stat().st_size / 1e6
-            version = _run(there, "-m", "kit", "--version").strip()
-            print(f"{name}: {version}, {size:.1f} MB, {packages} packages; {len(ANSWERS)} answers as the checkout's")
+            packages, version = _run(there, "-m", "pip", "freeze").splitlines(), _run(there, "-m", "kit", "--version")
+            told = f"{version.strip()}, {wheel.stat().st_size / 1e6:.1f} MB, {len(packages)} packages"
+            print(f"{name}: {told}; {len(ANSWERS)} answers as the checkout's")
     return 0
 
 
 def _starts(name: str) -> bool:
     try:
-        started = subprocess.run([name, "--version"], capture_output=True, check=False).returncode == 0
+        return subprocess.run([name, "--version"], capture_output=True, check=False).returncode == 0
     except OSError:
-        started = False
-    if not started:
-        print(f"{name}: not here")
-    return started
+        return False
 
 
 def _environment(python: str, place: Path) -> str:
@@ -78,8 +75,8 @@ def _run(python: str, *words: str, cwd: Path | None = None) -> str:
         [python, *words], cwd=cwd, env=environment, capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode:
-        print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)
-        raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}")
+        told = done.stdout[-3000:] + done.stderr[-3000:]
+        raise SystemExit(f"{told}\n{' '.join(words)}: exit code {done.returncode}")
     return done.stdout
 
 
