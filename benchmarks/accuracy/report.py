@@ -1,4 +1,4 @@
-"""What the command prints, and writes as JSON and Markdown."""
+"""Errors of memory: docs/accuracy.md, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,49 +33,6 @@ def as_json(results: list[Result]) -> dict[str, Any]:
         "strata": {name: asdict(errors) for name, errors in strata(results).items()},
         "without_own_source": {name: asdict(errors) for name, errors in errors_without(results).items()},
     }
-
-
-def as_text(results: list[Result], every_row: bool) -> str:
-    """The table of strata; rows by component, the skipped ones with their reason."""
-    lines = []
-    if every_row:
-        for result in sorted(results, key=lambda result: (result.row["id"], result.statistic)):
-            lines.append(_row(result))
-        lines.append("")
-    skipped = [result for result in results if result.skipped]
-    lines += [f"not predicted: {result.row['id']} ({result.skipped})" for result in skipped]
-    excluded: dict[str, int] = {}
-    for result in results:
-        if result.excluded:
-            excluded[result.excluded] = excluded.get(result.excluded, 0) + 1
-    lines += [f"not counted: {count} figures {reason}" for reason, count in sorted(excluded.items())]
-    lines += ["", f"{'stratum':44} {'rows':>5} {'groups':>6} {'median':>8} {'p90':>8} {'mean':>8}"]
-    for name, errors in strata(results).items():
-        lines.append(_line(name, errors))
-    lines += [
-        "",
-        too_low(results),
-        "",
-        "each source without its own rows (for constants estimated from rows), and one default instead of a choice:",
-    ]
-    lines += [_line(name, errors) for name, errors in errors_without(results).items()]
-    return "\n".join(lines)
-
-
-def _row(result: Result) -> str:
-    head = f"{result.row['id']} [{result.statistic}] {result.measured_gib:.2f} GiB"
-    if result.predicted_gib is None:
-        return f"{head}: {result.skipped}"
-    parts = ", ".join(f"{name} {size:.2f}" for name, size in result.components_gib.items())
-    counted = f"; not counted: {result.excluded}" if result.excluded else ""
-    return f"{head}, predicted {result.predicted_gib:.2f} ({result.relative_error or 0:+.1%}): {parts}{counted}"
-
-
-def _line(name: str, errors: Errors) -> str:
-    return (
-        f"{name:44} {errors.rows:5} {errors.groups:6} {errors.median_absolute:8.1%} {errors.p90_absolute:8.1%} "
-        f"{errors.signed_mean:+8.1%}"
-    )
 
 
 def as_markdown(results: list[Result], source: str) -> str:
