@@ -8,7 +8,6 @@ what the planner chooses freely on the same cluster for the same job.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from tests.support.page import header, table
+from tests.support.program import run
 
 LIMIT = 0.10
 """A published layout within this share of our best counts as found."""
@@ -294,22 +294,17 @@ def _if_it_fitted(entry: Ranked) -> str:
     )
 
 
-def main() -> int:
+def main(markdown: Path | None = None) -> int:
     """0 where each published layout is within the limit, or its row says why not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
-    entries = [ranked(entry) for entry in PUBLISHED]
-    good = True
+    entries, good = [ranked(entry) for entry in PUBLISHED], True
     for entry in entries:
-        found = entry.gap is not None and entry.gap <= LIMIT
-        good = good and (found or bool(entry.published.why_not))
-        gap = entry.refused if entry.gap is None else f"{entry.gap:+.1%} behind {describe(entry.best.layout)}"  # type: ignore[union-attr]
-        print(f"{entry.published.name}: {gap}")
-    if given.markdown:
-        given.markdown.write_text(as_markdown(entries))
+        good &= (entry.gap is not None and entry.gap <= LIMIT) or bool(entry.published.why_not)
+        ours = f"{entry.gap:+.1%} behind {describe(entry.best.layout)}" if entry.best and entry.gap is not None else ""
+        print(f"{entry.published.name}: {ours or entry.refused}")
+    if markdown:
+        markdown.write_text(as_markdown(entries))
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -145,8 +145,7 @@ def main(
     print(f"{part['seconds']} s; {out.name}.json and .md")
     rows = [row for section in run.result["rows"].values() for row in section]
     bad = [row["name"] for row in rows if row["status"] == "failed" or row.get("agrees") is False]
-    if bad:
-        print(f"failed: {', '.join(bad)}")
+    print(f"failed: {', '.join(bad) or 'none'}")
     return 1 if bad else 0
 
 
@@ -160,12 +159,10 @@ def kept(file: Path, about: dict[str, Any]) -> dict[str, Any]:
         raise _refused(
             f"--add: tracked files differ from commit {about['commit']}, so rows cannot be of one version; commit"
         )
-    for part in earlier.get("parts", [{}]):
-        for key in ("commit", "changed", "hardware", "device"):
-            if part.get(key) != about[key]:
-                raise _refused(
-                    f"--add: {file.name} has {key}={part.get(key)}, this is {about[key]}; give another --out"
-                )
+    keys = ("commit", "changed", "hardware", "device")
+    for key, value in {(key, str(part.get(key))) for part in earlier["parts"] for key in keys}:
+        if value != str(about[key]):
+            raise _refused(f"--add: {file.name} has {key}={value}, this is {about[key]}; give another --out")
     rows = {section: [row for row in some if row["status"] == "ok"] for section, some in earlier["rows"].items()}
     if len(rows.get("devices", [])) < CURVES:
         rows.pop("devices", None)
@@ -236,23 +233,16 @@ def doctor() -> str:
 def environment(device: str) -> dict[str, str]:
     """Environment of kit's runs and of its peers': what kit's launch.sh sets on a GPU."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    # One GPU: of several that are visible, Hugging Face's Trainer takes all.
+    gpu = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": gpu_id()}
     own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
-    own |= (
-        # One GPU: of several that are visible, Hugging Face's Trainer takes all.
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": gpu_id()}
-        if device == "cuda"
-        else {"OMP_NUM_THREADS": "1"}
-    )
-    return {**os.environ, **own}
+    return {**os.environ, **own, **(gpu if device == "cuda" else {"OMP_NUM_THREADS": "1"})}
 
 
 def _line(row: dict[str, Any]) -> str:
-    told = [row["name"], row["status"]]
-    if "measured_step_s" in row:
-        told.append(f"{row['measured_step_s']:.4g} s a step")
-    told += [f"MFU {row['mfu']:.1%}"] if row.get("mfu") else []
-    told += [f"memory {row['memory_ratio']:.3f} × predicted"] if "memory_ratio" in row else []
-    return ", ".join([*told, row.get("why", "")]).rstrip(", ")
+    words = {"measured_step_s": "{:.4g} s a step", "mfu": "MFU {:.1%}", "memory_ratio": "memory {:.3f} × predicted"}
+    told = [form.format(row[key]) for key, form in words.items() if row.get(key)]
+    return ", ".join(filter(None, [row["name"], row["status"], *told, row.get("why")]))
 
 
 if __name__ == "__main__":

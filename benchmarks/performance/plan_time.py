@@ -81,12 +81,11 @@ def growth() -> float:
     model, cluster, job = load_model("mixtral-8x7b"), parse_cluster("64xH100"), JobSpec(global_batch_size=1024)
     points = []
     for pins in PARTS:
-        seconds = []
+        asked, seconds = Request(model=model, cluster=cluster, job=job, pins=Pins(**pins)), []
         for _ in range(3):
             start = time.process_time()
-            found = search(Request(model=model, cluster=cluster, job=job, pins=Pins(**pins)))
+            weighed = len(search(asked).considered)
             seconds.append(time.process_time() - start)
-        weighed = len(found.considered)
         points.append((math.log(weighed), math.log(min(seconds))))
         words = ", ".join(f"{key}={value}" for key, value in pins.items()) or "all"
         each_us = min(seconds) / weighed * 1e6

@@ -8,12 +8,12 @@ yet is left out), beside what the cost model says of them today.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.accuracy.probe.cases import CASES
 from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
@@ -21,6 +21,7 @@ from kit.diagnose.probe.run import probe
 from kit.planner.plan import Plan
 from kit.units import GIB
 from tests.support.page import ROOT, header, row, table, write_json
+from tests.support.program import run
 
 PAGE = ROOT / "docs" / "probe.md"
 RESULTS = ROOT / "benchmarks" / "results" / "probe.json"
@@ -28,11 +29,8 @@ STATES, ACTIVATIONS = 0.03, 0.08
 """Relative error allowed."""
 
 
-def main() -> int:
+def main(only: Annotated[str, typer.Option(help="probe the cases whose name has this text")] = "") -> int:
     """Exit code 1 where cost model and probe disagree."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="TEXT", help="probe the cases whose name has this text")
-    only = parser.parse_args().only
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     on_file = {(row["name"], row["stage"]): row for row in json.loads(RESULTS.read_text())} if only else {}
@@ -74,15 +72,14 @@ def agrees(row: dict[str, Any]) -> bool:
 
 def cells(found: dict[str, Any]) -> list[str]:
     """One row of the table, without the verdict."""
-    measured, predicted = found["measured"], found["predicted"]
-    states = [sum(held[name] for name in ("weights", "gradients", "optimizer")) / GIB for held in (measured, predicted)]
-    line = [found["name"], str(found["stage"])]
-    if found["states_error"] is None:
-        line += ["", "", ""]
-    else:
-        line += [f"{states[0]:.2f}", f"{states[1]:.2f}", f"{found['states_error']:+.1%}"]
-    held = [each["activations"] / GIB for each in (measured, predicted)]
-    return [*line, f"{held[0]:.2f}", f"{held[1]:.2f}", f"{found['activations_error']:+.1%}"]
+
+    def three(names: tuple[str, ...], error: float) -> list[str]:
+        sizes = (sum(found[where][name] for name in names) / GIB for where in ("measured", "predicted"))
+        return [*(f"{size:.2f}" for size in sizes), f"{error:+.1%}"]
+
+    states = found["states_error"]
+    with_states = ["", "", ""] if states is None else three(("weights", "gradients", "optimizer"), states)
+    return [found["name"], str(found["stage"]), *with_states, *three(("activations",), found["activations_error"])]
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -108,4 +105,4 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,6 +10,7 @@ steps that stall training by at most 5 %.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.performance.overhead import data, loop
@@ -24,59 +25,45 @@ STALL = 0.05
 
 def main(names: Names) -> int:
     """0 where every limit is kept."""
-    parts = {"loop": _loop, "data": _data, "saving": _saving}
-    missed = []
+    parts, missed = {"loop": _loop, "data": _data, "saving": _saving}, []
     for name in chosen(names, parts):
         with tempfile.TemporaryDirectory(prefix="kit-overhead-") as directory:
-            if not parts[name](Path(directory)):
-                missed.append(name)
-    print(f"MISSED: limits of {', '.join(missed)}" if missed else "every limit is kept")
+            for kept, told in parts[name](Path(directory)):
+                print(f"{'ok    ' if kept else 'MISSED'} {told}", flush=True)
+                missed += [] if kept else [name]
+    print(f"MISSED: limits of {', '.join(dict.fromkeys(missed))}" if missed else "every limit is kept")
     return 1 if missed else 0
 
 
-def _loop(directory: Path) -> bool:
+def _loop(directory: Path) -> Iterator[tuple[bool, str]]:
     own = loop.own_time(directory)
-    kept = own.cpu_ms <= OWN_MS
-    print(
-        f"{_mark(kept)} loop: {own.cpu_ms:.3f} ms of processor time of our own per step (median, limit {OWN_MS:g}), "
-        f"{own.wall_ms:.3f} ms on the clock; the engine takes {own.engine_ms:.1f} ms"
+    yield (
+        own.cpu_ms <= OWN_MS,
+        f"loop: {own.cpu_ms:.3f} ms of processor time of our own per step (median, limit {OWN_MS:g}), "
+        f"{own.wall_ms:.3f} ms on the clock; the engine takes {own.engine_ms:.1f} ms",
     )
-    return kept
 
 
-def _data(directory: Path) -> bool:
+def _data(directory: Path) -> Iterator[tuple[bool, str]]:
+    """Beside what one H100 takes with a model of a billion parameters, by the planner's prediction."""
     needed = data.needed_tokens_per_s()
-    print(
-        f"       one H100 with a model of a billion parameters takes {needed:,.0f} tokens/s (the planner's prediction)"
-    )
-    kept = True
     for kind, rate in data.rates(directory).items():
-        fast = rate >= DATA_TIMES * needed
-        kept &= fast
-        print(f"{_mark(fast)} data, {kind}: {rate:,.0f} tokens/s on one core, {rate / needed:,.0f} times")
+        times = f"{rate / needed:,.0f} times the {needed:,.0f} tokens/s that an H100 takes"
+        yield rate >= DATA_TIMES * needed, f"data, {kind}: {rate:,.0f} tokens/s on one core, {times}"
     found = data.opening(directory)
-    constant = found[-1][1] <= OPENING_TIMES * found[0][1]
     told = ", ".join(f"{count:,} documents {ms:.2f} ms" for count, ms in found)
-    print(f"{_mark(constant)} opening a set: {told}")
-    return kept and constant
+    yield found[-1][1] <= OPENING_TIMES * found[0][1], f"opening a set: {told}"
 
 
-def _saving(directory: Path) -> bool:
-    kept = True
+def _saving(directory: Path) -> Iterator[tuple[bool, str]]:
     for asynchronous in (False, True):
         found = loop.stall(directory, asynchronous)
-        good = found.share <= STALL or not asynchronous
-        kept &= good
         way = "by a thread" if asynchronous else "at once"
-        print(
-            f"{_mark(good)} saving {found.checkpoint_mib:.0f} MiB every {loop.EVERY} steps {way}: stalls of "
-            f"{found.stall_ms:.0f} ms beside steps of {found.step_ms:.0f} ms, {100 * found.share:.1f} % of the run"
+        yield (
+            found.share <= STALL or not asynchronous,
+            f"saving {found.checkpoint_mib:.0f} MiB every {loop.EVERY} steps {way}: stalls of "
+            f"{found.stall_ms:.0f} ms beside steps of {found.step_ms:.0f} ms, {100 * found.share:.1f} % of the run",
         )
-    return kept
-
-
-def _mark(kept: bool) -> str:
-    return "ok    " if kept else "MISSED"
 
 
 if __name__ == "__main__":
