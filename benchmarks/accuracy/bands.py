@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,13 @@ from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 from kit.cost.time.elementwise import LOW_PRECISIONS
 
+HEAD = """\
+# Bands of step-time predictions by the code that runs: 80 % of published rows of the kind, predicted without
+# their own source, lie within; where they are few for a band, all of them. Generated:
+# python -m benchmarks.accuracy throughput --data {source} --bands FILE
+
+"""
+FEW = "  few: true\n"
 SHARE = 0.8
 """Share of the rows within a band."""
 FEWEST_GROUPS = 2
@@ -75,38 +83,25 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
     """By regime, all rows of Ampere and later."""
     rows: dict[str, list[Result]] = {}
     for result in results:
-        if result.counted and generation(result) != "GH200-96":
-            for name in regimes(result):
-                rows.setdefault(name, []).append(result)
-    found = []
-    for name, own in sorted(rows.items()):
-        groups = {result.group for result in own}
-        few = len(groups) < FEWEST_GROUPS or len(own) < FEWEST_ROWS
-        sizes = {group: sum(result.group == group for result in own) for group in groups}
-        weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
-        by_row = sorted((abs(errors[result.row["id"]]), 1.0) for result in own)
-        width = round(by_row[-1][0] if few else quantile(by_row, SHARE), 3)
-        within = sum(abs(errors[result.row["id"]]) <= width + 5e-4 for result in own) / len(own)
-        middle, by_group = quantile(by_row, 0.5), quantile(weighted, SHARE)
-        found.append(Band(name, len(own), len(groups), width, within, by_group, middle, few))
-    return found
+        for name in regimes(result) if result.counted and generation(result) != "GH200-96" else ():
+            rows.setdefault(name, []).append(result)
+    return [_band(name, own, errors) for name, own in sorted(rows.items())]
+
+
+def _band(name: str, own: list[Result], errors: dict[str, float]) -> Band:
+    sizes = Counter(result.group for result in own)
+    few = len(sizes) < FEWEST_GROUPS or len(own) < FEWEST_ROWS
+    weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
+    by_row = [(error, 1.0) for error, _ in weighted]
+    width = round(by_row[-1][0] if few else quantile(by_row, SHARE), 3)
+    within = sum(error <= width + 5e-4 for error, _ in by_row) / len(own)
+    return Band(name, len(own), len(sizes), width, within, quantile(weighted, SHARE), quantile(by_row, 0.5), few)
 
 
 def as_yaml(found: list[Band], source: str) -> str:
     """``kit/specs/catalog/bands.yaml``."""
-    lines = [
-        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the kind, predicted without",
-        "# their own source, lie within; where they are few for a band, all of them. Generated:",
-        f"# python -m benchmarks.accuracy throughput --data {source} --bands FILE",
-        "",
-    ]
-    for band in found:
-        lines += [
-            f'"{band.regime}":',
-            f"  width: {band.width:.3f}",
-            f"  rows: {band.rows}",
-            f"  groups: {band.groups}",
-            f"  holds: {band.holds:.3f}",
-            *["  few: true"] * band.few,
-        ]
-    return "\n".join(lines) + "\n"
+    return HEAD.format(source=source) + "".join(
+        f'"{band.regime}":\n  width: {band.width:.3f}\n  rows: {band.rows}\n  groups: {band.groups}\n'
+        f"  holds: {band.holds:.3f}\n{FEW * band.few}"
+        for band in found
+    )

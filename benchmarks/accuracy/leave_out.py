@@ -25,21 +25,15 @@ def counted_peaks(results: Iterable[Result]) -> list[Result]:
 
 def reserved_factors(results: Iterable[Result]) -> dict[str, float]:
     """Group → reserved / allocated memory, fitted to all other groups: the median of their medians, at least 1."""
-    ratios: dict[str, list[float]] = {}
-    for result in counted_peaks(results):
-        if result.statistic == "max_reserved":
-            ratios.setdefault(result.row["group"], []).append(result.measured_gib / _allocated(result))
+    reserved = [result for result in counted_peaks(results) if result.statistic == "max_reserved"]
+    ratios = _by_group((result, result.measured_gib / _allocated(result)) for result in reserved)
     return _without_own({group: [statistics.median(values)] for group, values in ratios.items()})
 
 
 def quantised_widths(results: Iterable[Result]) -> dict[str, float]:
     """Group → bytes that a 4-bit layer saves per element of its input, fitted to all other groups."""
-    widths: dict[str, list[float]] = {}
-    for result in counted_peaks(results):
-        if _four_bit(result):
-            per_byte, rest = _split(result)
-            widths.setdefault(result.row["group"], []).append((result.measured_gib - rest) / per_byte)
-    return _without_own(widths)
+    parts = [(result, *_split(result)) for result in counted_peaks(results) if _four_bit(result)]
+    return _without_own(_by_group((result, (result.measured_gib - rest) / each) for result, each, rest in parts))
 
 
 def without_own_rows(results: Iterable[Result]) -> list[Result]:
@@ -60,15 +54,15 @@ def without_own_rows(results: Iterable[Result]) -> list[Result]:
 
 def with_another_choice(results: Iterable[Result], kernels: str, **choice: Any) -> list[Result]:
     """Peaks with ``choice`` in the workloads of one implementation."""
-    changed = []
-    for result in counted_peaks(results):
+
+    def changed(result: Result) -> Result:
         workload = workload_of(result.row)
         if workload.implementation != kernels or (workload.cross_entropy != "native" and "cross_entropy" in choice):
-            changed.append(result)
-            continue
+            return result
         components = predict(result.row, replace(workload, **choice), result.statistic)
-        changed.append(replace(result, predicted_gib=sum(components.values())))
-    return changed
+        return replace(result, predicted_gib=sum(components.values()))
+
+    return [changed(result) for result in counted_peaks(results)]
 
 
 def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
@@ -92,13 +86,16 @@ def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
     return {name: errors for name, errors in table.items() if errors is not None}
 
 
-def _without_own(values: dict[str, list[float]]) -> dict[str, float]:
-    found = {}
-    for group in values:
-        others = [value for name, own in values.items() if name != group for value in own]
-        if others:
-            found[group] = statistics.median(others)
+def _by_group(pairs: Iterable[tuple[Result, float]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for result, value in pairs:
+        found.setdefault(result.row["group"], []).append(value)
     return found
+
+
+def _without_own(values: dict[str, list[float]]) -> dict[str, float]:
+    others = {group: [each for name, own in values.items() if name != group for each in own] for group in values}
+    return {group: statistics.median(rest) for group, rest in others.items() if rest}
 
 
 def _allocated(result: Result) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.accuracy.fields import compiled, deepcompile
 from benchmarks.accuracy.throughput import Result
 
+Key = tuple[object, ...]
 FEWEST = 3
 """Layouts of a set."""
 NOISE = 0.10
@@ -30,29 +31,25 @@ class RankedSet:
 
 def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
     """Repeated measurements of a layout are averaged; sets of fewer layouts are left out."""
-    sets: dict[tuple[object, ...], dict[tuple[object, ...], list[Result]]] = {}
-    for result in results:
-        if result.relative_error is None or result.excluded:
-            continue
-        sets.setdefault(_set_key(result), {}).setdefault(_layout_key(result), []).append(result)
-    ranked = []
-    doubtful = contradicted(result for layouts in sets.values() for rows in layouts.values() for result in rows)
-    for key, layouts in sets.items():
-        if len(layouts) < FEWEST:
-            continue
-        measured = [statistics.mean(row.measured_s or 0.0 for row in rows) for rows in layouts.values()]
-        predicted = [statistics.mean(row.predicted_s or 0.0 for row in rows) for rows in layouts.values()]
-        first = measured[predicted.index(min(predicted))]
-        ranked.append(
-            RankedSet(
-                " ".join(map(str, key)),
-                len(layouts),
-                first / min(measured) - 1,
-                spearman(measured, predicted),
-                tuple(row.row["id"] for rows in layouts.values() for row in rows if row.row["id"] in doubtful),
-            )
-        )
+    known = [result for result in results if result.relative_error is not None and not result.excluded]
+    doubtful, ranked = contradicted(known), []
+    for key, rows in _grouped(known, _set_key).items():
+        layouts = _grouped(rows, _layout_key).values()
+        if len(layouts) >= FEWEST:
+            measured = [statistics.mean(row.measured_s or 0.0 for row in same) for same in layouts]
+            predicted = [statistics.mean(row.predicted_s or 0.0 for row in same) for same in layouts]
+            regret = measured[predicted.index(min(predicted))] / min(measured) - 1
+            wrong = tuple(row.row["id"] for same in layouts for row in same if row.row["id"] in doubtful)
+            name = " ".join(map(str, key))
+            ranked.append(RankedSet(name, len(layouts), regret, spearman(measured, predicted), wrong))
     return ranked
+
+
+def _grouped(results: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key, list[Result]]:
+    found: dict[Key, list[Result]] = {}
+    for result in results:
+        found.setdefault(key(result), []).append(result)
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,9 @@ class Choice:
 
 def engine_choices(results: Iterable[Result]) -> list[Choice]:
     """Of each job that at least two ran, each by its best layout."""
-    sets: dict[tuple[object, ...], list[Result]] = {}
-    for result in results:
-        if result.relative_error is not None and not result.excluded and result.assumed is None:
-            sets.setdefault(_set_key(result), []).append(result)
+    known = [each for each in results if each.relative_error is not None and not each.excluded and each.assumed is None]
     found = []
-    for key, rows in sets.items():
+    for key, rows in _grouped(known, _set_key).items():
         if len({_variant(row) for row in rows}) > 1:
             ours = min(rows, key=lambda row: row.predicted_s or 0.0)
             best = min(rows, key=lambda row: row.measured_s or 0.0)
@@ -89,14 +83,14 @@ def contradicted(results: Iterable[Result]) -> dict[str, float]:
     (a step's own part, data parallelism and optimizer, is a few per cent). At least two other measurements of a layout,
     repeated or at another batch size, are needed.
     """
-    same: dict[tuple[object, ...], list[Result]] = {}
-    for result in results:
-        if result.counted:
-            key = [part for part in _set_key(result) if not str(part).startswith("batch ")]
-            program = result.run.execution if result.run else None  # tells variants of the code apart
-            same.setdefault((*key, *_layout_key(result), result.row["job"].get("dp"), program), []).append(result)
+
+    def layout(result: Result) -> Key:
+        key = [part for part in _set_key(result) if not str(part).startswith("batch ")]
+        program = result.run.execution if result.run else None  # tells variants of the code apart
+        return (*key, *_layout_key(result), result.row["job"].get("dp"), program)
+
     found = {}
-    for rows in same.values():
+    for rows in _grouped((result for result in results if result.counted), layout).values():
         for row in rows if len(rows) > 2 else ():
             others = statistics.median(_slot_s(other) for other in rows if other is not row)
             difference = _slot_s(row) / others - 1
@@ -112,12 +106,9 @@ def _slot_s(result: Result) -> float:
 
 
 def spearman(left: list[float], right: list[float]) -> float:
-    """Rank correlation; ties share their mean rank."""
+    """Rank correlation; ties share their mean rank. 0 where one side is all ties."""
     ranks = [_ranks(left), _ranks(right)]
-    means = [statistics.mean(values) for values in ranks]
-    parts = [[value - mean for value in values] for values, mean in zip(ranks, means, strict=True)]
-    scale = (sum(value**2 for value in parts[0]) * sum(value**2 for value in parts[1])) ** 0.5
-    return sum(a * b for a, b in zip(*parts, strict=True)) / scale if scale else 0.0
+    return statistics.correlation(*ranks) if all(len({*values}) > 1 for values in ranks) else 0.0
 
 
 def _ranks(values: list[float]) -> list[float]:
@@ -125,7 +116,7 @@ def _ranks(values: list[float]) -> list[float]:
     return [statistics.mean(index for index, other in enumerate(ordered) if other == value) for value in values]
 
 
-def _set_key(result: Result) -> tuple[object, ...]:
+def _set_key(result: Result) -> Key:
     row = result.row
     model, cluster = row["model"], row["cluster"]
     precision = str(row["job"].get("precision")).split(" ")[0]
@@ -149,7 +140,7 @@ def _variant(result: Result) -> tuple[str, str]:
     return f"{result.row['job']['engine']}{f' ZeRO-{stage}' if stage else ''}", how
 
 
-def _layout_key(result: Result) -> tuple[object, ...]:
+def _layout_key(result: Result) -> Key:
     job = result.row["job"]
     sizes = (
         "engine",
