@@ -68,38 +68,50 @@ def on_a_gpu():
     }
 
 
+def lacks(result, *lines):
+    """Those of the lines that the page has not."""
+    text = page.page(result)
+    return [line for line in lines if line not in text]
+
+
 def test_ratios_are_of_the_same_run():
-    text = page.page(on_a_gpu())
-    assert "| Hugging Face Trainer, defaults | 12.75 | 1.500 | 40.0% |" in text
-    assert "| 1B, torch | huggingface | 40 | 41 | 1.025 | 8 | 8.4 | 1.050 | 50.0% | 48.0% |  | 1 |" in text
-    assert "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 | 1.012 | 0.01 |" in text
-    assert "| kit train, torch, eager mode | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |" in text
-    assert "| predicted | 3B, torch | out of memory | 8 GiB \\| all |" in text
+    assert not lacks(
+        on_a_gpu(),
+        "| Hugging Face Trainer, defaults | 12.75 | 1.500 | 40.0% |",
+        "| 1B, torch | huggingface | 40 | 41 | 1.025 | 8 | 8.4 | 1.050 | 50.0% | 48.0% |  | 1 |",
+        "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 | 1.012 | 0.01 |",
+        "| kit train, torch, eager mode | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |",
+        "| predicted | 3B, torch | out of memory | 8 GiB \\| all |",
+        "| torch: MFU of at least 55% | 48.0%, 1B, torch | missed |",
+    )
+
+
+def judged(rows):
+    return {verdict.target: (verdict.reached, verdict.found) for verdict in verdicts(rows)}
 
 
 def test_what_was_hoped_for_is_reached_missed_or_not_measured():
-    result = on_a_gpu()
-    found = {verdict.target: (verdict.reached, verdict.found) for verdict in verdicts(result["rows"])}
-    assert found["torch: MFU of at least 55%"] == (False, "48.0%, 1B, torch")
-    assert found["torch: at least 1.3 × the Trainer's defaults"] == (True, "1.500 ×")
-    reached, told = found["torch: not slower than any peer"]
-    assert reached is None  # four peers are missing, each of which may be faster
-    assert told.startswith("1.176 × plain PyTorch; not measured: plain PyTorch, torch.compile, ")
-    assert found["deepspeed: not slower than any peer"] == (None, "")
-    assert found["memory of every case within 5% of its prediction"] == (True, "1 of 1; worst 1.025, 1B, torch")
-    assert found["8B, LoRA: step time within 10% of its prediction"] == (None, "")
-    assert "| torch: MFU of at least 55% | 48.0%, 1B, torch | missed |" in page.page(result)
-
-    rows = result["rows"]
+    rows = on_a_gpu()["rows"]
+    peers_missing = [name for name in targets.PEERS if name not in ("plain PyTorch", targets.TRAINER)]
+    slower, memory = "torch: not slower than any peer", "memory of every case within 5% of its prediction"
+    expected = {
+        "torch: MFU of at least 55%": (False, "48.0%, 1B, torch"),
+        "torch: at least 1.3 × the Trainer's defaults": (True, "1.500 ×"),
+        # Four peers are missing, each of which may be faster.
+        slower: (None, f"1.176 × plain PyTorch; not measured: {', '.join(peers_missing)}"),
+        "deepspeed: not slower than any peer": (None, ""),
+        memory: (True, "1 of 1; worst 1.025, 1B, torch"),
+        "8B, LoRA: step time within 10% of its prediction": (None, ""),
+    }
+    assert expected.items() <= judged(rows).items()
     rows["predicted"] += [case("8B, LoRA", 9.0), case("1B, full recompute", 8.0, memory_ratio=0.94)]
     rows["side by side"].append(peer("bare DeepSpeed", 8.4))
-    found = {verdict.target: (verdict.reached, verdict.found) for verdict in verdicts(rows)}
-    assert found["8B, LoRA: step time within 10% of its prediction"] == (False, "1.125")
-    assert found["memory of every case within 5% of its prediction"] == (
-        False,
-        "2 of 3; worst 0.940, 1B, full recompute",
-    )
-    assert found["torch: not slower than any peer"][0] is False
+    expected = {
+        "8B, LoRA: step time within 10% of its prediction": (False, "1.125"),
+        memory: (False, "2 of 3; worst 0.940, 1B, full recompute"),
+    }
+    assert expected.items() <= judged(rows).items()
+    assert judged(rows)[slower][0] is False
 
 
 def test_targets_are_of_rows_that_exist():
@@ -110,12 +122,12 @@ def test_targets_are_of_rows_that_exist():
 
 
 def test_a_dry_run_says_so_and_orders_nothing():
-    result = on_a_gpu()
-    result["parts"] = [PART | {"device": "cpu"}]
-    text = page.page(result)
-    assert "no figure here is a GPU's" in text
-    assert "| Hugging Face Trainer, defaults | 12.75 |  |" in text
-    assert "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 |  |" in text
+    assert not lacks(
+        on_a_gpu() | {"parts": [PART | {"device": "cpu"}]},
+        "no figure here is a GPU's",
+        "| Hugging Face Trainer, defaults | 12.75 |  |",
+        "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 |  |",
+    )
 
 
 def test_every_part_is_named_with_its_own_time_commit_versions_and_rows():
@@ -123,14 +135,16 @@ def test_every_part_is_named_with_its_own_time_commit_versions_and_rows():
     later = {"date": "2026-01-01T12:00:00+00:00", "seconds": 9.4, "only": "8B", "without": ["on disk"]}
     result["parts"].append(PART | later | {"versions": {"torch": "2.13.1"}, "changed": True, "doctor": "ok disk"})
     result["rows"]["predicted"].append(case("8B, LoRA", 3.0, part=2))
-    text = page.page(result)
-    assert "## 2 parts, one after the other" in text
-    assert "| 1 | 2026-01-01T10:00:00+00:00 | a1 | 470 | 8 | all rows | 2 predicted, 4 side by side | 0.5 |" in text
     asked = 'only "8B", without "on disk"'
-    assert f"| 2 | 2026-01-01T12:00:00+00:00 | a1 with changes | 9.4 | 8 | {asked} | 1 predicted | 0.5 |" in text
-    assert "Part 1: name H200. Python 3.12, torch 2.13.0." in text
-    assert "Part 2: name H200. Python 3.12, torch 2.13.1." in text
-    assert "## kit doctor, before part 2\n\n```\nok disk\n```" in text
+    assert not lacks(
+        result,
+        "## 2 parts, one after the other",
+        "| 1 | 2026-01-01T10:00:00+00:00 | a1 | 470 | 8 | all rows | 2 predicted, 4 side by side | 0.5 |",
+        f"| 2 | 2026-01-01T12:00:00+00:00 | a1 with changes | 9.4 | 8 | {asked} | 1 predicted | 0.5 |",
+        "Part 1: name H200. Python 3.12, torch 2.13.0.",
+        "Part 2: name H200. Python 3.12, torch 2.13.1.",
+        "## kit doctor, before part 2\n\n```\nok disk\n```",
+    )
 
 
 def test_going_on_keeps_what_is_ok_and_of_the_same_commit(tmp_path):
