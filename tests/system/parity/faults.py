@@ -62,14 +62,19 @@ def planted(fault: str | None) -> Iterator[None]:
         take_out()
 
 
-def _data_of_rank_0(forward_backward):
-    def repeated(self, micro_batches):
-        for micro_batch in micro_batches:
-            dist.broadcast(micro_batch.input_ids, src=0)
-            dist.broadcast(micro_batch.labels, src=0)
-        return forward_backward(self, micro_batches)
+def _before(act: Callable[..., object]) -> Callable[[Any], Any]:
+    """``act`` on what a function is given, then the function itself."""
+    return lambda right: lambda *given, **named: (act(*given, **named), right(*given, **named))[1]
 
-    return repeated
+
+def _after(act: Callable[..., object]) -> Callable[[Any], Any]:
+    """The function itself, then ``act`` on what it was given."""
+    return lambda right: lambda *given, **named: (right(*given, **named), act(*given, **named))[0]
+
+
+def _changed(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``change`` of what a function returns."""
+    return lambda right: lambda *given, **named: change(right(*given, **named))
 
 
 def _local_positions(build):
@@ -100,17 +105,6 @@ def _keys_before_queries(slices):
     return swapped
 
 
-def twice_the_gradients(finalize):
-    """Doubles gradients: with Adam, losses and weights hardly notice."""
-
-    def doubled(chunks, *args, **keywords):
-        finalize(chunks, *args, **keywords)
-        for chunk in chunks:
-            chunk.scale_gradients(2.0)
-
-    return doubled
-
-
 def _renumbered(part: str, number: Callable[[int, Any], int]) -> Callable[[Any], Any]:
     """In the names of all parameters, the number after ``part``: ``number`` of it and the configuration."""
 
@@ -124,47 +118,8 @@ def _renumbered(part: str, number: Callable[[int, Any], int]) -> Callable[[Any],
     )
 
 
-def _other_ranks_parts_lost(kernel_backward):
-    def forgetful(*tensors_and_how):
-        *tensors, of_part, own, scale = tensors_and_how
-        return kernel_backward(*tensors, of_part if own else of_part.clone(), own, scale)
-
-    return forgetful
-
-
-def _own_positions(shard_batch):
-    def counted(self, micro_batch):
-        own = shard_batch(self, micro_batch)
-        places = torch.arange(own.input_ids.shape[1]).expand_as(own.input_ids)
-        return dataclasses.replace(own, position_ids=places)
-
-    return counted
-
-
-def _unscaled_router_losses(begin):
-    def unscaled(self, micro_batches):
-        begin(self, micro_batches)
-        self._config.grad_scale_func = None
-
-    return unscaled
-
-
-def _whole_parameters(_):
-    def unsplit(resharder):
-        for parameter in resharder.parameters.values():
-            getattr(parameter, "main_param", parameter).is_qkv = False
-
-    return unsplit
-
-
-def _own_part_of_the_sequence(init):
-    def forgetful(self, *args):
-        init(self, *args)
-        self.a.sequence_parallel = self.b.sequence_parallel = False
-
-    return forgetful
-
-
+twice_the_gradients = _after(lambda chunks, *_, **__: [chunk.scale_gradients(2.0) for chunk in chunks])
+"""Doubles gradients: with Adam, losses and weights hardly notice."""
 _CONTEXT = "kit.engines.torch.context_parallel:ContextParallel"
 _DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
 _GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:global_names"
@@ -181,7 +136,9 @@ FAULTS: dict[str, Fault] = {
     ),
     # Every rank trains on the samples of rank 0, as with a sampler that does not know its rank.
     "deepspeed-repeated-data": Fault(
-        f"{_DEEPSPEED}.engine:DeepSpeedEngine.forward_backward", _data_of_rank_0, "deepspeed-zero2-accumulation"
+        f"{_DEEPSPEED}.engine:DeepSpeedEngine.forward_backward",
+        _before(lambda _, batches: [dist.broadcast(t, src=0) for b in batches for t in (b.input_ids, b.labels)]),
+        "deepspeed-zero2-accumulation",
     ),
     # The loss is divided by the tokens of this rank instead of those of all.
     "deepspeed-local-token-count": Fault(
@@ -247,10 +204,20 @@ FAULTS: dict[str, Fault] = {
     ),
     # The gradients of a part of the keys and values go on before they are added to.
     "megatron-ring-forgets-a-part": Fault(
-        "kit.engines.kernels.ring_attention:_kernel_backward", _other_ranks_parts_lost
+        "kit.engines.kernels.ring_attention:_kernel_backward",
+        lambda backward: (
+            lambda *tensors: backward(*tensors[:-3], tensors[-3] if tensors[-2] else tensors[-3].clone(), *tensors[-2:])
+        ),
     ),
     # Each rank counts the positions of its part of the sequence from 0.
-    "context-local-positions": Fault(f"{_CONTEXT}.shard_batch", _own_positions),
+    "context-local-positions": Fault(
+        f"{_CONTEXT}.shard_batch",
+        _changed(
+            lambda own: dataclasses.replace(
+                own, position_ids=torch.arange(own.input_ids.shape[1]).expand_as(own.input_ids)
+            )
+        ),
+    ),
     # Rotary embeddings take a rank's largest position for the length of the sequence.
     "context-length-of-own-part": Fault(
         "kit.engines.huggingface.whole_length_rope:WholeLengthRope._with_last", lambda _: lambda self, forward: forward
@@ -283,10 +250,18 @@ FAULTS: dict[str, Fault] = {
     ),
     # Gradients of the adapters that every rank has are those of its part of the sequence.
     "megatron-adapters-of-own-sequence": Fault(
-        f"{_MEGATRON}.model.adapted_linear:Adapter.__init__", _own_part_of_the_sequence
+        f"{_MEGATRON}.model.adapted_linear:Adapter.__init__",
+        _after(lambda self, *_: [setattr(part, "sequence_parallel", False) for part in (self.a, self.b)]),
     ),
     # Muon takes query, key and value for one matrix, and gate and up.
-    "megatron-muon-of-fused-matrices": Fault(f"{_MEGATRON}.engine:mark_matrices", _whole_parameters),
+    "megatron-muon-of-fused-matrices": Fault(
+        f"{_MEGATRON}.engine:mark_matrices",
+        lambda _: (
+            lambda resharder: [
+                setattr(getattr(each, "main_param", each), "is_qkv", False) for each in resharder.parameters.values()
+            ]
+        ),
+    ),
     # A checkpoint's first moments are not read back.
     "megatron-lost-momentum": Fault(
         f"{_MEGATRON}.resharding.optimizer_state:LocalState.put",
@@ -319,7 +294,10 @@ FAULTS: dict[str, Fault] = {
         lambda begin: lambda self, batches, averaged_over, loss_scale=1.0: begin(self, batches, 1, loss_scale),
     ),
     # Losses of routers are added as they are to a loss that is a sum over tokens.
-    "megatron-unscaled-router-losses": Fault(f"{_MEGATRON}.routing:MegatronRouting.begin", _unscaled_router_losses),
+    "megatron-unscaled-router-losses": Fault(
+        f"{_MEGATRON}.routing:MegatronRouting.begin",
+        _after(lambda self, _: setattr(self._config, "grad_scale_func", None)),
+    ),
     # The loss of multi-token prediction is multiplied by the scale of router losses.
     "megatron-scaled-prediction-loss": Fault(
         f"{_MEGATRON}.prediction_heads:PredictionHeads.begin", lambda begin: lambda self, scale: begin(self, None)
