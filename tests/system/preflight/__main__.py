@@ -27,15 +27,10 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from kit.emit.run_directory import RunDirectory, write
-from kit.planner.make_plan import make_plan
+from kit.emit.run_directory import RunDirectory
 from kit.preflight.remote import SOCKETS
-from kit.specs.catalog import parse_cluster
-from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
-from kit.specs.recipe import load_recipe
-from kit.specs.run import DataSpec, RunSpec
-from tests.support import namespaces
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE
 from tests.support.page import ROOT, row, table
 from tests.support.program import Names, chosen, run
 
@@ -136,9 +131,8 @@ def ask(root: Path, rundir: RunDirectory, *words: str) -> tuple[list[dict[str, A
 def _prepare(root: Path) -> RunDirectory:
     """A run of three nodes with its data, a hostfile, and what will be laid over files of a host."""
     (root / "hostfile").write_text("".join(f"node-{n} slots=2\n" for n in range(3)), encoding="ascii")
-    for end, text in ((".bin", b"tokens" * 1000), (".idx", b"index")):
-        (root / f"train{end}").write_bytes(text)
-    (root / "other.bin").write_bytes(b"tokenz" * 1000)
+    for name, content in {"train.bin": b"tokens" * 1000, "train.idx": b"index", "other.bin": b"tokenz" * 1000}.items():
+        (root / name).write_bytes(content)
     (root / "alone").write_text("127.0.0.1 localhost\n10.77.0.3 node-2\n", encoding="ascii")
     # A host's Python reads such files as it starts, in some environments twice.
     ahead = "import time; time.own = getattr(time, 'own', time.time); time.time = lambda own=time.own: own() + 400\n"
@@ -149,10 +143,9 @@ def _prepare(root: Path) -> RunDirectory:
     (root / "cluster.yaml").write_text(
         "node: 2xcpu\nnum_nodes: 3\ngpus_per_node: 2\ninter_node_gbytes_per_s: 1\n", encoding="ascii"
     )
-    job = JobSpec(seq_length=128, global_batch_size=12, total_tokens=10**6, precision="fp32")
-    model = load_recipe(ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml").model
-    plan = make_plan(model, parse_cluster(str(root / "cluster.yaml")), job, Pins(engine="deepspeed", zero_stage=2))
-    return write(plan, RunSpec(data=DataSpec(train=str(root / "train"))), root / "run")
+    layout = ("layout.engine=deepspeed", "layout.zero_stage=2", "layout.micro_batch_size=2", "job.global_batch_size=12")
+    data = (f"run.data.train={root / 'train'}", "run.data.validation=null", "run.model_path=null")
+    return runs.emit(RECIPE, root / "run", [f"cluster={root / 'cluster.yaml'}", *layout, *data])
 
 
 def _metadata() -> Path:
