@@ -38,6 +38,7 @@ print(json.dumps(failed))
 """
 
 
+@pytest.mark.nightly
 def test_every_command_can_be_imported() -> None:
     """In a process of its own: some import engines. ``--help`` of a module that fails to import says nothing."""
     names = sorted(COMMANDS - {"pip", "venv"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import bands
+from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import components_s, measured_step_s, result_of
@@ -21,6 +21,7 @@ from benchmarks.accuracy.throughput_report import report_of
 from benchmarks.accuracy.throughput_rows import run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
 from kit.planner.make_plan import make_plan
+from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.job import JobSpec
@@ -72,6 +73,7 @@ def test_the_measured_time_is_stated_or_implied() -> None:
     assert measured_step_s(one) == 3.0
 
 
+@pytest.mark.everyday("cluster")
 @pytest.mark.parametrize("part", ["model", "cluster", "job", "measured"])
 def test_a_row_that_lacks_anything_never_crashes(part: str) -> None:
     for result in RESULTS:
@@ -155,16 +157,18 @@ def test_the_name_of_a_row_moves_no_prediction() -> None:
         assert result_of({**result.row, "id": "a row"}).predicted_s == result.predicted_s
 
 
-def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, page, bands_file = (tmp_path / name for name in ("out.json", "page.md", "bands.yaml"))
-    command = [sys.executable, "-m", "benchmarks.accuracy", "throughput", "--data", str(ROWS), "--json", str(out)]
-    command += ["--markdown", str(page), "--bands", str(bands_file)]
-    assert "constant MFU" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = ["accuracy", "throughput", "--data", str(ROWS), "--json", str(out), "--markdown", str(page)]
+    monkeypatch.setattr(sys, "argv", [*command, "--bands", str(bands_file)])
+    main()
     written = json.loads(out.read_text())
     keys = {"id", "split_group", "measured_step_time_s", "predicted_step_time_s", "relative_error", "skipped"}
     assert keys <= set(written["rows"][0])
     assert "all rows" in written["strata"]
     assert page.read_text().startswith("# How good are the step-time predictions?")
+    assert strict_yaml.read(bands_file).data.keys() == {band["regime"] for band in written["bands"]}
 
 
 def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
@@ -200,6 +204,7 @@ def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
     assert run_of(flops).execution.graphs == "full"
 
 
+@pytest.mark.nightly
 def test_the_page_of_independent_rows_is_what_the_command_writes() -> None:
     """The committed figures are the model's of today, bands included."""
     file = ROOT / "benchmarks" / "accuracy" / "elsewhere.json"
