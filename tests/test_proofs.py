@@ -79,6 +79,7 @@ def test_what_a_proof_lacks_is_said_with_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.delenv("HF_EXAMPLES", raising=False)
     monkeypatch.delenv("PYTHON312", raising=False)
+    monkeypatch.setenv("PYTHON", "no-such-python")
     said = {name: lacking(PROOFS[name]) for name in ("trackers", "slurm", "huggingface-scripts", "megatron-0.19")}
     assert said["trackers"] == "not installed: pip install trackio"
     assert "apt-get install" in said["slurm"] and "munge" in said["slurm"]  # noqa: PT018

@@ -9,10 +9,10 @@ own, which ``--help`` prints.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -259,6 +259,14 @@ def _installed(*packages: str) -> str:
     return f"not installed: pip install {' '.join(absent)}" if absent else ""
 
 
+def _starts312() -> bool:
+    """A name on PATH may be a shim that starts nothing."""
+    words = [os.environ.get("PYTHON", "python3.12"), "-c", "import sys; sys.exit(sys.version_info < (3, 12))"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    return False
+
+
 LACKING: dict[str, Callable[[], str]] = {
     "": lambda: "",
     OPS: _ops,
@@ -266,11 +274,7 @@ LACKING: dict[str, Callable[[], str]] = {
     HOSTS: _hosts,
     SLURM: lambda: _hosts(slurmctld="slurm-wlm", slurmd="slurm-wlm", sbatch="slurm-wlm", munged="munge"),
     SCRIPTS: lambda: _installed("evaluate") if "HF_EXAMPLES" in os.environ else f"HF_EXAMPLES is not set: {SCRIPTS}",
-    PYTHON312: lambda: (
-        ""
-        if "PYTHON312" in os.environ or shutil.which(os.environ.get("PYTHON", "python3.12"))
-        else f"no Python 3.12 is here: {PYTHON312}"
-    ),
+    PYTHON312: lambda: "" if "PYTHON312" in os.environ or _starts312() else f"no Python 3.12 is here: {PYTHON312}",
 }
 """What a proof needs → says what of it is missing."""
 

@@ -37,6 +37,8 @@ def main(words: list[str]) -> int:
         report = Path(directory) / "junit.xml"
         start = [given, "-m", "pytest"] if given else ["bash", str(ROOT / "scripts" / "parity-py312.sh")]
         done = subprocess.run([*start, *words, f"--junitxml={report}", "-q"], cwd=ROOT, check=False)
+        if not report.exists():  # no tests ran: the script has said why
+            return done.returncode
         suite = ElementTree.parse(report).getroot()[0]
     versions = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout
     counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
