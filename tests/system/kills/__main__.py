@@ -135,9 +135,9 @@ def compare(whole: Path, run: Path) -> str:
         return f"{len(ours)} steps where there should be {len(theirs)}"
     last = [ExchangeCheckpoint(max((path / "checkpoints").glob("exchange-step-*"))) for path in (whole, run)]
     for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-        ours_at_end, theirs_at_end = (checkpoint.source(kind) for checkpoint in last)
-        for name in ours_at_end.names():
-            if not torch.equal(ours_at_end.read(name), theirs_at_end.read(name)):
+        whole_end, run_end = (checkpoint.source(kind) for checkpoint in last)
+        for name in whole_end.names():
+            if not torch.equal(whole_end.read(name), run_end.read(name)):
                 return f"{kind.value} of {name} at the end"
     return ""
 
