@@ -20,7 +20,7 @@ FEW = [
 ]
 
 
-@pytest.mark.everyday("bf16, ZeRO-1, 2 micro batches")
+@pytest.mark.everyday("bf16, ZeRO-3, 2 micro batches, optimizer cpu, weights cpu")
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
 def test_cost_model_and_engine_agree(case, tmp_path):
     measured = pool("deepspeed", WORLD_SIZE).run(measure, case, tmp_path)[0]

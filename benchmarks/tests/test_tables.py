@@ -9,12 +9,14 @@ from benchmarks.tables.one_node_70b import CHOICES, NODE, outcomes
 from tests.support.page import ROOT, Section
 
 
+@pytest.mark.everyday("pipeline depths")
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.name for section in SECTIONS])
 def test_a_table_is_the_planners(section: Section) -> None:
     page = (ROOT / section.page).read_text(encoding="utf-8")
     assert section.updated(page) == page, "run: python -m benchmarks.tables"
 
 
+@pytest.mark.nightly
 def test_a_changed_number_would_be_noticed() -> None:
     section = SECTIONS[0]
     page = (ROOT / section.page).read_text(encoding="utf-8")
