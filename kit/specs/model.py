@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Annotated, Literal
 
 from kit.cached import cached
@@ -228,7 +229,8 @@ class ModelSpec:
     """Where the shape was read."""
 
     def __post_init__(self) -> None:
-        for problem in (*_of_the_family(self), *_of_heads(self), *_of_experts(self)):
+        # One after the other: heads are those of a family that is known.
+        for problem in itertools.chain.from_iterable(of(self) for of in (_of_the_family, _of_heads, _of_experts)):
             raise SpecError(problem)
 
     @cached
