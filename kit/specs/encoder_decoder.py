@@ -20,11 +20,6 @@ def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def config(model: ModelSpec) -> dict[str, Any]:
     """ModelSpec → the keys of a ``config.json``, ``model_type`` among them; dropout is off."""
-    if model.num_key_value_heads != model.num_attention_heads:
-        raise SpecError(
-            f"num_key_value_heads={model.num_key_value_heads} for {model.name}: {model.family} has no grouped-query "
-            f"attention; use {model.num_attention_heads}"
-        )
     if model.family == "t5":
         return {
             "model_type": "t5",
@@ -43,11 +38,6 @@ def config(model: ModelSpec) -> dict[str, Any]:
             "n_positions": model.max_position_embeddings,
             "dropout_rate": 0.0,
         }
-    if model.head_dim * model.num_attention_heads != model.hidden_size:
-        raise SpecError(
-            f"head_dim={model.head_dim} for {model.name}: the heads of {model.family} split the hidden size "
-            f"{model.hidden_size} evenly; use {model.hidden_size // model.num_attention_heads}"
-        )
     if model.norm_eps != 1e-5:
         raise SpecError(f"norm_eps={model.norm_eps} of {model.name}: {model.family} has no choice of it; use 1e-5")
     own = {"bart": {"decoder_start_token_id": None}, "blenderbot": {}}  # Blenderbot's class insists on a number
