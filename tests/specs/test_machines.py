@@ -1,0 +1,203 @@
+"""Clusters: this machine as nvidia-smi and Linux tell it, rows of the catalog and parts of them, and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import SpecError
+from kit.specs import local, recipe
+from kit.specs.catalog import cheapest_node_with, gpu_names, load_gpu, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.strict_yaml import parse_text
+
+GPUS = {name: load_gpu(name) for name in gpu_names()}
+NVLINK = (
+    "        GPU0    GPU1    CPU Affinity\nGPU0     X      NV18    0-15\nGPU1    NV18     X      0-15\n\nLegend: NV#"
+)
+FILES = {
+    "/proc/meminfo": "MemTotal:       1048576 kB\nMemFree:        1 kB\nMemAvailable:    524288 kB\n",
+    "/sys/block/nvme0n1/size": "2097152\n",  # sectors of 512 bytes: 1 GiB
+    "/sys/block/nvme1n1/size": "4194304\n",
+    "/sys/block/nvme2n1/size": "",
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A machine without GPUs, of three cores, 1 GiB of memory and disks of 3 GiB; what nvidia-smi prints by its first
+    argument goes into the mapping."""
+    printed: dict[str, str] = {}
+    monkeypatch.setattr(local, "nvidia_smi", lambda *args: printed.get(args[0].partition("=")[0]))
+    monkeypatch.setattr(local, "_text", lambda path: FILES.get(str(path), ""))
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [Path(name) for name in FILES if "nvme" in name])
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    return printed
+
+
+def test_a_machine_without_gpus_has_a_process_a_core(machine: dict[str, str]) -> None:
+    found = parse_cluster("local")
+    assert (found.gpu.name, found.gpus_per_node, found.num_nodes, found.inter_node_gbytes_per_s) == ("cpu", 3, 1, 0)
+    assert (found.host_ram_gib, found.gpu.memory_gib, found.nvme_gib) == (1.0, pytest.approx(1 / 3), 3.0)
+    assert found.intra_node_gbytes_per_s == GPUS["cpu"].pcie_gbytes_per_s
+    assert local.host_memory() == {"MemTotal": 2**30, "MemAvailable": 2**29}
+    assert local.nvidia_gpus() is None
+
+
+@pytest.mark.parametrize(("topology", "link"), [(NVLINK, 450.0), (NVLINK.replace("NV18", "NODE"), 64.0), ("", 64.0)])
+def test_gpus_are_those_that_the_driver_lists(topology: str, link: float, machine: dict[str, str]) -> None:
+    machine |= {"--query-gpu": "NVIDIA H100 80GB HBM3, 81559\nNVIDIA H100 80GB HBM3, 81559\n\n", "topo": topology}
+    found = parse_cluster(" THIS ")
+    assert (found.gpu, found.gpus_per_node, found.intra_node_gbytes_per_s) == (GPUS["H100"], 2, link)
+    assert local.nvidia_gpus() == [("NVIDIA H100 80GB HBM3", 81559 / 1024)] * 2
+
+
+@pytest.mark.parametrize(
+    ("listed", "name", "memory_gib", "count"),
+    [
+        ("NVIDIA A100-SXM4-40GB, 40960", "A100-40", 39.39, 1), ("NVIDIA A100-SXM4-80GB, 81920", "A100-80", 79.15, 1),
+        ("NVIDIA H100 PCIe, 81559", "H100-PCIe", 79.1, 1), ("NVIDIA GeForce RTX 4090, 24564", "RTX-4090", 23.64, 1),
+        ("Tesla V100-SXM2-16GB, 16384\nTesla V100-SXM2-16GB, 15000", "V100-16", 15000 / 1024, 2),
+        ("NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034", "several kinds (NVIDIA H100 80GB HBM3, NVIDIA L4)", 0, 0),
+        ("NVIDIA H100 80GB HBM3, 40960", "GPU 'NVIDIA H100 80GB HBM3' with 40 GiB is not in the catalog", 0, 0),
+        ("NVIDIA X9, 24564", "GPU 'NVIDIA X9' with 24 GiB is not in the catalog", 0, 0),
+    ],
+)  # fmt: skip
+def test_a_card_is_found_by_its_words_and_its_memory(listed: str, name: str, memory_gib: float, count: int) -> None:
+    """What is there of memory is the less of the driver's and the catalog's, which is torch's."""
+    if not count:
+        with pytest.raises(SpecError) as error:
+            local.listed_gpu(listed, GPUS)
+        assert name in str(error.value)
+        return
+    found, number = local.listed_gpu(listed, GPUS)
+    assert (found.name, number) == (name, count)
+    assert found.memory_gib == pytest.approx(memory_gib, rel=0.005)
+
+
+def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert local.nvidia_smi("-L") is None
+    program = tmp_path / "nvidia-smi"
+    for text, said in (
+        ("echo $1; exit 0", "-L\n"),
+        ("echo no driver; exit 9", "nvidia-smi: no driver"),
+        ("exec /bin/sleep 9", "timed out"),
+    ):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        if said == "-L\n":
+            assert local.nvidia_smi("-L") == local._asked("-L") == said
+            continue
+        with pytest.raises((OSError, subprocess.TimeoutExpired), match=said):
+            local.nvidia_smi("-L", limit_s=0.2)
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert local._asked("-L") == ""
+    assert local._text(tmp_path / "none") == ""
+
+
+def test_the_cache_is_where_xdg_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, place in (
+        ("/c", Path("/c/kit/x")),
+        ("relative", Path.home() / ".cache/kit/x"),
+        ("", Path.home() / ".cache/kit/x"),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", told)
+        assert local.user_cache("x") == place
+
+
+def test_a_driver_name_is_one_of_a_model() -> None:
+    assert [local.is_gpu(GPUS[name], "NVIDIA A100-SXM4-80GB") for name in ("A100-80", "A100-40", "H100")] == [
+        True,
+        True,
+        False,
+    ]
+    assert local.is_gpu(GPUS["RTX-4090"], "NVIDIA GeForce RTX 4090")
+
+
+def test_parts_of_nodes_and_nodes_of_the_catalog() -> None:
+    whole, part = parse_cluster("hgx-h100"), parse_cluster("2x2xH100")
+    assert (part.host_ram_gib, part.nvme_gib, part.gpus_per_node, part.num_nodes) == (1907 / 4, part.nvme_gib, 2, 2)
+    assert parse_cluster("8xH100").nvme_gib == 4 * (part.nvme_gib or 0) > 0
+    assert whole.gpu.name == "H100"
+    lone = parse_cluster("4xA6000")
+    a6000 = GPUS["A6000"]
+    assert (lone.intra_node_gbytes_per_s, lone.inter_node_gbytes_per_s, lone.num_gpus) == (
+        a6000.nvlink_gbytes_per_s or a6000.pcie_gbytes_per_s, 0.0, 4)  # fmt: skip
+    assert parse_cluster("8xT4").num_gpus == 8
+    assert parse_cluster("16xRTX-4090").host_ram_gib == parse_cluster("1xRTX-4090").host_ram_gib
+    cheap = cheapest_node_with(GPUS["A100-40"])
+    assert cheap is not None
+    assert (cheap[0].name, cheap[1]) == ("p4d.24xlarge", pytest.approx(21.96 / 8))
+    assert cheapest_node_with(GPUS["RTX-4090"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("9xA6000", "no node of the catalog has A6000, so nothing is known of links between nodes; use up to 8 GPUs"),
+        ("2x4xA6000", "use up to 8 GPUs"), ("20xRTX-4090", "no fabric"), ("2x1xRTX-4090", "no fabric"),
+        ("65537x8xH100", "has 65,537 nodes; use at most 65,536"), ("20xH100",
+         "use 16xH100 or 24xH100, or nodes x GPUs"),
+        ("2x9xH100", "has 8 GPUs, not 9; use 2x8xH100"), ("0x8xH100", "has no GPU"), ("8xA100", "A100-40 or A100-80"),
+        ("azure:nd-h100-v9:2", "did you mean nd96isr-h100-v5 or dgx-h100 or nd96amsr-a100-v4?"),
+    ],
+)  # fmt: skip
+def test_what_the_catalog_has_not(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        parse_cluster(text)
+    assert said in str(error.value)
+
+
+OWN = (
+    "gpus_per_node: 2\nintra_node_gbytes_per_s: 9\n"
+    "gpu: {memory_gib: 24, bf16_tflops: 71, fp32_tflops: 36, hbm_gbytes_per_s: 936, pcie_gbytes_per_s: 32}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OWN, {"name": "mine", "num_nodes": 1, "source": "mine.yml", "intra_node_gbytes_per_s": 9.0, "gpu.name": "own",
+               "gpu.fp16_tflops": 71.0, "gpu.memory_gib": 24.0, "gpu.source": "mine.yml", "gpu.fp8_tflops": 0.0}),
+        (OWN + "name: other\nnum_nodes: 2\ninter_node_gbytes_per_s: 3\n", {"name": "other", "num_gpus": 4}),
+        ("node: p5.48xlarge\ngpu: H200\n", {"name": "p5.48xlarge", "gpu": load_gpu("H200"),
+         "price_per_node_hour_usd": 55.04,
+                                            "price_date": "2026-07-28", "num_nodes": 1}),
+        ("node: p5.48xlarge:3\nprice_per_node_hour_usd: 40\n", {"num_nodes": 3, "price_per_node_hour_usd": 40.0,
+         "price_date": None}),
+        ("node: p5.48xlarge\nprice_per_node_hour_usd: 40\nprice_date: today\n", {"price_date": "today"}),
+    ],
+)  # fmt: skip
+def test_a_file_describes_a_cluster(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.yml").write_text(text)
+    found = parse_cluster(str(tmp_path / "mine.yml"))
+    shown = dataclasses.asdict(found) | {"num_gpus": found.num_gpus, "gpu": found.gpu}
+    shown |= {f"gpu.{name}": value for name, value in dataclasses.asdict(found.gpu).items()}
+    assert {key: shown[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("node: p5.49xlarge\n", "mine.yaml:1: node: cluster 'p5.49xlarge' is not understood"),
+        (f"{OWN}\nnum_nodes: 2\n", "inter_node_gbytes_per_s=0 of mine with num_nodes=2"),
+        ("gpus_per_node: 2\ngpu: H101\n", "mine.yaml:2: gpu: GPU 'H101' is not in the catalog"),
+        ("gpus_per_node: 2\ngpu: 7\n", "mine.yaml:2: gpu"), (OWN.replace("24", "x"), "mine.yaml:3: gpu.memory_gib=x"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(SpecError) as error:
+        parse_cluster(str(tmp_path / "mine.yaml"))
+    assert said in str(error.value).replace("'x'", "x")
+
+
+def test_a_cluster_that_is_no_mapping_is_refused_in_a_recipe() -> None:
+    with pytest.raises(SpecError, match="cluster"):
+        recipe.recipe_of_document(parse_text("model: gpt2\ncluster: [1]\n", "r"))
+    assert isinstance(recipe.recipe_of_document(parse_text("model: gpt2\ncluster: 8xH100\n", "r")).cluster, ClusterSpec)
