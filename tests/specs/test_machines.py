@@ -132,7 +132,7 @@ def test_parts_of_nodes_and_nodes_of_the_catalog() -> None:
     assert parse_cluster("16xRTX-4090").host_ram_gib == parse_cluster("1xRTX-4090").host_ram_gib
     cheap = cheapest_node_with(GPUS["A100-40"])
     assert cheap is not None
-    assert (cheap[0].name, cheap[1]) == ("p4d.24xlarge", pytest.approx(21.96 / 8))
+    assert (cheap[0].name, cheap[1]) == ("p4d.24xlarge", pytest.approx(21.96 / 8, rel=1e-3))
     assert cheapest_node_with(GPUS["RTX-4090"]) is None
 
 

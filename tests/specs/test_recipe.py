@@ -9,52 +9,82 @@ import jsonschema
 import pytest
 
 from kit.errors import SpecError
-from kit.specs import strict_yaml
+from kit.specs import shipped, strict_yaml
 from kit.specs.catalog import parse_cluster
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import PINNABLE, Flag, Layout, Pins
-from kit.specs.recipe import load_recipe, merged_text
+from kit.specs.other_programs import program_of
+from kit.specs.recipe import changed_section, load_recipe, merged_text, recipe_of_document, run_of
 from kit.specs.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+HEAD = "model: llama-3.1-8b\ncluster: 8xH100\n"
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
-    file.write_text("model: llama-3.1-8b\ncluster: 8xH100\nrun: {data: {train: data/train}}\n")
+    file.write_text(f"{HEAD}run: {{data: {{train: data/train}}}}\n")
     return file
 
 
-def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path) -> None:
+def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_recipe(recipe)
-    assert (loaded.model.num_layers, loaded.cluster.num_gpus) == (32, 8)
+    assert (loaded.name, loaded.model.num_layers, loaded.cluster.num_gpus) == ("mine", 32, 8)
     assert loaded.run is not None
     assert loaded.run.data.train == str(recipe.parent / "data" / "train")
+    assert (loaded.job, loaded.layout) == (JobSpec(), Pins())
+    (recipe.parent / "mine").mkdir()
+    (recipe.parent / "mine" / "config.json").write_text('{"model_type": "llama"}')
+    (recipe.parent / "own.yaml").write_text("node: p5.48xlarge:3\n")
+    monkeypatch.chdir("/")
+    assert load_recipe(recipe, ["cluster=own.yaml"]).cluster.num_gpus == 24
+    with pytest.raises(SpecError, match=r"mine\.yaml:1: model: config\.json of mine lacks"):
+        load_recipe(recipe, ["model=mine"])
 
 
 def test_dotted_words_override(recipe: Path) -> None:
-    loaded = load_recipe(recipe, ["job.learning_rate=1e-5", "layout.tp=4", "cluster=2x8xH100"])
+    words = ["job.learning_rate=1e-5", "layout.tp=4", "cluster=2x8xH100", "job.optimizer.eps=1e-6", "job.lora.rank=4"]
+    loaded = load_recipe(recipe, words)
     assert (loaded.job.learning_rate, loaded.layout.tp, loaded.cluster.num_gpus) == (1e-5, 4, 16)
+    assert (loaded.job.optimizer.eps, loaded.job.optimizer.beta1, loaded.job.lora) == (1e-6, 0.9, LoraSpec(rank=4))
     cluster = load_recipe(recipe, ["cluster.host_ram_gib=500", "cluster.gpu=H200"]).cluster
     assert cluster == dataclasses.replace(parse_cluster("8xH100"), host_ram_gib=500.0, gpu=parse_cluster("8xH200").gpu)
+
+
+def test_sections_without_a_file() -> None:
+    """Arguments beside a catalog name, changes of a plan's job, and text instead of a file, which reads none."""
+    run = run_of(["run.steps=5", "run.data.train=a"], Path("/b"))
+    assert run is not None
+    assert (run.steps, run.data.train) == (5, "/b/a")
+    assert run_of([], Path()) is None
+    changed = changed_section("job", JobSpec(epochs=2.0, seq_length=8), ["job.total_tokens=5", "job.grad_clip=2"])
+    assert changed == JobSpec(total_tokens=5, seq_length=8, grad_clip=2.0)
+    assert (
+        changed_section(
+            "cluster", parse_cluster("8xH100"), ["cluster.num_nodes=2", "cluster.inter_node_gbytes_per_s=50"]
+        ).num_gpus
+        == 16
+    )
+    text = strict_yaml.parse_text(f"{HEAD}run: {{data: {{train: x}}}}\n", "typed")
+    assert recipe_of_document(text).run is None
+    for line, said in (("extends: a.yaml", "typed:3: extends names a file"), ("jbo: {}", "typed:3: jbo: unknown key")):
+        with pytest.raises(SpecError, match=said):
+            recipe_of_document(strict_yaml.parse_text(f"{HEAD}{line}\n", "typed"))
+    for name, said in (("model", "neither in the catalog"), ("cluster", "is not understood")):
+        with pytest.raises(SpecError, match=said):
+            recipe_of_document(strict_yaml.parse_text(f"{HEAD}", "typed"), [f"{name}={ROOT / 'recipes'}"])
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("20B", 20 * 10**9),
-        ("1.5B", 1_500_000_000),
-        ("500m", 500_000_000),
-        ("'0.9 T'", 9 * 10**11),
-        ("1.5e9", 1_500_000_000),
-        ("'1.5e9'", 1_500_000_000),
-        ("1E+9", 10**9),
-        ("10000000.0", 10**7),
-        ("10_000", 10_000),
-        ("10,000,000", 10**7),
+        ("20B", 20 * 10**9), ("1.5B", 1_500_000_000), ("500m", 500_000_000), ("'0.9 T'", 9 * 10**11), ("'1.5e9'",
+         15 * 10**8),
+        ("1.5e9", 1_500_000_000), ("1E+9", 10**9), ("10000000.0", 10**7), ("10_000", 10_000), ("10,000,000", 10**7),
     ],
-)
+)  # fmt: skip
 def test_a_count_is_taken_as_people_write_it(
     recipe: Path, text: str, number: int, schema: jsonschema.Draft202012Validator
 ) -> None:
@@ -62,7 +92,9 @@ def test_a_count_is_taken_as_people_write_it(
     assert loaded.run is not None
     assert (loaded.job.total_tokens, loaded.run.validation_sequences) == (number, number)
     written = strict_yaml.parse_text(f"total_tokens: {text}", "").data
-    schema.validate({"model": "m", "cluster": "c", "job": written})
+    schema.validate(
+        {"model": "m", "cluster": "c", "job": written, "run": {"logging": {"gradients_at_steps": ["5", 5]}}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,20 +106,38 @@ def test_what_is_no_count_is_refused(recipe: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("text", "words", "part"),
     [
-        (["layout.tpp=4"], "layout.tpp: unknown key; did you mean tp"),
-        (["job.learning_rate"], "is not of the form section.key=value"),
-        (["cluster=8xH1000"], "H100"),
-        (["cluster=0xH100"], "0xH100"),
-        (["model=llama-9-8b"], "llama-3"),
-        (["jbo.seq_length=4"], "jbo: unknown key; did you mean job?"),
-        (["layout.xxx=4"], "layout.xxx: unknown key; the nearest of "),
-        (["job.objective=xxx"], "job.objective=xxx: the nearest of 7 are "),
-        (["model=xxx"], "the nearest of "),
+        ("", ["layout.tpp=4"], "layout.tpp: unknown key; did you mean tp"),
+        ("", ["job.learning_rate"], "is not of the form section.key=value"),
+        ("", ["job..seq_length=4"], "is not of the form"),
+        ("", ["cluster=8xH1000"], "H100"),
+        ("", ["cluster=0xH100"], "0xH100"),
+        ("", ["model=llama-9-8b"], "llama-3"),
+        ("", ["jbo.seq_length=4"], "jbo: unknown key; did you mean job?"),
+        ("", ["layout.xxx=4"], "layout.xxx: unknown key; the nearest of "),
+        ("", ["job.objective=xxx"], "job.objective=xxx: the nearest of 7 are "),
+        ("", ["model=xxx"], "the nearest of "),
+        ("", ["model=null"], "mine.yaml: model: is required and missing"),
+        ("", ["run.steps=5", "job.epochs=1"], "job.epochs=1 and run.steps=5: the length"),
+        ("run: {data: {validation: a}}", [],
+         "train is required and missing; give the prefix of one set, or several as blend"),
+        ("run: {data: {train: a, blend: {web: {path: a, weight: 1}}}}", [], "train=a and blend are both there"),
+        ("run: {data: {blend: {web: {path: a, weight: -1}}}}", [],
+         "run.data.blend.web.weight=-1: should be greater than 0"),
+        ("run: {data: {blend: {web: {path: a, wieght: 1}}}}", [],
+         "run.data.blend.web.wieght: unknown key; did you mean weight"),
+        ("run: {data: {blend: {a/b: {path: a, weight: 1}}}}", [], "the data set 'a/b' has a name for metrics"),
+        ("extends: 7", [], "mine.yaml:3: extends=7: should be the path"),
+        ("extends: other.yaml", [], "mine.yaml:3: extends='other.yaml': no such recipe beside mine.yaml"),
+        ("extends: mine.yaml", [], "mine.yaml:3: extends='mine.yaml': it extends another recipe itself; one level"),
+        ("job: [1]", [], "mine.yaml:3: job"),
     ],
-)
-def test_a_bad_override_names_the_nearest_valid_name(recipe: Path, words: list[str], part: str) -> None:
+)  # fmt: skip
+def test_a_mistake_names_its_line_and_the_nearest_valid_name(
+    recipe: Path, text: str, words: list[str], part: str
+) -> None:
+    recipe.write_text(f"{HEAD}{text}\n")
     with pytest.raises(SpecError) as caught:
         load_recipe(recipe, words)
     assert part in str(caught.value)
@@ -104,13 +154,18 @@ def test_every_section_is_checked_before_giving_up(recipe: Path) -> None:
 
 
 def test_extends_lays_over_one_level(tmp_path: Path, recipe: Path) -> None:
-    child, grandchild = tmp_path / "child.yaml", tmp_path / "grandchild.yaml"
-    child.write_text("extends: mine.yaml\njob: {seq_length: 8192}\n")
-    grandchild.write_text("extends: child.yaml\n")
-    loaded = load_recipe(child)
-    assert (loaded.model.name, loaded.job.seq_length) == (load_recipe(recipe).model.name, 8192)
-    with pytest.raises(SpecError, match="one level is the limit"):
-        load_recipe(grandchild)
+    """Null takes a key of the base away. A length takes the place of whichever the base has."""
+    recipe.write_text(f"{HEAD}job: {{seq_length: 4096, grad_clip: 2.0, epochs: 2}}\nrun: {{data: {{train: x}}}}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: mine.yaml\nlayout: {tp: 2}\njob: {seq_length: 8192, grad_clip: null}\n")
+    loaded = load_recipe(child, ["job.grad_clip=3"])
+    assert (loaded.model.name, loaded.job.seq_length, loaded.job.grad_clip) == ("llama-3.1-8b", 8192, 3.0)
+    assert merged_text(child) == (
+        f"{HEAD}job:\n  seq_length: 8192\n  epochs: 2\nrun:\n  data:\n    train: x\nlayout:\n  tp: 2\n"
+    )
+    child.write_text("extends: mine.yaml\nrun: {steps: 7}\n")
+    assert "epochs" not in merged_text(child)
+    assert load_recipe(child, ["job.total_tokens=5"]).job.total_tokens == 5
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -131,18 +186,40 @@ def test_shipped_recipes_load_and_match_the_schema(file: Path, schema: jsonschem
     schema.validate(strict_yaml.parse_text(merged_text(file), file.name).data)
 
 
-def test_there_are_shipped_recipes() -> None:
+def test_recipes_that_come_with_kit(tmp_path: Path) -> None:
     assert len(SHIPPED) >= 4
+    names = shipped.recipe_names()
+    assert list(names) == sorted(file.stem for file in SHIPPED)
+    assert shipped.recipe_path(f"{names[0]}.yaml") == shipped.recipe_path(names[0]) == SHIPPED[0]
+    with pytest.raises(SpecError, match=f"recipe '{names[0]}x' does not come with kit; did you mean "):
+        shipped.recipe_path(f"{names[0]}x")
+    (tmp_path / "a.yaml").write_text("# One\n#  and two\nmodel: x\n# no head\n")
+    assert shipped.headline(tmp_path / "a.yaml") == "One and two"
+    assert [each.purpose for each in shipped.shipped_recipes()] == [
+        shipped.headline(ROOT / "recipes" / f"{name}.yaml") for name in names
+    ]
+    scripts = {file.stem: shipped.example_script(file.stem) for file in SHIPPED}
+    assert {path.name for path in scripts.values() if path} >= {"trl_dpo.py"}
+    assert scripts["tiny-llama-pretrain-zero3-2xcpu"] is None
 
 
-def test_the_committed_schema_is_the_generated_one() -> None:
+def test_the_schema_is_the_committed_one_and_refuses_what_is_unknown(schema: jsonschema.Draft202012Validator) -> None:
     committed = json.loads((ROOT / "recipes" / "recipe.schema.json").read_text(encoding="utf-8"))
     assert committed == json_schema(), "run: python -m kit.specs.schema > recipes/recipe.schema.json"
-
-
-def test_the_schema_refuses_an_unknown_key(schema: jsonschema.Draft202012Validator) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        schema.validate({"model": "m", "cluster": "c", "job": {"seq_lenght": 1}})
+    for wrong in (
+        {"job": {"seq_lenght": 1}},
+        {"run": {"steps": "x"}},
+        {"cluster": {"gpu": 7}},
+        {"cluster": {"gpus": 7}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            schema.validate({"model": "m", "cluster": "c", **wrong})
+    schema.validate(
+        {"extends": "a", "cluster": {"node": "p5.48xlarge", "gpu": "H200"}, "run": {"data": {"validation": "v"}}}
+    )
+    said = json_schema()
+    assert "description" in said["properties"]["model"]
+    assert said["$defs"]["Pins"]["properties"]["tiled_mlp"]["description"].startswith("Hugging Face models: each MLP")
 
 
 def test_pins_are_the_fields_of_a_layout() -> None:
@@ -168,35 +245,51 @@ def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> No
     recipe.write_text("model: llama-3.2-1b\ncluster:\n" + "".join(f"  {line}\n" for line in described.splitlines()))
     inline = load_recipe(recipe).cluster
     assert inline == parse_cluster(str(recipe.with_name("cluster.yaml")))
-    assert (inline.num_gpus, inline.price_per_node_hour_usd, inline.price_date) == (16, 40.0, None)
-    assert {"node", "gpu"} <= json_schema()["$defs"]["ClusterSpec"]["properties"].keys()
     recipe.write_text("model: llama-3.2-1b\ncluster:\n  node: p5.49xlarge\n")
     with pytest.raises(SpecError, match=r"mine.yaml:3: cluster.node: .*did you mean p5.48xlarge"):
         load_recipe(recipe)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ("{validation: a}", "train is required and missing; give the prefix of one set, or several as blend"),
-        ("{train: a, blend: {web: {path: a, weight: 1}}}", "train=a and blend are both there"),
-        ("{blend: {web: {path: a, weight: -1}}}", "run.data.blend.web.weight=-1: should be greater than 0"),
-        ("{blend: {web: {path: a, weight: 0}}}", "run.data.blend.web.weight=0: should be greater than 0"),
-        ("{blend: {web: {path: a, wieght: 1}}}", "run.data.blend.web.wieght: unknown key; did you mean weight"),
-        ("{blend: {a/b: {path: a, weight: 1}}}", "the data set 'a/b' has a name for metrics"),
-    ],
-)
-def test_a_blend_that_is_none(tmp_path, data, said):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(f"model: llama-3.1-8b\ncluster: 8xH100\nrun: {{data: {data}}}\n")
+# A configuration of another program is no recipe: kit says whose it is, and what it can do with it.
+
+AXOLOTL = "base_model: NousResearch/Llama-3.2-1B\ndatasets: [{path: a/b, type: alpaca}]\nmicro_batch_size: 2\n"
+OTHERS = {
+    AXOLOTL: ("axolotl", "kit plan llama-3.2-1b --gpus 8xH100"),
+    f"{AXOLOTL}deepspeed: deepspeed_configs/zero3.json\n": ("axolotl", "kit lint deepspeed_configs/zero3.json judges"),
+    "model_name_or_path: meta-llama/Llama-3.1-8B-Instruct\nstage: sft\n": ("LLaMA-Factory", "kit plan llama-3.1-8b "),
+    "model_name_or_path: gpt2\nlearning_rate: 1.0e-4\n": ("TRL or the Hugging Face Trainer", "kit plan gpt2 --gpus"),
+    "distributed_type: FSDP\nnum_processes: 2\n": ("accelerate", "kit lint FILE judges it"),
+    "model: Qwen/Qwen3-8B\ntrain_type: lora\n": ("ms-swift", "kit plan qwen3-8b --gpus"),
+    "apiVersion: batch/v1\nkind: Job\n": ("Kubernetes", "kit lint FILE judges it"),
+    "optimizer_name: adam\nepoch_count: 3\n": ("no program that kit knows has these keys", "kit plan llama-3.1-8b"),
+}
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_the_program_is_named_with_a_command_that_works(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(text)
     with pytest.raises(SpecError) as caught:
-        load_recipe(file)
-    assert said in str(caught.value)
+        load_recipe(path)
+    assert "other.yaml: no recipe: " in str(caught.value)
+    for words in OTHERS[text]:
+        assert words.replace("FILE", str(path)) in str(caught.value)
 
 
-def test_paths_of_a_blend_are_relative_to_the_recipe(tmp_path):
-    file = tmp_path / "recipe.yaml"
-    data = "{blend: {web: {path: d/web, weight: 7}}, validation_sets: {web: v/web}}"
-    file.write_text(f"model: llama-3.1-8b\ncluster: 8xH100\nrun: {{data: {data}}}\n")
-    found = load_recipe(file).run.data
-    assert (found.blend["web"].path, found.validation_sets["web"]) == (str(tmp_path / "d/web"), str(tmp_path / "v/web"))
+@pytest.mark.parametrize("text", ["modle: gpt2\nclustr: 8xH100\n", "model: gpt2\n", "cluster: 8xH100\n", "{}"])
+def test_a_recipe_with_mistakes_stays_a_recipe(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(SpecError, match="is required and missing"):
+        load_recipe(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "program"),
+    [
+        ("tokenizer model", "torchtune"), ("tokenizer", ""), ("apiVersion", ""), ("base_model cluster", ""),
+        ("zero_optimization", "DeepSpeed"), ("model trainer", "NeMo"), ("pipe-parallel-size", "GPT-NeoX"),
+        ("actor_rollout_ref", "verl"), ("model_name_or_path template", "LLaMA-Factory"), ("model job", ""),
+    ],
+)  # fmt: skip
+def test_a_program_is_known_by_its_keys(keys: str, program: str) -> None:
+    assert program_of(dict.fromkeys(keys.split())) == program
