@@ -18,8 +18,8 @@ from kit.planner.cluster_selection import Constraints, cluster_options, render_o
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.report.charts import draw
-from kit.report.pipeline_schedule import BACKWARD, simulate, timeline
-from kit.report.what_if import bindings, explain, pinned
+from kit.report.pipeline_schedule import BACKWARD, simulate
+from kit.report.what_if import explain, pinned, what_if
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import LoraSpec, Precision
 from kit.specs.layout import EngineName, Layout, Pins
@@ -46,38 +46,55 @@ def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: 
         assert all(a.end <= b.start for a, b in pairwise(own))  # one at a time
 
 
-def test_the_picture_has_a_line_a_stage() -> None:
-    lines = timeline(4, 1, 8).splitlines()
-    assert [line.split()[1][0] for line in lines[:1]] == ["0"]
-    assert len(lines) == 4
-    assert timeline(8, 1, 64, width=40).splitlines()[0].endswith("…")
-
-
-def test_explain_says_what_binds_and_what_would_change() -> None:
+def test_explain_says_what_would_change(tmp_path: Path) -> None:
     pins = Pins(engine="megatron", tp=8, pp=4)
     plan = plan_70b(pins)
     assert pinned(plan) == pins
-    shares = {binding.what: binding.share for binding in bindings(plan)}
-    assert sum(share for what, share in shares.items() if what not in ("memory", "host RAM")) == pytest.approx(1.0)
-    text = str(explain(plan, pins, ("cluster=64xH100", "job.seq_length=8192", "layout.tp=3")))
-    assert "limited by: compute" in text
-    assert "NVLink: tensor-parallel collectives" in text
-    assert "  stage 3  " in text
-    assert "left to the planner" in text
-    assert "what if cluster=64xH100: megatron" in text
-    assert "what if layout.tp=3: no plan" in text
-    with pytest.raises(SpecError, match="such as cluster=16xH200"):
-        explain(plan, pins, ("colour=blue",))
+    explained = explain(plan, changes=("cluster=64xH100", "job.seq_length=8192", "layout.tp=3", "cluster=8xH200"))
+    h100, longer, illegal, few = explained.what_if
+    assert explained.unpinned is not None
+    assert explained.unpinned.layout == plan_70b().layout
+    assert "\n\nleft to the planner: megatron" in str(explained)
+    assert h100.plan == make_plan(plan.model, parse_cluster("64xH100"), plan.job, pins)
+    assert longer.plan is not None
+    assert (longer.plan.job.seq_length, longer.plan.job.total_tokens) == (8192, plan.job.total_tokens)
+    assert (illegal.plan, "tp=3" in illegal.note) == (None, True)
+    assert few.note == "pins left to the planner (with them there is no plan)"  # 32 GPUs of 8
+    free = explain(plan_70b(), Pins(), ("layout.tp=8", "cluster=1xT4", "job.epochs=3"))
+    assert free.unpinned is None
+    pinned_to_8, nothing, epochs = free.what_if
+    assert pinned_to_8.plan is not None
+    assert pinned_to_8.plan.layout.tp == 8
+    assert (nothing.plan, "bf16" in nothing.note) == (None, True)
+    assert epochs.plan is not None
+    assert (epochs.plan.job.epochs, epochs.plan.job.total_tokens) == (3.0, None)
+    assert "the same layout would be chosen" in str(explain(plan_70b(), Pins(engine="megatron")))
+
+
+@pytest.mark.parametrize(
+    ("change", "fix"),
+    [
+        ("colour=blue", "layout.tp=4"), ("tp=4", "; write layout.tp=4"), ("seq_length=8", "; write job.seq_length=8"),
+        ("gpus=8xH200", "; write cluster=8xH200"), ("cluster.gpus=8", "layout.tp=4"), ("layout.tp", "layout.tp=4"),
+        ("tp", "layout.tp=4"), ("job.precision=int4", "--what-if:1: job.precision=int4"),
+        ("layout.zero_stage=9", "--what-if:1: layout.zero_stage=9"),
+    ],
+)  # fmt: skip
+def test_a_change_that_is_none_is_refused(change: str, fix: str) -> None:
+    with pytest.raises(SpecError) as error:
+        what_if(make_plan(load_model("gpt2"), parse_cluster("1xH100"), job(seq_length=1024)), change)
+    assert str(error.value).endswith(fix) or fix.replace("job.", "").replace("layout.", "") in str(error.value)
 
 
 def test_a_picture_is_written_once(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"
     plan = plan_70b(Pins(engine="megatron", tp=8, pp=4))
     draw(plan, path)
     assert path.read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(SpecError, match="exists already"):
         draw(plan, path)
+    with pytest.raises(SpecError, match="cannot be written"):
+        draw(plan, tmp_path / "none" / "plan.png")
 
 
 def test_the_next_best_layouts_say_what_separates_them() -> None:
