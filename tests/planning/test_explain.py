@@ -180,11 +180,15 @@ def test_checkpoints_and_failures() -> None:
     layout = Layout(engine="megatron", implementation="local", dp=64, zero_stage=1)
     workload = Workload(model=model, cluster=cluster, job=job(), layout=layout)
     assert checkpoint_bytes(workload) == pytest.approx(988e9, rel=0.01)  # "about 1 TB (980 GB)"
-    found = operation(workload, 10.0)
-    assert found.hours_between_failures == pytest.approx(GPU_HOURS_PER_FAILURE / 64)
-    assert 0.98 < found.goodput < 1
-    larger = operation(dataclasses.replace(workload, cluster=parse_cluster("4096xA100-80")), 10.0)
-    assert larger.goodput < found.goodput
+    found, size, between = operation(workload, 10.0), 14 * 70_553_706_496, GPU_HOURS_PER_FAILURE * 3600 / 64
+    written, read = size / 8 / 0.71e9, size / 8 / 2.6e9
+    interval = (2 * written * between) ** 0.5  # Young 1974
+    lost = written / interval + (interval / 2 + 600 + read) / between
+    assert dataclasses.astuple(found) == pytest.approx(
+        (size / 1e9, written, interval, between / 3600, 1 - lost, 4096 * 128 * 4 / 10 / 1e6, 0.023 * size / 1e9)
+    )
+    assert operation(workload, 1e6).checkpoint_interval_s == 1e6, "not twice in a step"
+    assert operation(dataclasses.replace(workload, cluster=parse_cluster("65536x8xA100-80")), 10.0).goodput == 0.0
 
 
 @pytest.mark.parametrize(
