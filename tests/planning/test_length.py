@@ -13,10 +13,11 @@ from kit.errors import SpecError
 from kit.planner.cluster_selection import Constraints, cluster_options
 from kit.planner.length import check_epochs, known_length, length
 from kit.planner.plan import Plan
-from kit.report.clusters import cluster_table, clusters_named
+from kit.report.clusters import clusters_named
 from kit.report.first_screen import first_screen
 from kit.report.plan_text import render
 from kit.report.what_if import compared
+from kit.specs.catalog import load_model
 from kit.specs.epoch import Epoch
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -51,13 +52,10 @@ def test_steps_of_epochs_are_rows_over_the_batch_rounded_up(epochs, batch, steps
     [(4, 4 * 7007, 100), (1, 7007, 25), (1 / 2, 3503, 12), (0, 1, 1)],  # 99.99 of 100 rows; at least a step
 )
 def test_tokens_of_rows_are_their_own_and_not_padding(epochs, tokens, steps):
-    """Four epochs of 200 rows with 7,007 tokens were 28,028 / (500 · 8) = 7 steps."""
+    """Four epochs of 200 rows with 7,007 tokens were 28,028 / (500 · 8) = 7 steps. Text needs no data."""
     assert length(planned(total_tokens=tokens), run(), CHATS)[0] == steps
-
-
-def test_epochs_of_text_are_windows_and_tokens_of_text_need_no_data():
-    assert length(planned("pretrain", epochs=2.0), run(), Epoch(samples=201, tokens=100_500))[0] == 51
     assert known_length(planned("pretrain", total_tokens=28_028), run()) == (7, 56)
+    assert length(planned("pretrain", epochs=2.0), run(), Epoch(samples=201, tokens=100_500))[0] == 51
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(0.2, (9, 44)), (0.16, (7, 32)), (0.01, (1, 4))])
@@ -164,12 +162,6 @@ def test_a_plan_knows_the_days_of_rows_that_it_can_count(tmp_path):
     assert kit.plan(load_recipe(recipe(tmp_path, job))).predicted.days is None
 
 
-def test_a_plan_by_steps_has_the_days_of_its_steps(tmp_path):
-    plan = kit.plan(load_recipe(recipe(tmp_path, "run: {data: {train: x}, steps: 60}")))
-    assert plan.predicted.days == pytest.approx(60 * plan.predicted.step_time_s / 86400)
-    assert "60 steps: " in first_screen(plan)
-
-
 def test_what_a_change_does_to_the_days_of_the_same_rows(tmp_path):
     chats(tmp_path)
     path = recipe(tmp_path, "job: {objective: sft, global_batch_size: 128, epochs: 3}\nrun: {data: {train: chats}}")
@@ -177,6 +169,8 @@ def test_what_a_change_does_to_the_days_of_the_same_rows(tmp_path):
     after = kit.plan(load_recipe(path).model, "8xH100", load_recipe(path, ["job.global_batch_size=256"]).job)
     days = next(row for row in compared(before, after) if row[0] == "days")
     assert days[2] == pytest.approx(12 * after.predicted.step_time_s / 86400)
+    by_steps = kit.plan(load_recipe(recipe(tmp_path, "run: {data: {train: x}, steps: 60}"))).predicted
+    assert by_steps.days == pytest.approx(60 * by_steps.step_time_s / 86400)
 
 
 def test_utilisation_counts_tokens_within_their_rows():
@@ -191,12 +185,9 @@ def test_utilisation_counts_tokens_within_their_rows():
     assert half == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_table_of_clusters_has_no_days_of_rows_that_nobody_counted():
-    model = kit.plan("llama-3.1-8b", "8xH100").model
-    found = kit.compare_clusters(model, clusters_named(["8xH100", "16xH100"]), JobSpec(objective="sft", epochs=3.0))
-    assert [each.days for each in found] == [None, None]
-    assert all(each.layout is not None for each in found)
-    (row, *_) = [line for line in cluster_table(found).splitlines() if line.startswith("8xH100")]
-    assert row.split()[-2:] == ["-", "-"]
+def test_no_cluster_has_days_of_rows_that_nobody_counted():
+    rows = JobSpec(objective="sft", epochs=3.0)
+    (found,) = kit.compare_clusters("llama-3.1-8b", clusters_named(["16xH100"]), rows)
+    assert (found.days, found.layout is None) == (None, False)
     with pytest.raises(SpecError, match=r"only a run counts its rows; give --total-tokens"):
-        cluster_options(model, JobSpec(objective="sft", epochs=3.0), Pins(), Constraints(deadline_days=3.0))
+        cluster_options(load_model("llama-3.1-8b"), rows, Pins(), Constraints(deadline_days=3.0))

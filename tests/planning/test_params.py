@@ -13,33 +13,29 @@ from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec
 from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 
+WORDS = {
+    "relative": ("relative_attention_bias",),  # in the first layer of a stack, for all of them
+    "layers": (".layers.", ".h.", ".block."),
+    "head": ("lm_head", "embed_out"),
+    "embedding": ("embed", "wte", "wpe", "shared"),
+    "final_norm": ("",),
+}
+"""Part → what is in the names of its parameters; the first that fits."""
+
 
 def real_parts(model: ModelSpec) -> dict[str, int]:
     """transformers' own parameters, by part."""
-    parts = {"embedding": 0, "layers": 0, "final_norm": 0, "head": 0}
+    parts = dict.fromkeys(WORDS, 0)
     for name, shape in parameter_shapes(model).items():
-        if "relative_attention_bias" in name:  # in the first layer of a stack, for all of them
-            part = "embedding"
-        elif ".layers." in name or ".h." in name or ".block." in name:
-            part = "layers"
-        elif name.startswith(("lm_head", "embed_out")):
-            part = "head"
-        elif any(word in name for word in ("embed", "wte", "wpe", "shared")):
-            part = "embedding"
-        else:
-            part = "final_norm"
+        part = next(part for part, words in WORDS.items() if any(word in name for word in words))
         parts[part] += math.prod(shape)
+    parts["embedding"] += parts.pop("relative")
     return parts
 
 
 def counted_parts(model: ModelSpec) -> dict[str, int]:
     counts = count(model)
-    return {
-        "embedding": counts.embedding,
-        "layers": counts.layers,
-        "final_norm": counts.final_norm,
-        "head": counts.head,
-    }
+    return {part: getattr(counts, part) for part in ("embedding", "layers", "final_norm", "head")}
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -90,7 +90,8 @@ def read(kind: Any, text: str) -> None:
          "missing\nr.yaml:3: data.blend.web.wieght: unknown key; did you mean weight?"),
         (RunSpec, "data: {train: x, vall: y}\nschedule: {kind: cosin}\nstepps: 3",
          "r.yaml:1: data.vall: unknown key; the nearest of 9 are validation, validation_sets, allow_many_epochs, "
-         "wrap, train\nr.yaml:2: schedule.kind=cosin: did you mean cosine?\nr.yaml:3: stepps: unknown key; did you mean steps?"),
+         "wrap, train\nr.yaml:2: schedule.kind=cosin: did you mean cosine?\n"
+         "r.yaml:3: stepps: unknown key; did you mean steps?"),
         (None, "a: 1\na: 2", "r.yaml:2: a: the key is there twice (first in line 1); keep one"),
         (None, "a: [1", "r.yaml:2: not valid YAML"),
         (None, "- 1", "r.yaml: holds a list where a mapping of keys is expected"),
