@@ -10,7 +10,7 @@ import pytest
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.what_if import explain
+from kit.report.what_if import bindings
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -20,76 +20,61 @@ def plan_of(name: str, machines: str, pins: Pins, **job: Any) -> Plan:
     return make_plan(load_model(name), parse_cluster(machines), JobSpec(**job), pins)
 
 
-def test_1b_on_one_gpu_is_plain_torch_with_autocast() -> None:
-    plan = plan_of("tinyllama-1.1b", "1xA100-40", Pins(), seq_length=2048, global_batch_size=64)
-    assert (plan.layout.engine, plan.layout.zero_stage) == ("torch", 0)
+OF_7B = {"engine": "deepspeed", "implementation": "huggingface"}
+QUOTED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "1B on one GPU is plain torch with autocast": (
+        "tinyllama-1.1b", "1xA100-40", {}, {"seq_length": 2048, "global_batch_size": 64}, {"engine": "torch",
+        "zero_stage": 0}),
+    "7B by ZeRO-2": ("llama-2-7b", "8xA100-80", {**OF_7B, "zero_stage": 2}, {"global_batch_size": 64}, {"dp": 8}),
+    "7B by ZeRO-3": ("llama-2-7b", "8xA100-80", {**OF_7B, "zero_stage": 3}, {"global_batch_size": 64}, {"dp": 8}),
+    "GPT-2 XL on 24 GB by ZeRO-3 with the optimizer on the host": (
+        "gpt2-xl", "1xTitan-RTX", {"engine": "deepspeed", "zero_stage": 3, "offload_optimizer": "cpu",
+        "offload_param": "cpu"},
+        {"seq_length": 128, "global_batch_size": 16, "precision": "fp32"}, {"offload_optimizer": "cpu"}),
+    **{f"{name} in three dimensions on {machines}": (
+        name, machines, {"engine": "megatron", "tp": 8, "pp": pp}, {"seq_length": 2048, "global_batch_size": batch},
+        {"dp": dp})
+       for name, machines, pp, dp, batch in (
+           ("llama-3-70b", "512xA100-80", 4, 16, 1024), ("llama-65b", "1024xA100-80", 8, 16, 2048),
+           ("llama-3-70b", "800xA100-80", 4, 25, 2000))},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_7b_by_zero_on_8_a100(stage: int) -> None:
-    pins = Pins(engine="deepspeed", implementation="huggingface", zero_stage=stage)
-    assert plan_of("llama-2-7b", "8xA100-80", pins, global_batch_size=64).layout.dp == 8
-
-
-QUOTED = Pins(engine="megatron", tp=8, pp=2, micro_batch_size=1)
+@pytest.mark.parametrize("case", QUOTED)
+def test_a_layout_as_quoted(case: str) -> None:
+    name, machines, pins, job, expected = QUOTED[case]
+    plan = plan_of(name, machines, Pins(**pins), **job)
+    assert {key: getattr(plan.layout, key) for key in expected} == expected
+    assert (plan.predicted.step_time_components_s.get("offload", 0) > 0) == ("offload_optimizer" in pins)
+    assert bindings(plan)[0].what == "compute" or "dimensions" not in case
 
 
 def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named() -> None:
-    quoted = dataclasses.replace(QUOTED, recompute="none")
+    pins = Pins(engine="megatron", tp=8, pp=2, micro_batch_size=1)
+    quoted = dataclasses.replace(pins, recompute="none")
     with pytest.raises(PlanError, match="GiB too many") as refused:
         plan_of("llama-3-70b", "p4d.24xlarge:8", quoted.but(offload_optimizer="none"))
     ways = str(refused.value).splitlines()[1:]
     assert len(ways) == 5
-    assert any("layout.pp left to the planner instead of 2" in way for way in ways)
-    assert any("layout.offload_optimizer left to the planner instead of none" in way for way in ways)
-    offloaded = plan_of("llama-3-70b", "p4d.24xlarge:8", quoted)
-    (said,) = (decision.why for decision in offloaded.decisions if decision.rule == "last_resort")
+    for way in (
+        "layout.pp left to the planner instead of 2",
+        "layout.offload_optimizer left to the planner instead of none",
+    ):
+        assert any(way in said for said in ways)
+    (said,) = (
+        each.why for each in plan_of("llama-3-70b", "p4d.24xlarge:8", quoted).decisions if each.rule == "last_resort"
+    )
     assert "it is not needed with layout.pp left to the planner instead of 2" in said
-    free = plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8))
-    assert free.layout.pp > 2
-    assert plan_of("llama-3-70b", "p4de.24xlarge:8", QUOTED).layout.dp == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "machines", "pp", "dp", "batch"),
-    [
-        ("llama-3-70b", "512xA100-80", 4, 16, 1024),
-        ("llama-65b", "1024xA100-80", 8, 16, 2048),
-        ("llama-3-70b", "800xA100-80", 4, 25, 2000),
-    ],
-)
-def test_three_dimensional_layouts_as_quoted(name: str, machines: str, pp: int, dp: int, batch: int) -> None:
-    pins = Pins(engine="megatron", tp=8, pp=pp)
-    plan = plan_of(name, machines, pins, seq_length=2048, global_batch_size=batch)
-    assert plan.layout.dp == dp
-    words = str(explain(plan, pins))
-    assert "limited by: compute" in words
-    assert "left to the planner" in words
-
-
-def test_a_batch_of_2048_does_not_divide_over_25_replicas() -> None:
+    assert plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8)).layout.pp > 2
+    assert plan_of("llama-3-70b", "p4de.24xlarge:8", pins).layout.dp == 4
     with pytest.raises(PlanError, match="does not divide global_batch_size=2048"):
         plan_of("llama-3-70b", "800xA100-80", Pins(engine="megatron", tp=8, pp=4), global_batch_size=2048)
 
 
-def test_gpt2_xl_on_24_gb_by_zero_3_with_the_optimizer_on_the_host() -> None:
-    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
-    plan = plan_of("gpt2-xl", "1xTitan-RTX", pins, seq_length=128, global_batch_size=16, precision="fp32")
-    assert plan.layout.offload_optimizer == "cpu"
-    assert plan.predicted.step_time_components_s["offload"] > 0
-
-
 def test_a_trillion_parameters_by_zero_infinity() -> None:
-    model = dataclasses.replace(
-        load_model("gpt2"),
-        name="gpt-1t",
-        num_layers=128,
-        hidden_size=25600,
-        ffn_hidden_size=102400,
-        num_attention_heads=256,
-        num_key_value_heads=256,
-        head_dim=100,
-    )
+    sizes = {"num_layers": 128, "hidden_size": 25600, "ffn_hidden_size": 102400, "head_dim": 100}
+    heads = {"num_attention_heads": 256, "num_key_value_heads": 256}
+    model = dataclasses.replace(load_model("gpt2"), name="gpt-1t", **sizes, **heads)
     pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme", recompute="full")
     cluster = dataclasses.replace(parse_cluster("16xH100"), nvme_gib=30000.0, host_ram_gib=4096.0)
     plan = make_plan(model, cluster, JobSpec(seq_length=512, global_batch_size=64), pins)
@@ -110,8 +95,7 @@ def test_megatrons_optimizer_on_the_host_as_in_verl(name: str, nodes: int, quote
     h20 = dataclasses.replace(parse_cluster(f"{nodes}x8xH20"), host_ram_gib=1.6e12 / 2**30)
     for pins in (Pins(), quoted):
         asked = dataclasses.replace(pins, engine="megatron", offload_optimizer="cpu")
-        plan = make_plan(load_model(name), h20, JobSpec(), asked)
-        assert plan.predicted.step_time_components_s["offload"] > 0
+        assert make_plan(load_model(name), h20, JobSpec(), asked).predicted.step_time_components_s["offload"] > 0
     with pytest.raises(PlanError, match="GiB too many"):
         make_plan(load_model(name), h20, JobSpec(), dataclasses.replace(asked, offload_optimizer="none"))
     if name == "deepseek-v3":
