@@ -126,7 +126,8 @@ def test_impossible_pins_list_every_rule() -> None:
         make_plan(load_model("mixtral-8x7b"), cluster("8xH100"), job(), Pins(engine="torch", ep=3))
 
 
-STAGE = (70_553_706_496 - 2 * 128_256 * 8192 - 8192) / 4 + 128_256 * 8192
+TABLE = 128_256 * 8192
+STAGE = (70_553_706_496 - 2 * TABLE - 8192) / 4 + TABLE
 """Parameters of the first of four stages: a fourth of the layers, and the embedding. Half of its optimizer state is on
 each of two replicas."""
 
@@ -138,6 +139,9 @@ each of two replicas."""
         ({"engine": "deepspeed", "zero_stage": 3}, {"global_batch_size": 64}, (2, 2, 12), 1051 / 64, None),
         ({"engine": "megatron", "tp": 8, "pp": 4}, {}, (2, 4, 12), 12 * STAGE / 8 / 2**30,
          "16 bytes (1,051 GiB) is the sum with gradients in"),
+        # 80 layers in stages of 21, 21, 21 and 17.
+        ({"engine": "megatron", "tp": 8, "pp": 4, "last_stage_layers": 17}, {}, (2, 4, 12),
+         12 * (21 * (STAGE - TABLE) / 20 + TABLE) / 8 / 2**30, "16 bytes (1,051 GiB)"),
         ({"engine": "deepspeed", "zero_stage": 3}, {"global_batch_size": 64, "precision": "fp32"}, (4, 4, 12),
          1314 / 64, None),
     ],

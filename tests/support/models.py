@@ -59,82 +59,64 @@ def random_model(rng: random.Random, family: Family) -> ModelSpec:
 
 def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[str, Any]:
     """Optional fields of the family, at random."""
-    own: dict[str, Any] = {}
-    takes = (*family_traits[family].takes, *family_traits[family].needs)
-    if family in WITH_EXPERTS:
-        number = 2 * rng.randint(2, 5)
-        own |= {"num_experts": number, "experts_per_token": rng.randint(1, number)}
-    if "sliding_window" in takes and rng.random() < 0.5:
-        own["sliding_window"] = rng.randint(4, 90)
-    if "norm_topk_prob" in takes:
-        own["norm_topk_prob"] = rng.random() < 0.5
-    if "partial_rotary_factor" in takes:
-        own["partial_rotary_factor"] = rng.choice([0.5, 1.0])
-    if "query_pre_attn_scalar" in takes:
-        own["query_pre_attn_scalar"] = rng.randint(8, 300)
-    if "attention_softcap" in takes:
-        own["attention_softcap"], own["logit_softcap"] = rng.choice([(None, None), (50.0, None), (20.0, 30.0)])
-    if "residual_multiplier" in takes:
-        own |= {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_divisor": rng.choice([1.0, 8.0])}
+    takes = (*family_traits[family].takes, *family_traits[family].needs, *family_traits[family].choices)
+    number, parallel = 2 * rng.randint(2, 5), rng.random() < 0.7
+    beta = {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+    attention, logits = rng.choice([(None, None), (50.0, None), (20.0, 30.0)])
+    found = {
+        "num_experts": {"num_experts": number, "experts_per_token": rng.randint(1, number)},
+        "sliding_window": {"sliding_window": rng.choice([None, rng.randint(4, 90)])},
+        "norm_topk_prob": {"norm_topk_prob": rng.random() < 0.5},
+        "partial_rotary_factor": {"partial_rotary_factor": rng.choice([0.5, 1.0])},
+        "query_pre_attn_scalar": {"query_pre_attn_scalar": rng.randint(8, 300)},
+        "attention_softcap": {"attention_softcap": attention, "logit_softcap": logits},
+        "residual_multiplier": {
+            "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_divisor": rng.choice([1.0, 8.0])
+        },
+        "no_rope_every": {"no_rope_every": rng.randint(0, 1)},
+        "qk_norm": {"qk_norm": rng.choice([None, "head"]), "biases": rng.choice([None, "qkv"])},
+        "local_rope_theta": {"local_rope_theta": 5000.0},
+        "latent": {"latent": LatentAttention(
+            kv_lora_rank=rng.randint(4, 60), nope_head_dim=rng.randint(2, 20), rope_head_dim=2 * rng.randint(1, 8),
+            value_head_dim=rng.randint(2, 20), q_lora_rank=rng.choice([None, rng.randint(4, 60)]))},
+        "num_shared_experts": {"num_shared_experts": rng.randint(1, 3)},
+        "first_dense_layers": {"first_dense_layers": rng.randint(0, 3), "routed_scaling_factor": 1.5,
+                               "router_groups": 2, "router_top_groups": rng.randint(1, 2)},
+        "parallel_residual": {"parallel_residual": parallel},
+    }  # fmt: skip
+    own = {name: value for field, values in found.items() if field in takes for name, value in values.items()}
     if family == "ministral3":
-        beta = {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
         own["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0} | beta
-    if "no_rope_every" in takes:
-        own["no_rope_every"] = rng.randint(0, 1)
-    if "qk_norm" in family_traits[family].choices:
-        own |= {"qk_norm": rng.choice([None, "head"]), "biases": rng.choice([None, "qkv"])}
-    if "local_rope_theta" in takes:
-        own["local_rope_theta"] = 5000.0
-    if "latent" in takes:
-        own["latent"] = LatentAttention(
-            kv_lora_rank=rng.randint(4, 60),
-            nope_head_dim=rng.randint(2, 20),
-            rope_head_dim=2 * rng.randint(1, 8),
-            value_head_dim=rng.randint(2, 20),
-            q_lora_rank=rng.choice([None, rng.randint(4, 60)]),
-        )
-    if "num_shared_experts" in takes:
-        own["num_shared_experts"] = rng.randint(1, 3)
-    if "first_dense_layers" in takes:
-        own |= {"first_dense_layers": rng.randint(0, 3), "routed_scaling_factor": 1.5}
-        own |= {"router_groups": 2, "router_top_groups": rng.randint(1, 2)}
-    if "parallel_residual" in takes:
-        own["parallel_residual"] = rng.random() < 0.7
     if family == "falcon":
         own |= {"biases": rng.choice([None, "all"]), "positions": rng.choice([None, "alibi"])}
-        own["rope_theta"] = None if own["positions"] else 10000.0
-        own["shared_norm"] = own["parallel_residual"] and rng.random() < 0.5
-        if not own["parallel_residual"]:
-            own["num_key_value_heads"] = rng.choice([1, heads])
+        own |= {"rope_theta": None if own["positions"] else 10000.0, "shared_norm": parallel and rng.random() < 0.5}
+        own |= {} if parallel else {"num_key_value_heads": rng.choice([1, heads])}
     return own
 
 
 def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
     """A random model with an encoder and a decoder."""
-    heads, head_dim = rng.randint(1, 6), 2 * rng.randint(2, 12)
-    own = {}
-    if family == "t5":
-        own = {
-            "relative_attention_buckets": 2 * rng.randint(2, 20),
-            "feed_forward_proj": rng.choice(["relu", "gated-gelu"]),
-            "tied_embeddings": rng.random() < 0.5,
-        }
+    heads, head_dim, t5 = rng.randint(1, 6), 2 * rng.randint(2, 12), family == "t5"
+    own = {
+        "relative_attention_buckets": 2 * rng.randint(2, 20), "feed_forward_proj": rng.choice(["relu", "gated-gelu"]),
+        "tied_embeddings": rng.random() < 0.5,
+    }  # fmt: skip
     return ModelSpec(
-        **{"tied_embeddings": True, **own},
+        **{"tied_embeddings": True, **(own if t5 else {})},
         name=f"random-{family}",
         family=family,
         num_layers=rng.randint(1, 5),
         encoder_layers=rng.randint(1, 5),
-        hidden_size=heads * head_dim if family != "t5" else rng.randint(8, 90),
+        hidden_size=rng.randint(8, 90) if t5 else heads * head_dim,
         ffn_hidden_size=rng.randint(8, 300),
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=head_dim,
         vocab_size=rng.randint(10, 500),
         max_position_embeddings=rng.randint(16, 200),
-        norm_eps=1e-6 if family == "t5" else 1e-5,
+        norm_eps=1e-6 if t5 else 1e-5,
         rope_theta=None,
-        scale_embedding=family != "t5" and rng.random() < 0.5,
+        scale_embedding=not t5 and rng.random() < 0.5,
     )
 
 
