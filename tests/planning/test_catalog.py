@@ -229,6 +229,15 @@ def test_a_part_of_a_server_has_its_share_of_memory_and_no_price() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("9xA6000", "no node of the catalog has A6000, so nothing is known of links between nodes; use up to 8 GPUs"),
+        ("2x4xA6000", "use up to 8 GPUs"),
+        ("20xRTX-4090", "no fabric"),
+        ("2x1xRTX-4090", "no fabric"),
+        ("65537x8xH100", "has 65,537 nodes; use at most 65,536"),
+        ("20xH100", "use 16xH100 or 24xH100, or nodes x GPUs"),
+        ("2x9xH100", "has 8 GPUs, not 9; use 2x8xH100"),
+        ("0x8xH100", "has no GPU"),
+        ("azure:nd-h100-v9:2", "did you mean nd96isr-h100-v5 or dgx-h100 or nd96amsr-a100-v4?"),
         ("0xH100", "has no GPU"),
         ("p4d.24xlarge:0", "has no node"),
         ("p4d.24xlarge:-3", "has no node"),
@@ -248,8 +257,9 @@ def test_a_part_of_a_server_has_its_share_of_memory_and_no_price() -> None:
     ],
 )
 def test_clusters_that_are_refused(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as error:
+    with pytest.raises(SpecError) as error:
         parse_cluster(text)
+    assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kit.cost.reliability import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
-from kit.cost.time.gpu import GemmPerf, matmul_s, tile_share
-from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
 from kit.planner.cluster_selection import Constraints, cluster_options, render_options
@@ -21,8 +17,7 @@ from kit.report.charts import draw
 from kit.report.pipeline_schedule import BACKWARD, simulate
 from kit.report.what_if import explain, pinned, what_if
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import LoraSpec, Precision
-from kit.specs.layout import EngineName, Layout, Pins
+from kit.specs.layout import Pins
 from tests.support.models import job
 
 
@@ -105,22 +100,19 @@ def test_the_next_best_layouts_say_what_separates_them() -> None:
 
 def test_clusters_by_deadline_and_money() -> None:
     model, the_job = load_model("llama-3-8b"), job(total_tokens=10**12, global_batch_size=512)
-    found = cluster_options(model, the_job, Pins(engine="megatron"), Constraints(deadline_days=40), "p5.48xlarge")
-    assert found[0].days <= 40
-    fewer = parse_cluster(f"p5.48xlarge:{found[0].cluster.num_nodes // 2}")
-    slower = make_plan(model, fewer, the_job, Pins(engine="megatron"))
-    assert slower.predicted.operation is not None
-    assert slower.predicted.days / slower.predicted.operation.goodput > 40  # half of the nodes would be late
+    pins = Pins(engine="megatron")
+    found = cluster_options(model, the_job, pins, Constraints(deadline_days=40), "p5.48xlarge")
+    fewer = make_plan(model, parse_cluster(f"p5.48xlarge:{found[0].cluster.num_nodes // 2}"), the_job, pins).predicted
+    assert found[0].days <= 40 < (fewer.total_days or 0)  # half of the nodes would be late
     assert "p5.48xlarge" in render_options(found)
-    with pytest.raises(PlanError, match="above the budget"):
-        cluster_options(
-            model, the_job, Pins(engine="megatron"), Constraints(budget_usd=10.0, max_gpus=16), "p5.48xlarge"
-        )
-    with pytest.raises(SpecError, match="is not in the catalog"):
-        cluster_options(model, the_job, Pins(), Constraints(deadline_days=1), "p9.huge")
-    # A sum that no type could do with at the highest MFU is refused before anything is searched.
-    with pytest.raises(PlanError, match="at 65% MFU already, above the budget"):
-        cluster_options(model, the_job, Pins(), Constraints(budget_usd=10.0))
+    for wish, node, said in (
+        (Constraints(budget_usd=10.0, max_gpus=16), "p5.48xlarge", "above the budget"),
+        # A sum that no type could do with at the highest MFU is refused before anything is searched.
+        (Constraints(budget_usd=10.0), None, "at 65% MFU already, above the budget"),
+        (Constraints(deadline_days=1), "p9.huge", "is not in the catalog"),
+    ):
+        with pytest.raises((PlanError, SpecError), match=said):
+            cluster_options(model, the_job, pins, wish, node)
 
 
 def test_what_is_not_searched_could_not_have_come_first() -> None:
@@ -173,65 +165,3 @@ def test_a_band_is_of_the_code_that_runs() -> None:
     zero = plan_70b(Pins(engine="deepspeed", implementation="huggingface")).predicted
     assert zero.step_time_band is not None
     assert 0 < zero.step_time_band < 0.5
-
-
-def test_checkpoints_and_failures() -> None:
-    model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
-    layout = Layout(engine="megatron", implementation="local", dp=64, zero_stage=1)
-    workload = Workload(model=model, cluster=cluster, job=job(), layout=layout)
-    assert checkpoint_bytes(workload) == pytest.approx(988e9, rel=0.01)  # "about 1 TB (980 GB)"
-    found, size, between = operation(workload, 10.0), 14 * 70_553_706_496, GPU_HOURS_PER_FAILURE * 3600 / 64
-    written, read = size / 8 / 0.71e9, size / 8 / 2.6e9
-    interval = (2 * written * between) ** 0.5  # Young 1974
-    lost = written / interval + (interval / 2 + 600 + read) / between
-    assert dataclasses.astuple(found) == pytest.approx(
-        (size / 1e9, written, interval, between / 3600, 1 - lost, 4096 * 128 * 4 / 10 / 1e6, 0.023 * size / 1e9)
-    )
-    assert operation(workload, 1e6).checkpoint_interval_s == 1e6, "not twice in a step"
-    assert operation(dataclasses.replace(workload, cluster=parse_cluster("65536x8xA100-80")), 10.0).goodput == 0.0
-
-
-@pytest.mark.parametrize(
-    ("engine", "stage", "precision", "width"),
-    [
-        ("torch", 0, "bf16", 12),
-        ("torch", 3, "fp32", 12),
-        ("deepspeed", 0, "bf16", 14),
-        ("deepspeed", 0, "fp32", 12),
-        ("deepspeed", 2, "bf16", 14),
-        ("deepspeed", 2, "fp32", 16),
-        ("deepspeed", 3, "bf16", 12),
-        ("megatron", 1, "bf16", 14),
-        ("megatron", 1, "fp32", 16),
-    ],
-)
-def test_a_checkpoint_is_what_the_engine_writes(
-    engine: EngineName, stage: int, precision: Precision, width: int
-) -> None:
-    layout = Layout(engine=engine, implementation="huggingface", dp=8, zero_stage=stage)
-    workload = Workload(
-        model=load_model("gpt2"), cluster=parse_cluster("8xH100"), job=job(precision=precision), layout=layout
-    )
-    assert checkpoint_bytes(workload) == width * 124_439_808
-
-
-def test_a_checkpoint_of_adapters_is_theirs_alone() -> None:
-    """Rank 16 beside every linear layer of Llama-3-70B: 207,093,760 parameters (16·(in + out) of 7 in 80 layers)."""
-    layout = Layout(engine="torch", implementation="huggingface", dp=8, zero_stage=3)
-    workload = Workload(
-        model=load_model("llama-3-70b"), cluster=parse_cluster("8xH100"), job=job(lora=LoraSpec()), layout=layout
-    )
-    h, kv, f = 8192, 1024, 28672
-    adapters = 80 * 16 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
-    assert checkpoint_bytes(workload) == 12 * adapters == 12 * 207_093_760
-
-
-def test_tiles_and_waves() -> None:
-    gpu = GemmPerf(flops_per_s=200e12, bytes_per_s=1.6e12, multiprocessors=100, input_bytes=2)
-    assert tile_share(gpu.multiprocessors, 2560, 1280) == 1.0  # 100 tiles: one full wave
-    assert tile_share(gpu.multiprocessors, 2560, 1281) < 0.85  # ten tiles more need another one
-    slow = GemmPerf(flops_per_s=200e12, bytes_per_s=0.1e12, multiprocessors=100, input_bytes=2)
-    bound_by_memory = (64 + 6400) * 8192 * 2 / 0.1e12 + 64 * 6400 * 2 / 0.1e12
-    assert matmul_s(slow, 64, 6400, 8192) == pytest.approx(bound_by_memory)
-    large = matmul_s(gpu, 25600, 12800, 8192)
-    assert large == pytest.approx(2 * 25600 * 12800 * 8192 / 200e12 + 25600 * 12800 * 2 / 1.6e12)

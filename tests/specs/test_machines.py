@@ -136,23 +136,6 @@ def test_parts_of_nodes_and_nodes_of_the_catalog() -> None:
     assert cheapest_node_with(GPUS["RTX-4090"]) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("9xA6000", "no node of the catalog has A6000, so nothing is known of links between nodes; use up to 8 GPUs"),
-        ("2x4xA6000", "use up to 8 GPUs"), ("20xRTX-4090", "no fabric"), ("2x1xRTX-4090", "no fabric"),
-        ("65537x8xH100", "has 65,537 nodes; use at most 65,536"), ("20xH100",
-         "use 16xH100 or 24xH100, or nodes x GPUs"),
-        ("2x9xH100", "has 8 GPUs, not 9; use 2x8xH100"), ("0x8xH100", "has no GPU"), ("8xA100", "A100-40 or A100-80"),
-        ("azure:nd-h100-v9:2", "did you mean nd96isr-h100-v5 or dgx-h100 or nd96amsr-a100-v4?"),
-    ],
-)  # fmt: skip
-def test_what_the_catalog_has_not(text: str, said: str) -> None:
-    with pytest.raises(SpecError) as error:
-        parse_cluster(text)
-    assert said in str(error.value)
-
-
 OWN = (
     "gpus_per_node: 2\nintra_node_gbytes_per_s: 9\n"
     "gpu: {memory_gib: 24, bf16_tflops: 71, fp32_tflops: 36, hbm_gbytes_per_s: 936, pcie_gbytes_per_s: 32}\n"
