@@ -53,6 +53,7 @@ def test_parameters_are_those_of_the_model_that_the_engine_builds(name: str) -> 
     assert count(model).total == sum(map(math.prod, parameter_shapes(model).values())) == KEPT[name]["parameters"]
 
 
+@pytest.mark.slow
 def test_a_process_gives_the_same_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "arcee", **SMALL}
     here = model_from_config(config, "tiny", "config.json")
@@ -92,6 +93,7 @@ def test_the_text_part_of_a_model_of_images_is_the_family_s() -> None:
     assert (asked.family, asked.hidden_size, asked.num_layers) == ("llama", 64, 2)
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_it_is_approximate_and_how_far_off(tmp_path: Path) -> None:
     model = load_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
     found = plan(model, parse_cluster("64xH200"))

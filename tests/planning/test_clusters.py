@@ -104,7 +104,7 @@ def test_days_and_money_are_with_what_failures_take() -> None:
 @pytest.mark.parametrize(
     ("tokens", "wish", "said"),
     [
-        (10**10, Constraints(budget_usd=1000.0), "$"),
+        (10**10, Constraints(budget_usd=1000.0, max_gpus=16), "$"),
         (10**12, Constraints(deadline_days=0.01), "at 65% MFU already, after the deadline of 0.01 days"),
     ],
 )

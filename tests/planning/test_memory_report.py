@@ -210,6 +210,7 @@ def test_selective_recompute_and_loading_are_explained() -> None:
     assert "never stores them" not in unfused.reasons[-1]
 
 
+@pytest.mark.slow
 def test_the_largest_model_of_a_machine() -> None:
     """Each figure is the plan's own, and the next size does not fit."""
     found = largest_models(cluster("1xRTX-4090"), job(), Pins())
@@ -286,10 +287,12 @@ def test_the_memory_that_is_proposed_is_the_least_that_does() -> None:
 _TYPED = re.compile(r"(?P<key>job|cluster|layout)\.(?P<name>\w+)(=(?P<value>\d+) instead| left to the planner)")
 
 
-def test_what_a_refusal_proposes_really_plans() -> None:
+@pytest.mark.everyday("16 questions")
+@pytest.mark.parametrize("seeds", [range(16), range(16, 40)], ids=["16 questions", "24 more"])
+def test_what_a_refusal_proposes_really_plans(seeds: range) -> None:
     """Numbers and pins that can be typed, on random questions without an answer."""
     tried = 0
-    for seed in range(40):
+    for seed in seeds:
         request = random_request(seed)
         if (result := search(request)).best is not None:
             continue
@@ -306,4 +309,4 @@ def test_what_a_refusal_proposes_really_plans() -> None:
                 continue
             make_plan(request.model, changed["cluster"], changed["job"], changed["layout"])
             tried += 1
-    assert tried > 5
+    assert tried > 2

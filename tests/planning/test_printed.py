@@ -525,10 +525,12 @@ def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_pat
     assert schedule.get_xlabel().endswith("(2 of 2 stages, 2 of 2 micro batches, 2 of 2 virtual stages drawn)")
     assert schedule.yaxis_inverted()
     assert len({patch.get_facecolor() for patch in schedule.patches}) == 4
-    charts.draw(plan(layout={"pp": 1}), tmp_path / "b.png")
-    assert len(figures[1].axes) == 1
+    assert list(step.get_yticks()) == []
+    for layout in ({"pp": 1, "vp": 2}, {"pp": 2}):
+        charts.draw(plan(layout=layout), tmp_path / "b.png")
+    assert [len(each.axes) for each in figures[1:]] == [1, 2]
     save_png(report(), tmp_path / "c.png")
-    (axis,) = figures[2].axes
+    (axis,) = figures[3].axes
     assert [box[3] for box in boxes(axis)] == [10.0, 30.0, 5.0, 5.0, 20.0, 60.0, 4.0, 2.0, 1.0, 1.0, 2.0, 2.0]
     assert [box[1] for box in boxes(axis)][::2] == [0.0, 10.0, 15.0, 35.0, 39.0, 40.0]
     assert list(axis.lines[0].get_ydata()) == [50.0, 50.0]
