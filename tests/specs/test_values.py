@@ -107,8 +107,8 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "own traits": (
         lambda: (model(family="glm4_moe", **EXPERTS, biases="qkv").qkv_bias, model(**T5).gated_mlp,
-                 model(**{**T5, "feed_forward_proj": "relu"}).gated_mlp, model(**OTHER).norm),
-        (True, True, False, "layernorm"),
+                 model(**{**T5, "feed_forward_proj": "relu"}).gated_mlp, (model(**OTHER).norm, model(**OTHER).traits.ulysses, model(**OTHER).traits.prefix)),
+        (True, True, False, ("layernorm", False, "")),
     ),
     "two stacks": (lambda: (model(**T5).is_encoder_decoder, LLAMA.is_encoder_decoder), (True, False)),
     "transformers' name": (lambda: (LLAMA.model_type, model(**OTHER).model_type), ("llama", "mine")),
