@@ -107,7 +107,8 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "own traits": (
         lambda: (model(family="glm4_moe", **EXPERTS, biases="qkv").qkv_bias, model(**T5).gated_mlp,
-                 model(**{**T5, "feed_forward_proj": "relu"}).gated_mlp, (model(**OTHER).norm, model(**OTHER).traits.ulysses, model(**OTHER).traits.prefix)),
+                 model(**{**T5, "feed_forward_proj": "relu"}).gated_mlp,
+                 (lambda traits: (traits.norm, traits.ulysses, traits.prefix))(model(**OTHER).traits)),
         (True, True, False, ("layernorm", False, "")),
     ),
     "two stacks": (lambda: (model(**T5).is_encoder_decoder, LLAMA.is_encoder_decoder), (True, False)),
