@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from kit.cost.workload import Workload
 from kit.specs.cluster import ClusterSpec
@@ -76,3 +79,27 @@ def how(workload: Workload, **own: Any) -> Workload:
     execution = copy.copy(workload.execution)
     vars(execution).update(own)
     return other(workload, execution=execution)
+
+
+Rows = list[tuple[str, Callable[[], Any], Any]]
+"""What it is, how kit computes it, and the value derived by hand."""
+
+
+def by_hand(*tables: Rows) -> pytest.MarkDecorator:
+    """A case for each row of these tables."""
+    rows = [row for table in tables for row in table]
+    return pytest.mark.parametrize(("computed", "derived"), [row[1:] for row in rows], ids=[row[0] for row in rows])
+
+
+def check(computed: Callable[[], Any], derived: Any) -> None:
+    """Equal numbers, words and truths, however they are nested."""
+    assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
+
+
+def flat(value: Any) -> list[Any]:
+    """What is in nested lists, mappings and named tuples."""
+    if isinstance(value, dict):
+        return flat(sorted(value.items()))
+    if isinstance(value, list | tuple):
+        return [each for part in value for each in flat(part)]
+    return [value]

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from kit.cost.hardware import overheads
 from kit.cost.memory import activations_huggingface as hf
 from kit.cost.memory import activations_megatron as local
@@ -32,16 +30,31 @@ from kit.cost.memory.offload import (
 from kit.cost.memory.peak import overhead_gib, parts_of
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
 from kit.cost.memory.states import StateBytes, master_bytes, moment_bytes, state_bytes
-from kit.cost.model.params import RankParameters, count
+from kit.cost.model.params import RankParameters
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from tests.planning.shapes import (
-    DENSE, EXPERTS, GEMMA, GPT, LATENT, MISTRAL, MIXED, NODE, STACKS, TOKENS as T, other, work,
+    DENSE,
+    EXPERTS,
+    GEMMA,
+    GPT,
+    LATENT,
+    MISTRAL,
+    MIXED,
+    NODE,
+    STACKS,
+    Rows,
+    by_hand,
+    check,
+    other,
+    work,
 )  # fmt: skip
-from tests.planning.test_time_formulas import LAYER, flat
+from tests.planning.shapes import (
+    TOKENS as T,
+)
+from tests.planning.test_time_formulas import LAYER
 from tests.support.models import cluster, deepspeed, megatron, torch
 
-Rows = list[tuple[str, Callable[[], Any], Any]]
 TE = {"implementation": "transformer_engine"}
 LORA, ALL = LoraSpec(rank=7, targets="attention"), LoraSpec(rank=7)
 QWEN = replace(DENSE, name="qwen", family="qwen3")
@@ -713,11 +726,7 @@ RANKS: Rows = [
     ("saved by a tensor-parallel export", lambda: [part(each, "save")[0] / TABLE for each in (megatron(), SP)], [4, 8]),
 ]  # fmt: skip
 
-CONTENTS = [
-    *HUGGING_FACE, *MEGATRON, *TRANSFORMER_ENGINE, *SIZES, *STATES, *OFFLOAD, *ENGINES, *PHASES, *RANKS
-]  # fmt: skip
 
-
-@pytest.mark.parametrize(("computed", "by_hand"), [row[1:] for row in CONTENTS], ids=[row[0] for row in CONTENTS])
-def test_value(computed: Callable[[], Any], by_hand: Any) -> None:
-    assert flat(computed()) == pytest.approx(flat(by_hand), rel=1e-9)
+@by_hand(HUGGING_FACE, MEGATRON, TRANSFORMER_ENGINE, SIZES, STATES, OFFLOAD, ENGINES, PHASES, RANKS)
+def test_value(computed: Callable[[], Any], derived: Any) -> None:
+    check(computed, derived)

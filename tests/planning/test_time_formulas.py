@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from kit.cost.collectives import Group, fills_the_link, group
 from kit.cost.hardware import cpu_adam_s, generation_of, gpu_rates, has_rates, peak_flops_per_s, runs_rocm, shared
-from kit.cost.memory.activations_huggingface import layer_input
+from kit.cost.model.compression import INT4_BYTES, INT8_BYTES, ZeroPlusPlus
 from kit.cost.model.flops import (
     head_flops_per_token,
     layer_attention_flops_per_token,
@@ -22,7 +20,6 @@ from kit.cost.model.flops import (
     model_flops_per_token,
 )
 from kit.cost.model.params import RankParameters, count
-from kit.cost.reliability import checkpoint_width, exchange_bytes, operation
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, forward_gather_s, gathered_again, zero_times
 from kit.cost.time.gpu import GemmPerf, gpu_perf, matmul_s, tile_share
@@ -39,14 +36,30 @@ from kit.cost.time.layer import (
     shared_experts_s,
 )
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
-from kit.cost.time.step import Part, StepTimeModel, step_time_components_s
-from kit.cost.model.compression import INT4_BYTES, INT8_BYTES, ZeroPlusPlus
 from kit.cost.workload import liger_chunk
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from tests.planning.shapes import (
-    DENSE, EXPERTS, GEMMA, GPT, LATENT, MISTRAL, MIXED, NODE, NODES, STACKS, TOKENS as T, how, other, work,
+    DENSE,
+    EXPERTS,
+    GEMMA,
+    GPT,
+    LATENT,
+    MISTRAL,
+    MIXED,
+    NODE,
+    NODES,
+    STACKS,
+    Rows,
+    by_hand,
+    check,
+    how,
+    other,
+    work,
 )  # fmt: skip
-from tests.support.models import cluster, deepspeed, megatron, torch
+from tests.planning.shapes import (
+    TOKENS as T,
+)
+from tests.support.models import deepspeed, megatron, torch
 
 E = shared()
 NVLINK, PORT = 450e9 * E.intra_node_link, 50e9 * E.inter_node_link
@@ -63,7 +76,6 @@ FP8 = {"precision": "fp8"}
 LORA = LoraSpec(rank=7, targets="attention")
 ADAPTERS = 6 * 7 * ((320 + 480) + 2 * (320 + 120) + (480 + 320))
 """Rank times inputs and outputs, of four matrices in six layers (arXiv 2106.09685, section 4)."""
-Rows = list[tuple[str, Callable[[], Any], Any]]
 
 
 def ring(ranks: int, size: float, messages: int = 1) -> float:
@@ -516,18 +528,7 @@ DATA: Rows = [
      2 * (2 * (ring(8, INT8_BYTES * 1.21e9, 42) + 12 * 1.21e9 / 1e12) + SUM)),
 ]  # fmt: skip
 
-CONTENTS = [*LINKS, *GPUS, *FLOPS, *KERNELS, *BYTES, *LAYERS, *EXCHANGES, *DATA]
 
-
-@pytest.mark.parametrize(("computed", "by_hand"), [row[1:] for row in CONTENTS], ids=[row[0] for row in CONTENTS])
-def test_value(computed: Callable[[], Any], by_hand: Any) -> None:
-    assert flat(computed()) == pytest.approx(flat(by_hand), rel=1e-9)
-
-
-def flat(value: Any) -> list[Any]:
-    """Numbers of nested lists and named tuples; words and None stand for themselves."""
-    if isinstance(value, dict):
-        return flat(sorted(value.items()))
-    if isinstance(value, list | tuple):
-        return [each for part in value for each in flat(part)]
-    return [value if isinstance(value, int | float) else hash(str(value))]
+@by_hand(LINKS, GPUS, FLOPS, KERNELS, BYTES, LAYERS, EXCHANGES, DATA)
+def test_value(computed: Callable[[], Any], derived: Any) -> None:
+    check(computed, derived)
