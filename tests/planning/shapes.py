@@ -91,11 +91,6 @@ def by_hand(*tables: Rows) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("computed", "derived"), [row[1:] for row in rows], ids=[row[0] for row in rows])
 
 
-def check(computed: Callable[[], Any], derived: Any) -> None:
-    """Equal numbers, words and truths, however they are nested."""
-    assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
-
-
 def flat(value: Any) -> list[Any]:
     """What is in nested lists, mappings and named tuples."""
     if isinstance(value, dict):

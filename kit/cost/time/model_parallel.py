@@ -86,8 +86,7 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     layout, experts_per_token = workload.layout, workload.routed_per_token
     sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
     one_way = _dispatch_s(workload, gpu.group(layout.ep, layout.etp), sent)
-    if layout.etp > 1:
-        one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
+    one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
     both = 2 * one_way
     repeated = both if layout.recompute == "full" or "moe" in workload.recompute_modules else 0.0
     beside = workload.execution.overlaps_experts or layout.overlap_moe_expert_parallel_comm

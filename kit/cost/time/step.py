@@ -126,11 +126,9 @@ class StepTimeModel:
         return seconds * workload.layout.gradient_accumulation_steps / workload.layout.pp
 
     def _stage(self, workload: Workload, stage: int) -> Part:
-        dense, experts = workload.stage_kinds[stage]
-        parts = [(self._layer(workload, False), dense)] if dense or not workload.model.num_experts else []
-        if workload.model.num_experts:
-            parts.append((self._layer(workload, True), experts))
-        total = self._once(workload, stage, parts[-1][0])
+        kinds = enumerate(workload.stage_kinds[stage])
+        parts = [(self._layer(workload, bool(kind)), number) for kind, number in kinds if number]
+        total = self._once(workload, stage)
         for part, count_of in parts:
             total = total.plus(part.times(count_of))
         return total
@@ -184,7 +182,7 @@ class StepTimeModel:
             launch = max(launch, elementwise.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
         return Part(layer.forward, layer.backward, layer.recompute, launch, tensor.total, context.total, expert.total)
 
-    def _once(self, workload: Workload, stage: int, layer: Part) -> Part:
+    def _once(self, workload: Workload, stage: int) -> Part:
         """Seconds of a stage outside its layers: embedding, head and loss, multi-token prediction, gradient sums."""
         forward, last = 0.0, stage == workload.layout.pp - 1
         backward = elementwise.micro_batch_bytes(workload, workload.parameters[stage]) / self.gpu.bytes_per_s
@@ -195,7 +193,9 @@ class StepTimeModel:
             head = head_s(self.gpu, workload)
             forward, backward = forward + heads * head[0], backward + heads * head[1]
         ends = Part(forward, backward, 0.0, 0.0, 0.0, 0.0, 0.0)
-        return ends.plus(layer.times(workload.mtp_layers)) if last and workload.mtp_layers else ends
+        if not (last and workload.mtp_layers):
+            return ends
+        return ends.plus(self._layer(workload, workload.model.num_experts > 0).times(workload.mtp_layers))
 
     def transfer_s(self, workload: Workload, slowest: Part) -> float:
         """Seconds of one micro batch's sends between stages, activations forward and gradients back. In 1F1B a stage
