@@ -1,0 +1,516 @@
+"""Parts of the planner, each beside an answer that follows from its rule: layouts that are tried, ties, alternatives,
+changes that are proposed, node types, lengths, schedules, and plans on fewer nodes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.cost.hardware import peak_flops_per_s, usable_gib
+from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.peak import peak_gib
+from kit.cost.model.flops import model_flops_per_token
+from kit.cost.time.step import StepTimer
+from kit.errors import PlanError, SpecError
+from kit.planner import calibration, candidates, cluster_selection, elastic, length, schedule
+from kit.planner.calibration import Calibration, Residual
+from kit.planner.candidates import TooSlow, fast_paths, layouts
+from kit.planner.cluster_selection import ClusterOption, Constraints, render_options
+from kit.planner.compare import ComparedLayout, Comparison
+from kit.planner.describe import describe
+from kit.planner.divisors import divisors, one_of
+from kit.planner.explain import decisions, fewer_gpus, infeasible, notes
+from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, without_loss
+from kit.planner.make_plan import make_plan, request_for
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.search import Candidate, SearchResult, _best, _needs_no_less, engine_simplicity, simplicity
+from kit.specs.epoch import Epoch
+from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
+from kit.specs.layout import Layout, Pins
+from kit.specs.run import BatchRampSpec, DataSpec, RunSpec, ScheduleSpec
+from kit.units import human_seconds
+from tests.planning.shapes import DENSE, EXPERTS, GEMMA, GPT, MIXED, NODE, NODES, STACKS, Rows, by_hand, flat, work
+from tests.support.models import cluster, deepspeed, job, megatron, torch
+
+LORA = LoraSpec(rank=7)
+ONE = cluster("1xH100")
+KEPT, SAVING = {}, {"chunked_loss": True}
+OFFLOADS = [("cpu", "none"), ("cpu", "cpu"), ("cpu", "nvme"), ("nvme", "none"), ("nvme", "cpu"), ("nvme", "nvme")]
+SIZES = [1, 2, 4, 8, 16]
+
+
+def request(pins: Pins | None = None, model: Any = DENSE, machines: Any = NODE, **changes: Any) -> Request:
+    """16 sequences of 1,024 tokens."""
+    the_job = job(**{"seq_length": 1024, "global_batch_size": 16, **changes})
+    return Request(model=model, cluster=machines, job=the_job, pins=pins or Pins())
+
+
+def tried(engine: Any, names: str, pins: Pins | None = None, further: bool = False, **asked: Any) -> list[tuple[Any, ...]]:
+    """Different values of these fields, in order."""
+    found = layouts(request(pins, **asked), engine, further)
+    return sorted({tuple(getattr(each, name) for name in names.split()) for each in found}, key=str)
+
+
+def every(*values: Any) -> list[tuple[Any, ...]]:
+    """All combinations, in order."""
+    return sorted(product(*values), key=str)
+
+
+def paths(pins: Pins | None = None, compiles: bool = True, **asked: Any) -> list[tuple[Any, Any]]:
+    """(compiled, chunked) of the fast paths."""
+    return [(each.compile_layers, each.chunked_loss) for each in fast_paths(request(pins, **asked), compiles)]
+
+
+TORCH, ZERO = Pins(engine="torch"), Pins(engine="deepspeed")
+SLOW, FAST, CHUNKS = (None, None), (True, True), (None, True)
+WAY = "chunked_loss activation_offloading tiled_mlp recompute"
+WAYS = [(True, True, True, "full"), (True, True, False, "full"), *[(True, False, each, again) for each in (True, False)
+                                                                   for again in ("none", "full")]]  # fmt: skip
+CANDIDATES: Rows = [
+    ("one GPU", lambda: tried("torch", "zero_stage compile_layers recompute micro_batch_size", machines=ONE),
+     every([0], [False, True], ["none", "full"], SIZES)),
+    ("sizes that share a batch", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps dp", global_batch_size=48,
+                                               pins=Pins(zero_stage=3, tp=1)), [(1, 6, 8), (2, 3, 8), (3, 2, 8), (6, 1, 8)]),
+    ("a batch that does not divide", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps", global_batch_size=17,
+                                                   pins=Pins(zero_stage=3, tp=1)), [(1, 2)]),
+    ("the longest micro batch", lambda: tried("torch", "micro_batch_size", seq_length=8192, machines=ONE, global_batch_size=32),
+     [(1,), (2,), (4,), (8,)]),
+    ("a pinned micro batch", lambda: tried("torch", "micro_batch_size", Pins(micro_batch_size=3), machines=ONE), [(3,)]),
+    ("FSDP2 over a node", lambda: tried("torch", "tp zero_stage"), [(1, 0), *every([1, 2, 4], [2, 3])]),
+    ("pinned stages", lambda: [tried("torch", "tp zero_stage", each) for each in (Pins(zero_stage=1), Pins(tp=2), Pins(cp=2),
+                                                                                  Pins(zero_stage=0))],
+     [[(1, 1)], every([2], [0, 2, 3]), every([1], [2, 3]), [(1, 0)]]),
+    ("ring by default", lambda: [tried("torch", "cp cp_comm_type dp", each) for each in (Pins(cp=2), Pins(cp=2, cp_comm_type="a2a"))],
+     [[(2, "p2p", 4)], [(2, "a2a", 4)]]),
+    ("fast paths", lambda: [paths(), paths(machines=ONE), paths(TORCH), paths(TORCH, False), paths(precision="fp8"),
+                            paths(TORCH, precision="fp16"), paths(TORCH, machines=cluster("1xcpu")), paths(Pins(
+                                engine="torch", implementation="local")), paths(Pins(engine="torch", implementation="huggingface"))],
+     [[SLOW], [SLOW, FAST], [SLOW, FAST], [SLOW], [SLOW, FAST], [SLOW], [SLOW], [SLOW], [SLOW, FAST]]),
+    ("fast paths of jobs", lambda: [paths(TORCH, objective="sft"), paths(TORCH, lora=LORA), paths(TORCH, model=EXPERTS),
+                                    paths(TORCH, model=STACKS), paths(TORCH.but(chunked_loss=False, compile_layers=False)),
+                                    paths(TORCH.but(chunked_loss=False))],
+     [[SLOW, CHUNKS]] * 3 + [[SLOW], [(False, False)], [(None, False), (True, False)]]),
+    # Further layouts leave out what is usual: here nothing else than the chunked loss with compiled blocks.
+    ("what saves memory", lambda: tried("torch", WAY, TORCH, True, machines=ONE, objective="sft"),
+     sorted(way for way in WAYS if way[1] or way[2])),
+    ("what saves memory in pretraining", lambda: tried("torch", WAY, TORCH, True, machines=ONE), sorted(WAYS)),
+    ("pinned savers", lambda: tried("torch", WAY, TORCH.but(chunked_loss=False, tiled_mlp=False), True, machines=ONE),
+     [(False, True, False, "full")]),
+    ("adapters on the host", lambda: tried("torch", "offload_optimizer offload_param", TORCH, True, machines=ONE, lora=LORA),
+     [("cpu", "cpu"), ("none", "none")]),
+    ("adapters on the host save by chunks", lambda: sorted({(each.chunked_loss, each.activation_offloading) for each in layouts(
+        request(TORCH, machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [(False, False), (True, False)]),
+    ("pinned inputs on the host", lambda: sorted({each.tiled_mlp for each in layouts(request(TORCH.but(
+        activation_offloading=True), machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [False, True]),
+    ("whole weights stay", lambda: tried("torch", "offload_param", TORCH, True, machines=ONE), [("none",)]),
+    ("a pinned place", lambda: tried("torch", "offload_param", TORCH.but(offload_param="none"), True, machines=ONE, lora=LORA), [("none",)]),
+    ("further layouts have whole layers", lambda: tried("torch", "tp cp", TORCH, True), [(1, 1)]),
+    ("ranks of long sequences", lambda: [sorted({each.cp for each in layouts(request(pins, seq_length=size, **more), "torch", True)})
+                                         for pins, size, more in (
+        (TORCH, 65537, {}), (TORCH, 65536, {}), (TORCH, 65537, {"objective": "sft"}), (TORCH, 65537, {"lora": LORA}),
+        (TORCH.but(cp=4), 65537, {}), (TORCH.but(zero_stage=2), 65537, {}), (TORCH.but(cp=1), 65537, {}), (TORCH.but(tp=2), 65537, {}),
+        (TORCH.but(zero_stage=3, cp_comm_type="a2a"), 65537, {}))],
+     [[1, 2, 4, 8], [1], [1], [1], [4], [1], [1], [], [1, 2, 4, 8]]),
+    ("how long sequences are exchanged", lambda: sorted({each.cp_comm_type for each in layouts(request(TORCH.but(
+        cp_comm_type="a2a"), seq_length=65537), "torch", True) if each.cp == 8}), ["a2a"]),
+    ("ZeRO", lambda: tried("deepspeed", "implementation tp zero_stage sp"),
+     [*every(["huggingface"], [1], [1, 2, 3], [False]), *every(["local"], [2, 4, 8], [2, 3], [True])]),
+    ("ZeRO over Megatron without whole sequences", lambda: tried("deepspeed", "tp sp", Pins(zero_stage=2), seq_length=1026),
+     [(1, False), (2, True), (4, False), (8, False)]),
+    ("pinned ZeRO", lambda: [tried("deepspeed", "implementation zero_stage", each) for each in (ZERO, ZERO.but(zero_stage=0), Pins(
+        zero_stage=1), Pins(zero_stage=2))],
+     [every(["huggingface"], [1, 2, 3]), [("huggingface", 0)], [("huggingface", 1)], every(["huggingface", "local"], [2])]),
+    ("splits on request", lambda: [tried("deepspeed", "tp cp cp_comm_type sp", each) for each in (
+        Pins(tp=2), ZERO.but(tp=2), ZERO.but(cp=2), ZERO.but(implementation="local", tp=2), ZERO.but(implementation="local"))],
+     [[], [(2, 1, "all_gather", False)], [(1, 2, "a2a", False)], [(2, 1, "all_gather", True)], [(1, 1, "all_gather", False)]]),
+    ("a second copy", lambda: [tried("deepspeed", "zero_stage zero_hpz", each, machines=nodes) for each, nodes in (
+        (ZERO, NODES), (ZERO, NODE), (ZERO.but(zero_hpz=4, zero_stage=3), NODE), (ZERO.but(tp=2), NODES), (ZERO, cluster("4x1xH100")))],
+     [[(1, 1), (2, 1), (3, 1), (3, 8)], every([1, 2, 3], [1]), [(3, 4)], every([1, 2, 3], [1]), every([1, 2, 3], [1])]),
+    ("ZeRO on one GPU", lambda: [tried("deepspeed", "zero_stage", each, machines=ONE) for each in (None, ZERO, Pins(zero_stage=2), Pins(
+        offload_optimizer="cpu"))], [[], [(1,), (2,), (3,)], [(2,)], [(1,), (2,), (3,)]]),
+    ("ZeRO on one GPU, further", lambda: [tried("deepspeed", "offload_optimizer offload_param", Pins(zero_stage=each), True, machines=ONE)
+                                          for each in (1, 3)], [[("cpu", "none"), ("none", "none")], sorted([*OFFLOADS, ("none", "none")])]),
+    ("unusual stages too", lambda: ("none", "none") in tried("deepspeed", "offload_optimizer offload_param", None, True, machines=ONE), True),
+    ("pinned offload", lambda: [candidates._further_offloads(each, zero) for each, zero in (
+        (Pins(offload_optimizer="nvme"), 3), (Pins(offload_param="cpu"), 3), (Pins(offload_optimizer="cpu"), 2), (Pins(), 2), (Pins(), 3))],
+     [[("nvme", "cpu"), ("nvme", "nvme")], [("cpu", "cpu"), ("nvme", "cpu")], [], [("cpu", "none")], OFFLOADS]),
+    ("Megatron's splits", lambda: tried("megatron", "tp pp cp dp"),
+     sorted([*[(1, pp, 1, 8 // pp) for pp in (1, 2, 4)], *[(2, pp, 1, 4 // pp) for pp in (1, 2, 4)], (4, 1, 1, 2), (4, 2, 1, 1), (8, 1, 1, 1)],
+            key=str)),
+    ("Megatron's long sequences", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1), further, seq_length=16384)
+                                           for further in (False, True)],
+     [[(1, "all_gather"), (2, "all_gather"), (2, "p2p"), (4, "all_gather"), (4, "p2p")], [(8, "all_gather"), (8, "p2p")]]),
+    ("chunks of a sequence", lambda: tried("megatron", "cp", Pins(tp=1, pp=1), True, seq_length=1028), [(2,)]),
+    ("pinned context", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1, **more), further) for more, further in (
+        ({"cp": 2, "cp_comm_type": "p2p"}, False), ({"cp": 2}, True))], [[(2, "p2p")], []]),
+    ("Megatron on one GPU", lambda: [tried("megatron", "tp", each, machines=ONE) for each in (None, Pins(engine="megatron"), Pins(tp=2))],
+     [[], [(1,)], [(2,)]]),
+    ("Megatron's optimizer", lambda: [tried("megatron", "zero_stage", Pins(tp=1, pp=1), optimizer=OptimizerSpec(name=each))
+                                      for each in ("adamw", "sgd")] + [tried("megatron", "zero_stage", Pins(tp=1, pp=1, zero_stage=0))],
+     [[(1,)], [(0,)], [(0,)]]),
+    ("sequence parallelism", lambda: [tried("megatron", "tp cp sp", Pins(pp=1, **more), seq_length=size) for more, size in (
+        ({"tp": 8}, 1020), ({"tp": 4, "cp": 2}, 1028), ({"tp": 2, "sp": False}, 1024), ({"tp": 1}, 1024))],
+     [[(8, 1, False)], [(4, 2, False)], [(2, 1, False)], [(1, 1, False)]]),
+    ("implementations", lambda: [tried("megatron", "implementation", Pins(tp=1, pp=1), precision=each) for each in ("bf16", "fp8")],
+     [[("local",)], [("transformer_engine",)]]),
+    ("recompute", lambda: [tried("megatron", "recompute", Pins(tp=1, pp=1, **more), model=model) for more, model in (
+        ({}, DENSE), ({"cp": 2}, DENSE), ({}, GEMMA), ({"recompute": "full"}, DENSE))],
+     [[("full",), ("none",)], *[[("full",), ("none",), ("selective",)]] * 2, [("full",)]]),
+    ("further layouts begin with full recompute", lambda: [list(candidates._recompute(Pins(), each, True)) for each in (False, True)],
+     [["none", "selective", "full"], ["full", "selective", "none"]]),
+    # (ep, etp): whole experts, or without expert parallelism as all other layers.
+    ("experts", lambda: [candidates._experts(model, pins, tp, ranks) for model, pins, tp, ranks in (
+        (DENSE, Pins(), 2, 8), (DENSE, Pins(ep=2, etp=4), 2, 8), (EXPERTS, Pins(), 2, 8), (EXPERTS, Pins(ep=4), 2, 8), (EXPERTS, Pins(etp=2), 4, 3))],
+     [[(1, 1)], [(2, 4)], [(1, 2), (2, 1), (4, 1)], [(4, 1)], [(1, 2), (3, 2)]]),
+    # With a layer fewer at both ends 126 make 16 stages; 61 make 3, fourteen times 4, and 2.
+    ("ends", lambda: [candidates._ends(replace(DENSE, num_layers=layers), pins, pp) for layers, pins, pp in (
+        (126, Pins(), 16), (61, Pins(), 16), (6, Pins(), 2), (6, Pins(), 8), (5, Pins(), 4), (6, Pins(first_stage_layers=2), 4),
+        (6, Pins(last_stage_layers=2), 4))],
+     [(7, 7), (3, 2), (None, None), (None, None), (None, None),
+      (2, None), (None, 2)]),
+    ("chunks", lambda: [candidates._virtual(replace(DENSE, num_layers=layers), pins, pp, first) for layers, pins, pp, first in (
+        (12, Pins(), 2, None), (12, Pins(vp=3), 2, None), (12, Pins(), 1, None), (126, Pins(), 16, 7), (61, Pins(), 16, 3),
+        (12, Pins(first_stage_layers=2), 3, 2))], [[1, 2, 3, 6], [3], [1], [1, 2, 4, 8], [1], [1, 2, 4]]),
+    ("what needs too much is left out", lambda: len(list(layouts(request(Pins(tp=1, pp=1)), "megatron", most_gib=0.001))), 0),
+    ("layouts that are too slow", lambda: sorted({each.micro_batch_size for each in layouts(request(Pins(tp=1, pp=1)), "megatron",
+        too_slow=TooSlow(lambda layout: layout.micro_batch_size < 2))}), [2]),
+    ("divisors", lambda: [divisors(12), divisors(49), divisors(1), one_of([1, 2, 4]), one_of([3])], [[1, 2, 3, 4, 6, 12], [1, 7, 49], [1], "1, 2 or 4", "3"]),
+]  # fmt: skip
+
+
+def candidate(seconds: float | None, gib: float = 9.0, layout: Layout = torch(), **more: Any) -> Candidate:
+    """A layout with its memory and step."""
+    return Candidate(layout.but(**more), gib, seconds)
+
+
+Z2, Z3, M = deepspeed(zero_stage=2, dp=8), deepspeed(zero_stage=3, dp=8), megatron(dp=8)
+OVER = deepspeed(zero_stage=3, tp=2).but(implementation="local")
+SEARCH: Rows = [
+    ("engines, simplest first", lambda: [engine_simplicity(each) for each in (torch(), Z2, M, OVER, torch(tp=2))], [0, 1, 2, 3, 3]),
+    # Each field in its place: host before disks, stages, splits, ring, experts, chunks, recompute, ZeRO, savers, rows.
+    ("simplicity", lambda: simplicity(megatron(tp=2, cp=3, pp=5, ep=7, vp=11, cp_comm_type="p2p", recompute="selective",
+                                               offload_optimizer="cpu", micro_batch_size=13)),
+     (2, 1, 5, 6, 1, 7, 11, 1, 1, 1, 0, 13)),
+    ("simplicity of savers", lambda: simplicity(deepspeed(zero_stage=3, zero_hpz=8, offload_optimizer="nvme", offload_param="cpu",
+        recompute="full", chunked_loss=True, activation_offloading=True, tiled_mlp=True, compile_layers=True)),
+     (1, 3, 1, 1, 0, 1, 1, 2, 3, 8, 4, 1)),
+    ("the simplest of those equally fast", lambda: [getattr(_best(each), "step_time_s", None) for each in (
+        (candidate(1.0, layout=M), candidate(1.01, layout=Z2)), (candidate(1.0, layout=M), candidate(1.0101, layout=Z2)),
+        (candidate(1.001, layout=M), candidate(1.0, layout=M)), (candidate(None), candidate(2.0, layout=M)), (candidate(None),), ())],
+     [1.01, 1.0, 1.0, 2.0, None, None]),
+    # A larger micro batch, less recompute or fewer savers need no less memory, if all else is the same.
+    ("what needs no less", lambda: [_needs_no_less(Z2.but(**a), Z2.but(**b)) for a, b in (
+        ({}, {"micro_batch_size": 2}), ({"micro_batch_size": 2}, {}), ({"recompute": "full"}, {}), ({}, {"recompute": "full"}),
+        ({"activation_offloading": True}, {}), ({}, {"activation_offloading": True}), ({"tiled_mlp": True}, {}), ({}, {"tiled_mlp": True}),
+        ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 2, "micro_batch_size": 2}),
+        ({"gradient_accumulation_steps": 2}, {"micro_batch_size": 2}), ({}, {"zero_stage": 3}), ({}, {}))],
+     [True, False, True, False, True, False, True, False, True, False, False, True]),
+    # The user's pins forbid a last resort, or have it already; only pretrain_gpt.py trains moments in bf16.
+    ("last resorts", lambda: [[each.added_to(request(pins, objective=objective)) is not None for group in LAST_RESORTS for each in group]
+                              for pins, objective in ((Pins(), "pretrain"), (Pins(), "sft"), (Pins(engine="torch"), "pretrain"), (Pins(
+                                  activation_offloading=True), "pretrain"), (Pins(engine="megatron", offload_optimizer="cpu"), "pretrain"))],
+     [[True] * 5, [True, True, True, False, True], [False, True, True, False, False], [True, False, True, True, True],
+      [True, True, False, True, False]]),
+    ("a pinned share", lambda: [ON_HOST.added_to(request(Pins(engine="megatron", offload_optimizer="cpu", optimizer_offload_fraction=0.5))),
+                                ON_HOST.added_to(request()).pins.optimizer_offload_fraction], [None, 0.25]),
+    ("what forbids it", lambda: [each.forbidden_by for group in LAST_RESORTS for each in group],
+     ["layout.offload_optimizer=none", "layout.activation_offloading=false", "layout.paged_optimizer=false",
+      *["layout.optimizer_state_dtype=fp32"] * 2]),
+    ("without loss", lambda: [without_loss(each).optimizer_state_dtype for each in (Pins(), Pins(optimizer_state_dtype="bf16"))], ["fp32", "bf16"]),
+    ("balancing as published", lambda: [getattr(request_for(replace(EXPERTS, family=family, num_shared_experts=0, first_dense_layers=0), NODE,
+        job(**more)).job.balancing, "moe_aux_loss_coeff", None) for family, more in (
+            ("mixtral", {}), ("mixtral", {"objective": "sft"}), ("mixtral", {"lora": LORA}), ("qwen3_moe", {}))],
+     [0.02, None, None, 0.001]),
+    ("tokens of pretraining", lambda: [request_for(DENSE, NODE, job(**more)).job.total_tokens for more in ({}, {"objective": "sft"})], [10**11, None]),
+]  # fmt: skip
+
+
+def described(*parts: str) -> str:
+    return ", ".join(parts)
+
+
+DESCRIBED: Rows = [
+    ("layouts in a line", lambda: [describe(each) for each in (
+        torch(), torch(dp=2), torch(dp=2, zero_stage=2), torch(zero_stage=3), Z2, OVER.but(sp=True), deepspeed(), megatron(
+            dp=2, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, cp_comm_type="p2p", first_stage_layers=1, last_stage_layers=2), megatron(
+                zero_stage=0, cp_comm_type="p2p", offload_optimizer="cpu", optimizer_offload_fraction=0.25), torch(
+                    chunked_loss=True, recompute="full", micro_batch_size=3, gradient_accumulation_steps=4))],
+     ["torch, dp=1, micro batch 1 x 1", "torch, dp=2, DDP, micro batch 1 x 1", "torch, dp=2, FSDP2 (zero_stage=2), micro batch 1 x 1",
+      "torch, dp=1, FSDP2, micro batch 1 x 1", "deepspeed, dp=8, ZeRO-2, micro batch 1 x 1",
+      "deepspeed over megatron, tp=2, sp, dp=1, ZeRO-3, micro batch 1 x 1", "deepspeed, dp=1, micro batch 1 x 1",
+      "megatron, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, end stages of 1 and 2 layers, dp=2, distributed optimizer, ring attention, "
+      "micro batch 1 x 1", "megatron, dp=1, optimizer on host, 0.25 of it, micro batch 1 x 1",
+      "torch, dp=1, full recompute, chunked loss, micro batch 3 x 4"]),
+    ("what an alternative costs", lambda: [decisions._cost_of(each, NODE) for each in (candidate(0.5, 7.25), candidate(None, 100.0))],
+     ["500 ms a step, 7.2 GiB", f"needs 100.0 GiB, {100 - usable_gib(NODE.gpu):.1f} too many"]),
+    ("what else is different", lambda: [decisions._besides(name, M, M.but(**more)) for name, more in (
+        ("tp", {"tp": 2}), ("tp", {"tp": 2, "pp": 4, "recompute": "full"}), ("recompute", {"recompute": "full"}), ("tp", {
+            "implementation": "transformer_engine", "offload_param": "cpu", "micro_batch_size": 2}), ("offload_param", {
+                "offload_param": "cpu", "offload_optimizer": "cpu"}), ("micro_batch_size", {"micro_batch_size": 2}))]
+     + [decisions._besides("tp", M.but(recompute="full"), M)],
+     ["", " (with pp=4, full recompute)", "", " (with transformer_engine, offload_param=cpu, micro batch 2)",
+      " (with offload_optimizer=cpu)", "", " (with no recompute)"]),
+    ("why a value", lambda: [decisions._why(name, candidate(1.0, layout=layout), [candidate(each) for each in others]) for name, layout, others in (
+        ("tp", M, (None,)), ("tp", M, (1.0, 2.0)), ("tp", M.but(tp=2), (0.5, 0.8)), ("zero_stage", Z3, (3.0,)), ("sp", M.but(sp=True), (3.0,)))],
+     ["no layout that was compared fits with another value", "matrices stay whole; the fastest that fits",
+      "every matrix is split inside a node; 100.0% slower than the fastest, but simpler or smaller",
+      "optimizer state, gradients and weights are sharded over the data-parallel ranks; the fastest that fits",
+      "norms and residuals are split over the tensor-parallel ranks; the fastest that fits"]),
+    ("why an engine", lambda: [decisions._reason((candidate(1.0, layout=a), candidate(None)), candidate(seconds, layout=b)) for a, seconds, b in (
+        (M, 1.0, M), (M, 1.005, M), (M, 1.005, Z2), (OVER, 1.005, torch(tp=2)))],
+     ["the fastest that fits", "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under 1% "
+      "are within the model's error)", "the simplest engine within 1% of the fastest (0.5% slower than megatron)",
+      "0.5% slower than deepspeed over megatron, but simpler or smaller"]),
+    ("differences of a step", lambda: decisions._difference(candidate(10.0, 20.0), candidate(11.0, 15.9), {
+        "compute": 8.0, "pipeline_bubble": 1.0, "launch": 0.5, "offload": 0.0, "optimizer": 0.5}, {
+            "compute": 7.0, "pipeline_bubble": 2.5, "launch": 0.52, "offload": 0.2, "optimizer": 0.97}),
+     "+10.0% a step (pipeline bubble +15.0%, compute -10.0%, optimizer +4.7%), -4.1 GiB"),
+    ("equal steps", lambda: decisions._difference(candidate(1.0), candidate(1.0), {"compute": 1.0}, {"compute": 1.0}), "+0.0% a step, +0.0 GiB"),
+    ("calibrated parts", lambda: decisions._corrected({"a": 1.0, "b": 3.0}, candidate(8.0)), {"a": 2.0, "b": 6.0}),
+    ("the best with a value", lambda: [decisions._rival([candidate(1.0, layout=M, tp=2, vp=2), candidate(2.0, layout=M, vp=2), candidate(
+        None, 1.0, layout=M, vp=2)], name, candidate(1.0, layout=M)).step_time_s for name in ("vp", "tp")], [2.0, 1.0]),
+]  # fmt: skip
+
+
+def choice(name: str, *more: Candidate, pins: Pins | None = None, best: Candidate | None = None) -> Any:
+    """What is said of a choice, on a fabricated search."""
+    chosen = best or candidate(1.0, layout=M.but(tp=2, sp=True))
+    found = decisions._choice(name, request(pins), SearchResult(chosen, (chosen, *more), False), chosen)
+    return found and (found.chosen, found.why, found.rejected)
+
+
+CHOICES: Rows = [
+    ("pinned", lambda: choice("tp", pins=Pins(tp=2)), ("2", "pinned", ())),
+    ("no other value", lambda: choice("tp", candidate(0.5, layout=Z2.but(tp=4))), None),
+    ("no word of sp without tp, of vp without pp", lambda: [choice(name, candidate(2.0, layout=M), best=candidate(1.0, layout=M.but(
+        **{name: value}))) for name, value in (("sp", True), ("vp", 2))], [None, None]),
+    ("rivals, the fastest first, then those that do not fit", lambda: choice("tp", *[candidate(seconds, gib, layout=M.but(tp=tp)) for seconds, gib, tp in (
+        (3.0, 1.0, 4), (None, 99.0, 1), (2.0, 1.0, 8), (4.0, 1.0, 8), (5.0, 1.0, 16), (6.0, 1.0, 32))])[2],
+     ("8: 2 s a step, 1.0 GiB", "4: 3 s a step, 1.0 GiB", "16: 5 s a step, 1.0 GiB", "32: 6 s a step, 1.0 GiB")),
+    ("a flag", lambda: choice("sp", candidate(2.0, layout=M.but(tp=2)))[0], "true"),
+    ("other splits of the work", lambda: [(each.chosen, each.rejected) for each in decisions._alternatives(request(), SearchResult(
+        candidate(1.0, layout=M), tuple(candidate(seconds, layout=each) for seconds, each in ((3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)),
+                                                                                             (None, torch()), (2.5, Z2))), False), candidate(1.0, layout=M))][0][1][0][:34],
+     "deepspeed, dp=8, ZeRO-2, micro bat"),
+    ("no other split", lambda: list(decisions._alternatives(request(), SearchResult(None, (candidate(1.0, layout=M),), False), candidate(1.0, layout=M))), []),
+    ("at most four", lambda: len(next(decisions._alternatives(request(), SearchResult(None, tuple(candidate(2.0, layout=M.but(tp=each)) for each in (
+        2, 4, 8, 1, 1)) + (candidate(2.0, layout=Z2), candidate(2.0, layout=Z3)), False), candidate(1.0, layout=M))).rejected), 4),
+]  # fmt: skip
+
+NAMED = replace(NODE, name="mine", host_ram_gib=1000.0, nvme_gib=100.0)
+
+
+def changes(of: Callable[..., Any], *more: Any, cost: bool = False, **asked: Any) -> list[tuple[Any, ...]]:
+    """(kind, factor, words) of the changes that are proposed."""
+    return [(each.kind, each.factor, each.text) for each in of(request(**asked), *more)]
+
+
+SHORT = deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu")
+NEEDED = host_ram_gib_per_node(work(SHORT))
+INFEASIBLE: Rows = [
+    ("other jobs", lambda: changes(infeasible._other_jobs, seq_length=2049), [
+        ("batch", 2, "job.global_batch_size=32 instead of 16"), ("batch", 4, "job.global_batch_size=64 instead of 16"),
+        ("batch", 8, "job.global_batch_size=128 instead of 16"), ("length", 2049 / 1024, "job.seq_length=1024 instead of 2049"),
+        ("length", 2049 / 512, "job.seq_length=512 instead of 2049"), ("optimizer", 2, "job.optimizer.name=adamw-8bit instead of adamw"),
+        ("lora", math.inf, "--lora (or job.lora.four_bit=false): adapters trained instead of all weights"),
+        ("lora", math.inf, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights trained instead of all weights")]),
+    ("other jobs with adapters", lambda: [changes(infeasible._other_jobs, seq_length=512, lora=replace(LORA, four_bit=each))[3:] for each in (False, True)],
+     [[("lora", 1, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters")],
+      [("lora", 1, "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights")]]),
+    ("changed jobs", lambda: [(each.request.job.global_batch_size, each.request.job.seq_length, each.request.job.optimizer.name,
+        each.request.job.lora and each.request.job.lora.four_bit) for each in infeasible._other_jobs(request())],
+     [(32, 1024, "adamw", None), (64, 1024, "adamw", None), (128, 1024, "adamw", None), (16, 512, "adamw", None), (16, 1024, "adamw-8bit", None),
+      (16, 1024, "adamw", False), (16, 1024, "adamw", True)]),
+    ("more of a node, then nodes", lambda: changes(infeasible._more_gpus, machines=cluster("2xH100"))[:3] + [len(changes(
+        infeasible._more_gpus, machines=cluster("2xH100")))], [
+            ("nodes", 2, "cluster=4xH100 instead of 2"), ("nodes", 4, "cluster=8xH100 instead of 2"),
+            ("nodes", 8, "cluster=dgx-h100:2 (16 GPUs) instead of 1"), 12]),
+    ("more nodes", lambda: changes(infeasible._more_gpus, machines=replace(NODES, name="mine"))[::6] + [len(changes(
+        infeasible._more_gpus, machines=replace(NODES, name="mine")))],
+     [("nodes", 2, "cluster.num_nodes=16 (128 GPUs) instead of 8"), ("nodes", 128, "cluster.num_nodes=1024 (8192 GPUs) instead of 8"), 7]),
+    ("a lone node stays alone", lambda: changes(infeasible._more_gpus, machines=replace(NAMED, inter_node_gbytes_per_s=0.0)), []),
+    ("larger GPUs", lambda: [infeasible._is_larger(replace(NODE.gpu, **more), NODE.gpu) for more in (
+        {"memory_gib": 200.0}, {}, {"memory_gib": 200.0, "device": "cpu"}, {"memory_gib": 200.0, "bf16_tflops": 1.0},
+        {"memory_gib": 200.0, "hbm_gbytes_per_s": 1.0})], [True, False, False, False, False]),
+    ("capacities that are exceeded", lambda: [infeasible._excess(replace(work(SHORT), cluster=replace(NODE, host_ram_gib=each))) for each in (
+        NEEDED / 0.9 * 2, NEEDED / 0.9 / 2, None)],
+     [(0, [0.5, SMALL := peak_gib(work(SHORT)) / usable_gib(NODE.gpu)]), (1, [2, SMALL]), (1, [2, SMALL])]),
+    ("a shortfall", lambda: [infeasible.shortfall(replace(work(SHORT.but(offload_optimizer=place)), cluster=replace(
+        NODE, host_ram_gib=host, nvme_gib=disks))).partition("; ")[2] for place, host, disks in (
+            ("cpu", 1000.0, None), ("cpu", 0.2, None), ("cpu", None, None), ("nvme", 1000.0, 1000.0), ("nvme", 1000.0, 0.05), ("nvme", 1000.0, None))],
+     ["", f"{NEEDED:.0f} GiB of host memory a node, 0 of 0 are usable: {NEEDED - 0.18:.0f} GiB too many",
+      f"{NEEDED:.0f} GiB of host memory a node, which is not known", "", "0 GiB of NVMe a node, which has 0: 0 GiB too many",
+      "0 GiB of NVMe a node, which is not known"]),
+    ("too little of a GPU", lambda: [infeasible.shortfall(replace(work(torch()), cluster=replace(ONE, gpu=replace(ONE.gpu, memory_gib=each))))
+                                     for each in (80.0, 0.5)], [
+        f"needs {(NEED := peak_gib(work(torch()))):.1f} GiB a GPU, 76.0 of 80.0 are usable",
+        f"needs {NEED:.1f} GiB a GPU, 0.5 of 0.5 are usable: {NEED - 0.475:.1f} GiB too many"]),
+    ("halves", lambda: [(each.cluster.num_nodes, each.cluster.gpus_per_node) for each in fewer_gpus._halved(request(machines=replace(NODES, num_nodes=4)))],
+     [(2, 8), (1, 8), (1, 4), (1, 2), (1, 1)]),
+    ("engines that cannot", lambda: [sorted(infeasible._able(each)) for each in (
+        {"torch": (infeasible.Violation("flag_of_engine", ""),), "megatron": (infeasible.Violation("batch", ""),)},
+        {"deepspeed": (infeasible.Violation("deepspeed_pipeline", ""),)})], [["megatron"], ["deepspeed"]]),
+]  # fmt: skip
+
+
+def node(goal: Any = "gpus", name: str = "p4d.24xlarge", tokens: int = 10**12, **limits: Any) -> Any:
+    """Nodes of a type under constraints."""
+    return cluster_selection._NodeType(DENSE, job(seq_length=1024, total_tokens=tokens), Pins(), Constraints(goal=goal, **limits), name, calibration.NONE)
+
+
+A100 = cluster("p4d.24xlarge:1")
+NODE_S = 1e12 * model_flops_per_token(DENSE, 1024) / (8 * peak_flops_per_s(A100.gpu, "bf16") * 0.65)
+"""Seconds of one node at an MFU of 0.65."""
+PRICE = A100.price_per_node_hour_usd or 0.0
+DAYS = NODE_S / 86400
+NUMBERS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+
+
+def best_of(goal: Any, times: dict[int, float | None], limit: float = math.inf, **limits: Any) -> list[Any]:
+    """(nodes, words of a miss, nodes that were searched), where so many nodes take so long."""
+    each, asked = node(goal, **limits), []
+
+    def option(nodes: int, _: Any) -> tuple[ClusterOption | None, Any]:
+        asked.append(nodes)
+        days = times.get(nodes, 1e3)
+        if days is None:
+            return None, cluster_selection._Miss(1.0 / nodes, f"{nodes} miss")
+        return ClusterOption(replace(A100, num_nodes=nodes), M, days, days * nodes), None
+
+    each._option = option
+    found, miss = each.best(limit, {})
+    return [found and found.cluster.num_nodes, miss and miss.text, asked]
+
+
+CLUSTERS: Rows = [
+    ("numbers of nodes", lambda: [node(**limits).numbers() for limits in ({}, {"max_gpus": 100}, {"max_gpus": 7}, {"deadline_days": DAYS / 5})],
+     [NUMBERS, [1, 2, 3, 4, 6, 8, 12], [], [each for each in NUMBERS if each >= 5]]),
+    ("a node without a fabric", lambda: node(name="workstation-rtx-4090").numbers(), [1]),
+    ("lower bounds", lambda: [node(each, max_gpus=100, deadline_days=DAYS / 2.5).ideal for each in ("gpus", "money", "time")],
+     [24, PRICE * NODE_S / 3600, DAYS / 12]),
+    ("no number is possible", lambda: node(max_gpus=7).ideal, math.inf),
+    ("cost of no price", lambda: node(name="dgx-h100").ideal_usd, math.inf),
+    # The fewest that will do; the cheapest until three in a row are no better; the fastest from the most on.
+    ("the fewest", lambda: best_of("gpus", {1: None, 2: None, 3: 5.0}), [3, "2 miss", [1, 2, 3]]),
+    ("no more than twice the best", lambda: best_of("gpus", {}, limit=8.0, max_gpus=64), [1, None, [1]]),
+    ("beyond the best", lambda: best_of("gpus", {each: None for each in NUMBERS}, limit=24.0), [None, "3 miss", [1, 2, 3]]),
+    ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, None, [1, 2, 3, 4, 6, 8]]),
+    ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, None, [8, 6, 4, 3, 2]]),
+    ("hopeless", lambda: best_of("time", {}, limit=DAYS / 3000), [None, None, []]),
+    ("too dear at best", lambda: best_of("gpus", {}, budget_usd=1.0), [
+        None, f"p4d.24xlarge: ${PRICE * NODE_S / 3600:,.0f} at 65% MFU already, above the budget of $1", []]),
+    ("too few at best", lambda: best_of("gpus", {}, max_gpus=16, deadline_days=DAYS / 4), [
+        None, f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, after the deadline of {DAYS / 4:g} days", []]),
+    ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), [None, "p4d.24xlarge: 8 GPUs a node, at most 7 wanted", []]),
+    ("order of options", lambda: [cluster_selection._rank(ClusterOption(A100, M, 3.0, each), goal) for goal, each in (
+        ("gpus", 9.0), ("money", 9.0), ("money", None), ("time", 9.0))], [(8, 3), (9, 3), (math.inf, 3), (3, 3)]),
+    ("types with a price", lambda: [("dgx-h100" in cluster_selection._types(each), "p4d.24xlarge" in cluster_selection._types(each)) for each in (
+        Constraints(), Constraints(goal="money"), Constraints(budget_usd=9.0))], [(True, True), (False, True), (False, True)]),
+    ("a table", lambda: render_options([ClusterOption(replace(A100, num_nodes=4), M, 3.25, None), ClusterOption(A100, M, 1.0, 1234.0)]).splitlines()[1:],
+     [f"{32:>6}  {'4 x p4d.24xlarge (A100-40)':32} {'3.2':>7} {'no price known':>14}  {describe(M)}",
+      f"{8:>6}  {'1 x p4d.24xlarge (A100-40)':32} {'1.0':>7} {'1,234':>14}  {describe(M)}"]),
+]  # fmt: skip
+
+PLAN = make_plan(DENSE, cluster("32xH100"), job(seq_length=1024, global_batch_size=96), Pins(engine="deepspeed", zero_stage=2, micro_batch_size=1))
+PLACE = "dgx-h100 H100"
+RAN = {"torch huggingface, bf16, dense": 1.1, "megatron local, fp8, dense": 1.2, "megatron local, bf16, experts": 1.3, "deepspeed local, fp32, experts": 1.4}
+
+
+def nearest(layout: Layout, model: Any = DENSE, **more: Any) -> float:
+    """Ratio that a kind without runs takes."""
+    rows = {f"{PLACE}, {name}": Residual(ratio, 5.0, 2) for name, ratio in RAN.items()} | {"other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)}
+    found = Calibration(rows).of(work(layout, model, **more))
+    assert found.extra_gib == (0 if found.carried_from else 5)
+    return found.step_time_factor
+
+
+def learned(tmp: Path, known: Calibration, **measured: Any) -> Residual:
+    """What one more run teaches."""
+    path = tmp / "summary.json"
+    path.write_text(json.dumps(measured))
+    return calibration.learn(PLAN, path, known).residuals[calibration.kind(PLAN.workload)]
+
+
+def run(ramp: tuple[int, int, int] | None = None, **more: Any) -> RunSpec:
+    """A run of rows, whose batch grows from, by, over so many samples."""
+    schedule = ScheduleSpec(batch_ramp=ramp and BatchRampSpec(start=ramp[0], increment=ramp[1], samples=ramp[2]), warmup_steps=0)
+    return RunSpec(data=DataSpec(train="rows"), schedule=schedule, **more)
+
+
+def steps(the_run: RunSpec, epoch: Epoch | None = None, **the_job: Any) -> tuple[int, int]:
+    """Of 96 sequences of 1,024 tokens."""
+    return length.length(replace(PLAN, job=job(seq_length=1024, global_batch_size=96, **the_job)), the_run, epoch)
+
+
+EPOCH = Epoch(samples=1000, tokens=500_000)
+S = ScheduleSpec(kind="linear", warmup_steps=4, min_ratio=0.1)
+
+
+def rate(seen: int, kind: Any = "linear", **more: Any) -> float:
+    """Learning rate over its peak of 2, in a run of 100 steps of 10."""
+    shape = replace(S, kind=kind, **{name: more.pop(name) for name in list(more) if name in vars(S)})
+    return schedule.learning_rate(seen, peak=2.0, schedule=shape, total_steps=100, global_batch_size=10, **more) / 2
+
+
+RUNS: Rows = [
+    ("the most similar kind", lambda: [nearest(each, model, **more) for each, model, more in (
+        (torch(), DENSE, {}), (Z2, DENSE, {}), (M, DENSE, {}), (M, EXPERTS, {"precision": "fp32"}), (megatron(implementation="transformer_engine"), DENSE, {}),
+        (deepspeed(tp=2).but(implementation="local"), DENSE, {"precision": "fp32"}))], [1.1, 1.1, 1.3, 1.4, 1.1, 1.4]),
+    ("nothing known here", lambda: [Calibration({}).of(work(M)), Calibration({"other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)}).of(work(M))],
+     [Residual(), Residual()]),
+    ("kinds", lambda: [calibration.kind(work(each, model, **more)) for each, model, more in ((M, DENSE, {}), (Z2, EXPERTS, {"precision": "fp32"}))],
+     [f"{PLACE}, megatron local, bf16, dense", f"{PLACE}, deepspeed huggingface, fp32, experts"]),
+    ("likeness", lambda: calibration._likeness(["megatron local", "bf16", "dense"], ["deepspeed local", "bf16", "experts"]), (True, True, False, False)),
+    ("a plan on fewer nodes", lambda: [elastic.legal_nodes(PLAN), (smaller := elastic.on_nodes(PLAN, 3)).layout.dp, smaller.layout.gradient_accumulation_steps,
+                                       smaller.cluster.num_nodes, smaller.predicted.step_time_s > PLAN.predicted.step_time_s, elastic.on_nodes(PLAN, 4) is PLAN],
+     [(1, 2, 3, 4), 24, 4, 3, True, True]),
+    ("no plan on fewer nodes", lambda: [elastic._workload(each, nodes) for each, nodes in (
+        (PLAN, 0), (PLAN, 5), (replace(PLAN, layout=PLAN.layout.but(gradient_accumulation_steps=1)), 3), (replace(
+            PLAN, layout=PLAN.layout.but(tp=16, dp=2)), 1), (replace(PLAN, layout=PLAN.layout.but(gradient_accumulation_steps=6)), 2))],
+     ["must be from 1 to 4", "must be from 1 to 4", "global_batch_size=32 is no multiple of micro_batch_size=1 · dp=24",
+      "8 GPUs are no multiple of the 16 that share one replica",
+      "micro_batch_size·gradient_accumulation_steps·dp=192 is not global_batch_size=96; use gradient_accumulation_steps=6"]),
+    # 0.76 of 0.8 GiB are usable, and half of the CUDA context and NCCL is more than that with the model.
+    ("no memory on fewer nodes", lambda: [str(elastic._workload(replace(PLAN, cluster=replace(PLAN.cluster, gpu=replace(
+        PLAN.cluster.gpu, memory_gib=memory))), 2))[9:] for memory in (0.8,)], ["GiB per GPU, 0.8 usable"]),
+    ("the front of a comparison", lambda: [each.name for each in Comparison(request(), tuple(ComparedLayout(name, M, gib, seconds, fits) for name, gib, seconds, fits in (
+        ("slow and small", 1.0, 9.0, True), ("dominated", 5.0, 5.0, True), ("fast", 8.0, 2.0, True), ("too large", 9.0, 1.0, False), ("middle", 4.0, 4.0, True),
+        ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True))), None).pareto_front()], ["fast", "middle", "slow and small"]),
+    # Steps: run.steps; whole batches of tokens; epochs with a whole last step; ramps of growing batches.
+    ("lengths", lambda: [steps(run(steps=7)), steps(run(), total_tokens=96 * 1024 * 3 + 1), steps(run(), total_tokens=5), steps(run(), EPOCH, epochs=1.0),
+                         steps(run(), EPOCH, epochs=0.1), steps(run(), EPOCH, objective="sft", total_tokens=250_000), steps(run(), EPOCH, epochs=0.096),
+                         steps(run(), EPOCH, epochs=0.097)],
+     [(7, 672), (3, 288), (1, 96), (11, 1056), (2, 192), (5, 480), (1, 96), (2, 192)]),
+    # 32 · 3 samples at 32, then 64: 96 + 128 are at least 192.
+    ("lengths of a ramp", lambda: [steps(run((32, 32, 192), steps=2)), steps(run((32, 32, 192), steps=9)), steps(run((32, 32, 192)), total_tokens=1024 * 500),
+                                   steps(run((32, 32, 192)), total_tokens=1024 * 50), steps(run((32, 32, 192)), EPOCH, epochs=0.05)],
+     [(2, 64), (9, 3 * 32 + 2 * 64 + 4 * 96), (7, 224 + 2 * 96), (1, 32), (2, 64)]),
+    ("batches of a ramp", lambda: [[schedule.batch_size(each, BatchRampSpec(start=32, increment=32, samples=192), 96) for each in (0, 95, 96, 191, 192)],
+                                   schedule.batch_size(5, None, 96), list(schedule.ramped(BatchRampSpec(start=32, increment=32, samples=192), 96))],
+     [[32, 32, 64, 64, 96], 96, [32, 32, 32, 64, 64]]),
+    # Warm-up over 40 samples; then from 1 to 0.1 over the other 960.
+    ("rates", lambda: [rate(each) for each in (10, 39, 40, 520, 1000, 2000)], [0.25, 39 / 40, 1, 0.55, 0.1, 0.1]),
+    ("shapes", lambda: [rate(280, each) for each in ("cosine", "constant", "inverse_sqrt")],
+     [0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 1, math.sqrt(40 / 280)]),
+    ("a floor of the root", lambda: [rate(1000, "inverse_sqrt"), rate(1000, "inverse_sqrt", min_ratio=0.5)], [0.2, 0.5]),
+    ("stable, then down", lambda: [rate(each, "warmup_stable_decay", decay_steps=20, decay_style=style) for each, style in (
+        (800, "linear"), (850, "linear"), (950, "exponential"), (950, "minus_sqrt"), (1000, "linear"))],
+     [1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * (2 * 0.5**0.75 - 1), 0.1 + 0.9 * (1 - math.sqrt(0.75)), 0.1]),
+    ("a tenth by default", lambda: rate(950, "warmup_stable_decay"), 0.1 + 0.9 * (2 * 0.5**0.5 - 1)),
+    ("restarts", lambda: [rate(each, "cosine_with_restarts", num_cycles=2) for each in (40, 280, 520, 1000)], [1, 0.55, 1, 0.1]),
+    ("a tenth of a short run", lambda: schedule.learning_rate(5, peak=2.0, schedule=S, total_steps=10, global_batch_size=10), 1.0),
+    ("rates over a ramp", lambda: [rate(310, total_samples=600), rate(600, total_samples=600)], [0.1 + 0.9 * (600 - 310) / 560, 0.1]),
+]  # fmt: skip
+
+
+@by_hand(CANDIDATES, SEARCH, DESCRIBED, CHOICES, INFEASIBLE, CLUSTERS, RUNS)
+def test_value(computed: Callable[[], Any], derived: Any) -> None:
+    assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
