@@ -480,7 +480,7 @@ RUNS: Rows = [
       "micro_batch_size·gradient_accumulation_steps·dp=192 is not global_batch_size=96; use gradient_accumulation_steps=6"]),
     # 0.76 of 0.8 GiB are usable, and half of the CUDA context and NCCL is more than that with the model.
     ("no memory on fewer nodes", lambda: [str(elastic._workload(replace(PLAN, cluster=replace(PLAN.cluster, gpu=replace(
-        PLAN.cluster.gpu, memory_gib=memory))), 2))[9:] for memory in (0.8,)], ["GiB per GPU, 0.8 usable"]),
+        PLAN.cluster.gpu, memory_gib=memory))), 2)).partition(" ")[2] for memory in (0.8,)], ["GiB per GPU, 0.8 usable"]),
     ("the front of a comparison", lambda: [each.name for each in Comparison(request(), tuple(ComparedLayout(name, M, gib, seconds, fits) for name, gib, seconds, fits in (
         ("slow and small", 1.0, 9.0, True), ("dominated", 5.0, 5.0, True), ("fast", 8.0, 2.0, True), ("too large", 9.0, 1.0, False), ("middle", 4.0, 4.0, True),
         ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True))), None).pareto_front()], ["fast", "middle", "slow and small"]),
