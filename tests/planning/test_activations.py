@@ -11,14 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
-from kit.cost.memory.rank_megatron import layer_terms
 from kit.cost.workload import Workload
 from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, ModelSpec
-from tests.support.models import cluster, deepspeed, megatron
+from tests.support.models import cluster, deepspeed
 from tests.support.models import torch as torch_layout
 
 BATCH, SEQUENCE = 2, 40
@@ -148,26 +147,3 @@ def test_experts_but_for_indices_and_scores(family: Family, precision: Precision
 def test_full_recompute_keeps_the_input_of_a_layer(layout: Layout) -> None:
     setup = described(shape("llama", 2, 2), layout)
     assert measured_per_layer("llama", layout, "bf16") == layer_input(setup) / setup.tokens
-
-
-def native_per_token(model: ModelSpec, layout: Layout) -> float:
-    setup = described(model, layout, seq_length=4096)
-    return sum(layer_terms(setup, False).values()) / setup.tokens
-
-
-def test_tensor_and_sequence_parallelism_split_the_terms() -> None:
-    """Korthikanti et al., eq. 2 and 4: tp splits attention and MLP, sp the rest; only the rope tables stay."""
-    model = shape("llama", 2, 4)
-    alone = native_per_token(model, megatron())
-    split = native_per_token(model, megatron(tp=4))
-    both = native_per_token(model, megatron(tp=4, sp=True))
-    rope = 4 * 2 * model.head_dim / BATCH
-    norms = 2 * (2 * 2 * model.hidden_size + 4)
-    assert split - norms - rope == pytest.approx((alone - norms - rope) / 4)
-    assert both - rope == pytest.approx((alone - rope) / 4)
-
-
-def test_shared_key_value_heads_are_not_split_further() -> None:
-    model = shape("llama", 2, 2)
-    two, four = (native_per_token(model, megatron(tp=tp, sp=True)) for tp in (2, 4))
-    assert four > two / 2

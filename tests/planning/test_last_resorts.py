@@ -21,15 +21,12 @@ from kit.planner.search import EQUALLY_FAST, can_fit, search, step_s
 from kit.report.clusters import cluster_table, compare_clusters
 from kit.report.first_screen import first_screen
 from kit.report.html import page
-from kit.report.largest_model import largest_models
 from kit.report.memory_report import memory_report
 from kit.report.plan_text import render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
-from kit.ui.answer import cluster_cost
-from kit.ui.state import State
 from kit.units import human_seconds
 
 (HOST, INPUTS, PAGED), (MOMENTS,), (STATE,) = LAST_RESORTS
@@ -109,11 +106,6 @@ def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> N
     assert said(planned("deepseek-v3", h20(12, 846.0))).chosen == HOST.what
     with pytest.raises(PlanError, match="does not fit"):
         planned("deepseek-v3", h20(12, 845.0))
-
-
-def test_fine_tuning_takes_it_too() -> None:
-    plan = planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron"), objective="sft")
-    assert said(plan).chosen == HOST.what
 
 
 # ---------------------------------------------------------------- paged moments
@@ -273,12 +265,6 @@ def test_what_is_said_to_make_it_needless_does() -> None:
         make_plan(plan.model, plan.cluster, plan.job, Pins(optimizer_state_dtype="fp32"))
 
 
-def test_the_seconds_of_offload_are_the_plans_own() -> None:
-    plan = planned("deepseek-v3", h20(12))
-    seconds = human_seconds(plan.predicted.step_time_components_s["offload"])
-    assert f"Offload takes {seconds} of {human_seconds(plan.predicted.step_time_s)} a step" in said(plan).why
-
-
 def test_an_optimizer_in_8_bits_is_proposed_and_not_chosen() -> None:
     with pytest.raises(PlanError, match=r"it fits with job\.optimizer\.name=adamw-8bit instead of adamw"):
         planned("llama-2-13b", dataclasses.replace(parse_cluster("4xA100-40"), host_ram_gib=64.0, nvme_gib=None))
@@ -307,15 +293,3 @@ def test_a_cluster_is_chosen_without_loss_of_accuracy() -> None:
         cluster_options(model, job, unpaged, one_node, node="workstation-rtx-4090")
     lossy = cluster_options(model, job, Pins(optimizer_state_dtype="bf16"), one_node, node="workstation-rtx-4090")
     assert [option.layout.optimizer_state_dtype for option in lossy] == ["bf16"]
-
-
-def test_the_largest_model_is_one_without_loss_of_accuracy() -> None:
-    found = largest_models(parse_cluster("1xRTX-4090"), JobSpec(), Pins())
-    assert {memory.layout.optimizer_state_dtype for memory in found.needs.values()} == {"fp32"}
-
-
-def test_other_sizes_of_the_page_lose_no_accuracy() -> None:
-    recipe = State((("model", "llama-2-7b"), ("cluster", "1xRTX-4090"))).recipe({})
-    assert cluster_cost(recipe, recipe.cluster) is not None
-    other = dataclasses.replace(recipe.cluster, price_per_node_hour_usd=1.0)
-    assert cluster_cost(recipe, other) is None

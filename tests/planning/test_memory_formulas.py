@@ -49,7 +49,6 @@ from tests.planning.shapes import (
     Rows,
     by_hand,
     flat,
-    
     other,
     work,
 )  # fmt: skip
@@ -90,12 +89,14 @@ HUGGING_FACE: Rows = [
     # RMSNorm saves its fp32 input, the normalised tensor and a root; the linear layers their inputs.
     ("16 bits", lambda: saved(ZERO), {"norms": 2 * (6 * 320 + 4) + 2 * 2 * 320, "attention": 2 * 2 * (480 + 120),
                                       "core_attn": 4 * 12, "mlp": 4 * 2 * 896}),
-    ("32 bits", lambda: saved(ZERO, **FP32), {"norms": 2 * (8 * 320 + 4) + 2 * 4 * 320, "attention": 4 * 2 * (480 + 120),
+    ("32 bits", lambda: saved(ZERO, **FP32), {"norms": 2 * (8 * 320 + 4) + 2 * 4 * 320,
+        "attention": 4 * 2 * (480 + 120),
                                               "core_attn": 4 * 12, "mlp": 4 * 4 * 896}),
     # Every product casts its input: three of attention, two of the MLP.
     ("autocast", lambda: saved(DDP), {"norms": 2 * (8 * 320 + 4), "attention": 2400, "core_attn": 48,
                                       "casts": 2 * 320 * 5, "mlp": 4 * 2 * 896}),
-    ("GPT-2", lambda: saved(ZERO, GPT), {"norms": 2 * (2 * 384 + 4) + 2 * 2 * 384, "attention": 8 * 384, "core_attn": 24,
+    ("GPT-2", lambda: saved(ZERO, GPT), {"norms": 2 * (2 * 384 + 4) + 2 * 2 * 384, "attention": 8 * 384,
+        "core_attn": 24,
                                          "mlp": 5 * 2 * 1600}),
     ("GPT-2 under autocast", lambda: saved(DDP, GPT), {"norms": 2 * (6 * 384 + 8), "attention": 8 * 384,
                                                        "core_attn": 24, "mlp": 16 * 1600}),
@@ -128,7 +129,8 @@ HUGGING_FACE: Rows = [
     ("a shared norm", lambda: [changed(each, FALCON, "norms") for each in (ZERO, DDP)],
      [2 * 384 + 4 + 2 * 384, 4 * 384 + 8]),
     ("Falcon", lambda: changed(ZERO, FALCON, "attention", "window"), [2 * 4 * 384, 2 * 1024]),
-    ("Falcon with one key head", lambda: changed(ZERO, replace(FALCON, num_key_value_heads=1), "attention", "core_attn"),
+    ("Falcon with one key head", lambda: changed(ZERO, replace(FALCON, num_key_value_heads=1), "attention",
+        "core_attn"),
      [4 * (384 + 128) + 2 * 384, 4 * 6 * 1024]),
     ("GELU and ReLU", lambda: [changed(ZERO, each, "mlp") for each in (NEOX, OPT)], [2 * 2 * 1600, 2 * 1600]),
     ("T5", lambda: changed(ZERO, T5, "norms", "mlp", "bias"), [
@@ -162,7 +164,8 @@ HUGGING_FACE: Rows = [
     ("adapters with dropout", lambda: [changed(each, DENSE, "adapters", "mlp", lora=replace(ALL, dropout=0.1))
                                        for each in (DDP, FSDP)],
      [2 * 2080 + 2976 + 98, 7168, 3 * (5 * 320 + 480 + 896) + 98, 7168 - 1792]),
-    ("adapters of attention with dropout", lambda: changed(FSDP, DENSE, "adapters", "mlp", lora=replace(LORA, dropout=0.1)),
+    ("adapters of attention with dropout", lambda: changed(FSDP, DENSE, "adapters", "mlp", lora=replace(LORA,
+        dropout=0.1)),
      [3 * (3 * 320 + 480) + 56, 7168 - 1792]),
     ("DoRA", lambda: changed(DDP, DENSE, "adapters", lora=replace(LORA, use_dora=True)), [2936 + 4 * 1040]),
     ("adapters of GPT-2", lambda: changed(DDP, GPT, "norms", "adapters", "mlp", lora=ALL),
@@ -355,7 +358,8 @@ SIZES: Rows = [
     ("copies of weights", lambda: [(sizes.owns_weights(each), sizes.flattens_on_host(each)) for each in (
         work(ZERO), work(ZERO.but(tp=2)), work(ZERO.but(tp=2, implementation="local")), work(ZERO, objective="dpo"))],
      [(False, False), (True, False), (False, False), (True, False)]),
-    ("copies on the host", lambda: [sizes.flattens_on_host(replace(work(each, **more), cluster=replace(NODE, gpu=replace(
+    ("copies on the host", lambda: [sizes.flattens_on_host(replace(work(each, **more), cluster=replace(NODE,
+        gpu=replace(
         NODE.gpu, memory_gib=gib)))) for each, more, gib in (
             (ZERO, {"objective": "dpo"}, 0.5), (ZERO.but(zero_stage=3), {"objective": "dpo"}, 0.5),
             (ZERO, {"objective": "dpo", "lora": LORA}, 0.5), (ZERO, {}, 0.5))], [True, False, False, False]),
@@ -417,7 +421,8 @@ STATES: Rows = [
                                 precision=each) for stage, each in ((1, "bf16"), (0, "bf16"), (1, "fp32"))],
      [[2, 1.5, 4, 4, None, None, 0], [2, 12, 4, 4, None, None, 0], [4, 1, 4, 4, None, None, 0]]),
     ("Megatron's optimizer on the host", lambda: state(megatron(dp=8, offload_optimizer="cpu",
-                                                                optimizer_offload_fraction=0.75), "optimizer"), [3 / 8]),
+                                                                optimizer_offload_fraction=0.75), "optimizer"),
+                                                                [3 / 8]),
     ("Megatron's moments in bf16", lambda: state(megatron(dp=8, optimizer_state_dtype="bf16"), "optimizer"), [6 / 8]),
     ("masters and moments", lambda: [(master_bytes(each), *moment_bytes(each, "adamw-8bit")) for each in (
         Z[1], Z[1].but(optimizer_state_dtype="bf16"))], [(4, EIGHT, EIGHT, 8), (2, EIGHT / 2, EIGHT / 2, 4)]),
@@ -438,14 +443,16 @@ STATES: Rows = [
     ("disks", lambda: [nvme_state_bytes(each, "bf16") for each in (
         NVME, NVME.but(offload_param="none"), NVME.but(offload_optimizer="none"))],
      [[1 / 8, 1 / 4, 3 / 4], [0, 1 / 4, 3 / 4], [1 / 8, 0, 0]]),
-    ("held", lambda: (state_bytes(M[2], "bf16").held, host_state_bytes(Z[2].but(offload_optimizer="cpu"), "bf16").total),
+    ("held", lambda: (state_bytes(M[2], "bf16").held, host_state_bytes(Z[2].but(offload_optimizer="cpu"),
+        "bf16").total),
      (2 + 0.5 + 1.5, 2.25)),
 ]  # fmt: skip
 
 MOST = NVME.but(dp=8)
 GROUP = -(-TOTAL // 8)
 OFFLOAD: Rows = [
-    ("buffers of gradients", lambda: [host_buffer_bytes(work(each.but(offload_optimizer="cpu"))) for each in (Z[2], Z[3])],
+    ("buffers of gradients", lambda: [host_buffer_bytes(work(each.but(offload_optimizer="cpu"))) for each in (Z[2],
+        Z[3])],
      [2 * TABLE, 0]),
     # Four of the largest sub group in fp32; five of the largest shard, and one of a sub group's whole weights.
     ("buffers of disks", lambda: [host_buffer_bytes(work(MOST.but(**more))) for more in (
@@ -455,7 +462,8 @@ OFFLOAD: Rows = [
     ("host of a node", lambda: [host_ram_gib_per_node(work(each.but(offload_optimizer="cpu"))) * 2**30 for each in (
         Z[2], Z[3], Z[3].but(offload_param="cpu"))],
      [TOTAL * (1.5 * 2 + 16 + 0.5 * (4 + 4)) + 8 * 2 * TABLE, TOTAL * (18 + 3), TOTAL * (18 + 3 + 3)]),
-    ("host of a split model", lambda: host_ram_gib_per_node(work(Z[3].but(dp=4, tp=2, offload_optimizer="cpu"))) * 2**30,
+    ("host of a split model", lambda: host_ram_gib_per_node(work(Z[3].but(dp=4, tp=2,
+        offload_optimizer="cpu"))) * 2**30,
      TOTAL * 21),
     ("host of two nodes", lambda: host_ram_gib_per_node(work(Z[3].but(dp=16, offload_optimizer="cpu"),
                                                              machines=cluster("16xH100"))) * 2**30, TOTAL * 21 / 2),
@@ -483,7 +491,8 @@ OFFLOAD: Rows = [
     ("loading what is flattened on the host", lambda: (host_load_gib_per_node(replace(
         work(Z[2], objective="dpo"), cluster=replace(NODE, gpu=replace(NODE.gpu, memory_gib=0.5))))
         - 8 * overheads().cpu_process_gib) * 2**30, 32 * TABLE + 8 * 4 * TOTAL),
-    ("an offloaded reference", lambda: [host_ram_gib_per_node(work(Z[3].but(offload_param=each), objective="dpo")) * 2**30
+    ("an offloaded reference", lambda: [host_ram_gib_per_node(work(Z[3].but(offload_param=each),
+        objective="dpo")) * 2**30
                                         for each in ("cpu", "none")], [3 * TOTAL + 2 * TOTAL, 0]),
 ]  # fmt: skip
 
@@ -524,7 +533,8 @@ ENGINES: Rows = [
      (2 + 4 + 0.5) * (5003 * 384 + 1024 * 384 + 768)),
     # accelerate reduces in the dtype of the gradients, which exist beside the head's.
     ("one unit", lambda: [engine_memory(OneUnit(model, NODE, job(), FSDP)).gathered for model in (DENSE, GPT)],
-     [(2 * TOTAL, 2 * TOTAL + 2 * TABLE, 4 * TOTAL), (2 * (G := count(GPT).total), 2 * G + 2 * 384 * (5003 + 1024), 4 * G)]),
+     [(2 * TOTAL, 2 * TOTAL + 2 * TABLE, 4 * TOTAL), (2 * (G := count(GPT).total), 2 * G + 2 * 384 * (5003 + 1024),
+         4 * G)]),
     ("DDP and Megatron", lambda: [engine(each, "buffers", "gathered", "root_is_last") for each in (
         torch(dp=8), megatron(dp=8))], [[0, (0, 0, 0), False]] * 2),
     ("ZeRO-2", lambda: [engine(each, "buffers", "gathered") for each in (Z[2], Z[2].but(offload_optimizer="cpu"))],
@@ -533,7 +543,8 @@ ENGINES: Rows = [
     ("ZeRO-3", lambda: engine(Z[3], "buffers", "gathered"), [2 * FILLS, (2 * (TOTAL + LAYER_TOTAL),) * 3]),
     ("ZeRO-3 under autocast", lambda: engine(Z[3].but(autocast=True), "buffers", "gathered"),
      [6 * FILLS, (4 * (TOTAL + LAYER_TOTAL),) * 3]),
-    ("a second copy", lambda: engine(Z[3].but(zero_hpz=4), "gathered")[0][0], 2 * (TOTAL + LAYER_TOTAL) + 2 * TOTAL / 4),
+    ("a second copy", lambda: engine(Z[3].but(zero_hpz=4), "gathered")[0][0],
+        2 * (TOTAL + LAYER_TOTAL) + 2 * TOTAL / 4),
     ("weights on disks", lambda: engine(NVME.but(dp=8), "gathered")[0][0], 2 * (TABLE + 2 * LAYER_TOTAL)),
     ("pinned sizes", lambda: engine(Z[3].but(stage3_max_live_parameters=10**6, stage3_prefetch_bucket_size=10**5,
                                              stage3_param_persistence_threshold=38400), "gathered")[0][0],
@@ -544,19 +555,24 @@ ENGINES: Rows = [
      [(2 * (6 * LAYER + TABLE),) * 2, (2 * (6 * LAYER + TABLE), 2 * TABLE), (0, 0), (0, 0), (2 * TABLE, 2 * TABLE)]),
     ("a tied head's gradient", lambda: [engine(each, "deferred_head_gradient", model=model, **more)[0]
                                         for each, model, more in ((DDP, GPT, {}), (Z[2], GPT, {}), (Z[2], GPT, FP32),
-                                                                  (FSDP, GPT, {}), (DDP, DENSE, {}), (DDP, GPT, {"lora": LORA}),
+                                                                  (FSDP, GPT, {}), (DDP, DENSE, {}), (DDP, GPT,
+                                                                  {"lora": LORA}),
                                                                   (megatron(), GPT, {}))],
      [4 * 5003 * 384, 2 * 5003 * 384, 4 * 5003 * 384, 0, 0, 0, 0]),
     ("gradients converted at a time", lambda: [engine(each, "most_step_extra", **more)[0] for each, more in (
-        (FSDP, {}), (FSDP, {"optimizer": OptimizerSpec(name="adafactor")}), (Z[3], {}), (Z[3].but(sub_group_size=10**6), {}),
+        (FSDP, {}), (FSDP, {"optimizer": OptimizerSpec(name="adafactor")}), (Z[3], {}), (Z[3].but(sub_group_size=10**6),
+        {}),
         (Z[2], {}), (megatron(zero_stage=0), {"optimizer": OptimizerSpec(name="muon")}), (megatron(), {}))],
      [4 / 8 * TABLE, 12 * TABLE, 4e9, 4e6, float("inf"), 18 * 320 * 896, 0]),
     ("exported", lambda: [engine(each, "largest_parameter", **more)[0] for each, more in (
-        (DDP, {}), (FSDP, {}), (torch(), {"optimizer": OptimizerSpec(name="adamw-8bit")}), (DDP.but(paged_optimizer=True), {}),
+        (DDP, {}), (FSDP, {}), (torch(), {"optimizer": OptimizerSpec(name="adamw-8bit")}),
+        (DDP.but(paged_optimizer=True), {}),
         (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit")}), (Z[0].but(tp=2, dp=4), {"optimizer": OptimizerSpec(
-            name="adamw-8bit")}), (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit"), "lora": LORA}), (megatron(), {}))],
+            name="adamw-8bit")}), (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit"), "lora": LORA}), (megatron(),
+            {}))],
      [0, TABLE, TABLE, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
-    ("exported by Megatron", lambda: engine(megatron(), "largest_parameter", model=replace(DENSE, vocab_size=10)), [320 * 896]),
+    ("exported by Megatron", lambda: engine(megatron(), "largest_parameter", model=replace(DENSE, vocab_size=10)),
+        [320 * 896]),
     # Until the vectors are flat too, the largest weight, and the clone of a rank's shard (stage_1_and_2.py).
     ("loading ZeRO", lambda: [engine(each, "load", **more)[0] for each, more in (
         (Z[2], {}), (M[1], {}), (Z[2].but(offload_optimizer="cpu"), {}), (Z[3], {}), (Z[0].but(tp=2), {}), (FSDP, {}),
@@ -571,7 +587,8 @@ ENGINES: Rows = [
     # Frozen weights in 16 bits, adapters in fp32 with AdamW's moments, sharded by FSDP2.
     ("adapters", lambda: [engine(each, "adapters", "of_adapters", "matrix_weights", lora=LORA) for each in (DDP, FSDP)],
      [[(ADAPTED,), StateBytes(4, 4, 4, 8), None], [(ADAPTED,), StateBytes(0.5, 0.5, 0.5, 1), None]]),
-    ("adapters in eight bits", lambda: engine(DDP, "of_adapters", lora=LORA, optimizer=OptimizerSpec(name="adamw-8bit"))[0]
+    ("adapters in eight bits", lambda: engine(DDP, "of_adapters", lora=LORA,
+        optimizer=OptimizerSpec(name="adamw-8bit"))[0]
      .optimizer, EIGHT),
     ("adapters of stages", lambda: engine(megatron(pp=3, tp=2), "adapters", lora=LORA)[0],
      (2 * 7 * ((320 + 240) + 2 * (320 + 60) + (240 + 320)),) * 3),
@@ -580,13 +597,15 @@ ENGINES: Rows = [
      [NF4, 0.5 / 8 + NF4 - 0.5, NF4, 0.5 / 8 + NF4 - 0.5, NF4 - 0.5]),
     ("frozen FSDP2", lambda: [engine(each, "gathered", lora=lora)[0] for each, lora in (
         (FSDP, LORA), (FSDP.but(zero_stage=2), LORA), (FSDP.but(offload_param="cpu"), LORA), (FSDP, QLORA))],
-     [(2 * ROOT, 2 * ROOT + 4 * LAYER_TOTAL, 2 * ROOT), (2 * ROOT + 12 * LAYER_TOTAL, 2 * ROOT + 12 * LAYER_TOTAL, 2 * ROOT),
+     [(2 * ROOT, 2 * ROOT + 4 * LAYER_TOTAL, 2 * ROOT), (2 * ROOT + 12 * LAYER_TOTAL, 2 * ROOT + 12 * LAYER_TOTAL,
+         2 * ROOT),
       (2 * ROOT, 2 * ROOT + 4 * LAYER_TOTAL + LAYER_TOTAL / 4, 2 * ROOT),
       (2 * ROOT + 2 * 320 * 896, 2 * ROOT + 2 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896, 2 * ROOT)]),
     ("adapters on the host", lambda: engine(FSDP.but(offload_param="cpu"), "of_adapters", "dense", lora=LORA),
      [StateBytes(0, 0, 0, 0)] * 2),
     # Weights, optimizer, gradients in forward, at their peak, in the step, between steps, copies in the step.
-    ("states of Megatron", lambda: held(megatron(dp=8, ep=2)), [8.42, 12 * (1.21 / 8 + 3 / 4), 16.84, 16.84, 16.84, 16.84, 0, 0]),
+    ("states of Megatron", lambda: held(megatron(dp=8, ep=2)), [8.42, 12 * (1.21 / 8 + 3 / 4), 16.84, 16.84, 16.84,
+        16.84, 0, 0]),
     ("states of ZeRO", lambda: held(M[1]), [8.42, 12 * 4.21 / 8, 6 * 4.21, 6 * 4.21, 6 * 4.21, 4 * 4.21, 0, 0]),
     ("states of Muon", lambda: held(megatron(dp=8, zero_stage=0), optimizer=OptimizerSpec(name="muon"))[1],
      8 * (1 + 3) + 12 * 0.21),
@@ -599,10 +618,12 @@ ENGINES: Rows = [
     ("states of adapters of ZeRO", lambda: [each * 1e9 for each in held(M[1], lora=LORA)[1:]],
      [12 * ADAPTED / 8, 6 * ADAPTED, 6 * ADAPTED, 6 * ADAPTED, 4 * ADAPTED, 0, 0]),
     ("states in four bits", lambda: held(DDP, lora=QLORA)[0] * 1e9 - 4 * ADAPTED, NF4 * 1e9 + 2 * 3.21e9),
-    ("kinds of parallelism", lambda: [(overhead_gib(work(each)) - overheads().context_gib) / overheads().communicator_gib
+    ("kinds of parallelism", lambda: [(overhead_gib(work(each)) - overheads().context_gib) / overheads(
+        ).communicator_gib
                                       for each in (torch(), torch(dp=8), megatron(tp=2, dp=4), megatron(
                                           tp=2, cp=2, dp=2, pp=2, ep=2))], [0, 1, 3, 6]),
-    ("a CPU's process", lambda: overhead_gib(work(torch(dp=2), machines=cluster("2xcpu"))), overheads().cpu_process_gib),
+    ("a CPU's process", lambda: overhead_gib(work(torch(dp=2), machines=cluster("2xcpu"))),
+        overheads().cpu_process_gib),
 ]  # fmt: skip
 
 S = RankStates(*[2.0**power for power in range(8)])
@@ -626,9 +647,11 @@ PHASES: Rows = [
                              saved_activations=8 * BIG), 4 + 15 * BIG),
     ("generation", lambda: moment("forward", generation=BIG), 32 + BIG),
     ("the last layer", lambda: moment("backward", gathered=BIG, buffers_in_loss=2 * BIG, saved_activations=12 * BIG,
-                                      freed_before_layers=8 * BIG, recomputed_layer=16 * BIG, backward_workspace=32 * BIG),
+                                      freed_before_layers=8 * BIG, recomputed_layer=16 * BIG,
+                                      backward_workspace=32 * BIG),
      4 + 55 * BIG),
-    ("the first layer", lambda: moment("backward", gathered_at_end=BIG, after_backward=2 * BIG, recomputed_layer=4 * BIG,
+    ("the first layer", lambda: moment("backward", gathered_at_end=BIG, after_backward=2 * BIG,
+        recomputed_layer=4 * BIG,
                                        backward_workspace=8 * BIG), 8 + 15 * BIG),
     ("step", lambda: moment("step"), 16 + 64),
     ("load", lambda: [moment("load", load=each) for each in (0.0, BIG)], [32, BIG - 3.5]),
@@ -658,16 +681,20 @@ UNFUSED = 2 * 480 + 2 * (480 + 2 * 480)
 RANKS: Rows = [
     ("saved", lambda: part(Z[2], "saved_activations", "recomputed_layer", "backward_workspace", "freed_before_layers"),
      [T * (6 * TERMS + LAST), 0, 2 * (3 * 896 + 2 * 320) * T, 0]),
-    ("saved inputs", lambda: part(Z[2].but(recompute="full"), "saved_activations", "recomputed_layer", "backward_workspace",
+    ("saved inputs", lambda: part(Z[2].but(recompute="full"), "saved_activations", "recomputed_layer",
+        "backward_workspace",
                                   "freed_before_layers"), [T * (6 * 640 + LAST), RECOMPUTED, 0, LAST * T]),
-    ("recompute where all layers have experts", lambda: [part(Z[2].but(recompute="full"), "recomputed_layer", model=model)[0] / T
+    ("recompute where all layers have experts", lambda: [part(Z[2].but(recompute="full"), "recomputed_layer",
+        model=model)[0] / T
                                                          for model in (OSS, replace(EXPERTS, first_dense_layers=7))],
      [sum(saved(ZERO, OSS, True).values()), sum(saved(ZERO, EXPERTS).values())]),
     ("saved on the host", lambda: part(Z[2].but(recompute="full", activation_offloading=True), "saved_activations",
                                        "recomputed_layer"), [T * LAST, RECOMPUTED + 640 * T]),
-    ("saved but for scores", lambda: part(Z[2].but(recompute="selective"), "saved_activations"), [T * (6 * (TERMS - 48) + LAST)]),
+    ("saved but for scores", lambda: part(Z[2].but(recompute="selective"), "saved_activations"),
+        [T * (6 * (TERMS - 48) + LAST)]),
     ("two stacks", lambda: [part(Z[2].but(recompute=each), "saved_activations", model=STACKS)[0] / T for each in (
-        "none", "full")], [5 * (3080 + 3096 + 2 * 3200) + 3 * (3096 + 1540) + 2 * (772 + 768), 5 * 768 + 2 * (772 + 768)]),
+        "none", "full")], [5 * (3080 + 3096 + 2 * 3200) + 3 * (3096 + 1540) + 2 * (772 + 768),
+        5 * 768 + 2 * (772 + 768)]),
     ("recompute of two stacks", lambda: part(Z[2].but(recompute="full"), "recomputed_layer", model=STACKS)[0] / T,
      3080 + 3096 + 6400 + 4636),
     ("dense layers and experts", lambda: part(Z[2], "saved_activations", model=EXPERTS)[0] / T,
@@ -677,9 +704,11 @@ RANKS: Rows = [
      [2 * 3 * T * (3 * 200 + 2 * 320), 2 * (400 * (1200 * 320 - 3 * T) - 320 * 3 * T)]),
     ("a tied head's gradient", lambda: part(DDP, "backward_workspace", model=GPT),
      [2 * (3 * 1600 + 2 * 384) * T + 4 * 5003 * 384]),
-    ("DoRA's temporaries", lambda: part(DDP, "backward_workspace", lora=replace(LORA, use_dora=True, rank=7), seq_length=16),
+    ("DoRA's temporaries", lambda: part(DDP, "backward_workspace", lora=replace(LORA, use_dora=True, rank=7),
+        seq_length=16),
      [480 * (2 * 480 + 18 * 320)]),
-    ("casts to fp8", lambda: part(FSDP, "backward_workspace", precision="fp8"), [2 * (3 * 896 + 640) * T + 9 * 896 * T]),
+    ("casts to fp8", lambda: part(FSDP, "backward_workspace", precision="fp8"),
+        [2 * (3 * 896 + 640) * T + 9 * 896 * T]),
     ("casts in forward", lambda: [part(each, "casts_in_forward", "buffers_in_loss") for each in (
         DDP, DDP.but(recompute="full"))], [[(0, 0), 2 * (6 * LAYER + TABLE)],
                                            [(2 * (6 * LAYER + TABLE), 2 * 5003 * T), 2 * TABLE]]),
@@ -690,63 +719,84 @@ RANKS: Rows = [
      [max(engine(FSDP, "gathered")[0][1], 6 * ROOT - 2 * (3 * 896 + 640) * T)]),
     ("tiles of a long row", lambda: part(FSDP.but(tiled_mlp=True), "backward_workspace", seq_length=64)[0] / 192,
      max(640 + 7168 + 1792 * 2 + 640, 4 * 320 + 12 * 320, 960 + 2880 + 4 * 492)),
-    ("tiles in recompute", lambda: part(FSDP.but(tiled_mlp=True, recompute="full"), "recomputed_layer", model=NEOX)[0] / T,
+    ("tiles in recompute", lambda: part(FSDP.but(tiled_mlp=True, recompute="full"), "recomputed_layer",
+        model=NEOX)[0] / T,
      768 + (R := sum(saved(ZERO, NEOX).values()) - 6400) + 768 + max(768, (6400 + 3 * 3200 + 768 + 768) / 3)),
     ("tiles", lambda: part(FSDP.but(tiled_mlp=True), "backward_workspace")[0] / T,
      max(640 + max(640, (7168 + 1792 * 2 + 640) / 4), 20 * 320 - 4 * 320, 2 * 480 + 4 * 492 + 2880)),
     # Gradients in attention's backward: queries in fp32, or keys and values of all heads.
     ("attention's backward", lambda: [rank_huggingface.attention_backward(work(each, model, machines)) for each, model,
-                                      machines in ((FSDP, DENSE, NODE), (Z[2], GEMMA, NODE), (FSDP, DENSE, cluster("2xcpu")),
+                                      machines in ((FSDP, DENSE, NODE), (Z[2], GEMMA, NODE), (FSDP, DENSE,
+                                      cluster("2xcpu")),
                                                    (FSDP, LATENT, NODE))],
      [960 + 2880 + 4 * 492, 960 + 98304 + 2880, 960 + 2880 + 2 * 240, 960 + 2 * (640 + 1120) + 4 * 650]),
-    ("attention's backward in a ring", lambda: rank_huggingface.attention_backward(work(FSDP.but(cp=2, cp_comm_type="p2p"))),
+    ("attention's backward in a ring", lambda: rank_huggingface.attention_backward(work(FSDP.but(cp=2,
+        cp_comm_type="p2p"))),
      960 + 2880 + 4 * 492 + 4 * (480 + 240) + 2 * (240 + 960)),
-    ("attention's backward of Ulysses", lambda: rank_huggingface.attention_backward(work(FSDP.but(cp=2, cp_comm_type="a2a"))),
+    ("attention's backward of Ulysses", lambda: rank_huggingface.attention_backward(work(FSDP.but(cp=2,
+        cp_comm_type="a2a"))),
      960 + 2880 + 4 * 492),
     ("reference", lambda: [rank_huggingface.reference_bytes(work(each, objective="dpo")) / TOTAL for each in (
         Z[2], Z[3], FSDP.but(zero_stage=2), DDP)], [2, 2 / 8, 4 / 8, 4]),
     # Megatron: micro batches in flight, the final norm of the last stage, tables.
-    ("stages", lambda: [part(megatron(pp=2, dp=4, gradient_accumulation_steps=4), "saved_activations", "loss", stage=each)
+    ("stages", lambda: [part(megatron(pp=2, dp=4, gradient_accumulation_steps=4), "saved_activations", "loss",
+        stage=each)
                         for each in (0, 1)], [[2 * 3 * T * (2568 + 3600 + 48 + 320 / 3 + 8960), 0],
-                                              [3 * T * (2568 + 3600 + 48 + 320 / 3 + 8960) + 2 * 640 * T, 6 * 5003 * T]]),
-    ("interleaved stages keep what they send", lambda: part(megatron(pp=2, vp=3, gradient_accumulation_steps=4, recompute="full"),
+                                              [3 * T * (2568 + 3600 + 48 + 320 / 3 + 8960) + 2 * 640 * T,
+                                              6 * 5003 * T]]),
+    ("interleaved stages keep what they send", lambda: part(megatron(pp=2, vp=3, gradient_accumulation_steps=4,
+        recompute="full"),
                                                             "saved_activations")[0] / 640 / T, (2 + 2 + 3) * 2),
     ("recomputed", lambda: part(SP.but(recompute="full"), "saved_activations", "recomputed_layer"),
      [(6 * 320 + 640) * T, T * (1284 + 1800 + 24 + 320 / 3 + 4480)]),
-    ("experts that retain inputs", lambda: rank_megatron.retained_input_gradients(work(megatron(recompute="full"), EXPERTS), 0),
+    ("experts that retain inputs", lambda: rank_megatron.retained_input_gradients(work(megatron(recompute="full"),
+        EXPERTS), 0),
      4 * 640 * T),
     ("chunks that retain inputs", lambda: [rank_megatron.retained_input_gradients(work(megatron(
-        pp=2, vp=2, recompute=each), replace(EXPERTS, num_layers=8)), 1) for each in ("full", "none")], [(2 - 1 + 2 * 2) * 640 * T, 0]),
+        pp=2, vp=2, recompute=each), replace(EXPERTS, num_layers=8)), 1) for each in ("full", "none")],
+        [(2 - 1 + 2 * 2) * 640 * T, 0]),
     ("a forward beside a backward", lambda: [rank_megatron.forward_beside_backward(work(megatron(
         ep=2, gradient_accumulation_steps=each, **TE), EXPERTS), 0) > 0 for each in (1, 2)], [False, True]),
-    ("heads of multi-token prediction", lambda: rank_megatron.after_last_layer(work(SP, replace(LATENT, mtp_num_layers=2))) / T,
+    ("heads of multi-token prediction", lambda: rank_megatron.after_last_layer(work(SP, replace(LATENT,
+        mtp_num_layers=2))) / T,
      2 * 352 + 2 * (rank_megatron.layer_saved(work(SP, LATENT), False) / T + 6 * 352)),
-    ("their losses", lambda: part(SP, "deferred_gradients", model=replace(LATENT, mtp_num_layers=2)), [4 * 2 * 2502 * T]),
+    ("their losses", lambda: part(SP, "deferred_gradients", model=replace(LATENT, mtp_num_layers=2)),
+        [4 * 2 * 2502 * T]),
     ("fused loss", lambda: [part(FUSED, "loss", **more)[0] / 2502 / T for more in ({}, FP32)], [6, 4]),
-    ("fused gradients", lambda: [rank_megatron.backward_workspace(work(FUSED, each), 0) / T for each in (DENSE, GPT, EXPERTS)],
+    ("fused gradients", lambda: [rank_megatron.backward_workspace(work(FUSED, each), 0) / T for each in (DENSE, GPT,
+        EXPERTS)],
      [4 * 320 + 6 * 448, 4 * 384 + 4 * 800, 4 * 320 + 2 * (3 * 200 + 320) * 3 / 2]),
     ("unfused gradients", lambda: rank_megatron.backward_workspace(other(work(FUSED), attention="unfused"), 0) / T,
      4 * 320 + 2 * 2 * 6 * 1024),
     # 32 MiB of Transformer Engine, four more of grouped products; a dummy gradient of every shape.
-    ("dropout of the embedding", lambda: [rank_megatron.saved_activations(other(work(megatron(pp=2)), hidden_dropout=each), 0)
-                                          - rank_megatron.saved_activations(work(megatron(pp=2)), 0) for each in (True, False)],
+    ("dropout of the embedding", lambda: [rank_megatron.saved_activations(other(work(megatron(pp=2)),
+        hidden_dropout=each), 0)
+                                          - rank_megatron.saved_activations(work(megatron(pp=2)), 0) for each in (True,
+                                          False)],
      [320 * T, 0]),
-    ("stages of one kind", lambda: [part(megatron(pp=7, recompute="full"), "recomputed_layer", model=model, stage=each)[0]
+    ("stages of one kind", lambda: [part(megatron(pp=7, recompute="full"), "recomputed_layer", model=model,
+        stage=each)[0]
                                     for model, each in ((replace(EXPERTS, ffn_hidden_size=9000), 6), (EXPERTS, 0))],
      [sum(local.layer_terms(work(megatron(), EXPERTS), kind).values()) for kind in (True, False)]),
-    ("ZeRO over Megatron's layers", lambda: part(deepspeed(zero_stage=2, tp=2, dp=4).but(implementation="local"), "gathered_in_loss",
+    ("ZeRO over Megatron's layers", lambda: part(deepspeed(zero_stage=2, tp=2, dp=4).but(implementation="local"),
+        "gathered_in_loss",
                                                  "gathered", "gathered_at_end"), [0, 4 * 17_212_499, 4 * 17_212_499]),
     ("tables of Transformer Engine", lambda: part(FUSED, "after_backward", seq_length=16), [0]),
-    ("workspaces", lambda: [rank_megatron.workspace_bytes(work(each, model, machines), 0) - rest * 2**20 for each, model,
-                            machines, rest in ((SP, DENSE, NODE, 64), (FUSED, DENSE, NODE, 96), (FUSED, DENSE, OLD, 20.25),
+    ("workspaces", lambda: [rank_megatron.workspace_bytes(work(each, model, machines), 0) - rest * 2**20 for each,
+        model,
+                            machines, rest in ((SP, DENSE, NODE, 64), (FUSED, DENSE, NODE, 96), (FUSED, DENSE, OLD,
+                            20.25),
                                                (FUSED.but(ep=2), EXPERTS, NODE, 64 + 5 * 32))],
      [0, 2 * (LAYER / 2 + 2502 * 320), 2 * (LAYER / 2 + 2502 * 320),
       2 * ((2 * 320 * 672 + 3 * 320 * 1152) / 2 + 3 * 320 * 200 + 2502 * 320)]),
     ("workspaces of a first stage in fp8", lambda: rank_megatron.workspace_bytes(work(megatron(
         pp=2, **TE), precision="fp8"), 0) - 96 * 2**20, 2 * LAYER + 2 * 3 * LAYER),
-    ("selective recompute", lambda: [sorted(rank_megatron.saved_terms(work(SP.but(recompute=each)), False)) for each in (
-        "none", "selective")], [["attention", "core_attn", "mlp", "norms", "rope"], ["attention", "mlp", "norms", "rope"]]),
-    ("gradients of tables", lambda: part(SP, "after_backward", seq_length=16), [max(0, 2 * 2502 * 320 + 2 * 320 * 24 - 48 * (4 * 320 + 6 * 448))]),
+    ("selective recompute", lambda: [sorted(rank_megatron.saved_terms(work(SP.but(recompute=each)),
+        False)) for each in (
+        "none", "selective")], [["attention", "core_attn", "mlp", "norms", "rope"], ["attention", "mlp", "norms",
+        "rope"]]),
+    ("gradients of tables", lambda: part(SP, "after_backward", seq_length=16), [max(0,
+        2 * 2502 * 320 + 2 * 320 * 24 - 48 * (4 * 320 + 6 * 448))]),
     ("saved by a tensor-parallel export", lambda: [part(each, "save")[0] / TABLE for each in (megatron(), SP)], [4, 8]),
 ]  # fmt: skip
 

@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from kit.cost.memory.states import NF4_BYTES, NF4_TWICE_BYTES
-from kit.planner.make_plan import make_plan
-from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec, OptimizerName, OptimizerSpec
-from kit.specs.layout import Pins
+from kit.specs.job import OptimizerName
 from kit.specs.optimizers import OPTIMIZERS as TRAITS
 
 ROWS, COLUMNS = 1024, 2048
@@ -67,12 +64,3 @@ def test_a_matrix_in_four_bits(doubly: bool, expected: float) -> None:
         scales.append(quantised.quant_state.state2.absmax)
     held = sum(each.untyped_storage().nbytes() for each in [quantised, *scales])
     assert held / (ROWS * COLUMNS) == expected
-
-
-@pytest.mark.parametrize(("name", "oldest"), [("sgd", None), ("muon", "megatron-core 0.19 or newer")])
-def test_megatron_without_adam_is_planned_without_its_distributed_optimizer(name: OptimizerName, oldest: str | None):
-    model, cluster = load_model("llama-3.1-8b"), parse_cluster("8xH100")
-    plan = make_plan(model, cluster, JobSpec(optimizer=OptimizerSpec(name=name)), Pins(engine="megatron"))
-    assert plan.layout.zero_stage == 0
-    notes = [decision.why for decision in plan.decisions if decision.rule == "optimizer"]
-    assert (oldest in notes[0]) if oldest else not notes

@@ -14,30 +14,31 @@ from typing import Any
 import pytest
 
 from kit.cost.hardware import peak_flops_per_s, usable_gib
-from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.offload import host_ram_gib_per_node
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.flops import model_flops_per_token
+from kit.cost.reliability import operation
 from kit.cost.time.step import StepTimer
-from kit.errors import PlanError, SpecError
-from kit.planner import calibration, candidates, cluster_selection, elastic, length, schedule
+from kit.cost.workload import Workload
+from kit.errors import PlanError
+from kit.planner import calibration, candidates, cluster_selection, elastic, length, schedule, search
 from kit.planner.calibration import Calibration, Residual
 from kit.planner.candidates import TooSlow, fast_paths, layouts
 from kit.planner.cluster_selection import ClusterOption, Constraints, render_options
 from kit.planner.compare import ComparedLayout, Comparison
 from kit.planner.describe import describe
 from kit.planner.divisors import divisors, one_of
-from kit.planner.explain import decisions, fewer_gpus, infeasible, notes
+from kit.planner.explain import decisions, fewer_gpus, infeasible, last_resort, notes
 from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, without_loss
 from kit.planner.make_plan import make_plan, request_for
-from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import Candidate, SearchResult, _best, _needs_no_less, engine_simplicity, simplicity
 from kit.specs.epoch import Epoch
-from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.run import BatchRampSpec, DataSpec, RunSpec, ScheduleSpec
-from kit.units import human_seconds
-from tests.planning.shapes import DENSE, EXPERTS, GEMMA, GPT, MIXED, NODE, NODES, STACKS, Rows, by_hand, flat, work
+from kit.units import human_count, human_seconds
+from tests.planning.shapes import DENSE, EXPERTS, GEMMA, MIXED, NODE, NODES, STACKS, Rows, by_hand, flat, work
 from tests.support.models import cluster, deepspeed, job, megatron, torch
 
 LORA = LoraSpec(rank=7)
@@ -53,7 +54,9 @@ def request(pins: Pins | None = None, model: Any = DENSE, machines: Any = NODE, 
     return Request(model=model, cluster=machines, job=the_job, pins=pins or Pins())
 
 
-def tried(engine: Any, names: str, pins: Pins | None = None, further: bool = False, **asked: Any) -> list[tuple[Any, ...]]:
+def tried(
+    engine: Any, names: str, pins: Pins | None = None, further: bool = False, **asked: Any
+) -> list[tuple[Any, ...]]:
     """Different values of these fields, in order."""
     found = layouts(request(pins, **asked), engine, further)
     return sorted({tuple(getattr(each, name) for name in names.split()) for each in found}, key=str)
@@ -77,25 +80,34 @@ WAYS = [(True, True, True, "full"), (True, True, False, "full"), *[(True, False,
 CANDIDATES: Rows = [
     ("one GPU", lambda: tried("torch", "zero_stage compile_layers recompute micro_batch_size", machines=ONE),
      every([0], [False, True], ["none", "full"], SIZES)),
-    ("sizes that share a batch", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps dp", global_batch_size=48,
-                                               pins=Pins(zero_stage=3, tp=1)), [(1, 6, 8), (2, 3, 8), (3, 2, 8), (6, 1, 8)]),
-    ("a batch that does not divide", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps", global_batch_size=17,
+    ("sizes that share a batch", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps dp",
+        global_batch_size=48,
+                                               pins=Pins(zero_stage=3, tp=1)), [(1, 6, 8), (2, 3, 8), (3, 2, 8), (6, 1,
+                                               8)]),
+    ("a batch that does not divide", lambda: tried("torch", "micro_batch_size gradient_accumulation_steps",
+        global_batch_size=17,
                                                    pins=Pins(zero_stage=3, tp=1)), [(1, 2)]),
-    ("the longest micro batch", lambda: tried("torch", "micro_batch_size", seq_length=8192, machines=ONE, global_batch_size=32),
+    ("the longest micro batch", lambda: tried("torch", "micro_batch_size", seq_length=8192, machines=ONE,
+        global_batch_size=32),
      [(1,), (2,), (4,), (8,)]),
-    ("a pinned micro batch", lambda: tried("torch", "micro_batch_size", Pins(micro_batch_size=3), machines=ONE), [(3,)]),
+    ("a pinned micro batch", lambda: tried("torch", "micro_batch_size", Pins(micro_batch_size=3), machines=ONE), [(3,
+        )]),
     ("FSDP2 over a node", lambda: tried("torch", "tp zero_stage"), [(1, 0), *every([1, 2, 4], [2, 3])]),
-    ("pinned stages", lambda: [tried("torch", "tp zero_stage", each) for each in (Pins(zero_stage=1), Pins(tp=2), Pins(cp=2),
+    ("pinned stages", lambda: [tried("torch", "tp zero_stage", each) for each in (Pins(zero_stage=1), Pins(tp=2),
+        Pins(cp=2),
                                                                                   Pins(zero_stage=0))],
      [[(1, 1)], every([2], [0, 2, 3]), every([1], [2, 3]), [(1, 0)]]),
-    ("ring by default", lambda: [tried("torch", "cp cp_comm_type dp", each) for each in (Pins(cp=2), Pins(cp=2, cp_comm_type="a2a"))],
+    ("ring by default", lambda: [tried("torch", "cp cp_comm_type dp", each) for each in (Pins(cp=2), Pins(cp=2,
+        cp_comm_type="a2a"))],
      [[(2, "p2p", 4)], [(2, "a2a", 4)]]),
     ("fast paths", lambda: [paths(), paths(machines=ONE), paths(TORCH), paths(TORCH, False), paths(precision="fp8"),
                             paths(TORCH, precision="fp16"), paths(TORCH, machines=cluster("1xcpu")), paths(Pins(
-                                engine="torch", implementation="local")), paths(Pins(engine="torch", implementation="huggingface"))],
+                                engine="torch", implementation="local")), paths(Pins(engine="torch",
+                                implementation="huggingface"))],
      [[SLOW], [SLOW, FAST], [SLOW, FAST], [SLOW], [SLOW, FAST], [SLOW], [SLOW], [SLOW], [SLOW, FAST]]),
     ("fast paths of jobs", lambda: [paths(TORCH, objective="sft"), paths(TORCH, lora=LORA), paths(TORCH, model=EXPERTS),
-                                    paths(TORCH, model=STACKS), paths(TORCH.but(chunked_loss=False, compile_layers=False)),
+                                    paths(TORCH, model=STACKS), paths(TORCH.but(chunked_loss=False,
+                                    compile_layers=False)),
                                     paths(TORCH.but(chunked_loss=False))],
      [[SLOW, CHUNKS]] * 3 + [[SLOW], [(False, False)], [(None, False), (True, False)]]),
     # Further layouts leave out what is usual: here nothing else than the chunked loss with compiled blocks.
@@ -104,89 +116,127 @@ CANDIDATES: Rows = [
     ("what saves memory in pretraining", lambda: tried("torch", WAY, TORCH, True, machines=ONE), sorted(WAYS)),
     ("pinned savers", lambda: tried("torch", WAY, TORCH.but(chunked_loss=False, tiled_mlp=False), True, machines=ONE),
      [(False, True, False, "full")]),
-    ("adapters on the host", lambda: tried("torch", "offload_optimizer offload_param", TORCH, True, machines=ONE, lora=LORA),
+    ("adapters on the host", lambda: tried("torch", "offload_optimizer offload_param", TORCH, True, machines=ONE,
+        lora=LORA),
      [("cpu", "cpu"), ("none", "none")]),
-    ("adapters on the host save by chunks", lambda: sorted({(each.chunked_loss, each.activation_offloading) for each in layouts(
-        request(TORCH, machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [(False, False), (True, False)]),
+    ("adapters on the host save by chunks", lambda: sorted({(each.chunked_loss,
+        each.activation_offloading) for each in layouts(
+        request(TORCH, machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [(False, False),
+        (True, False)]),
     ("pinned inputs on the host", lambda: sorted({each.tiled_mlp for each in layouts(request(TORCH.but(
-        activation_offloading=True), machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [False, True]),
+        activation_offloading=True), machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [False,
+        True]),
     ("whole weights stay", lambda: tried("torch", "offload_param", TORCH, True, machines=ONE), [("none",)]),
-    ("a pinned place", lambda: tried("torch", "offload_param", TORCH.but(offload_param="none"), True, machines=ONE, lora=LORA), [("none",)]),
+    ("a pinned place", lambda: tried("torch", "offload_param", TORCH.but(offload_param="none"), True, machines=ONE,
+        lora=LORA), [("none",)]),
     ("further layouts have whole layers", lambda: tried("torch", "tp cp", TORCH, True), [(1, 1)]),
-    ("ranks of long sequences", lambda: [sorted({each.cp for each in layouts(request(pins, seq_length=size, **more), "torch", True)})
+    ("ranks of long sequences", lambda: [sorted({each.cp for each in layouts(request(pins, seq_length=size, **more),
+        "torch", True)})
                                          for pins, size, more in (
         (TORCH, 65537, {}), (TORCH, 65536, {}), (TORCH, 65537, {"objective": "sft"}), (TORCH, 65537, {"lora": LORA}),
-        (TORCH.but(cp=4), 65537, {}), (TORCH.but(zero_stage=2), 65537, {}), (TORCH.but(cp=1), 65537, {}), (TORCH.but(tp=2), 65537, {}),
+        (TORCH.but(cp=4), 65537, {}), (TORCH.but(zero_stage=2), 65537, {}), (TORCH.but(cp=1), 65537, {}),
+        (TORCH.but(tp=2), 65537, {}),
         (TORCH.but(zero_stage=3, cp_comm_type="a2a"), 65537, {}))],
      [[1, 2, 4, 8], [1], [1], [1], [4], [1], [1], [], [1, 2, 4, 8]]),
     ("how long sequences are exchanged", lambda: sorted({each.cp_comm_type for each in layouts(request(TORCH.but(
         cp_comm_type="a2a"), seq_length=65537), "torch", True) if each.cp == 8}), ["a2a"]),
     ("ZeRO", lambda: tried("deepspeed", "implementation tp zero_stage sp"),
      [*every(["huggingface"], [1], [1, 2, 3], [False]), *every(["local"], [2, 4, 8], [2, 3], [True])]),
-    ("ZeRO over Megatron without whole sequences", lambda: tried("deepspeed", "tp sp", Pins(zero_stage=2), seq_length=1026),
+    ("ZeRO over Megatron without whole sequences", lambda: tried("deepspeed", "tp sp", Pins(zero_stage=2),
+        seq_length=1026),
      [(1, False), (2, True), (4, False), (8, False)]),
-    ("pinned ZeRO", lambda: [tried("deepspeed", "implementation zero_stage", each) for each in (ZERO, ZERO.but(zero_stage=0), Pins(
+    ("pinned ZeRO", lambda: [tried("deepspeed", "implementation zero_stage", each) for each in (ZERO,
+        ZERO.but(zero_stage=0), Pins(
         zero_stage=1), Pins(zero_stage=2))],
-     [every(["huggingface"], [1, 2, 3]), [("huggingface", 0)], [("huggingface", 1)], every(["huggingface", "local"], [2])]),
+     [every(["huggingface"], [1, 2, 3]), [("huggingface", 0)], [("huggingface", 1)], every(["huggingface", "local"],
+         [2])]),
     ("splits on request", lambda: [tried("deepspeed", "tp cp cp_comm_type sp", each) for each in (
-        Pins(tp=2), ZERO.but(tp=2), ZERO.but(cp=2), ZERO.but(implementation="local", tp=2), ZERO.but(implementation="local"))],
-     [[], [(2, 1, "all_gather", False)], [(1, 2, "a2a", False)], [(2, 1, "all_gather", True)], [(1, 1, "all_gather", False)]]),
+        Pins(tp=2), ZERO.but(tp=2), ZERO.but(cp=2), ZERO.but(implementation="local", tp=2),
+        ZERO.but(implementation="local"))],
+     [[], [(2, 1, "all_gather", False)], [(1, 2, "a2a", False)], [(2, 1, "all_gather", True)], [(1, 1, "all_gather",
+         False)]]),
     ("a second copy", lambda: [tried("deepspeed", "zero_stage zero_hpz", each, machines=nodes) for each, nodes in (
-        (ZERO, NODES), (ZERO, NODE), (ZERO.but(zero_hpz=4, zero_stage=3), NODE), (ZERO.but(tp=2), NODES), (ZERO, cluster("4x1xH100")))],
+        (ZERO, NODES), (ZERO, NODE), (ZERO.but(zero_hpz=4, zero_stage=3), NODE), (ZERO.but(tp=2), NODES), (ZERO,
+        cluster("4x1xH100")))],
      [[(1, 1), (2, 1), (3, 1), (3, 8)], every([1, 2, 3], [1]), [(3, 4)], every([1, 2, 3], [1]), every([1, 2, 3], [1])]),
-    ("ZeRO on one GPU", lambda: [tried("deepspeed", "zero_stage", each, machines=ONE) for each in (None, ZERO, Pins(zero_stage=2), Pins(
+    ("ZeRO on one GPU", lambda: [tried("deepspeed", "zero_stage", each, machines=ONE) for each in (None, ZERO,
+        Pins(zero_stage=2), Pins(
         offload_optimizer="cpu"))], [[], [(1,), (2,), (3,)], [(2,)], [(1,), (2,), (3,)]]),
-    ("ZeRO on one GPU, further", lambda: [tried("deepspeed", "offload_optimizer offload_param", Pins(zero_stage=each), True, machines=ONE)
-                                          for each in (1, 3)], [[("cpu", "none"), ("none", "none")], sorted([*OFFLOADS, ("none", "none")])]),
-    ("unusual stages too", lambda: ("none", "none") in tried("deepspeed", "offload_optimizer offload_param", None, True, machines=ONE), True),
+    ("ZeRO on one GPU, further", lambda: [tried("deepspeed", "offload_optimizer offload_param", Pins(zero_stage=each),
+        True, machines=ONE)
+                                          for each in (1, 3)], [[("cpu", "none"), ("none", "none")], sorted([*OFFLOADS,
+                                          ("none", "none")])]),
+    ("unusual stages too", lambda: ("none", "none") in tried("deepspeed", "offload_optimizer offload_param", None, True,
+        machines=ONE), True),
     ("pinned offload", lambda: [candidates._further_offloads(each, zero) for each, zero in (
-        (Pins(offload_optimizer="nvme"), 3), (Pins(offload_param="cpu"), 3), (Pins(offload_optimizer="cpu"), 2), (Pins(), 2), (Pins(), 3))],
+        (Pins(offload_optimizer="nvme"), 3), (Pins(offload_param="cpu"), 3), (Pins(offload_optimizer="cpu"), 2),
+        (Pins(), 2), (Pins(), 3))],
      [[("nvme", "cpu"), ("nvme", "nvme")], [("cpu", "cpu"), ("nvme", "cpu")], [], [("cpu", "none")], OFFLOADS]),
     ("Megatron's splits", lambda: tried("megatron", "tp pp cp dp"),
-     sorted([*[(1, pp, 1, 8 // pp) for pp in (1, 2, 4)], *[(2, pp, 1, 4 // pp) for pp in (1, 2, 4)], (4, 1, 1, 2), (4, 2, 1, 1), (8, 1, 1, 1)],
+     sorted([*[(1, pp, 1, 8 // pp) for pp in (1, 2, 4)], *[(2, pp, 1, 4 // pp) for pp in (1, 2, 4)], (4, 1, 1, 2), (4,
+         2, 1, 1), (8, 1, 1, 1)],
             key=str)),
-    ("Megatron's long sequences", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1), further, seq_length=16384)
+    ("Megatron's long sequences", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1), further,
+        seq_length=16384)
                                            for further in (False, True)],
-     [[(1, "all_gather"), (2, "all_gather"), (2, "p2p"), (4, "all_gather"), (4, "p2p")], [(8, "all_gather"), (8, "p2p")]]),
+     [[(1, "all_gather"), (2, "all_gather"), (2, "p2p"), (4, "all_gather"), (4, "p2p")], [(8, "all_gather"), (8,
+         "p2p")]]),
     ("chunks of a sequence", lambda: tried("megatron", "cp", Pins(tp=1, pp=1), True, seq_length=1028), [(2,)]),
-    ("pinned context", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1, **more), further) for more, further in (
+    ("pinned context", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1, **more), further) for more,
+        further in (
         ({"cp": 2, "cp_comm_type": "p2p"}, False), ({"cp": 2}, True))], [[(2, "p2p")], []]),
-    ("Megatron on one GPU", lambda: [tried("megatron", "tp", each, machines=ONE) for each in (None, Pins(engine="megatron"), Pins(tp=2))],
+    ("Megatron on one GPU", lambda: [tried("megatron", "tp", each, machines=ONE) for each in (None,
+        Pins(engine="megatron"), Pins(tp=2))],
      [[], [(1,)], [(2,)]]),
-    ("Megatron's optimizer", lambda: [tried("megatron", "zero_stage", Pins(tp=1, pp=1), optimizer=OptimizerSpec(name=each))
-                                      for each in ("adamw", "sgd")] + [tried("megatron", "zero_stage", Pins(tp=1, pp=1, zero_stage=0))],
+    ("Megatron's optimizer", lambda: [tried("megatron", "zero_stage", Pins(tp=1, pp=1),
+        optimizer=OptimizerSpec(name=each))
+                                      for each in ("adamw", "sgd")] + [tried("megatron", "zero_stage", Pins(tp=1, pp=1,
+                                      zero_stage=0))],
      [[(1,)], [(0,)], [(0,)]]),
-    ("sequence parallelism", lambda: [tried("megatron", "tp cp sp", Pins(pp=1, **more), seq_length=size) for more, size in (
+    ("sequence parallelism", lambda: [tried("megatron", "tp cp sp", Pins(pp=1, **more), seq_length=size) for more,
+        size in (
         ({"tp": 8}, 1020), ({"tp": 4, "cp": 2}, 1028), ({"tp": 2, "sp": False}, 1024), ({"tp": 1}, 1024))],
      [[(8, 1, False)], [(4, 2, False)], [(2, 1, False)], [(1, 1, False)]]),
-    ("implementations", lambda: [tried("megatron", "implementation", Pins(tp=1, pp=1), precision=each) for each in ("bf16", "fp8")],
+    ("implementations", lambda: [tried("megatron", "implementation", Pins(tp=1, pp=1),
+        precision=each) for each in ("bf16", "fp8")],
      [[("local",)], [("transformer_engine",)]]),
     ("recompute", lambda: [tried("megatron", "recompute", Pins(tp=1, pp=1, **more), model=model) for more, model in (
         ({}, DENSE), ({"cp": 2}, DENSE), ({}, GEMMA), ({"recompute": "full"}, DENSE))],
      [[("full",), ("none",)], *[[("full",), ("none",), ("selective",)]] * 2, [("full",)]]),
-    ("further layouts begin with full recompute", lambda: [list(candidates._recompute(Pins(), each, True)) for each in (False, True)],
+    ("further layouts begin with full recompute", lambda: [list(candidates._recompute(Pins(), each,
+        True)) for each in (False, True)],
      [["none", "selective", "full"], ["full", "selective", "none"]]),
     # (ep, etp): whole experts, or without expert parallelism as all other layers.
     ("experts", lambda: [candidates._experts(model, pins, tp, ranks) for model, pins, tp, ranks in (
-        (DENSE, Pins(), 2, 8), (DENSE, Pins(ep=2, etp=4), 2, 8), (EXPERTS, Pins(), 2, 8), (EXPERTS, Pins(ep=4), 2, 8), (EXPERTS, Pins(etp=2), 4, 3))],
+        (DENSE, Pins(), 2, 8), (DENSE, Pins(ep=2, etp=4), 2, 8), (EXPERTS, Pins(), 2, 8), (EXPERTS, Pins(ep=4), 2, 8),
+        (EXPERTS, Pins(etp=2), 4, 3))],
      [[(1, 1)], [(2, 4)], [(1, 2), (2, 1), (4, 1)], [(4, 1)], [(1, 2), (3, 2)]]),
     # With a layer fewer at both ends 126 make 16 stages; 61 make 3, fourteen times 4, and 2.
     ("ends", lambda: [candidates._ends(replace(DENSE, num_layers=layers), pins, pp) for layers, pins, pp in (
-        (126, Pins(), 16), (61, Pins(), 16), (6, Pins(), 2), (6, Pins(), 8), (5, Pins(), 4), (6, Pins(first_stage_layers=2), 4),
+        (126, Pins(), 16), (61, Pins(), 16), (6, Pins(), 2), (6, Pins(), 8), (5, Pins(), 4), (6,
+        Pins(first_stage_layers=2), 4),
         (6, Pins(last_stage_layers=2), 4))],
      [(7, 7), (3, 2), (None, None), (None, None), (None, None),
       (2, None), (None, 2)]),
-    ("chunks", lambda: [candidates._virtual(replace(DENSE, num_layers=layers), pins, pp, first) for layers, pins, pp, first in (
-        (12, Pins(), 2, None), (12, Pins(vp=3), 2, None), (12, Pins(), 1, None), (126, Pins(), 16, 7), (61, Pins(), 16, 3),
+    ("chunks", lambda: [candidates._virtual(replace(DENSE, num_layers=layers), pins, pp, first) for layers, pins, pp,
+        first in (
+        (12, Pins(), 2, None), (12, Pins(vp=3), 2, None), (12, Pins(), 1, None), (126, Pins(), 16, 7), (61, Pins(), 16,
+        3),
         (12, Pins(first_stage_layers=2), 3, 2))], [[1, 2, 3, 6], [3], [1], [1, 2, 4, 8], [1], [1, 2, 4]]),
-    ("what needs too much is left out", lambda: len(list(layouts(request(Pins(tp=1, pp=1)), "megatron", most_gib=0.001))), 0),
-    ("layouts that are too slow", lambda: sorted({each.micro_batch_size for each in layouts(request(Pins(tp=1, pp=1)), "megatron",
+    ("what needs too much is left out", lambda: len(list(layouts(request(Pins(tp=1, pp=1)), "megatron",
+        most_gib=0.001))), 0),
+    ("layouts that are too slow", lambda: sorted({each.micro_batch_size for each in layouts(request(Pins(tp=1, pp=1)),
+        "megatron",
         too_slow=TooSlow(lambda layout: layout.micro_batch_size < 2))}), [2]),
-    ("divisors", lambda: [divisors(12), divisors(49), divisors(1), one_of([1, 2, 4]), one_of([3])], [[1, 2, 3, 4, 6, 12], [1, 7, 49], [1], "1, 2 or 4", "3"]),
+    ("divisors", lambda: [divisors(12), divisors(49), divisors(1), one_of([1, 2, 4]), one_of([3])], [[1, 2, 3, 4, 6,
+        12], [1, 7, 49], [1], "1, 2 or 4", "3"]),
 ]  # fmt: skip
 
 
-def candidate(seconds: float | None, gib: float = 9.0, layout: Layout = torch(), **more: Any) -> Candidate:
+WHOLE = torch()
+
+
+def candidate(seconds: float | None, gib: float = 9.0, layout: Layout = WHOLE, **more: Any) -> Candidate:
     """A layout with its memory and step."""
     return Candidate(layout.but(**more), gib, seconds)
 
@@ -194,42 +244,55 @@ def candidate(seconds: float | None, gib: float = 9.0, layout: Layout = torch(),
 Z2, Z3, M = deepspeed(zero_stage=2, dp=8), deepspeed(zero_stage=3, dp=8), megatron(dp=8)
 OVER = deepspeed(zero_stage=3, tp=2).but(implementation="local")
 SEARCH: Rows = [
-    ("engines, simplest first", lambda: [engine_simplicity(each) for each in (torch(), Z2, M, OVER, torch(tp=2))], [0, 1, 2, 3, 3]),
+    ("engines, simplest first", lambda: [engine_simplicity(each) for each in (torch(), Z2, M, OVER, torch(tp=2))], [0,
+        1, 2, 3, 3]),
     # Each field in its place: host before disks, stages, splits, ring, experts, chunks, recompute, ZeRO, savers, rows.
     ("simplicity", lambda: simplicity(megatron(tp=2, cp=3, pp=5, ep=7, vp=11, cp_comm_type="p2p", recompute="selective",
                                                offload_optimizer="cpu", micro_batch_size=13)),
      (2, 1, 5, 6, 1, 7, 11, 1, 1, 1, 0, 13)),
-    ("simplicity of savers", lambda: simplicity(deepspeed(zero_stage=3, zero_hpz=8, offload_optimizer="nvme", offload_param="cpu",
+    ("simplicity of savers", lambda: simplicity(deepspeed(zero_stage=3, zero_hpz=8, offload_optimizer="nvme",
+        offload_param="cpu",
         recompute="full", chunked_loss=True, activation_offloading=True, tiled_mlp=True, compile_layers=True)),
      (1, 3, 1, 1, 0, 1, 1, 2, 3, 8, 4, 1)),
     ("the simplest of those equally fast", lambda: [getattr(_best(each), "step_time_s", None) for each in (
-        (candidate(1.0, layout=M), candidate(1.01, layout=Z2)), (candidate(1.0, layout=M), candidate(1.0101, layout=Z2)),
-        (candidate(1.001, layout=M), candidate(1.0, layout=M)), (candidate(None), candidate(2.0, layout=M)), (candidate(None),), ())],
+        (candidate(1.0, layout=M), candidate(1.01, layout=Z2)), (candidate(1.0, layout=M), candidate(1.0101,
+        layout=Z2)),
+        (candidate(1.001, layout=M), candidate(1.0, layout=M)), (candidate(None), candidate(2.0, layout=M)),
+        (candidate(None),), ())],
      [1.01, 1.0, 1.0, 2.0, None, None]),
     # A larger micro batch, less recompute or fewer savers need no less memory, if all else is the same.
     ("what needs no less", lambda: [_needs_no_less(Z2.but(**a), Z2.but(**b)) for a, b in (
-        ({}, {"micro_batch_size": 2}), ({"micro_batch_size": 2}, {}), ({"recompute": "full"}, {}), ({}, {"recompute": "full"}),
-        ({"activation_offloading": True}, {}), ({}, {"activation_offloading": True}), ({"tiled_mlp": True}, {}), ({}, {"tiled_mlp": True}),
+        ({}, {"micro_batch_size": 2}), ({"micro_batch_size": 2}, {}), ({"recompute": "full"}, {}), ({},
+        {"recompute": "full"}),
+        ({"activation_offloading": True}, {}), ({}, {"activation_offloading": True}), ({"tiled_mlp": True}, {}), ({},
+        {"tiled_mlp": True}),
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 2, "micro_batch_size": 2}),
         ({"gradient_accumulation_steps": 2}, {"micro_batch_size": 2}), ({}, {"zero_stage": 3}), ({}, {}))],
      [True, False, True, False, True, False, True, False, True, False, False, True]),
     # The user's pins forbid a last resort, or have it already; only pretrain_gpt.py trains moments in bf16.
-    ("last resorts", lambda: [[each.added_to(request(pins, objective=objective)) is not None for group in LAST_RESORTS for each in group]
-                              for pins, objective in ((Pins(), "pretrain"), (Pins(), "sft"), (Pins(engine="torch"), "pretrain"), (Pins(
-                                  activation_offloading=True), "pretrain"), (Pins(engine="megatron", offload_optimizer="cpu"), "pretrain"))],
+    ("last resorts", lambda: [[each.added_to(request(pins,
+        objective=objective)) is not None for group in LAST_RESORTS for each in group]
+                              for pins, objective in ((Pins(), "pretrain"), (Pins(), "sft"), (Pins(engine="torch"),
+                              "pretrain"), (Pins(
+                                  activation_offloading=True), "pretrain"), (Pins(engine="megatron",
+                                  offload_optimizer="cpu"), "pretrain"))],
      [[True] * 5, [True, True, True, False, True], [False, True, True, False, False], [True, False, True, True, True],
       [True, True, False, True, False]]),
-    ("a pinned share", lambda: [ON_HOST.added_to(request(Pins(engine="megatron", offload_optimizer="cpu", optimizer_offload_fraction=0.5))),
+    ("a pinned share", lambda: [ON_HOST.added_to(request(Pins(engine="megatron", offload_optimizer="cpu",
+        optimizer_offload_fraction=0.5))),
                                 ON_HOST.added_to(request()).pins.optimizer_offload_fraction], [None, 0.25]),
     ("what forbids it", lambda: [each.forbidden_by for group in LAST_RESORTS for each in group],
      ["layout.offload_optimizer=none", "layout.activation_offloading=false", "layout.paged_optimizer=false",
       *["layout.optimizer_state_dtype=fp32"] * 2]),
-    ("without loss", lambda: [without_loss(each).optimizer_state_dtype for each in (Pins(), Pins(optimizer_state_dtype="bf16"))], ["fp32", "bf16"]),
-    ("balancing as published", lambda: [getattr(request_for(replace(EXPERTS, family=family, num_shared_experts=0, first_dense_layers=0), NODE,
+    ("without loss", lambda: [without_loss(each).optimizer_state_dtype for each in (Pins(),
+        Pins(optimizer_state_dtype="bf16"))], ["fp32", "bf16"]),
+    ("balancing as published", lambda: [getattr(request_for(replace(EXPERTS, family=family, num_shared_experts=0,
+        first_dense_layers=0), NODE,
         job(**more)).job.balancing, "moe_aux_loss_coeff", None) for family, more in (
             ("mixtral", {}), ("mixtral", {"objective": "sft"}), ("mixtral", {"lora": LORA}), ("qwen3_moe", {}))],
      [0.02, None, None, 0.001]),
-    ("tokens of pretraining", lambda: [request_for(DENSE, NODE, job(**more)).job.total_tokens for more in ({}, {"objective": "sft"})], [10**11, None]),
+    ("tokens of pretraining", lambda: [request_for(DENSE, NODE, job(**more)).job.total_tokens for more in ({},
+        {"objective": "sft"})], [10**11, None]),
 ]  # fmt: skip
 
 
@@ -239,34 +302,43 @@ def described(*parts: str) -> str:
 
 DESCRIBED: Rows = [
     ("layouts in a line", lambda: [describe(each) for each in (
-        torch(), torch(dp=2), torch(dp=2, zero_stage=2), torch(zero_stage=3), Z2, OVER.but(sp=True), deepspeed(), megatron(
-            dp=2, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, cp_comm_type="p2p", first_stage_layers=1, last_stage_layers=2), megatron(
+        torch(), torch(dp=2), torch(dp=2, zero_stage=2), torch(zero_stage=3), Z2, OVER.but(sp=True), deepspeed(),
+        megatron(
+            dp=2, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, cp_comm_type="p2p", first_stage_layers=1, last_stage_layers=2),
+            megatron(
                 zero_stage=0, cp_comm_type="p2p", offload_optimizer="cpu", optimizer_offload_fraction=0.25), torch(
                     chunked_loss=True, recompute="full", micro_batch_size=3, gradient_accumulation_steps=4))],
-     ["torch, dp=1, micro batch 1 x 1", "torch, dp=2, DDP, micro batch 1 x 1", "torch, dp=2, FSDP2 (zero_stage=2), micro batch 1 x 1",
+     ["torch, dp=1, micro batch 1 x 1", "torch, dp=2, DDP, micro batch 1 x 1",
+         "torch, dp=2, FSDP2 (zero_stage=2), micro batch 1 x 1",
       "torch, dp=1, FSDP2, micro batch 1 x 1", "deepspeed, dp=8, ZeRO-2, micro batch 1 x 1",
       "deepspeed over megatron, tp=2, sp, dp=1, ZeRO-3, micro batch 1 x 1", "deepspeed, dp=1, micro batch 1 x 1",
-      "megatron, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, end stages of 1 and 2 layers, dp=2, distributed optimizer, ring attention, "
-      "micro batch 1 x 1", "megatron, dp=1, optimizer on host, 0.25 of it, micro batch 1 x 1",
+      "megatron, tp=2, cp=3, pp=5, vp=7, ep=4, etp=6, end stages of 1 and 2 layers, dp=2, distributed optimizer, "
+      "ring attention, micro batch 1 x 1", "megatron, dp=1, optimizer on host, 0.25 of it, micro batch 1 x 1",
       "torch, dp=1, full recompute, chunked loss, micro batch 3 x 4"]),
-    ("what an alternative costs", lambda: [decisions._cost_of(each, NODE) for each in (candidate(0.5, 7.25), candidate(None, 100.0))],
+    ("what an alternative costs", lambda: [decisions._cost_of(each, NODE) for each in (candidate(0.5, 7.25),
+        candidate(None, 100.0))],
      ["500 ms a step, 7.2 GiB", f"needs 100.0 GiB, {100 - usable_gib(NODE.gpu):.1f} too many"]),
     ("what else is different", lambda: [decisions._besides(name, M, M.but(**more)) for name, more in (
-        ("tp", {"tp": 2}), ("tp", {"tp": 2, "pp": 4, "recompute": "full"}), ("recompute", {"recompute": "full"}), ("tp", {
+        ("tp", {"tp": 2}), ("tp", {"tp": 2, "pp": 4, "recompute": "full"}), ("recompute", {"recompute": "full"}), ("tp",
+        {
             "implementation": "transformer_engine", "offload_param": "cpu", "micro_batch_size": 2}), ("offload_param", {
                 "offload_param": "cpu", "offload_optimizer": "cpu"}), ("micro_batch_size", {"micro_batch_size": 2}))]
      + [decisions._besides("tp", M.but(recompute="full"), M)],
      ["", " (with pp=4, full recompute)", "", " (with transformer_engine, offload_param=cpu, micro batch 2)",
       " (with offload_optimizer=cpu)", "", " (with no recompute)"]),
-    ("why a value", lambda: [decisions._why(name, candidate(1.0, layout=layout), [candidate(each) for each in others]) for name, layout, others in (
-        ("tp", M, (None,)), ("tp", M, (1.0, 2.0)), ("tp", M.but(tp=2), (0.5, 0.8)), ("zero_stage", Z3, (3.0,)), ("sp", M.but(sp=True), (3.0,)))],
+    ("why a value", lambda: [decisions._why(name, candidate(1.0, layout=layout),
+        [candidate(each) for each in others]) for name, layout, others in (
+        ("tp", M, (None,)), ("tp", M, (1.0, 2.0)), ("tp", M.but(tp=2), (0.5, 0.8)), ("zero_stage", Z3, (3.0,)), ("sp",
+        M.but(sp=True), (3.0,)))],
      ["no layout that was compared fits with another value", "matrices stay whole; the fastest that fits",
       "every matrix is split inside a node; 100.0% slower than the fastest, but simpler or smaller",
       "optimizer state, gradients and weights are sharded over the data-parallel ranks; the fastest that fits",
       "norms and residuals are split over the tensor-parallel ranks; the fastest that fits"]),
-    ("why an engine", lambda: [decisions._reason((candidate(1.0, layout=a), candidate(None)), candidate(seconds, layout=b)) for a, seconds, b in (
+    ("why an engine", lambda: [decisions._reason((candidate(1.0, layout=a), candidate(None)), candidate(seconds,
+        layout=b)) for a, seconds, b in (
         (M, 1.0, M), (M, 1.005, M), (M, 1.005, Z2), (OVER, 1.005, torch(tp=2)))],
-     ["the fastest that fits", "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under 1% "
+     ["the fastest that fits",
+         "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under 1% "
       "are within the model's error)", "the simplest engine within 1% of the fastest (0.5% slower than megatron)",
       "0.5% slower than deepspeed over megatron, but simpler or smaller"]),
     ("differences of a step", lambda: decisions._difference(candidate(10.0, 20.0), candidate(11.0, 15.9), {
@@ -274,6 +346,9 @@ DESCRIBED: Rows = [
             "compute": 7.0, "pipeline_bubble": 2.5, "launch": 0.52, "offload": 0.2, "optimizer": 0.97}),
      "+10.0% a step (pipeline bubble +15.0%, compute -10.0%, optimizer +4.7%), -4.1 GiB"),
     ("equal steps", lambda: decisions._difference(candidate(1.0), candidate(1.0), {"compute": 1.0}, {"compute": 1.0}), "+0.0% a step, +0.0 GiB"),
+    ("numbers", lambda: [*map(human_count, (1e12, 999.7e9, 8.03e9, 123.0)), *map(human_seconds, (0.42, 0.9999, 112.0, 1.8e8)),
+                         human_seconds(121.0, like=112.0)],
+     ["1T", "1T", "8.03B", "123", "420 ms", "1 s", "112 s", "2,080 days", "121 s"]),
     ("calibrated parts", lambda: decisions._corrected({"a": 1.0, "b": 3.0}, candidate(8.0)), {"a": 2.0, "b": 6.0}),
     ("the best with a value", lambda: [decisions._rival([candidate(1.0, layout=M, tp=2, vp=2), candidate(2.0, layout=M, vp=2), candidate(
         None, 1.0, layout=M, vp=2)], name, candidate(1.0, layout=M)).step_time_s for name in ("vp", "tp")], [2.0, 1.0]),
@@ -296,13 +371,13 @@ CHOICES: Rows = [
         (3.0, 1.0, 4), (None, 99.0, 1), (2.0, 1.0, 8), (4.0, 1.0, 8), (5.0, 1.0, 16), (6.0, 1.0, 32))])[2],
      ("8: 2 s a step, 1.0 GiB", "4: 3 s a step, 1.0 GiB", "16: 5 s a step, 1.0 GiB", "32: 6 s a step, 1.0 GiB")),
     ("a flag", lambda: choice("sp", candidate(2.0, layout=M.but(tp=2)))[0], "true"),
-    ("other splits of the work", lambda: [(each.chosen, each.rejected) for each in decisions._alternatives(request(), SearchResult(
-        candidate(1.0, layout=M), tuple(candidate(seconds, layout=each) for seconds, each in ((3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)),
-                                                                                             (None, torch()), (2.5, Z2))), False), candidate(1.0, layout=M))][0][1][0][:34],
-     "deepspeed, dp=8, ZeRO-2, micro bat"),
+    ("other splits of the work", lambda: [[each.partition(", ZeRO-")[2][:1] for each in found.rejected] for found in decisions._alternatives(
+        request(), SearchResult(None, tuple(candidate(seconds, layout=each) for seconds, each in (
+            (3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)), (None, torch()), (2.5, Z2))), False), candidate(1.0, layout=M))],
+     [["2", "3"]]),
     ("no other split", lambda: list(decisions._alternatives(request(), SearchResult(None, (candidate(1.0, layout=M),), False), candidate(1.0, layout=M))), []),
-    ("at most four", lambda: len(next(decisions._alternatives(request(), SearchResult(None, tuple(candidate(2.0, layout=M.but(tp=each)) for each in (
-        2, 4, 8, 1, 1)) + (candidate(2.0, layout=Z2), candidate(2.0, layout=Z3)), False), candidate(1.0, layout=M))).rejected), 4),
+    ("at most four", lambda: len(next(decisions._alternatives(request(), SearchResult(None, tuple(candidate(2.0, layout=each) for each in (
+        *(M.but(tp=each) for each in (2, 4, 8, 1, 1)), Z2, Z3)), False), candidate(1.0, layout=M))).rejected), 4),
 ]  # fmt: skip
 
 NAMED = replace(NODE, name="mine", host_ram_gib=1000.0, nvme_gib=100.0)
@@ -329,13 +404,11 @@ INFEASIBLE: Rows = [
         each.request.job.lora and each.request.job.lora.four_bit) for each in infeasible._other_jobs(request())],
      [(32, 1024, "adamw", None), (64, 1024, "adamw", None), (128, 1024, "adamw", None), (16, 512, "adamw", None), (16, 1024, "adamw-8bit", None),
       (16, 1024, "adamw", False), (16, 1024, "adamw", True)]),
-    ("more of a node, then nodes", lambda: changes(infeasible._more_gpus, machines=cluster("2xH100"))[:3] + [len(changes(
-        infeasible._more_gpus, machines=cluster("2xH100")))], [
+    ("more of a node, then nodes", lambda: changes(infeasible._more_gpus, machines=cluster("2xH100"))[:3], [
             ("nodes", 2, "cluster=4xH100 instead of 2"), ("nodes", 4, "cluster=8xH100 instead of 2"),
-            ("nodes", 8, "cluster=dgx-h100:2 (16 GPUs) instead of 1"), 12]),
-    ("more nodes", lambda: changes(infeasible._more_gpus, machines=replace(NODES, name="mine"))[::6] + [len(changes(
-        infeasible._more_gpus, machines=replace(NODES, name="mine")))],
-     [("nodes", 2, "cluster.num_nodes=16 (128 GPUs) instead of 8"), ("nodes", 128, "cluster.num_nodes=1024 (8192 GPUs) instead of 8"), 7]),
+            ("nodes", 8, "cluster=dgx-h100:2 (16 GPUs) instead of 1")]),
+    ("more nodes", lambda: changes(infeasible._more_gpus, machines=replace(NODES, name="mine"))[::6],
+     [("nodes", 2, "cluster.num_nodes=16 (128 GPUs) instead of 8"), ("nodes", 128, "cluster.num_nodes=1024 (8192 GPUs) instead of 8")]),
     ("a lone node stays alone", lambda: changes(infeasible._more_gpus, machines=replace(NAMED, inter_node_gbytes_per_s=0.0)), []),
     ("larger GPUs", lambda: [infeasible._is_larger(replace(NODE.gpu, **more), NODE.gpu) for more in (
         {"memory_gib": 200.0}, {}, {"memory_gib": 200.0, "device": "cpu"}, {"memory_gib": 200.0, "bf16_tflops": 1.0},
@@ -363,7 +436,14 @@ INFEASIBLE: Rows = [
 
 def node(goal: Any = "gpus", name: str = "p4d.24xlarge", tokens: int = 10**12, **limits: Any) -> Any:
     """Nodes of a type under constraints."""
-    return cluster_selection._NodeType(DENSE, job(seq_length=1024, total_tokens=tokens), Pins(), Constraints(goal=goal, **limits), name, calibration.NONE)
+    return cluster_selection._NodeType(
+        DENSE,
+        job(seq_length=1024, total_tokens=tokens),
+        Pins(),
+        Constraints(goal=goal, **limits),
+        name,
+        calibration.NONE,
+    )
 
 
 A100 = cluster("p4d.24xlarge:1")
@@ -401,7 +481,7 @@ CLUSTERS: Rows = [
     # The fewest that will do; the cheapest until three in a row are no better; the fastest from the most on.
     ("the fewest", lambda: best_of("gpus", {1: None, 2: None, 3: 5.0}), [3, "2 miss", [1, 2, 3]]),
     ("no more than twice the best", lambda: best_of("gpus", {}, limit=8.0, max_gpus=64), [1, None, [1]]),
-    ("beyond the best", lambda: best_of("gpus", {each: None for each in NUMBERS}, limit=24.0), [None, "3 miss", [1, 2, 3]]),
+    ("beyond the best", lambda: best_of("gpus", dict.fromkeys(NUMBERS), limit=24.0), [None, "3 miss", [1, 2, 3]]),
     ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, None, [1, 2, 3, 4, 6, 8]]),
     ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, None, [8, 6, 4, 3, 2]]),
     ("hopeless", lambda: best_of("time", {}, limit=DAYS / 3000), [None, None, []]),
@@ -419,14 +499,26 @@ CLUSTERS: Rows = [
       f"{8:>6}  {'1 x p4d.24xlarge (A100-40)':32} {'1.0':>7} {'1,234':>14}  {describe(M)}"]),
 ]  # fmt: skip
 
-PLAN = make_plan(DENSE, cluster("32xH100"), job(seq_length=1024, global_batch_size=96), Pins(engine="deepspeed", zero_stage=2, micro_batch_size=1))
+PLAN = make_plan(
+    DENSE,
+    cluster("32xH100"),
+    job(seq_length=1024, global_batch_size=96),
+    Pins(engine="deepspeed", zero_stage=2, micro_batch_size=1),
+)
 PLACE = "dgx-h100 H100"
-RAN = {"torch huggingface, bf16, dense": 1.1, "megatron local, fp8, dense": 1.2, "megatron local, bf16, experts": 1.3, "deepspeed local, fp32, experts": 1.4}
+RAN = {
+    "torch huggingface, bf16, dense": 1.1,
+    "megatron local, fp8, dense": 1.2,
+    "megatron local, bf16, experts": 1.3,
+    "deepspeed local, fp32, experts": 1.4,
+}
 
 
 def nearest(layout: Layout, model: Any = DENSE, **more: Any) -> float:
     """Ratio that a kind without runs takes."""
-    rows = {f"{PLACE}, {name}": Residual(ratio, 5.0, 2) for name, ratio in RAN.items()} | {"other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)}
+    rows = {f"{PLACE}, {name}": Residual(ratio, 5.0, 2) for name, ratio in RAN.items()} | {
+        "other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)
+    }
     found = Calibration(rows).of(work(layout, model, **more))
     assert found.extra_gib == (0 if found.carried_from else 5)
     return found.step_time_factor
@@ -441,7 +533,9 @@ def learned(tmp: Path, known: Calibration, **measured: Any) -> Residual:
 
 def run(ramp: tuple[int, int, int] | None = None, **more: Any) -> RunSpec:
     """A run of rows, whose batch grows from, by, over so many samples."""
-    schedule = ScheduleSpec(batch_ramp=ramp and BatchRampSpec(start=ramp[0], increment=ramp[1], samples=ramp[2]), warmup_steps=0)
+    schedule = ScheduleSpec(
+        batch_ramp=ramp and BatchRampSpec(start=ramp[0], increment=ramp[1], samples=ramp[2]), warmup_steps=0
+    )
     return RunSpec(data=DataSpec(train="rows"), schedule=schedule, **more)
 
 
@@ -511,6 +605,185 @@ RUNS: Rows = [
 ]  # fmt: skip
 
 
-@by_hand(CANDIDATES, SEARCH, DESCRIBED, CHOICES, INFEASIBLE, CLUSTERS, RUNS)
+def noted(layout: Layout, model: Any = DENSE, machines: Any = NODE, **the_job: Any) -> list[tuple[str, str, str]]:
+    """(rule, chosen, beginning of the reason) of the notes."""
+    found = notes.notes(work(layout, model, machines, **the_job))
+    return [(each.rule, each.chosen, each.why.partition(":")[0].partition(",")[0]) for each in found]
+
+
+def step_s(w: Any) -> float:
+    return sum(StepTimer().components_s(w).values())
+
+
+FAR = replace(NODES, inter_node_gbytes_per_s=0.1)
+FP8 = {"precision": "fp8"}
+RIGHT_FP8 = replace(
+    work(torch()),
+    job=job(seq_length=1024, global_batch_size=24, precision="fp8"),
+    layout=torch(dp=8, micro_batch_size=3),
+)
+RIGHT_DDP = replace(work(torch()), job=job(seq_length=1024, global_batch_size=64), cluster=FAR, layout=torch(dp=64))
+RIGHT_ZERO = replace(RIGHT_DDP, layout=deepspeed(dp=64, zero_stage=3))
+NOTES: Rows = [
+    ("a model that is not described", lambda: noted(torch(dp=8), MIXED), [("model", "approximate", "model type mixed is not described; transformers counted its parameters. Tried on described families")]),
+    ("an estimated model", lambda: noted(torch(dp=8), replace(MIXED, approximate=replace(MIXED.approximate, counted=False)))[0][2][:60],
+     "model type mixed is not described; its parameters are estimat"[:60]),
+    ("long sequences", lambda: [noted(torch(dp=8), seq_length=each) for each in (4096, 4097)],
+     [[], [("seq_length", "4097", "longer than the 4096 positions that dense was made for")]]),
+    ("versions", lambda: noted(megatron(dp=8), optimizer=OptimizerSpec(name="muon")),
+     [("optimizer", "muon", "on engine=megatron it needs Python 3.12 or newer")]),
+    ("tensor parallelism over nodes", lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(work(megatron(tp=tp), machines=machines))]
+                                               for tp, machines in ((8, cluster("2x4xH100")), (6, cluster("2x4xH100")), (4, cluster("2x4xH100")), (
+                                                   3, cluster("1x4xH100")))],
+     [["layout.tp=4 stays inside a node"], ["layout.tp=2 stays inside a node"], [], []]),
+    ("fp8", lambda: [[(each.rule, each.chosen, each.why[:24]) for each in notes._fp8(w)] for w in (
+        RIGHT_FP8, replace(RIGHT_FP8, cluster=cluster("2xcpu")), work(megatron(dp=8), **FP8), work(torch(dp=8)))],
+     [[("precision", "fp8", "linear layers of the blo")], [("precision", "fp8", "emulated, for a CPU has ")], [], []]),
+    ("the same step in bf16", lambda: [each.rejected for each in notes._fp8(RIGHT_FP8)],
+     [(f"bf16, the same layout: {human_seconds(step_s(replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision='bf16'))))} a step",)]),
+    # On slow links every way to send less gains at least a twentieth; on one node none does.
+    ("compression", lambda: [[line.partition(":")[0] for each in notes._compression(w) for line in each.rejected] for w in (
+        RIGHT_DDP, RIGHT_ZERO, replace(RIGHT_DDP, cluster=replace(FAR, inter_node_gbytes_per_s=1e4)))],
+     [["gradient_compression=bf16", "gradient_compression=powersgd"], [
+         "zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], []]),
+    ("ways to send less", lambda: [[name for name, _ in notes._compressed(each)] for each in (
+        torch(gradient_compression="bf16"), deepspeed(zero_quantized_weights=True), deepspeed(zero_quantized_gradients=True))],
+     [["zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], *[[
+         "gradient_compression=bf16", "gradient_compression=powersgd"]] * 2]),
+    ("why a last resort", lambda: [last_resort._reason(candidate(0.5), each) for each in (None, candidate(1.0, layout=M))],
+     ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
+    ("seconds of offload", lambda: [last_resort._offload(request(), candidate(2.0, layout=each)) for each in (
+        M, M.but(offload_optimizer="cpu"))],
+     ["", f"Offload takes {human_seconds(StepTimer().components_s(request().workload(M.but(offload_optimizer='cpu')))['offload'])} of 2 s a step. "]),
+    ("last resorts that are taken unasked", lambda: [len(search._allowed(request(each))) for each in (
+        Pins(), Pins(engine="torch"), Pins(implementation="local"), Pins(tp=2))], [3, 3, 3, 1]),
+    ("engines on request", lambda: [[each.pins.engine for each in search._on_request(request(pins, machines=machines))] for pins, machines in (
+        (None, NODE), (None, ONE), (TORCH, ONE))], [["torch", "deepspeed"], ["torch", "deepspeed", "megatron"], []]),
+    ("corrected by earlier runs", lambda: [getattr(search.LayoutScorer(replace(request(), calibration=known)), name)(request().workload(M))
+        / getattr(search.LayoutScorer(request()), name)(request().workload(M)) for known in (Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
+            1.5, 0.0, 1)}),) for name in ("step_time_s", "least_s", "peak_gib")], [1.5, 1.5, 1.0]),
+    ("memory of earlier runs", lambda: search.LayoutScorer(replace(request(), calibration=Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
+        1.5, 2.0, 1)}))).peak_gib(request().workload(M)) - peak_gib(request().workload(M)), 2.0),
+    ("a step of what fits", lambda: [search.LayoutScorer(request()).candidate(request().workload(M), each).step_time_s is None for each in (0.1, 99.0)],
+     [True, False]),
+    ("the nearest miss", lambda: [infeasible.nearest_miss(request(Pins(engine="megatron")), each) for each in (
+        [candidate(None, layout=M.but(micro_batch_size=size)) for size in (8, 2, 4)], [])], [M.but(micro_batch_size=2), None]),
+    ("pins in the way", lambda: [(each.kind, each.text, getattr(each.request.pins, each.kind), each.last_resorts) for each in infeasible._changes(
+        request(Pins(tp=2, sp=True)), ()) if each.text.startswith("layout")], [("tp", "layout.tp left to the planner instead of 2", None, True), (
+            "sp", "layout.sp left to the planner instead of True", None, True)]),
+    ("larger GPUs that hold a layout", lambda: next((each.text, each.factor, len(each.among or ())) for each in infeasible._changes(
+        request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(None, 1e4)]) if each.kind == "gpu"),
+     ("cluster.gpu=H200 (140 GiB) instead of H100", 1.8, 1)),
+    ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
+                                  for name, host, disks in (("mine", None, None), ("mine", 0.5, 0.0), ("p4d.24xlarge", 0.5, 0.0), ("mine", 0.1, 0.0), ("mine", 99.0, None), (
+                                      "mine", 99.0, 0.0))],
+     [[("host", 1, "cluster.host_ram_gib=1 for offload, if that is what a node has")], [("host", 2, "cluster.host_ram_gib=1 instead of 0, for offload")],
+      [], [], [("nvme", 2, "cluster.nvme_gib=1 for offload to disks, if that is what a node has")], []]),
+    ("layouts that a node is too small for", lambda: [sorted({each.engine for each in infeasible._short_of_a_node(request(each))}) for each in (
+        Pins(), Pins(engine="megatron"), ZERO)], [["deepspeed", "torch"], [], ["deepspeed"]]),
+    ("corrected predictions", lambda: [getattr(found := calibration.corrected(PLAN.predicted, Residual(2.0, 3.0, 2)), name) / getattr(PLAN.predicted, name)
+                                       for name in ("step_time_s", "tokens_per_s", "mfu", "days")] + [found.peak_gib - PLAN.predicted.peak_gib],
+     [2, 0.5, 0.5, 2, 3]),
+    ("words of a correction", lambda: [calibration.corrected(PLAN.predicted, each).step_time_evidence for each in (
+        Residual(2.0, 3.0, 2), Residual(1.5, 0.0, 1, "torch huggingface, bf16, dense"))] + [calibration.corrected(PLAN.predicted, Residual()) is PLAN.predicted],
+     ["calibrated by 2 runs on this cluster: step x 2.00, +3.0 GiB", "calibrated by 1 run of torch huggingface, bf16, dense on this cluster: step x 1.50, "
+      "memory as predicted", True]),
+]  # fmt: skip
+
+
+@by_hand(CANDIDATES, SEARCH, DESCRIBED, CHOICES, INFEASIBLE, CLUSTERS, RUNS, NOTES)
 def test_value(computed: Callable[[], Any], derived: Any) -> None:
     assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
+
+
+SEARCHED = replace(A100, num_nodes=4, name="", source="", price_per_node_hour_usd=None, price_date=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "limits", "said"),
+    [
+        (candidate(2.0, layout=megatron(dp=32)), {}, ""),
+        (
+            candidate(2.0, layout=megatron(dp=32)),
+            {"deadline_days": 1.0},
+            "4 x p4d.24xlarge: {took}, after the deadline of 1 days",
+        ),
+        (
+            candidate(2.0, layout=megatron(dp=32)),
+            {"budget_usd": 1.0},
+            "4 x p4d.24xlarge: ${cost:,.0f}, above the budget of $1",
+        ),
+        (None, {}, "4 x p4d.24xlarge: does not fit without loss of accuracy, or no layout is legal"),
+        (candidate(1e12, layout=megatron(dp=32)), {}, "4 x p4d.24xlarge: loses all its time to failures"),
+    ],
+    ids=["found", "late", "dear", "nothing fits", "failures"],
+)
+def test_an_option_has_the_days_and_the_cost_of_its_step(found: Any, limits: dict[str, float], said: str) -> None:
+    each = node(**limits)
+    option, miss = each._option(4, {SEARCHED: found})
+    at = replace(A100, num_nodes=4)
+    goodput = operation(Workload(DENSE, at, each.job, megatron(dp=32)), 2.0).goodput
+    seconds = 1e12 / (128 * 1024) * 2.0 / goodput
+    cost = PRICE * 4 * seconds / 3600
+    if not said:
+        assert (option.days, option.cost_usd, miss) == (pytest.approx(seconds / 86400), pytest.approx(cost), None)
+        assert (option.cluster, option.layout) == (at, megatron(dp=32))
+        return
+    assert (option, miss.text) == (None, said.format(took=human_seconds(seconds), cost=cost))
+    times = {"deadline_days": seconds / 86400, "budget_usd": cost}.get(next(iter(limits), ""), math.inf)
+    assert miss.times == pytest.approx(times)
+
+
+def test_types_are_searched_from_the_best_bound_on_and_sorted_by_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told twice the best that was found before it."""
+    nodes = {name: replace(A100, name=name) for name in ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge")}
+    usd = {"p4d.24xlarge": 9.0, "p4de.24xlarge": 4.0, "p5.48xlarge": 6.0}
+    asked: list[tuple[str, float]] = []
+
+    def best(self: Any, limit: float, searched: Any) -> Any:
+        asked.append((self.name, limit))
+        miss = cluster_selection._Miss(usd[self.name], f"{self.name} misses")
+        return (ClusterOption(nodes[self.name], M, 1.0, usd[self.name]), None) if usd[self.name] < 9 else (None, miss)
+
+    monkeypatch.setattr(cluster_selection, "_types", lambda _: list(nodes))
+    monkeypatch.setattr(cluster_selection._NodeType, "best", best)
+    ask = (DENSE, job(seq_length=1024, total_tokens=10**12), Pins(), Constraints(goal="money"))
+    found = cluster_selection.cluster_options(*ask)
+    order = sorted(nodes, key=lambda name: node("money", name).ideal_usd)
+    limits = {"p4d.24xlarge": math.inf, "p4de.24xlarge": math.inf, "p5.48xlarge": math.inf}
+    best_yet = math.inf
+    for name in order:
+        limits[name], best_yet = 2 * best_yet, min(best_yet, usd[name] if usd[name] < 9 else math.inf)
+    assert asked == [(name, limits[name]) for name in order]
+    assert [option.cost_usd for option in found] == [4.0, 6.0]
+    usd |= {"p4de.24xlarge": 19.0, "p5.48xlarge": 12.0}
+    with pytest.raises(PlanError, match=r"(?s)satisfies this\np4d\.24xlarge misses\np5\.48xlarge misses\np4de"):
+        cluster_selection.cluster_options(*ask)
+
+
+def test_runs_of_a_kind_are_averaged(tmp_path: Path) -> None:
+    predicted = PLAN.predicted
+    one = learned(
+        tmp_path,
+        calibration.NONE,
+        measured_step_time_s=2 * predicted.step_time_s,
+        measured_memory_gib=predicted.peak_gib + 3,
+    )
+    assert flat(one) == pytest.approx([2.0, 3.0, 1, ""])
+    known = Calibration({calibration.kind(PLAN.workload): one, "other": Residual(5.0, 5.0, 5)})
+    two = learned(tmp_path, known, measured_step_time_s=predicted.step_time_s, measured_memory_is="peak allocated")
+    assert flat(two) == pytest.approx([1.5, 3.0, 2, ""])
+    on_cpu = learned(
+        tmp_path,
+        known,
+        measured_step_time_s=predicted.step_time_s,
+        measured_memory_gib=1.0,
+        measured_memory_is="of the process",
+    )
+    assert flat(on_cpu) == pytest.approx([1.5, 3.0, 2, ""])
+    memory = learned(tmp_path, known, measured_memory_gib=predicted.peak_gib + 1, measured_memory_is="peak allocated")
+    assert flat(memory) == pytest.approx([2.0, 2.0, 2, ""])
+    path = tmp_path / "kept.yaml"
+    calibration.save(known, path)
+    assert calibration.load(path) == known
+    assert calibration.load(None) == calibration.NONE

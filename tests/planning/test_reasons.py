@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from kit.planner.describe import describe, engine_name
+from kit.planner.describe import describe
 from kit.planner.explain.decisions import decisions
 from kit.planner.make_plan import request_for
 from kit.planner.plan import Decision
@@ -21,7 +21,6 @@ from kit.planner.search import (
     Candidate,
     SearchResult,
     can_fit,
-    engine_simplicity,
     search,
     simplicity,
     step_s,
@@ -100,22 +99,6 @@ def test_the_fastest_is_the_fastest_and_the_slower_one_is_simpler() -> None:
             assert simplicity(best.layout) < simplicity(fastest.layout), asked
             seen["simpler"] += 1
     assert min(seen[kind] for kind in ("alone", "fastest", "simpler")) > 5, seen
-
-
-def test_the_reason_for_the_engine_names_the_right_engine() -> None:
-    seen: Counter[str] = Counter()
-    for asked, best, fitting, decision in reasons():
-        if decision.rule != "engine":
-            continue
-        fastest = min(fitting, key=step_s)
-        same = engine_name(fastest.layout) == engine_name(best.layout)
-        assert decision.why.startswith("the fastest") == same, asked
-        seen["same" if same else "another"] += 1
-        if decision.why.startswith("the simplest engine"):
-            tied = [each.layout for each in fitting if step_s(each) <= EQUALLY_FAST * step_s(fastest)]
-            assert engine_simplicity(best.layout) == min(map(engine_simplicity, tied)), asked
-            assert f"slower than {engine_name(fastest.layout)})" in decision.why, asked
-    assert min(seen.values()) > 1, seen
 
 
 def test_a_rejected_layout_needs_what_is_said_of_it() -> None:

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors
 from kit.planner.rules import is_legal, rule_names, violations
 from kit.specs.catalog import load_model
 from tests.planning.rule_cases import LLAMA, Case, filled, of_deepspeed, of_megatron, of_torch, of_trl, settled
@@ -87,8 +86,3 @@ def test_rope_models_may_run_longer_than_they_were_made_for() -> None:
 def test_every_rule_has_a_case() -> None:
     covered = {case.rule for case in CASES} | {"tp_fits_kv_heads", "tp_divides_mlp", "megatron_rope"}
     assert rule_names() == covered
-
-
-@pytest.mark.parametrize("number", [1, 2, 12, 49, 97, 1024])
-def test_divisors(number: int) -> None:
-    assert divisors(number) == [i for i in range(1, number + 1) if number % i == 0]

@@ -44,7 +44,6 @@ from tests.planning.shapes import (
     Rows,
     by_hand,
     flat,
-    
     work,
 )  # fmt: skip
 from tests.planning.shapes import (
@@ -82,7 +81,10 @@ L, HEAD, LOOK_UP = layer(ONE), head_s(GPU, work(ONE)), embedding_s(GPU, work(ONE
 SUMS = 10 / 1e12
 """Seconds to add a gradient to its sum."""
 STAGES = [3 * (LAYER + 640) + TABLE, 3 * (LAYER + 640) + 320 + TABLE]
-PARTS = [3 * (L.forward + L.backward) + LOOK_UP + SUMS * STAGES[0], 3 * (L.forward + L.backward) + sum(HEAD) + SUMS * STAGES[1]]
+PARTS = [
+    3 * (L.forward + L.backward) + LOOK_UP + SUMS * STAGES[0],
+    3 * (L.forward + L.backward) + sum(HEAD) + SUMS * STAGES[1],
+]
 NONE = Part(*[0.0] * 7)
 MOE = layer(megatron(), True, EXPERTS)
 STEPS: Rows = [
@@ -103,11 +105,13 @@ STEPS: Rows = [
     # The host waits for the routing: at least 0.3 of the launches of such a layer are in the open.
     ("experts", lambda: seconds(megatron(), "launch", model=EXPERTS),
      [2 * waits(layer(megatron(), False, EXPERTS)) + 5 * max(waits(MOE), 0.3 * 2.5 * MOE.launch_forward)]),
-    ("heads of multi-token prediction", lambda: seconds(megatron(), "compute", model=replace(LATENT, mtp_num_layers=2))[0]
+    ("heads of multi-token prediction", lambda: seconds(megatron(), "compute", model=replace(LATENT,
+        mtp_num_layers=2))[0]
      - seconds(megatron(), "compute", model=LATENT)[0],
      2 * (sum(head_s(GPU, work(ONE, LATENT))) + layer(ONE, True, LATENT).forward + layer(ONE, True, LATENT).backward)
      + SUMS * (count(replace(LATENT, mtp_num_layers=2)).total - count(LATENT).total)),
-    ("a bound of a step", lambda: StepTimeModel(GPU).layers_s(work(TWO)), 4 * 6 * (L.forward + L.backward + waits(L)) / 2),
+    ("a bound of a step", lambda: StepTimeModel(GPU).layers_s(work(TWO)),
+        4 * 6 * (L.forward + L.backward + waits(L)) / 2),
     ("a bound with experts", lambda: StepTimeModel(GPU).layers_s(work(ONE.but(recompute="full"), EXPERTS)),
      2 * StepTimeModel(GPU)._layer(work(ONE.but(recompute="full"), EXPERTS), False).total
      + 5 * StepTimeModel(GPU)._layer(work(ONE.but(recompute="full"), EXPERTS), True).total),
@@ -121,7 +125,8 @@ STEPS: Rows = [
     ("interleaved transfers", lambda: [StepTimeModel(GPU).transfer_s(work(TWO.but(vp=3)), NONE._replace(forward=each))
                                        for each in (0.0, 1e-5, 1.0)],
      [6 * (T * 640 / NVLINK + HOP), 6 * (T * 640 / NVLINK + HOP) - E.overlap * 1e-5, 0]),
-    ("transfers of a step", lambda: seconds(TWO, "pipeline_transfer")[0], 4 * (2 * (T * 640 / NVLINK + HOP) + 40 * 8e-6)),
+    ("transfers of a step", lambda: seconds(TWO, "pipeline_transfer")[0],
+        4 * (2 * (T * 640 / NVLINK + HOP) + 40 * 8e-6)),
     ("a forward's window", lambda: (Part(1, 2, 4, 9, 16, 32, 64).forward_window, Part(1, 2, 3, 4, 5, 6, 7).times(2),
                                     Part(1, 2, 3, 4, 5, 6, 7).plus(Part(*[10] * 7))),
      (4, (2, 4, 6, 8, 10, 12, 14), (11, 12, 13, 14, 15, 16, 17))),
@@ -167,27 +172,32 @@ OFFLOAD: Rows = [
     ("nothing", lambda: offloaded(FSDP), [0, 0.5]),
     # 16-bit gradients to the host beside backward; their sum once more in fp32; weights back.
     ("the optimizer", lambda: offloaded(Z[2], False), [cpu_adam_s(TOTAL, 2) + (2 + 4 + 2) * SHARD / PCIE, 0]),
-    ("the optimizer of stage 3 in fp32", lambda: offloaded(Z[3], False, **FP32), [cpu_adam_s(TOTAL, 3) + 12 * SHARD / PCIE, 0]),
-    ("in bf16", lambda: offloaded(Z[2].but(optimizer_state_dtype="bf16"), False), [cpu_adam_s(TOTAL, 2) + 6 * SHARD / PCIE, 0]),
+    ("the optimizer of stage 3 in fp32", lambda: offloaded(Z[3], False, **FP32), [cpu_adam_s(TOTAL,
+        3) + 12 * SHARD / PCIE, 0]),
+    ("in bf16", lambda: offloaded(Z[2].but(optimizer_state_dtype="bf16"), False), [cpu_adam_s(TOTAL,
+        2) + 6 * SHARD / PCIE, 0]),
     ("beside backward", lambda: offloaded(Z[2].but(gradient_accumulation_steps=3)),
      [cpu_adam_s(TOTAL, 2) + 3 * seen(2 * SHARD / PCIE, 2 / 3 * 4e-3) + 6 * SHARD / PCIE, 0]),
     ("on two nodes", lambda: offloaded(Z[2].but(dp=16), False, cluster("16xH100")),
      [cpu_adam_s(TOTAL / 2, 2) + 8 * TOTAL / 16 / PCIE, 0]),
     ("weights too", lambda: offloaded(Z[3].but(offload_param="cpu"), False),
      [cpu_adam_s(TOTAL, 3) + (2 + 4 + 4) * SHARD / PCIE, 0]),
-    ("weights alone", lambda: offloaded(Z[3].but(offload_optimizer="none", offload_param="cpu", gradient_accumulation_steps=2)),
+    ("weights alone", lambda: offloaded(Z[3].but(offload_optimizer="none", offload_param="cpu",
+        gradient_accumulation_steps=2)),
      [2 * seen(4 * SHARD / PCIE, 4e-3), 0.5]),
     # Masters and moments in and out, gradients too; weights of both passes, and back once.
     ("disks", lambda: offloaded(Z[3].but(offload_optimizer="nvme", offload_param="nvme"), False, DISKS),
      [cpu_adam_s(TOTAL, 3) + 6 * SHARD / PCIE + 32 * TOTAL / 7e9 + 4 * TOTAL / 7e9 + 2 * TOTAL / 7e9, 0]),
-    ("disks of two unknown nodes", lambda: offloaded(Z[3].but(dp=16, offload_optimizer="nvme"), False, cluster("16xH100")),
+    ("disks of two unknown nodes", lambda: offloaded(Z[3].but(dp=16, offload_optimizer="nvme"), False,
+        cluster("16xH100")),
      [cpu_adam_s(TOTAL / 2, 3) + 8 * TOTAL / 16 / PCIE + 32 * TOTAL / 8e9, 0]),
     ("fast disks", lambda: offloaded(Z[3].but(offload_optimizer="none", offload_param="nvme"), False, replace(
         DISKS, nvme_gbytes_per_s=1e4)), [4 * SHARD / PCIE + 2 * TOTAL / 1e13, 0.5]),
     ("Megatron's", lambda: offloaded(megatron(dp=8, offload_optimizer="cpu", optimizer_offload_fraction=0.25), False),
      [cpu_adam_s(TOTAL / 4, 1) + 6 * SHARD / 4 / PCIE, 0.375]),
     # A copy of each input beside forward, and beside recompute and backward; the last has nothing beside it.
-    ("layer inputs", lambda: seconds(FSDP.but(activation_offloading=True, recompute="full", gradient_accumulation_steps=2), "offload"),
+    ("layer inputs", lambda: seconds(FSDP.but(activation_offloading=True, recompute="full",
+        gradient_accumulation_steps=2), "offload"),
      [2 * (COPY + 6 * (max(0, COPY - (H := layer(FSDP.but(recompute="full"))).forward)
                        + max(0, COPY - H.recompute - H.backward)))]),
     ("paged moments", lambda: offloaded(FSDP.but(paged_optimizer=True)), [2 * 8 * (TOTAL - 13 * 320) / 8 / PCIE, 0.5]),
@@ -226,7 +236,8 @@ MUON: Rows = [
      orthogonal(lambda size: ring(4, size), lambda size: ring(2, 2 * size))),
     ("split by Megatron", lambda: muon(megatron(tp=2, dp=4, zero_stage=0)), orthogonal(lambda size: ring(2, 4 * size))),
     ("stages", lambda: muon(megatron(pp=2, dp=4, zero_stage=0)), orthogonal() / 2),
-    ("uneven stages", lambda: muon(megatron(pp=2, first_stage_layers=2, last_stage_layers=4, zero_stage=0)), orthogonal() * 4 / 6),
+    ("uneven stages", lambda: muon(megatron(pp=2, first_stage_layers=2, last_stage_layers=4, zero_stage=0)),
+        orthogonal() * 4 / 6),
 ]  # fmt: skip
 
 GB = 1e9
@@ -246,11 +257,13 @@ COUNTS: Rows = [
                         chunks(10, pp=3, last_stage_layers=2), chunks(10, pp=3, first_stage_layers=2),
                         chunks(7, pp=2, first_stage_layers=3, last_stage_layers=4)],
      [[2] * 6, [1, 2, 2, 2, 2, 2, 2, 1], [4, 4, 2], [2, 4, 4], [3, 4]]),
-    ("layers of a stage", lambda: [stage_layers(DENSE, megatron(pp=3, vp=2), each) for each in range(3)], [(0, 3), (1, 4), (2, 5)]),
+    ("layers of a stage", lambda: [stage_layers(DENSE, megatron(pp=3, vp=2), each) for each in range(3)], [(0, 3), (1,
+        4), (2, 5)]),
     ("the middle", lambda: [middle_stage_layers(DENSE, megatron(pp=4, **ends)) for ends in (
         {}, {"first_stage_layers": 1}, {"first_stage_layers": 1, "last_stage_layers": 2})], [(6, 4), (5, 3), (3, 2)]),
     # 1F1B: the distance from the end; interleaved: 2(p−i−1) + (v−1)p warm-ups and one more, in groups of p.
-    ("in flight", lambda: [in_flight(*each) for each in ((4, 1, 8, 0), (4, 1, 8, 3), (4, 1, 2, 0), (2, 2, 4, 0), (2, 2, 4, 1),
+    ("in flight", lambda: [in_flight(*each) for each in ((4, 1, 8, 0), (4, 1, 8, 3), (4, 1, 2, 0), (2, 2, 4, 0), (2, 2,
+        4, 1),
                                                          (2, 2, 2, 0), (4, 2, 5, 3), (4, 2, 5, 0), (2, 2, 1, 0))],
      [(4,), (1,), (2,), (3, 2), (2, 1), (2, 2), (5, 1), (5, 5), (1, 1)]),
     ("a rank's parameters", lambda: [rank_parameters(DENSE, 2, 2, each) for each in (0, 1)],
@@ -261,36 +274,47 @@ COUNTS: Rows = [
      [(BIASED + SPLIT) // 2 + WHOLE + (2502 + 1024) * 384, (BIASED + SPLIT) // 2 + WHOLE + 768 + 2502 * 384,
       5 * ((BIASED + SPLIT) // 2 + WHOLE) + 768 + (2502 + 1024) * 384]),
     ("parts of a rank", lambda: [vars(each) for each in work(megatron(tp=2, pp=5), GPT).parameters[::4]],
-     [{"dense_matrices": (BIASED + SPLIT) // 2 - SPLIT / 2, "vectors": WHOLE + SPLIT / 2, "vocabulary": (2502 + 1024) * 384.0,
+     [{"dense_matrices": (BIASED + SPLIT) // 2 - SPLIT / 2, "vectors": WHOLE + SPLIT / 2,
+         "vocabulary": (2502 + 1024) * 384.0,
        "experts": 0}, {"dense_matrices": (BIASED + SPLIT) // 2 - SPLIT / 2, "vectors": WHOLE + SPLIT / 2 + 768,
                        "vocabulary": 2502 * 384.0, "experts": 0}]),
-    ("heads of multi-token prediction", lambda: [rank_parameters(replace(LATENT, mtp_num_layers=2, first_dense_layers=0), 2, pp, pp - 1)
+    ("heads of multi-token prediction", lambda: [rank_parameters(replace(LATENT, mtp_num_layers=2,
+        first_dense_layers=0), 2, pp, pp - 1)
      - rank_parameters(replace(LATENT, first_dense_layers=0), 2, pp, pp - 1) for pp in (1, 2)],
      [2 * (MTP := (352 * 480 + 96 * 880 + 160 * 640 + 3 * 352 * 200) // 2 + 352 * (120 + 160) + 12 * 352 + 2 * 352 + 256
            + 352 * 352 + 3 * 352), 2 * MTP + 2502 * 352]),
-    ("their vectors", lambda: work(ONE, replace(LATENT, mtp_num_layers=2)).parameters[0].vectors - work(ONE, LATENT).parameters[0].vectors,
+    ("their vectors", lambda: work(ONE, replace(LATENT, mtp_num_layers=2)).parameters[0].vectors - work(ONE,
+        LATENT).parameters[0].vectors,
      2 * (2 * 352 + 256 + 3 * 352)),
     ("experts", lambda: [rank_experts(EXPERTS, pp, ep, etp, stage, layers) for pp, ep, etp, stage, layers in (
-        (1, 2, 2, 0, None), (7, 4, 1, -1, None), (7, 1, 1, 0, None), (2, 1, 1, 0, (0, 1, 2)), (2, 3, 1, 1, (3, 4, 5, 6)))],
+        (1, 2, 2, 0, None), (7, 4, 1, -1, None), (7, 1, 1, 0, None), (2, 1, 1, 0, (0, 1, 2)), (2, 3, 1, 1, (3, 4, 5,
+        6)))],
      [5 * 12 * EXPERT / 4, 3 * EXPERT, 0, 12 * EXPERT, 16 * EXPERT]),
-    ("experts of prediction heads", lambda: [rank_experts(replace(EXPERTS, mtp_num_layers=1), 7, 4, 1, each) for each in (3, 6)],
+    ("experts of prediction heads", lambda: [rank_experts(replace(EXPERTS, mtp_num_layers=1), 7, 4, 1,
+        each) for each in (3, 6)],
      [3 * EXPERT, 6 * EXPERT]),
     ("one expert", lambda: count(replace(EXPERTS, num_experts=1, experts_per_token=1)).layer.active_experts, EXPERT),
     ("active", lambda: count(EXPERTS).total - count(EXPERTS).active, 5 * 9 * EXPERT),
-    ("a mean layer", lambda: (count(MIXED).layer.matrices, count(MIXED).embedding, count(MIXED).head, count(MIXED).final_norm,
+    ("a mean layer", lambda: (count(MIXED).layer.matrices, count(MIXED).embedding, count(MIXED).head,
+        count(MIXED).final_norm,
                               count(MIXED).total, count(replace(MIXED, tied_embeddings=True)).embedding),
      (800_000, 3_200_000 - TABLE, TABLE, 1_000_000, 9_000_000, 3_200_000)),
-    ("experts of a mean layer", lambda: [getattr(count(replace(MIXED, num_experts=8, experts_per_token=2, approximate=replace(
-        MIXED.approximate, experts=4_800_000))).layer, name) for name in ("experts", "active_experts")], [800_000, 200_000]),
+    ("experts of a mean layer", lambda: [getattr(count(replace(MIXED, num_experts=8, experts_per_token=2,
+        approximate=replace(
+        MIXED.approximate, experts=4_800_000))).layer, name) for name in ("experts", "active_experts")], [800_000,
+        200_000]),
     # The torch engine splits layers alone.
-    ("tensor parallelism of torch", lambda: [work(torch(tp=2, zero_stage=3)).parameters[0].vocabulary, work(FSDP).parameters[0].total],
+    ("tensor parallelism of torch", lambda: [work(torch(tp=2, zero_stage=3)).parameters[0].vocabulary,
+        work(FSDP).parameters[0].total],
      [2 * TABLE, TOTAL]),
-    ("matrices of a layer", lambda: [dense_layer_matrices(each, megatron(tp=tp)) for each, tp in ((DENSE, 2), (DENSE, 6), (LATENT, 20))],
+    ("matrices of a layer", lambda: [dense_layer_matrices(each, megatron(tp=tp)) for each, tp in ((DENSE, 2), (DENSE,
+        6), (LATENT, 20))],
      [LAYER / 2, LAYER / 6 + 2 * 320 * 40 * 0.5, (352 * 480 + 96 * 880 + 160 * 640 + 3 * 352 * 1152) / 20 + 352 * 280]),
     # A bound of Megatron's fullest rank: weights and gradients of the mean stage, state over all GPUs, an export.
     ("least memory of Megatron", lambda: [least_megatron_gib(model, job(**more), 8, tp, pp, ranks, kept) * 2**30
                                           for model, more, tp, pp, ranks, kept in (
-        (DENSE, {}, 2, 2, 1, 1.0), (DENSE, FP32, 1, 1, 1, 0.5), (EXPERTS, {}, 1, 1, 4, 0.0), (DENSE, {"lora": LORA}, 1, 1, 1, 1.0))],
+        (DENSE, {}, 2, 2, 1, 1.0), (DENSE, FP32, 1, 1, 1, 0.5), (EXPERTS, {}, 1, 1, 4, 0.0), (DENSE, {"lora": LORA}, 1,
+        1, 1, 1.0))],
      [6 * TOTAL / 4 + 12 * TOTAL / 8 + 8 * TABLE, 8 * TOTAL + 0.5 * 8 * TOTAL / 8 + 4 * TABLE,
       6 * (count(EXPERTS).total - 60 * EXPERT + 15 * EXPERT) + 4 * TABLE, 0]),
     # r·(inputs + outputs); tensor parallelism splits outputs of the first, inputs of the last, and the rest not.
@@ -298,13 +322,16 @@ COUNTS: Rows = [
      [6 * 7 * (800 + 2 * 440 + 800), 6 * 7 * (320 + 240 + 2 * (320 + 60) + 240 + 320)]),
     ("adapters of all", lambda: adapter_parameters_of(DENSE, replace(LORA, targets="all-linear")),
      6 * 7 * (800 + 2 * 440 + 800 + 3 * 1216)),
-    ("DoRA", lambda: adapter_parameters_of(DENSE, replace(LORA, use_dora=True), 2) - adapter_parameters_of(DENSE, LORA, 2),
+    ("DoRA", lambda: adapter_parameters_of(DENSE, replace(LORA, use_dora=True), 2) - adapter_parameters_of(DENSE, LORA,
+        2),
      6 * (480 + 240 + 320)),
-    ("DoRA's weights, outputs and temporaries", lambda: [dora_sizes(DENSE, replace(LORA, use_dora=each)) for each in (True, False)],
+    ("DoRA's weights, outputs and temporaries", lambda: [dora_sizes(DENSE, replace(LORA,
+        use_dora=each)) for each in (True, False)],
      [[384000, 1040, max(320 * (640 + 18 * 480), 480 * (960 + 18 * 320))], [0, 0, 0]]),
     ("adapted layers", lambda: [[tuple(each) for each in adapted_layers(model, lora)] for model, lora in (
         (DENSE, replace(LORA, target_modules=("o_proj", "k_proj", "down_proj"))), (GPT, LORA), (LATENT, LORA), (replace(
-            LATENT, latent=replace(LATENT.latent, q_lora_rank=None)), LORA), (EXPERTS, replace(LORA, targets="all-linear")))],
+            LATENT, latent=replace(LATENT.latent, q_lora_rank=None)), LORA), (EXPERTS, replace(LORA,
+            targets="all-linear")))],
      [[(6, "k_proj", 320, 120, "column"), (6, "o_proj", 480, 320, "row"), (6, "down_proj", 896, 320, "row")],
       [(5, "", 384, 1152, "column"), (5, "", 384, 384, "row"), (5, "", 1600, 384, "row")],
       [(4, "", 352, 120, "none"), (4, "", 96, 880, "column"), (4, "", 480, 352, "row"), (4, "", 352, 160, "none"),
@@ -315,18 +342,24 @@ COUNTS: Rows = [
        (5, "", 320, 400, "column"), (5, "", 320, 400, "column"), (5, "", 400, 320, "row")]]),
     ("a rank of one layer", lambda: adapter_parameters_of(DENSE, LoraSpec(rank=7, rank_pattern={"k_proj": 3}))
      - adapter_parameters_of(DENSE, LoraSpec(rank=7)), 6 * (3 - 7) * 440),
-    ("gate of shared experts", lambda: adapted_layers(replace(EXPERTS, family="qwen2_moe", head_dim=40, first_dense_layers=0),
-                                                      replace(LORA, targets="all-linear"))[-1], (7, "", 320, 1, "none")),
-    ("layers that may be listed", lambda: [sorted(named_layers(each)) for each in (DENSE, EXPERTS, GPT, LATENT, STACKS, MIXED)],
-     [["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"], ["k_proj", "o_proj", "q_proj", "v_proj"],
+    ("gate of shared experts", lambda: adapted_layers(replace(EXPERTS, family="qwen2_moe", head_dim=40,
+        first_dense_layers=0),
+                                                      replace(LORA, targets="all-linear"))[-1], (7, "", 320, 1,
+                                                      "none")),
+    ("layers that may be listed", lambda: [sorted(named_layers(each)) for each in (DENSE, EXPERTS, GPT, LATENT, STACKS,
+        MIXED)],
+     [["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"], ["k_proj", "o_proj", "q_proj",
+         "v_proj"],
       [], [], [], []]),
     ("tokens", lambda: [(w.sequences, w.tokens, w.shard_tokens) for w in (
         work(megatron(cp=2, tp=4, sp=True)), work(megatron(tp=4)), work(FSDP, objective="dpo"))],
      [(3, 1536, 384), (3, T, T), (6, 2 * T, 2 * T)]),
     ("tokens of a chunk", lambda: [work(each, **more).chunk_tokens for each, more in (
-        (FSDP, {}), (FSDP.but(chunked_loss=True), {}), (FSDP.but(chunked_loss=True), {"seq_length": 16}), (FSDP, {"objective": "dpo"}),
+        (FSDP, {}), (FSDP.but(chunked_loss=True), {}), (FSDP.but(chunked_loss=True), {"seq_length": 16}), (FSDP,
+        {"objective": "dpo"}),
         (FSDP.but(chunked_loss=True, loss_kernel="liger"), {"seq_length": 16}))], [T, 2048, 48, 2048, 48]),
-    ("rows of generation", lambda: [(w.completions, w.cached_bytes_per_token, w.vllm_share, w.holds_reference) for w in (
+    ("rows of generation", lambda: [(w.completions, w.cached_bytes_per_token, w.vllm_share,
+        w.holds_reference) for w in (
         work(FSDP.but(gradient_accumulation_steps=2), objective="grpo", grpo=GrpoSpec(vllm_gpu_memory_utilization=0.3)),
         work(FSDP, objective="grpo", grpo=GrpoSpec(beta=0.1)), work(FSDP, objective="dpo", lora=LORA), work(FSDP))],
      [(6, 4 * 120 * 6, 0.3, False), (3, 2880, 0, True), (3, 2880, 0, False), (3, 2880, 0, False)]),
@@ -334,15 +367,22 @@ COUNTS: Rows = [
         FSDP, deepspeed(zero_stage=3, dp=8), deepspeed(zero_stage=2, dp=8))],
      [3 * (2880 * 1024 + 4 * 5003) + rest for rest in (0, 2 * TOTAL, 0)]),
     ("memory of no generation", lambda: [generation_bytes(work(FSDP, **more)) for more in (
-        {}, {"objective": "dpo"}, {"objective": "grpo", "grpo": GrpoSpec(vllm_gpu_memory_utilization=0.3)})], [0, 0, 0]),
-    ("routed tokens", lambda: [work(megatron(ep=each), EXPERTS, expert_load=1.5).routed_per_token for each in (1, 2)], [3, 4.5]),
-    ("stepped", lambda: [(w := work(each, model, lora=lora)).stepped_parameters(w.parameters[0]) for each, model, lora in (
-        (megatron(dp=4, cp=2), DENSE, None), (torch(dp=8), DENSE, None), (FSDP, DENSE, LORA), (megatron(dp=8, ep=4), EXPERTS, None))],
+        {}, {"objective": "dpo"}, {"objective": "grpo", "grpo": GrpoSpec(vllm_gpu_memory_utilization=0.3)})], [0, 0,
+        0]),
+    ("routed tokens", lambda: [work(megatron(ep=each), EXPERTS, expert_load=1.5).routed_per_token for each in (1, 2)],
+        [3, 4.5]),
+    ("stepped", lambda: [(w := work(each, model, lora=lora)).stepped_parameters(w.parameters[0]) for each, model,
+        lora in (
+        (megatron(dp=4, cp=2), DENSE, None), (torch(dp=8), DENSE, None), (FSDP, DENSE, LORA), (megatron(dp=8, ep=4),
+        EXPERTS, None))],
      [TOTAL / 8, TOTAL, 6 * 7 * 2480 / 8, (count(EXPERTS).total - 60 * EXPERT) / 8 + 15 * EXPERT / 2]),
-    ("adapters of a mean stage", lambda: [work(megatron(pp=2), lora=each).adapters for each in (LORA, None)], [3 * 7 * 2480, None]),
-    ("stages of layers", lambda: [getattr(work(megatron(pp=7), EXPERTS), name) for name in ("stage_kinds", "distinct_stages", "equal_stages")],
+    ("adapters of a mean stage", lambda: [work(megatron(pp=2), lora=each).adapters for each in (LORA, None)],
+        [3 * 7 * 2480, None]),
+    ("stages of layers", lambda: [getattr(work(megatron(pp=7), EXPERTS), name) for name in ("stage_kinds",
+        "distinct_stages", "equal_stages")],
      [[(1, 0)] * 2 + [(0, 1)] * 5, [0, 2, 6], [(0, 1), (1, 1), (2, 4), (6, 1)]]),
-    ("chunks of kinds", lambda: work(megatron(pp=2, vp=2, first_stage_layers=3, last_stage_layers=4), EXPERTS).chunk_kinds,
+    ("chunks of kinds", lambda: work(megatron(pp=2, vp=2, first_stage_layers=3, last_stage_layers=4),
+        EXPERTS).chunk_kinds,
      [(1, 0), (1, 1), (0, 2), (0, 2)]),
     ("one stage", lambda: work(megatron()).equal_stages, [(0, 1)]),
     ("precision", lambda: [(w.element, w.weight_bytes, w.autocast) for w in (
@@ -350,18 +390,26 @@ COUNTS: Rows = [
         work(deepspeed(zero_stage=2, autocast=True)))],
      [(2, 4, False), (2, 4, True), (4, 4, False), (2, 2, False), (4, 4, False), (2, 2, True)]),
     ("kernels of attention", lambda: [w.attention for w in (
-        work(megatron(), GEMMA), work(megatron()), work(megatron(**TE)), work(megatron(**TE), machines=cluster("8xA100-80")),
-        work(FSDP.but(attention_kernel="flash3")), work(FSDP, GEMMA))], ["unfused", "flash", "cudnn", "flash", "flash3", "flash"]),
-    ("how it runs", lambda: [(e.engine, e.code, e.linear_layers_only, e.overlaps_gradients, e.overlaps_tensor_gradients, e.gradient_bytes,
+        work(megatron(), GEMMA), work(megatron()), work(megatron(**TE)), work(megatron(**TE),
+        machines=cluster("8xA100-80")),
+        work(FSDP.but(attention_kernel="flash3")), work(FSDP, GEMMA))], ["unfused", "flash", "cudnn", "flash", "flash3",
+        "flash"]),
+    ("how it runs", lambda: [(e.engine, e.code, e.linear_layers_only, e.overlaps_gradients, e.overlaps_tensor_gradients,
+        e.gradient_bytes,
                               e.once_per_node) for e in (work(each, **more).execution for each, more in (
-        (FSDP, {}), (torch(dp=8, compile_layers=True), {"precision": "fp8"}), (megatron(**TE, pp=2), {"precision": "fp8"}),
-        (megatron(vp=2, pp=2, moe_token_dispatcher="deepep"), {}), (deepspeed(zero_stage=2), {}), (deepspeed(zero_stage=2), FP32)))],
+        (FSDP, {}), (torch(dp=8, compile_layers=True), {"precision": "fp8"}), (megatron(**TE, pp=2),
+        {"precision": "fp8"}),
+        (megatron(vp=2, pp=2, moe_token_dispatcher="deepep"), {}), (deepspeed(zero_stage=2), {}),
+        (deepspeed(zero_stage=2), FP32)))],
      [("fsdp", "huggingface", False, True, False, 4, False), ("ddp", "compiled", True, True, False, 4, False),
       ("megatron", "fused", False, False, True, 4, False), ("megatron", "local", False, True, True, 4, True),
-      ("deepspeed", "huggingface", False, True, True, 2, False), ("deepspeed", "huggingface", False, True, True, 4, False)]),
+      ("deepspeed", "huggingface", False, True, True, 2, False), ("deepspeed", "huggingface", False, True, True, 4,
+          False)]),
     ("what is compiled and kept", lambda: [(w.compiled_loss, w.gradient_accumulation_fusion, w.keeps_outputs) for w in (
-        work(FSDP.but(compile_layers=True)), work(FSDP.but(compile_layers=True, chunked_loss=True)), work(megatron(**TE, pp=2)),
-        work(megatron(pp=2, vp=3)))], [(False, False, False), (True, False, False), (False, True, False), (False, False, True)]),
+        work(FSDP.but(compile_layers=True)), work(FSDP.but(compile_layers=True, chunked_loss=True)), work(megatron(**TE,
+        pp=2)),
+        work(megatron(pp=2, vp=3)))], [(False, False, False), (True, False, False), (False, True, False), (False, False,
+        True)]),
 ]  # fmt: skip
 
 AT_ONCE = operation(work(megatron(dp=8)), 2.0)
@@ -379,45 +427,69 @@ def verdict(layout: Layout, times: float = 1.1, **nodes: Any) -> list[Any]:
 
 
 PLAN = predict(work(megatron(dp=8), machines=replace(NODE, price_per_node_hour_usd=7.0, num_nodes=1)))
-STOPS = Operation(checkpoint_gb=1, checkpoint_s=1, checkpoint_interval_s=1, hours_between_failures=1, goodput=0.25, data_mbytes_per_s=1)
+STOPS = Operation(
+    checkpoint_gb=1,
+    checkpoint_s=1,
+    checkpoint_interval_s=1,
+    hours_between_failures=1,
+    goodput=0.25,
+    data_mbytes_per_s=1,
+)
 RUNS: Rows = [
-    # Megatron: weights, masters, moments; torch without weights; DeepSpeed with, but where they are empty or the masters.
+    # Megatron: weights, masters, moments; torch without weights; DeepSpeed without where they are empty or masters.
     ("a checkpoint's bytes", lambda: [checkpoint_width(work(each, **more)) for each, more in (
-        (megatron(), {}), (megatron(), FP32), (FSDP, {}), (deepspeed(zero_stage=2), {}), (deepspeed(zero_stage=3), {}), (deepspeed(), {}),
+        (megatron(), {}), (megatron(), FP32), (FSDP, {}), (deepspeed(zero_stage=2), {}), (deepspeed(zero_stage=3), {}),
+        (deepspeed(), {}),
         (deepspeed(), FP32), (deepspeed(zero_stage=2), FP32), (deepspeed(zero_stage=2, autocast=True), {}),
         (deepspeed(zero_stage=2, optimizer_state_dtype="bf16"), {}))], [14, 16, 12, 14, 12, 14, 12, 16, 16, 8]),
-    ("an exchange's bytes", lambda: [exchange_bytes(work(FSDP, optimizer=OptimizerSpec(name=each))) / TOTAL for each in ("adamw", "sgd")], [12, 8]),
+    ("an exchange's bytes", lambda: [exchange_bytes(work(FSDP,
+        optimizer=OptimizerSpec(name=each))) / TOTAL for each in ("adamw", "sgd")], [12, 8]),
     ("bytes of adapters", lambda: checkpoint_bytes(work(FSDP, lora=LORA)), 12 * 6 * 7 * 2480),
     # C/T + (T/2 + restart)/M is least at T = √(2·C·M).
     ("failures", lambda: list(vars(AT_ONCE).values()), [
-        14 * TOTAL / GB, WRITE, EVERY, 50_700 / 8, 1 - WRITE / EVERY - (EVERY / 2 + 600 + READ) / BETWEEN, 128 * 1024 * 4 / 2 / 1e6,
+        14 * TOTAL / GB, WRITE, EVERY, 50_700 / 8, 1 - WRITE / EVERY - (EVERY / 2 + 600 + READ) / BETWEEN,
+        128 * 1024 * 4 / 2 / 1e6,
         14 * TOTAL / GB * 0.023]),
     ("failures of long steps", lambda: operation(work(megatron(dp=8)), 1e6).checkpoint_interval_s, 1e6),
-    ("failures of many", lambda: [operation(replace(work(megatron(dp=8)), cluster=replace(NODES, num_nodes=60_000)), 2.0).goodput,
+    ("failures of many", lambda: [operation(replace(work(megatron(dp=8)), cluster=replace(NODES, num_nodes=60_000)),
+        2.0).goodput,
                                   operation(work(megatron(dp=8), machines=NODES), 2.0).checkpoint_s], [0, WRITE / 8]),
-    ("a pair has two rows to read", lambda: operation(work(FSDP, objective="dpo"), 2.0).data_mbytes_per_s, 2 * 128 * 1024 * 4 / 2 / 1e6),
-    ("a prediction", lambda: [PLAN.step_time_s, PLAN.tokens_per_s * PLAN.step_time_s, PLAN.days, PLAN.cost_usd, PLAN.mfu, PLAN.num_steps],
-     [sum(PLAN.step_time_components_s.values()), 128 * 1024, 1e11 / PLAN.tokens_per_s / 86400, 7 * 24 * 1e11 / PLAN.tokens_per_s / 86400,
+    ("a pair has two rows to read", lambda: operation(work(FSDP, objective="dpo"), 2.0).data_mbytes_per_s,
+        2 * 128 * 1024 * 4 / 2 / 1e6),
+    ("a prediction", lambda: [PLAN.step_time_s, PLAN.tokens_per_s * PLAN.step_time_s, PLAN.days, PLAN.cost_usd,
+        PLAN.mfu, PLAN.num_steps],
+     [sum(PLAN.step_time_components_s.values()), 128 * 1024, 1e11 / PLAN.tokens_per_s / 86400,
+         7 * 24 * 1e11 / PLAN.tokens_per_s / 86400,
       PLAN.tokens_per_s * model_flops_per_token(DENSE, 1024) / (8 * NODE.gpu.bf16_tflops * 1e12), 1e11 / (128 * 1024)]),
-    ("a frozen model's utilisation", lambda: (p := predict(work(FSDP, lora=LORA))).mfu / p.tokens_per_s * 8 * NODE.gpu.bf16_tflops * 1e12,
+    ("a frozen model's utilisation", lambda: (p := predict(work(FSDP,
+        lora=LORA))).mfu / p.tokens_per_s * 8 * NODE.gpu.bf16_tflops * 1e12,
      model_flops_per_token(DENSE, 1024, frozen=True)),
-    ("no length", lambda: [getattr(predict(work(FSDP, objective="sft")), name) for name in ("days", "num_steps", "total_days", "cost_usd")], [None] * 4),
-    ("money", lambda: [cost_usd(replace(NODES, price_per_node_hour_usd=each), days) for each, days in ((3.0, 2.0), (3.0, None), (None, 2.0))],
+    ("no length", lambda: [getattr(predict(work(FSDP, objective="sft")), name) for name in ("days", "num_steps",
+        "total_days", "cost_usd")], [None] * 4),
+    ("money", lambda: [cost_usd(replace(NODES, price_per_node_hour_usd=each), days) for each, days in ((3.0, 2.0), (3.0,
+        None), (None, 2.0))],
      [3 * 8 * 2 * 24, None, None]),
-    ("stops", lambda: [(p.total_days, p.total_cost_usd) for p in (replace(PLAN, days=3.0, cost_usd=None if each is STOPS else 8.0, operation=each)
+    ("stops", lambda: [(p.total_days, p.total_cost_usd) for p in (replace(PLAN, days=3.0,
+        cost_usd=None if each is STOPS else 8.0, operation=each)
                        for each in (STOPS, None, replace(STOPS, goodput=0.0)))],
      [(12, None), (3, 8), (float("inf"), float("inf"))]),
-    ("the fullest stage", lambda: replace(PLAN, memory=tuple(StageMemory(stage=stage, components_gib={"weights": each, "logits": 1.0})
-                                                             for stage, each in enumerate((2.0, 5.0, 3.0)))).peak_gib, 6),
+    ("the fullest stage", lambda: replace(PLAN, memory=tuple(StageMemory(stage=stage, components_gib={"weights": each,
+        "logits": 1.0})
+                                                             for stage, each in enumerate((2.0, 5.0, 3.0)))).peak_gib,
+                                                             6),
     ("usable", lambda: usable_gib(SMALL.gpu), 0.95),
     # Tight from 0.95 of the usable memory; the fullest component binds, or the node.
     ("fits", lambda: [verdict(FSDP, each) for each in (0.99, 1.04, 1.06)],
      [["does not fit", "activations"], ["tight", "activations"], ["fits", "activations"]]),
     ("short of host memory", lambda: [verdict(deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu"), host_ram_gib=each)
-                                      for each in (1e3, None, 0.1)], [["fits", "activations"], *[["does not fit", "host memory"]] * 2]),
-    ("short of host memory to load", lambda: [verdict(FSDP, host_ram_gib=each)[0] for each in (4.0, 5.0)], ["does not fit", "fits"]),
-    ("short of disks", lambda: [verdict(deepspeed(zero_stage=3, dp=8, offload_optimizer="nvme"), nvme_gib=each, host_ram_gib=1e3)
-                                for each in (1.0, 0.1, None)], [["fits", "activations"], *[["does not fit", "NVMe"]] * 2]),
+                                      for each in (1e3, None, 0.1)], [["fits", "activations"], *[["does not fit",
+                                      "host memory"]] * 2]),
+    ("short of host memory to load", lambda: [verdict(FSDP, host_ram_gib=each)[0] for each in (4.0, 5.0)],
+        ["does not fit", "fits"]),
+    ("short of disks", lambda: [verdict(deepspeed(zero_stage=3, dp=8, offload_optimizer="nvme"), nvme_gib=each,
+        host_ram_gib=1e3)
+                                for each in (1.0, 0.1, None)], [["fits", "activations"], *[["does not fit",
+                                "NVMe"]] * 2]),
 ]  # fmt: skip
 
 
@@ -430,7 +502,8 @@ HF, MEGATRON = "huggingface with deepspeed", "transformer_engine"
 BANDS = [
     f"{HF}, dense", f"{HF}, dense, offload", f"{MEGATRON}, dense", f"{MEGATRON}, experts", f"{MEGATRON}, dense, LoRA",
     f"{MEGATRON}, experts, Blackwell", f"{MEGATRON}, experts, up to Hopper", "other programs with fsdp, dense",
-    "other programs with fsdp, experts, fp8", "other programs with fsdp, dense, LoRA", f"{MEGATRON}, dense, up to Hopper",
+    "other programs with fsdp, experts, fp8", "other programs with fsdp, dense, LoRA",
+        f"{MEGATRON}, dense, up to Hopper",
 ]  # fmt: skip
 B200, A100 = cluster("8xB200"), cluster("8xA100-80")
 OWN, SIMILAR, FSDPS, TES = "the same code", "similar code", "of other FSDP programs", "with Transformer Engine"
@@ -439,14 +512,16 @@ OWN, SIMILAR, FSDPS, TES = "the same code", "similar code", "of other FSDP progr
 @pytest.mark.parametrize(
     ("layout", "more", "said", "band"),
     [
-        (FSDP, {"machines": replace(NODE, gpu=replace(NODE.gpu, name="mine"))}, "on mine to compare with; what its kernels", ""),
+        (FSDP, {"machines": replace(NODE, gpu=replace(NODE.gpu, name="mine"))},
+        "on mine to compare with; what its kernels", ""),
         (FSDP, {"machines": cluster("8xH20")}, "no published run on H20 to compare with", ""),
         (FSDP, {"objective": "dpo"}, "no published run of TRL's DPOTrainer", ""),
         (deepspeed(zero_stage=3, offload_param="nvme"), {}, "no published run offloads to disks", ""),
         (deepspeed(zero_stage=3, offload_param="cpu"), {}, OWN, BANDS[1]),
         (deepspeed(zero_stage=2, offload_optimizer="cpu"), {}, OWN, BANDS[1]),
         (deepspeed(zero_stage=2), {}, OWN, BANDS[0]),
-        (deepspeed(zero_stage=2), {"model": EXPERTS}, "no published run of Hugging Face layers with engine=deepspeed", ""),
+        (deepspeed(zero_stage=2), {"model": EXPERTS}, "no published run of Hugging Face layers with engine=deepspeed",
+        ""),
         (deepspeed(zero_stage=2), {"lora": LORA}, "no published run of this kind", ""),
         (FSDP, {}, FSDPS, BANDS[7]),
         (FSDP, {"precision": "fp8", "model": EXPERTS}, FSDPS, BANDS[8]),

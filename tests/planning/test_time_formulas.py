@@ -14,7 +14,7 @@ import pytest
 
 from kit.cost.collectives import Group, fills_the_link, group
 from kit.cost.hardware import cpu_adam_s, generation_of, gpu_rates, has_rates, peak_flops_per_s, runs_rocm, shared
-from kit.cost.model.compression import INT4_BYTES, INT8_BYTES, ZeroPlusPlus
+from kit.cost.model.compression import INT4_BYTES, INT8_BYTES, ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.flops import (
     head_flops_per_token,
     layer_attention_flops_per_token,
@@ -54,7 +54,6 @@ from tests.planning.shapes import (
     Rows,
     by_hand,
     flat,
-    
     how,
     other,
     work,
@@ -110,7 +109,8 @@ LINKS: Rows = [
     ("a bucket that fills the link", lambda: fills_the_link(NODES, megatron(dp=16, cp=2, tp=2)),
      int(10 * (7 * FAR + 24 * HOP) * 4 * PORT / 2)),
     ("a bucket of a fiftieth of the memory", lambda: fills_the_link(
-        replace(NODES, gpu=replace(NODES.gpu, memory_gib=4.0)), megatron(dp=16, cp=2, tp=2)), int(0.02 * 4 * 2**30 / 2)),
+        replace(NODES, gpu=replace(NODES.gpu, memory_gib=4.0)), megatron(dp=16, cp=2, tp=2)),
+        int(0.02 * 4 * 2**30 / 2)),
 ]  # fmt: skip
 
 OLD = replace(NODE.gpu, name="V100-like", bf16_tflops=0.0, fp16_tflops=125.0, fp32_tflops=15.0, fp8_tflops=0.0)
@@ -130,7 +130,8 @@ GPUS: Rows = [
     ("Adam on the host", lambda: [cpu_adam_s(1e9, stage) for stage in (1, 2, 3)],
      [bytes_each / E.host_memory_gbytes_per_s for bytes_each in (48, 48, 66)]),
     ("rates at a precision", lambda: gpu_perf(NODE, "fp8", "cudnn", True)[1:],
-     ("fp8", gpu_rates("H100"), GemmPerf(peak_flops_per_s(NODE.gpu, "fp8") * 0.60, 3350e9 * E.memory_bandwidth, 132, 1.0),
+     ("fp8", gpu_rates("H100"), GemmPerf(peak_flops_per_s(NODE.gpu, "fp8") * 0.60, 3350e9 * E.memory_bandwidth, 132,
+         1.0),
       GemmPerf(NODE.gpu.bf16_tflops * 1e12 * 0.68, 3350e9 * E.memory_bandwidth, 132, 2.0),
       NODE.gpu.bf16_tflops * 1e12 * 0.55, 3350e9 * E.memory_bandwidth)),
     ("an unknown kernel is flash", lambda: gpu_perf(NODE, "bf16", "other").attention_flops_per_s,
@@ -260,7 +261,8 @@ BYTES: Rows = [
                                            1e9 * traffic(megatron(), lora=LORA)], [42.1, 0.0, 10 * ADAPTERS]),
     # ZeRO: 16 where it reduces, 6 for the sum over micro batches; stage 3 is counted with its reduction.
     ("gradients of ZeRO", lambda: [traffic(deepspeed(zero_stage=stage, gradient_accumulation_steps=m)) / 4.21 for
-                                   stage, m in ((0, 1), (1, 4), (2, 1), (2, 4), (3, 4))], [16.0, 10.0, 16.0, 16.0, 0.0]),
+                                   stage, m in ((0, 1), (1, 4), (2, 1), (2, 4), (3, 4))], [16.0, 10.0, 16.0, 16.0,
+                                   0.0]),
     ("casts of DDP", lambda: [traffic(torch(), precision=each) for each in ("bf16", "fp32")], [6 * 4.21, 0.0]),
     ("copies of FSDP2", lambda: [traffic(HF), traffic(HF.but(zero_stage=2))], [14 * 4.21, 10 * 4.21]),
     ("copies of adapters", lambda: 1e9 * traffic(HF, lora=LORA), 8 * 4.21e9 + 6 * ADAPTERS),
@@ -357,7 +359,8 @@ LAYERS: Rows = [
      FORWARD + products(GEMM, *MLP)[0] + T * 10 * 896 / 1e12),
     ("unfused in backward", lambda: parts(how(work(HF), attention="unfused"))[1] - parts(work(HF))[1],
      2 * attention_forward_s(GPU, how(work(HF), attention="unfused")) - 2.5 * FLASH),
-    ("launches", lambda: [getattr(layer_time(GPU, work(HF), False), f"launch_{way}") for way in ("forward", "backward")],
+    ("launches", lambda: [getattr(layer_time(GPU, work(HF), False), f"launch_{way}") for way in ("forward",
+        "backward")],
      [100 * 8e-6, 1.5 * 100 * 8e-6]),
     ("experts at the rate of others", lambda: layer_time(GPU, work(megatron(ep=4), EXPERTS), True).gemms_forward,
      products(GEMM, (T, 448 + 448, 320, 1.0), (T, 320, 448, 1.0), (T, 800, 320, 1.0), (T, 320, 400, 1.0))[0]
@@ -417,7 +420,8 @@ EXCHANGES: Rows = [
     ("adapters", lambda: [tensor(LOCAL, lora=replace(LORA, targets=each)).forward - 2 * REDUCED
                           for each in ("attention", "all-linear")], [2 * ring(2, T * 28), 4 * ring(2, T * 28)]),
     ("keys are gathered", lambda: context("all_gather", 1.0), Exposed(KEYS, KEYS, 0.0)),
-    ("keys go round", lambda: context("p2p", KEYS / 4)[:2], (KEYS * (1 - E.overlap / 4), KEYS * (2 - E.overlap * 2.5 / 4))),
+    ("keys go round", lambda: context("p2p", KEYS / 4)[:2], (KEYS * (1 - E.overlap / 4),
+        KEYS * (2 - E.overlap * 2.5 / 4))),
     ("keys go round beside attention", lambda: context("p2p", 1.0)[:2], (E.unhidden * KEYS, 2 * E.unhidden * KEYS)),
     ("keys of half the heads", lambda: context("all_gather", tp=2).forward, ring(4, 3 * 1024 * 2 * 120)),
     ("latent keys", lambda: context("all_gather", model=LATENT).forward, ring(4, 3 * 1024 * 2 * (640 + 480))),
@@ -450,7 +454,9 @@ EXCHANGES: Rows = [
 ]  # fmt: skip
 
 
-def data(layout: Any, forward: float = 0.0, backward: float = 0.0, p: Any = P, model: Any = DENSE, **more: Any) -> float:
+def data(
+    layout: Any, forward: float = 0.0, backward: float = 0.0, p: Any = P, model: Any = DENSE, **more: Any
+) -> float:
     """Seconds of a step on ranks with ``p``, whose micro batch computes so long."""
     return data_parallel_s(GPU, work(layout, model, **more), p, forward, backward)
 
@@ -472,13 +478,15 @@ DATA: Rows = [
      2 * GRADIENTS + WEIGHTS),
     ("beside compute", lambda: data(megatron(dp=8), 1e-3, 2e-3, D), seen(GRADIENTS, 2e-3) + seen(WEIGHTS, 1e-3)),
     ("not in a plain pipeline", lambda: data(megatron(dp=8, pp=2), 1.0, 1.0, D), GRADIENTS + WEIGHTS),
-    ("in an interleaved one", lambda: data(megatron(dp=8, pp=2, vp=2), 1.0, 1.0, D), E.unhidden * (GRADIENTS + WEIGHTS)),
+    ("in an interleaved one", lambda: data(megatron(dp=8, pp=2, vp=2), 1.0, 1.0, D),
+        E.unhidden * (GRADIENTS + WEIGHTS)),
     # Experts on two ranks each: dp·tp/(ep·etp) copies, every fourth rank.
     ("experts", lambda: data(megatron(dp=8, ep=4), model=EXPERTS) - GRADIENTS - WEIGHTS, ring(2, 6 * 3e9) + HOP),
     ("experts alone have copies", lambda: data(megatron(tp=2, ep=1), model=EXPERTS), ring(2, 6 * 3e9) + HOP),
     ("ZeRO all-reduces", lambda: [data(deepspeed(dp=8, zero_stage=stage), p=D) for stage in (0, 1, 2)],
      [2 * WEIGHTS, 3 * WEIGHTS, 3 * WEIGHTS]),
-    ("ZeRO beside backward", lambda: [data(deepspeed(dp=8, zero_stage=stage, gradient_accumulation_steps=m), 0.0, 1.0, D)
+    ("ZeRO beside backward", lambda: [data(deepspeed(dp=8, zero_stage=stage, gradient_accumulation_steps=m), 0.0, 1.0,
+        D)
                                       for stage, m in ((0, 1), (1, 1), (1, 4), (2, 4))],
      [2 * WEIGHTS, (1 + 2 * E.unhidden) * WEIGHTS, 3 * WEIGHTS, (1 + 8 * E.unhidden) * WEIGHTS]),
     ("ZeRO that waits", lambda: data_parallel_s(GPU, how(work(deepspeed(dp=8, zero_stage=2)), overlaps_gradients=False),
@@ -494,7 +502,8 @@ DATA: Rows = [
     ("FSDP2 over tensor parallelism", lambda: data(torch(zero_stage=3, dp=4, tp=2), p=D),
      2 * ring(4, 2 * 1.21e9, 6) + ring(4, 4 * 1.21e9, 6)),
     ("FSDP2 in fp32", lambda: data(HF, p=D, precision="fp32"), 3 * SCATTER),
-    ("FSDP2 with eight-bit weights", lambda: data_parallel_s(GPU, other(work(HF), keeps_bf16_weights=False), D, 0.0, 0.0),
+    ("FSDP2 with eight-bit weights", lambda: data_parallel_s(GPU, other(work(HF), keeps_bf16_weights=False), D, 0.0,
+        0.0),
      2 * ring(8, 1.21e9, 6) + SCATTER),
     ("a pipeline gathers once a step", lambda: data_parallel_s(GPU, how(work(megatron(
         zero_stage=2, dp=8, pp=2, gradient_accumulation_steps=4)), engine="fsdp"), D, 0.0, 0.0), GATHER + SCATTER),
@@ -517,6 +526,17 @@ DATA: Rows = [
         HF, deepspeed(dp=8, zero_stage=3), HF.but(zero_stage=2), deepspeed(dp=8, zero_stage=2), torch(dp=8))],
      [U * GATHER, U * EACH, U * GATHER, 0.0, 0.0]),
     ("a forward's gathers in the open", lambda: forward_gather_s(GPU, work(HF), D, 0.0), GATHER),
+    # Two factors of rank 4 in fp32 (arXiv 1905.13727), norms as they are; all experts of a projection are one matrix.
+    ("PowerSGD", lambda: [gradient_bytes(model, "powersgd", 4.0,
+        count(model).total) * count(model).total for model in (DENSE, GPT)],
+     [16 * (6 * (800 + 2 * 440 + 800 + 3 * 1216) + 2 * 5323) + 4 * 13 * 320, 16 * (5 * (4 * 768 + 2 * 1984) + 5387)
+      + 4 * (count(GPT).total - 5 * (4 * 384**2 + 2 * 384 * 1600) - 5003 * 384)]),
+    ("PowerSGD of experts", lambda: gradient_bytes(replace(EXPERTS, num_layers=1, tied_embeddings=True), "powersgd",
+        4.0, 1),
+     16 * (768 + 2 * 544 + 768 + 12 + 128000 + 12 + 64000 + 12 + 320 + 5323)),
+    ("other hooks", lambda: [(gradient_bytes(DENSE, each, 4.0, 9), kernel_bytes(each)) for each in ("none", "bf16")],
+        [(4, 0), (2, 12)]),
+    ("PowerSGD's products", lambda: kernel_bytes("powersgd"), 60.0),
     # ZeRO++ (arXiv 2306.10209): int8 gathers, a second copy inside a node, int4 reductions in two steps.
     ("ZeRO++ gathers", lambda: [zero_times(FAR_GPU, ZeroPlusPlus(weights=True, hpz=each), 64, 8e9, 2.0, 3)[:2]
                                 for each in (1, 8)],
