@@ -176,6 +176,8 @@ CANDIDATES: Rows = [
      sorted([*[(1, pp, 1, 8 // pp) for pp in (1, 2, 4)], *[(2, pp, 1, 4 // pp) for pp in (1, 2, 4)], (4, 1, 1, 2), (4,
          2, 1, 1), (8, 1, 1, 1)],
             key=str)),
+    ("stages that layers do not fill", lambda: tried("megatron", "pp", Pins(tp=1), model=replace(DENSE, num_layers=12)),
+     [(1,), (2,), (4,)]),
     ("Megatron's long sequences", lambda: [tried("megatron", "cp cp_comm_type", Pins(tp=1, pp=1), further,
         seq_length=16384)
                                            for further in (False, True)],
@@ -338,19 +340,22 @@ DESCRIBED: Rows = [
         layout=b)) for a, seconds, b in (
         (M, 1.0, M), (M, 1.005, M), (M, 1.005, Z2), (OVER, 1.005, torch(tp=2)))],
      ["the fastest that fits",
-         "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under 1% "
-      "are within the model's error)", "the simplest engine within 1% of the fastest (0.5% slower than megatron)",
+         "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under "
+      "1% are within the model's error)", "the simplest engine within 1% of the fastest (0.5% slower than megatron)",
       "0.5% slower than deepspeed over megatron, but simpler or smaller"]),
     ("differences of a step", lambda: decisions._difference(candidate(10.0, 20.0), candidate(11.0, 15.9), {
         "compute": 8.0, "pipeline_bubble": 1.0, "launch": 0.5, "offload": 0.0, "optimizer": 0.5}, {
             "compute": 7.0, "pipeline_bubble": 2.5, "launch": 0.52, "offload": 0.2, "optimizer": 0.97}),
      "+10.0% a step (pipeline bubble +15.0%, compute -10.0%, optimizer +4.7%), -4.1 GiB"),
-    ("equal steps", lambda: decisions._difference(candidate(1.0), candidate(1.0), {"compute": 1.0}, {"compute": 1.0}), "+0.0% a step, +0.0 GiB"),
-    ("numbers", lambda: [*map(human_count, (1e12, 999.7e9, 8.03e9, 123.0)), *map(human_seconds, (0.42, 0.9999, 112.0, 1.8e8)),
+    ("equal steps", lambda: decisions._difference(candidate(1.0), candidate(1.0), {"compute": 1.0}, {"compute": 1.0}),
+        "+0.0% a step, +0.0 GiB"),
+    ("numbers", lambda: [*map(human_count, (1e12, 999.7e9, 8.03e9, 123.0)), *map(human_seconds, (0.42, 0.9999, 112.0,
+        1.8e8)),
                          human_seconds(121.0, like=112.0)],
      ["1T", "1T", "8.03B", "123", "420 ms", "1 s", "112 s", "2,080 days", "121 s"]),
     ("calibrated parts", lambda: decisions._corrected({"a": 1.0, "b": 3.0}, candidate(8.0)), {"a": 2.0, "b": 6.0}),
-    ("the best with a value", lambda: [decisions._rival([candidate(1.0, layout=M, tp=2, vp=2), candidate(2.0, layout=M, vp=2), candidate(
+    ("the best with a value", lambda: [decisions._rival([candidate(1.0, layout=M, tp=2, vp=2), candidate(2.0, layout=M,
+        vp=2), candidate(
         None, 1.0, layout=M, vp=2)], name, candidate(1.0, layout=M)).step_time_s for name in ("vp", "tp")], [2.0, 1.0]),
 ]  # fmt: skip
 
@@ -365,18 +370,28 @@ def choice(name: str, *more: Candidate, pins: Pins | None = None, best: Candidat
 CHOICES: Rows = [
     ("pinned", lambda: choice("tp", pins=Pins(tp=2)), ("2", "pinned", ())),
     ("no other value", lambda: choice("tp", candidate(0.5, layout=Z2.but(tp=4))), None),
-    ("no word of sp without tp, of vp without pp", lambda: [choice(name, candidate(2.0, layout=M), best=candidate(1.0, layout=M.but(
+    ("no word of sp without tp, of vp without pp", lambda: [choice(name, candidate(2.0, layout=M), best=candidate(1.0,
+        layout=M.but(
         **{name: value}))) for name, value in (("sp", True), ("vp", 2))], [None, None]),
-    ("rivals, the fastest first, then those that do not fit", lambda: choice("tp", *[candidate(seconds, gib, layout=M.but(tp=tp)) for seconds, gib, tp in (
+    ("rivals, the fastest first, then those that do not fit", lambda: choice("tp", *[candidate(seconds, gib,
+        layout=M.but(tp=tp)) for seconds, gib, tp in (
         (3.0, 1.0, 4), (None, 99.0, 1), (2.0, 1.0, 8), (4.0, 1.0, 8), (5.0, 1.0, 16), (6.0, 1.0, 32))])[2],
      ("8: 2 s a step, 1.0 GiB", "4: 3 s a step, 1.0 GiB", "16: 5 s a step, 1.0 GiB", "32: 6 s a step, 1.0 GiB")),
     ("a flag", lambda: choice("sp", candidate(2.0, layout=M.but(tp=2)))[0], "true"),
-    ("other splits of the work", lambda: [[each.partition(", ZeRO-")[2][:1] for each in found.rejected] for found in decisions._alternatives(
+    ("other splits of the work", lambda: [[each.partition(", ZeRO-")[2][
+        :1] for each in found.rejected] for found in decisions._alternatives(
         request(), SearchResult(None, tuple(candidate(seconds, layout=each) for seconds, each in (
-            (3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)), (None, torch()), (2.5, Z2))), False), candidate(1.0, layout=M))],
+            (3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)), (None, torch()), (2.5, Z2))), False), candidate(1.0,
+            layout=M))],
      [["2", "3"]]),
-    ("no other split", lambda: list(decisions._alternatives(request(), SearchResult(None, (candidate(1.0, layout=M),), False), candidate(1.0, layout=M))), []),
-    ("at most four", lambda: len(next(decisions._alternatives(request(), SearchResult(None, tuple(candidate(2.0, layout=each) for each in (
+    ("what makes another split", lambda: [decisions._split_of(M) == decisions._split_of(M.but(**each)) for each in (
+        {"tp": 2}, {"pp": 2}, {"cp": 2}, {"ep": 2}, {"zero_stage": 0}, {"offload_optimizer": "cpu"},
+        {"engine": "torch"}, {"dp": 2}, {"vp": 2},
+        {"recompute": "full"})], [False] * 7 + [True] * 3),
+    ("no other split", lambda: list(decisions._alternatives(request(), SearchResult(None, (candidate(1.0, layout=M),),
+        False), candidate(1.0, layout=M))), []),
+    ("at most four", lambda: len(next(decisions._alternatives(request(), SearchResult(None, tuple(candidate(2.0,
+        layout=each) for each in (
         *(M.but(tp=each) for each in (2, 4, 8, 1, 1)), Z2, Z3)), False), candidate(1.0, layout=M))).rejected), 4),
 ]  # fmt: skip
 
@@ -393,40 +408,53 @@ NEEDED = host_ram_gib_per_node(work(SHORT))
 INFEASIBLE: Rows = [
     ("other jobs", lambda: changes(infeasible._other_jobs, seq_length=2049), [
         ("batch", 2, "job.global_batch_size=32 instead of 16"), ("batch", 4, "job.global_batch_size=64 instead of 16"),
-        ("batch", 8, "job.global_batch_size=128 instead of 16"), ("length", 2049 / 1024, "job.seq_length=1024 instead of 2049"),
-        ("length", 2049 / 512, "job.seq_length=512 instead of 2049"), ("optimizer", 2, "job.optimizer.name=adamw-8bit instead of adamw"),
+        ("batch", 8, "job.global_batch_size=128 instead of 16"), ("length", 2049 / 1024,
+        "job.seq_length=1024 instead of 2049"),
+        ("length", 2049 / 512, "job.seq_length=512 instead of 2049"), ("optimizer", 2,
+        "job.optimizer.name=adamw-8bit instead of adamw"),
         ("lora", math.inf, "--lora (or job.lora.four_bit=false): adapters trained instead of all weights"),
-        ("lora", math.inf, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights trained instead of all weights")]),
-    ("other jobs with adapters", lambda: [changes(infeasible._other_jobs, seq_length=512, lora=replace(LORA, four_bit=each))[3:] for each in (False, True)],
+        ("lora", math.inf,
+        "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights trained instead of all weights")]),
+    ("other jobs with adapters", lambda: [changes(infeasible._other_jobs, seq_length=512, lora=replace(LORA,
+        four_bit=each))[3:] for each in (False, True)],
      [[("lora", 1, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters")],
       [("lora", 1, "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights")]]),
-    ("changed jobs", lambda: [(each.request.job.global_batch_size, each.request.job.seq_length, each.request.job.optimizer.name,
+    ("changed jobs", lambda: [(each.request.job.global_batch_size, each.request.job.seq_length,
+        each.request.job.optimizer.name,
         each.request.job.lora and each.request.job.lora.four_bit) for each in infeasible._other_jobs(request())],
-     [(32, 1024, "adamw", None), (64, 1024, "adamw", None), (128, 1024, "adamw", None), (16, 512, "adamw", None), (16, 1024, "adamw-8bit", None),
+     [(32, 1024, "adamw", None), (64, 1024, "adamw", None), (128, 1024, "adamw", None), (16, 512, "adamw", None), (16,
+         1024, "adamw-8bit", None),
       (16, 1024, "adamw", False), (16, 1024, "adamw", True)]),
     ("more of a node, then nodes", lambda: changes(infeasible._more_gpus, machines=cluster("2xH100"))[:3], [
             ("nodes", 2, "cluster=4xH100 instead of 2"), ("nodes", 4, "cluster=8xH100 instead of 2"),
             ("nodes", 8, "cluster=dgx-h100:2 (16 GPUs) instead of 1")]),
     ("more nodes", lambda: changes(infeasible._more_gpus, machines=replace(NODES, name="mine"))[::6],
-     [("nodes", 2, "cluster.num_nodes=16 (128 GPUs) instead of 8"), ("nodes", 128, "cluster.num_nodes=1024 (8192 GPUs) instead of 8")]),
-    ("a lone node stays alone", lambda: changes(infeasible._more_gpus, machines=replace(NAMED, inter_node_gbytes_per_s=0.0)), []),
+     [("nodes", 2, "cluster.num_nodes=16 (128 GPUs) instead of 8"), ("nodes", 128,
+         "cluster.num_nodes=1024 (8192 GPUs) instead of 8")]),
+    ("a lone node stays alone", lambda: changes(infeasible._more_gpus, machines=replace(NAMED,
+        inter_node_gbytes_per_s=0.0)), []),
     ("larger GPUs", lambda: [infeasible._is_larger(replace(NODE.gpu, **more), NODE.gpu) for more in (
         {"memory_gib": 200.0}, {}, {"memory_gib": 200.0, "device": "cpu"}, {"memory_gib": 200.0, "bf16_tflops": 1.0},
         {"memory_gib": 200.0, "hbm_gbytes_per_s": 1.0})], [True, False, False, False, False]),
-    ("capacities that are exceeded", lambda: [infeasible._excess(replace(work(SHORT), cluster=replace(NODE, host_ram_gib=each))) for each in (
+    ("capacities that are exceeded", lambda: [infeasible._excess(replace(work(SHORT), cluster=replace(NODE,
+        host_ram_gib=each))) for each in (
         NEEDED / 0.9 * 2, NEEDED / 0.9 / 2, None)],
      [(0, [0.5, SMALL := peak_gib(work(SHORT)) / usable_gib(NODE.gpu)]), (1, [2, SMALL]), (1, [2, SMALL])]),
     ("a shortfall", lambda: [infeasible.shortfall(replace(work(SHORT.but(offload_optimizer=place)), cluster=replace(
         NODE, host_ram_gib=host, nvme_gib=disks))).partition("; ")[2] for place, host, disks in (
-            ("cpu", 1000.0, None), ("cpu", 0.2, None), ("cpu", None, None), ("nvme", 1000.0, 1000.0), ("nvme", 1000.0, 0.05), ("nvme", 1000.0, None))],
+            ("cpu", 1000.0, None), ("cpu", 0.2, None), ("cpu", None, None), ("nvme", 1000.0, 1000.0), ("nvme", 1000.0,
+            0.05), ("nvme", 1000.0, None))],
      ["", f"{NEEDED:.0f} GiB of host memory a node, 0 of 0 are usable: {NEEDED - 0.18:.0f} GiB too many",
-      f"{NEEDED:.0f} GiB of host memory a node, which is not known", "", "0 GiB of NVMe a node, which has 0: 0 GiB too many",
+      f"{NEEDED:.0f} GiB of host memory a node, which is not known", "",
+          "0 GiB of NVMe a node, which has 0: 0 GiB too many",
       "0 GiB of NVMe a node, which is not known"]),
-    ("too little of a GPU", lambda: [infeasible.shortfall(replace(work(torch()), cluster=replace(ONE, gpu=replace(ONE.gpu, memory_gib=each))))
+    ("too little of a GPU", lambda: [infeasible.shortfall(replace(work(torch()), cluster=replace(ONE,
+        gpu=replace(ONE.gpu, memory_gib=each))))
                                      for each in (80.0, 0.5)], [
         f"needs {(NEED := peak_gib(work(torch()))):.1f} GiB a GPU, 76.0 of 80.0 are usable",
         f"needs {NEED:.1f} GiB a GPU, 0.5 of 0.5 are usable: {NEED - 0.475:.1f} GiB too many"]),
-    ("halves", lambda: [(each.cluster.num_nodes, each.cluster.gpus_per_node) for each in fewer_gpus._halved(request(machines=replace(NODES, num_nodes=4)))],
+    ("halves", lambda: [(each.cluster.num_nodes,
+        each.cluster.gpus_per_node) for each in fewer_gpus._halved(request(machines=replace(NODES, num_nodes=4)))],
      [(2, 8), (1, 8), (1, 4), (1, 2), (1, 1)]),
     ("engines that cannot", lambda: [sorted(infeasible._able(each)) for each in (
         {"torch": (infeasible.Violation("flag_of_engine", ""),), "megatron": (infeasible.Violation("batch", ""),)},
@@ -471,10 +499,12 @@ def best_of(goal: Any, times: dict[int, float | None], limit: float = math.inf, 
 
 
 CLUSTERS: Rows = [
-    ("numbers of nodes", lambda: [node(**limits).numbers() for limits in ({}, {"max_gpus": 100}, {"max_gpus": 7}, {"deadline_days": DAYS / 5})],
+    ("numbers of nodes", lambda: [node(**limits).numbers() for limits in ({}, {"max_gpus": 100}, {"max_gpus": 7},
+        {"deadline_days": DAYS / 5})],
      [NUMBERS, [1, 2, 3, 4, 6, 8, 12], [], [each for each in NUMBERS if each >= 5]]),
     ("a node without a fabric", lambda: node(name="workstation-rtx-4090").numbers(), [1]),
-    ("lower bounds", lambda: [node(each, max_gpus=100, deadline_days=DAYS / 2.5).ideal for each in ("gpus", "money", "time")],
+    ("lower bounds", lambda: [node(each, max_gpus=100, deadline_days=DAYS / 2.5).ideal for each in ("gpus", "money",
+        "time")],
      [24, PRICE * NODE_S / 3600, DAYS / 12]),
     ("no number is possible", lambda: node(max_gpus=7).ideal, math.inf),
     ("cost of no price", lambda: node(name="dgx-h100").ideal_usd, math.inf),
@@ -482,19 +512,26 @@ CLUSTERS: Rows = [
     ("the fewest", lambda: best_of("gpus", {1: None, 2: None, 3: 5.0}), [3, "2 miss", [1, 2, 3]]),
     ("no more than twice the best", lambda: best_of("gpus", {}, limit=8.0, max_gpus=64), [1, None, [1]]),
     ("beyond the best", lambda: best_of("gpus", dict.fromkeys(NUMBERS), limit=24.0), [None, "3 miss", [1, 2, 3]]),
-    ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, None, [1, 2, 3, 4, 6, 8]]),
-    ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, None, [8, 6, 4, 3, 2]]),
+    ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, None, [1, 2, 3, 4,
+        6, 8]]),
+    ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, None, [8, 6, 4,
+        3, 2]]),
     ("hopeless", lambda: best_of("time", {}, limit=DAYS / 3000), [None, None, []]),
     ("too dear at best", lambda: best_of("gpus", {}, budget_usd=1.0), [
         None, f"p4d.24xlarge: ${PRICE * NODE_S / 3600:,.0f} at 65% MFU already, above the budget of $1", []]),
     ("too few at best", lambda: best_of("gpus", {}, max_gpus=16, deadline_days=DAYS / 4), [
-        None, f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, after the deadline of {DAYS / 4:g} days", []]),
-    ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), [None, "p4d.24xlarge: 8 GPUs a node, at most 7 wanted", []]),
+        None, f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, "
+         f"after the deadline of {DAYS / 4:g} days", []]),
+    ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), [None, "p4d.24xlarge: 8 GPUs a node, at most 7 wanted",
+        []]),
     ("order of options", lambda: [cluster_selection._rank(ClusterOption(A100, M, 3.0, each), goal) for goal, each in (
         ("gpus", 9.0), ("money", 9.0), ("money", None), ("time", 9.0))], [(8, 3), (9, 3), (math.inf, 3), (3, 3)]),
-    ("types with a price", lambda: [("dgx-h100" in cluster_selection._types(each), "p4d.24xlarge" in cluster_selection._types(each)) for each in (
-        Constraints(), Constraints(goal="money"), Constraints(budget_usd=9.0))], [(True, True), (False, True), (False, True)]),
-    ("a table", lambda: render_options([ClusterOption(replace(A100, num_nodes=4), M, 3.25, None), ClusterOption(A100, M, 1.0, 1234.0)]).splitlines()[1:],
+    ("types with a price", lambda: [("dgx-h100" in cluster_selection._types(each),
+        "p4d.24xlarge" in cluster_selection._types(each)) for each in (
+        Constraints(), Constraints(goal="money"), Constraints(budget_usd=9.0))], [(True, True), (False, True), (False,
+        True)]),
+    ("a table", lambda: render_options([ClusterOption(replace(A100, num_nodes=4), M, 3.25, None), ClusterOption(A100, M,
+        1.0, 1234.0)]).splitlines()[1:],
      [f"{32:>6}  {'4 x p4d.24xlarge (A100-40)':32} {'3.2':>7} {'no price known':>14}  {describe(M)}",
       f"{8:>6}  {'1 x p4d.24xlarge (A100-40)':32} {'1.0':>7} {'1,234':>14}  {describe(M)}"]),
 ]  # fmt: skip
@@ -556,52 +593,76 @@ def rate(seen: int, kind: Any = "linear", **more: Any) -> float:
 
 RUNS: Rows = [
     ("the most similar kind", lambda: [nearest(each, model, **more) for each, model, more in (
-        (torch(), DENSE, {}), (Z2, DENSE, {}), (M, DENSE, {}), (M, EXPERTS, {"precision": "fp32"}), (megatron(implementation="transformer_engine"), DENSE, {}),
+        (torch(), DENSE, {}), (Z2, DENSE, {}), (M, DENSE, {}), (M, EXPERTS, {"precision": "fp32"}),
+        (megatron(implementation="transformer_engine"), DENSE, {}),
         (deepspeed(tp=2).but(implementation="local"), DENSE, {"precision": "fp32"}))], [1.1, 1.1, 1.3, 1.4, 1.1, 1.4]),
-    ("nothing known here", lambda: [Calibration({}).of(work(M)), Calibration({"other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)}).of(work(M))],
+    ("nothing known here", lambda: [Calibration({}).of(work(M)),
+        Calibration({"other H100, megatron local, bf16, dense": Residual(9.0, 0, 1)}).of(work(M))],
      [Residual(), Residual()]),
-    ("kinds", lambda: [calibration.kind(work(each, model, **more)) for each, model, more in ((M, DENSE, {}), (Z2, EXPERTS, {"precision": "fp32"}))],
+    ("kinds", lambda: [calibration.kind(work(each, model, **more)) for each, model, more in ((M, DENSE, {}), (Z2,
+        EXPERTS, {"precision": "fp32"}))],
      [f"{PLACE}, megatron local, bf16, dense", f"{PLACE}, deepspeed huggingface, fp32, experts"]),
-    ("likeness", lambda: calibration._likeness(["megatron local", "bf16", "dense"], ["deepspeed local", "bf16", "experts"]), (True, True, False, False)),
-    ("a plan on fewer nodes", lambda: [elastic.legal_nodes(PLAN), (smaller := elastic.on_nodes(PLAN, 3)).layout.dp, smaller.layout.gradient_accumulation_steps,
-                                       smaller.cluster.num_nodes, smaller.predicted.step_time_s > PLAN.predicted.step_time_s, elastic.on_nodes(PLAN, 4) is PLAN],
+    ("likeness", lambda: calibration._likeness(["megatron local", "bf16", "dense"], ["deepspeed local", "bf16",
+        "experts"]), (True, True, False, False)),
+    ("a plan on fewer nodes", lambda: [elastic.legal_nodes(PLAN), (smaller := elastic.on_nodes(PLAN, 3)).layout.dp,
+        smaller.layout.gradient_accumulation_steps,
+                                       smaller.cluster.num_nodes,
+                                       smaller.predicted.step_time_s > PLAN.predicted.step_time_s,
+                                       elastic.on_nodes(PLAN, 4) is PLAN],
      [(1, 2, 3, 4), 24, 4, 3, True, True]),
     ("no plan on fewer nodes", lambda: [elastic._workload(each, nodes) for each, nodes in (
         (PLAN, 0), (PLAN, 5), (replace(PLAN, layout=PLAN.layout.but(gradient_accumulation_steps=1)), 3), (replace(
-            PLAN, layout=PLAN.layout.but(tp=16, dp=2)), 1), (replace(PLAN, layout=PLAN.layout.but(gradient_accumulation_steps=6)), 2))],
+            PLAN, layout=PLAN.layout.but(tp=16, dp=2)), 1), (replace(PLAN,
+            layout=PLAN.layout.but(gradient_accumulation_steps=6)), 2))],
      ["must be from 1 to 4", "must be from 1 to 4", "global_batch_size=32 is no multiple of micro_batch_size=1 · dp=24",
       "8 GPUs are no multiple of the 16 that share one replica",
-      "micro_batch_size·gradient_accumulation_steps·dp=192 is not global_batch_size=96; use gradient_accumulation_steps=6"]),
+      "micro_batch_size·gradient_accumulation_steps·dp=192 is not global_batch_size=96; use "
+      "gradient_accumulation_steps=6"]),
     # 0.76 of 0.8 GiB are usable, and half of the CUDA context and NCCL is more than that with the model.
     ("no memory on fewer nodes", lambda: [str(elastic._workload(replace(PLAN, cluster=replace(PLAN.cluster, gpu=replace(
-        PLAN.cluster.gpu, memory_gib=memory))), 2)).partition(" ")[2] for memory in (0.8,)], ["GiB per GPU, 0.8 usable"]),
-    ("the front of a comparison", lambda: [each.name for each in Comparison(request(), tuple(ComparedLayout(name, M, gib, seconds, fits) for name, gib, seconds, fits in (
-        ("slow and small", 1.0, 9.0, True), ("dominated", 5.0, 5.0, True), ("fast", 8.0, 2.0, True), ("too large", 9.0, 1.0, False), ("middle", 4.0, 4.0, True),
-        ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True))), None).pareto_front()], ["fast", "middle", "slow and small"]),
+        PLAN.cluster.gpu, memory_gib=memory))), 2)).partition(" ")[2] for memory in (0.8,)],
+        ["GiB per GPU, 0.8 usable"]),
+    ("the front of a comparison", lambda: [each.name for each in Comparison(request(), tuple(ComparedLayout(name, M,
+        gib, seconds, fits) for name, gib, seconds, fits in (
+        ("slow and small", 1.0, 9.0, True), ("dominated", 5.0, 5.0, True), ("fast", 8.0, 2.0, True), ("too large", 9.0,
+        1.0, False), ("middle", 4.0, 4.0, True),
+        ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True))), None).pareto_front()], ["fast", "middle",
+        "slow and small"]),
     # Steps: run.steps; whole batches of tokens; epochs with a whole last step; ramps of growing batches.
-    ("lengths", lambda: [steps(run(steps=7)), steps(run(), total_tokens=96 * 1024 * 3 + 1), steps(run(), total_tokens=5), steps(run(), EPOCH, epochs=1.0),
-                         steps(run(), EPOCH, epochs=0.1), steps(run(), EPOCH, objective="sft", total_tokens=250_000), steps(run(), EPOCH, epochs=0.096),
+    ("lengths", lambda: [steps(run(steps=7)), steps(run(), total_tokens=96 * 1024 * 3 + 1), steps(run(),
+        total_tokens=5), steps(run(), EPOCH, epochs=1.0),
+                         steps(run(), EPOCH, epochs=0.1), steps(run(), EPOCH, objective="sft", total_tokens=250_000),
+                         steps(run(), EPOCH, epochs=0.096),
                          steps(run(), EPOCH, epochs=0.097)],
      [(7, 672), (3, 288), (1, 96), (11, 1056), (2, 192), (5, 480), (1, 96), (2, 192)]),
     # 32 · 3 samples at 32, then 64: 96 + 128 are at least 192.
-    ("lengths of a ramp", lambda: [steps(run((32, 32, 192), steps=2)), steps(run((32, 32, 192), steps=9)), steps(run((32, 32, 192)), total_tokens=1024 * 500),
-                                   steps(run((32, 32, 192)), total_tokens=1024 * 50), steps(run((32, 32, 192)), EPOCH, epochs=0.05)],
+    ("lengths of a ramp", lambda: [steps(run((32, 32, 192), steps=2)), steps(run((32, 32, 192), steps=9)),
+        steps(run((32, 32, 192)), total_tokens=1024 * 500),
+                                   steps(run((32, 32, 192)), total_tokens=1024 * 50), steps(run((32, 32, 192)), EPOCH,
+                                   epochs=0.05)],
      [(2, 64), (9, 3 * 32 + 2 * 64 + 4 * 96), (7, 224 + 2 * 96), (1, 32), (2, 64)]),
-    ("batches of a ramp", lambda: [[schedule.batch_size(each, BatchRampSpec(start=32, increment=32, samples=192), 96) for each in (0, 95, 96, 191, 192)],
-                                   schedule.batch_size(5, None, 96), list(schedule.ramped(BatchRampSpec(start=32, increment=32, samples=192), 96))],
+    ("batches of a ramp", lambda: [[schedule.batch_size(each, BatchRampSpec(start=32, increment=32, samples=192),
+        96) for each in (0, 95, 96, 191, 192)],
+                                   schedule.batch_size(5, None, 96), list(schedule.ramped(BatchRampSpec(start=32,
+                                   increment=32, samples=192), 96))],
      [[32, 32, 64, 64, 96], 96, [32, 32, 32, 64, 64]]),
     # Warm-up over 40 samples; then from 1 to 0.1 over the other 960.
     ("rates", lambda: [rate(each) for each in (10, 39, 40, 520, 1000, 2000)], [0.25, 39 / 40, 1, 0.55, 0.1, 0.1]),
     ("shapes", lambda: [rate(280, each) for each in ("cosine", "constant", "inverse_sqrt")],
      [0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 1, math.sqrt(40 / 280)]),
-    ("a floor of the root", lambda: [rate(1000, "inverse_sqrt"), rate(1000, "inverse_sqrt", min_ratio=0.5)], [0.2, 0.5]),
-    ("stable, then down", lambda: [rate(each, "warmup_stable_decay", decay_steps=20, decay_style=style) for each, style in (
+    ("a floor of the root", lambda: [rate(1000, "inverse_sqrt"), rate(1000, "inverse_sqrt", min_ratio=0.5)], [0.2,
+        0.5]),
+    ("stable, then down", lambda: [rate(each, "warmup_stable_decay", decay_steps=20, decay_style=style) for each,
+        style in (
         (800, "linear"), (850, "linear"), (950, "exponential"), (950, "minus_sqrt"), (1000, "linear"))],
      [1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * (2 * 0.5**0.75 - 1), 0.1 + 0.9 * (1 - math.sqrt(0.75)), 0.1]),
     ("a tenth by default", lambda: rate(950, "warmup_stable_decay"), 0.1 + 0.9 * (2 * 0.5**0.5 - 1)),
-    ("restarts", lambda: [rate(each, "cosine_with_restarts", num_cycles=2) for each in (40, 280, 520, 1000)], [1, 0.55, 1, 0.1]),
-    ("a tenth of a short run", lambda: schedule.learning_rate(5, peak=2.0, schedule=S, total_steps=10, global_batch_size=10), 1.0),
-    ("rates over a ramp", lambda: [rate(310, total_samples=600), rate(600, total_samples=600)], [0.1 + 0.9 * (600 - 310) / 560, 0.1]),
+    ("restarts", lambda: [rate(each, "cosine_with_restarts", num_cycles=2) for each in (40, 280, 520, 1000)], [1, 0.55,
+        1, 0.1]),
+    ("a tenth of a short run", lambda: schedule.learning_rate(5, peak=2.0, schedule=S, total_steps=10,
+        global_batch_size=10), 1.0),
+    ("rates over a ramp", lambda: [rate(310, total_samples=600), rate(600, total_samples=600)],
+        [0.1 + 0.9 * (600 - 310) / 560, 0.1]),
 ]  # fmt: skip
 
 
@@ -625,36 +686,45 @@ RIGHT_FP8 = replace(
 RIGHT_DDP = replace(work(torch()), job=job(seq_length=1024, global_batch_size=64), cluster=FAR, layout=torch(dp=64))
 RIGHT_ZERO = replace(RIGHT_DDP, layout=deepspeed(dp=64, zero_stage=3))
 NOTES: Rows = [
-    ("a model that is not described", lambda: noted(torch(dp=8), MIXED), [("model", "approximate", "model type mixed is not described; transformers counted its parameters. Tried on described families")]),
-    ("an estimated model", lambda: noted(torch(dp=8), replace(MIXED, approximate=replace(MIXED.approximate, counted=False)))[0][2][:60],
+    ("a model that is not described", lambda: noted(torch(dp=8), MIXED), [("model", "approximate",
+        "model type mixed is not described; transformers counted its parameters. Tried on described families")]),
+    ("an estimated model", lambda: noted(torch(dp=8), replace(MIXED, approximate=replace(MIXED.approximate,
+        counted=False)))[0][2][:60],
      "model type mixed is not described; its parameters are estimat"[:60]),
     ("long sequences", lambda: [noted(torch(dp=8), seq_length=each) for each in (4096, 4097)],
      [[], [("seq_length", "4097", "longer than the 4096 positions that dense was made for")]]),
     ("versions", lambda: noted(megatron(dp=8), optimizer=OptimizerSpec(name="muon")),
      [("optimizer", "muon", "on engine=megatron it needs Python 3.12 or newer")]),
-    ("tensor parallelism over nodes", lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(work(megatron(tp=tp), machines=machines))]
-                                               for tp, machines in ((8, cluster("2x4xH100")), (6, cluster("2x4xH100")), (4, cluster("2x4xH100")), (
+    ("tensor parallelism over nodes",
+        lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(work(megatron(tp=tp), machines=machines))]
+                                               for tp, machines in ((8, cluster("2x4xH100")), (6, cluster("2x4xH100")),
+                                               (4, cluster("2x4xH100")), (
                                                    3, cluster("1x4xH100")))],
      [["layout.tp=4 stays inside a node"], ["layout.tp=2 stays inside a node"], [], []]),
     ("fp8", lambda: [[(each.rule, each.chosen, each.why[:24]) for each in notes._fp8(w)] for w in (
         RIGHT_FP8, replace(RIGHT_FP8, cluster=cluster("2xcpu")), work(megatron(dp=8), **FP8), work(torch(dp=8)))],
      [[("precision", "fp8", "linear layers of the blo")], [("precision", "fp8", "emulated, for a CPU has ")], [], []]),
     ("the same step in bf16", lambda: [each.rejected for each in notes._fp8(RIGHT_FP8)],
-     [(f"bf16, the same layout: {human_seconds(step_s(replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision='bf16'))))} a step",)]),
+     [(f"bf16, the same layout: "
+       f"{human_seconds(step_s(replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision='bf16'))))} a step",)]),
     # On slow links every way to send less gains at least a twentieth; on one node none does.
-    ("compression", lambda: [[line.partition(":")[0] for each in notes._compression(w) for line in each.rejected] for w in (
+    ("compression", lambda: [[line.partition(":")[0] for each in notes._compression(
+        w) for line in each.rejected] for w in (
         RIGHT_DDP, RIGHT_ZERO, replace(RIGHT_DDP, cluster=replace(FAR, inter_node_gbytes_per_s=1e4)))],
      [["gradient_compression=bf16", "gradient_compression=powersgd"], [
          "zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], []]),
     ("ways to send less", lambda: [[name for name, _ in notes._compressed(each)] for each in (
-        torch(gradient_compression="bf16"), deepspeed(zero_quantized_weights=True), deepspeed(zero_quantized_gradients=True))],
+        torch(gradient_compression="bf16"), deepspeed(zero_quantized_weights=True),
+        deepspeed(zero_quantized_gradients=True))],
      [["zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], *[[
          "gradient_compression=bf16", "gradient_compression=powersgd"]] * 2]),
-    ("why a last resort", lambda: [last_resort._reason(candidate(0.5), each) for each in (None, candidate(1.0, layout=M))],
+    ("why a last resort", lambda: [last_resort._reason(candidate(0.5), each) for each in (None, candidate(1.0,
+        layout=M))],
      ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
     ("seconds of offload", lambda: [last_resort._offload(request(), candidate(2.0, layout=each)) for each in (
         M, M.but(offload_optimizer="cpu"))],
-     ["", f"Offload takes {human_seconds(StepTimer().components_s(request().workload(M.but(offload_optimizer='cpu')))['offload'])} of 2 s a step. "]),
+     ["", f"Offload takes "
+          f"{human_seconds(StepTimer().components_s(request().workload(M.but(offload_optimizer='cpu')))['offload'])} of 2 s a step. "]),
     ("last resorts that are taken unasked", lambda: [len(search._allowed(request(each))) for each in (
         Pins(), Pins(engine="torch"), Pins(implementation="local"), Pins(tp=2))], [3, 3, 3, 1]),
     ("engines on request", lambda: [[each.pins.engine for each in search._on_request(request(pins, machines=machines))] for pins, machines in (
@@ -674,7 +744,7 @@ NOTES: Rows = [
     ("larger GPUs that hold a layout", lambda: next((each.text, each.factor, len(each.among or ())) for each in infeasible._changes(
         request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(None, 1e4)]) if each.kind == "gpu"),
      ("cluster.gpu=H200 (140 GiB) instead of H100", 1.8, 1)),
-    ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
+    ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, model=replace(DENSE, num_layers=100), machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
                                   for name, host, disks in (("mine", None, None), ("mine", 0.5, 0.0), ("p4d.24xlarge", 0.5, 0.0), ("mine", 0.1, 0.0), ("mine", 99.0, None), (
                                       "mine", 99.0, 0.0))],
      [[("host", 1, "cluster.host_ram_gib=1 for offload, if that is what a node has")], [("host", 2, "cluster.host_ram_gib=1 instead of 0, for offload")],
