@@ -678,6 +678,7 @@ def step_s(w: Any) -> float:
 
 FAR = replace(NODES, inter_node_gbytes_per_s=0.1)
 FP8 = {"precision": "fp8"}
+ON_CPU = M.but(offload_optimizer="cpu")
 RIGHT_FP8 = replace(
     work(torch()),
     job=job(seq_length=1024, global_batch_size=24, precision="fp8"),
@@ -721,42 +722,59 @@ NOTES: Rows = [
     ("why a last resort", lambda: [last_resort._reason(candidate(0.5), each) for each in (None, candidate(1.0,
         layout=M))],
      ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
-    ("seconds of offload", lambda: [last_resort._offload(request(), candidate(2.0, layout=each)) for each in (
-        M, M.but(offload_optimizer="cpu"))],
-     ["", f"Offload takes "
-          f"{human_seconds(StepTimer().components_s(request().workload(M.but(offload_optimizer='cpu')))['offload'])} of 2 s a step. "]),
+    ("seconds of offload", lambda: [last_resort._offload(request(), candidate(2.0, layout=each)) for each in (M,
+        ON_CPU)],
+     ["", f"Offload takes {human_seconds(StepTimer().components_s(request().workload(ON_CPU))['offload'])} of 2 s a "
+          f"step. "]),
     ("last resorts that are taken unasked", lambda: [len(search._allowed(request(each))) for each in (
         Pins(), Pins(engine="torch"), Pins(implementation="local"), Pins(tp=2))], [3, 3, 3, 1]),
-    ("engines on request", lambda: [[each.pins.engine for each in search._on_request(request(pins, machines=machines))] for pins, machines in (
+    ("engines on request", lambda: [[each.pins.engine for each in search._on_request(request(pins,
+        machines=machines))] for pins, machines in (
         (None, NODE), (None, ONE), (TORCH, ONE))], [["torch", "deepspeed"], ["torch", "deepspeed", "megatron"], []]),
-    ("corrected by earlier runs", lambda: [getattr(search.LayoutScorer(replace(request(), calibration=known)), name)(request().workload(M))
-        / getattr(search.LayoutScorer(request()), name)(request().workload(M)) for known in (Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
+    ("corrected by earlier runs", lambda: [getattr(search.LayoutScorer(replace(request(), calibration=known)),
+        name)(request().workload(M))
+        / getattr(search.LayoutScorer(request()),
+        name)(request().workload(M)) for known in (Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
             1.5, 0.0, 1)}),) for name in ("step_time_s", "least_s", "peak_gib")], [1.5, 1.5, 1.0]),
-    ("memory of earlier runs", lambda: search.LayoutScorer(replace(request(), calibration=Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
+    ("memory of earlier runs", lambda: search.LayoutScorer(replace(request(),
+        calibration=Calibration({f"{PLACE}, megatron local, bf16, dense": Residual(
         1.5, 2.0, 1)}))).peak_gib(request().workload(M)) - peak_gib(request().workload(M)), 2.0),
-    ("a step of what fits", lambda: [search.LayoutScorer(request()).candidate(request().workload(M), each).step_time_s is None for each in (0.1, 99.0)],
+    ("a step of what fits", lambda: [search.LayoutScorer(request()).candidate(request().workload(M),
+        each).step_time_s is None for each in (0.1, 99.0)],
      [True, False]),
     ("the nearest miss", lambda: [infeasible.nearest_miss(request(Pins(engine="megatron")), each) for each in (
-        [candidate(None, layout=M.but(micro_batch_size=size)) for size in (8, 2, 4)], [])], [M.but(micro_batch_size=2), None]),
-    ("pins in the way", lambda: [(each.kind, each.text, getattr(each.request.pins, each.kind), each.last_resorts) for each in infeasible._changes(
-        request(Pins(tp=2, sp=True)), ()) if each.text.startswith("layout")], [("tp", "layout.tp left to the planner instead of 2", None, True), (
+        [candidate(None, layout=M.but(micro_batch_size=size)) for size in (8, 2, 4)], [])], [M.but(micro_batch_size=2),
+        None]),
+    ("pins in the way", lambda: [(each.kind, each.text, getattr(each.request.pins, each.kind),
+        each.last_resorts) for each in infeasible._changes(
+        request(Pins(tp=2, sp=True)), ()) if each.text.startswith("layout")], [("tp",
+        "layout.tp left to the planner instead of 2", None, True), (
             "sp", "layout.sp left to the planner instead of True", None, True)]),
-    ("larger GPUs that hold a layout", lambda: next((each.text, each.factor, len(each.among or ())) for each in infeasible._changes(
+    ("larger GPUs that hold a layout", lambda: next((each.text, each.factor,
+        len(each.among or ())) for each in infeasible._changes(
         request(), [candidate(None, 100.0), candidate(1.0, 1.0), candidate(None, 1e4)]) if each.kind == "gpu"),
      ("cluster.gpu=H200 (140 GiB) instead of H100", 1.8, 1)),
-    ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, model=replace(DENSE, num_layers=100), machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
-                                  for name, host, disks in (("mine", None, None), ("mine", 0.5, 0.0), ("p4d.24xlarge", 0.5, 0.0), ("mine", 0.1, 0.0), ("mine", 99.0, None), (
+    ("memory of a node", lambda: [changes(infeasible._memory_of_a_node, pins=ZERO, model=replace(DENSE, num_layers=100),
+        machines=replace(NODE, name=name, host_ram_gib=host, nvme_gib=disks))
+                                  for name, host, disks in (("mine", None, None), ("mine", 0.5, 0.0), ("p4d.24xlarge",
+                                  0.5, 0.0), ("mine", 0.1, 0.0), ("mine", 99.0, None), (
                                       "mine", 99.0, 0.0))],
-     [[("host", 1, "cluster.host_ram_gib=1 for offload, if that is what a node has")], [("host", 2, "cluster.host_ram_gib=1 instead of 0, for offload")],
+     [[("host", 1, "cluster.host_ram_gib=1 for offload, if that is what a node has")], [("host", 2,
+         "cluster.host_ram_gib=1 instead of 0, for offload")],
       [], [], [("nvme", 2, "cluster.nvme_gib=1 for offload to disks, if that is what a node has")], []]),
-    ("layouts that a node is too small for", lambda: [sorted({each.engine for each in infeasible._short_of_a_node(request(each))}) for each in (
+    ("layouts that a node is too small for",
+        lambda: [sorted({each.engine for each in infeasible._short_of_a_node(request(each))}) for each in (
         Pins(), Pins(engine="megatron"), ZERO)], [["deepspeed", "torch"], [], ["deepspeed"]]),
-    ("corrected predictions", lambda: [getattr(found := calibration.corrected(PLAN.predicted, Residual(2.0, 3.0, 2)), name) / getattr(PLAN.predicted, name)
-                                       for name in ("step_time_s", "tokens_per_s", "mfu", "days")] + [found.peak_gib - PLAN.predicted.peak_gib],
+    ("corrected predictions", lambda: [getattr(found := calibration.corrected(PLAN.predicted, Residual(2.0, 3.0, 2)),
+        name) / getattr(PLAN.predicted, name)
+                                       for name in ("step_time_s", "tokens_per_s", "mfu",
+                                       "days")] + [found.peak_gib - PLAN.predicted.peak_gib],
      [2, 0.5, 0.5, 2, 3]),
     ("words of a correction", lambda: [calibration.corrected(PLAN.predicted, each).step_time_evidence for each in (
-        Residual(2.0, 3.0, 2), Residual(1.5, 0.0, 1, "torch huggingface, bf16, dense"))] + [calibration.corrected(PLAN.predicted, Residual()) is PLAN.predicted],
-     ["calibrated by 2 runs on this cluster: step x 2.00, +3.0 GiB", "calibrated by 1 run of torch huggingface, bf16, dense on this cluster: step x 1.50, "
+        Residual(2.0, 3.0, 2), Residual(1.5, 0.0, 1,
+        "torch huggingface, bf16, dense"))] + [calibration.corrected(PLAN.predicted, Residual()) is PLAN.predicted],
+     ["calibrated by 2 runs on this cluster: step x 2.00, +3.0 GiB",
+         "calibrated by 1 run of torch huggingface, bf16, dense on this cluster: step x 1.50, "
       "memory as predicted", True]),
 ]  # fmt: skip
 
