@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cost.model.pipeline import chunk_layers
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.report.first_screen import first_screen
@@ -80,16 +79,6 @@ def test_what_is_weighed_on_request_alone_is_named_with_its_time() -> None:
     asked = make_plan(plan.model, plan.cluster, plan.job, pins)
     assert asked.predicted.step_time_s == pytest.approx(float(said[2]), rel=0.01)
     assert "compiled" not in reason(plan_of("mixtral-8x7b", "64xH100", global_batch_size=512), "engine")
-
-
-def test_layers_that_do_not_divide_are_missing_at_the_ends() -> None:
-    """DeepSeek-V3's 61, the last stage with the fewest; Llama 3's 126 as its authors had them."""
-    cut = plan_of("deepseek-v3", "1024xH100", global_batch_size=8192)
-    layout = cut.layout
-    assert (layout.pp, layout.first_stage_layers, layout.last_stage_layers) == (16, 3, 2)
-    assert sum(len(chunk) for chunk in chunk_layers(61, layout)) == 61
-    even = plan_of("llama-3.1-405b", "1024xH100", Pins(engine="megatron", pp=16), global_batch_size=1024).layout
-    assert (even.first_stage_layers, even.last_stage_layers) == (7, 7)
 
 
 SLOW, FAST = 25 / 8 / 8, 25.0

@@ -384,6 +384,18 @@ CHOICES: Rows = [
             (3.0, Z3), (2.0, Z2), (1.5, M.but(micro_batch_size=2)), (None, torch()), (2.5, Z2))), False), candidate(1.0,
             layout=M))],
      [["2", "3"]]),
+    ("engines that were weighed", lambda: decisions._engine(request(), SearchResult(None, (
+        candidate(1.0, layout=M), candidate(2.0, layout=Z2), candidate(3.0, layout=Z2), candidate(None, 100.0)), False),
+        candidate(1.0, layout=M)).rejected,
+     [f"{describe(torch())}: needs 100.0 GiB, {100 - usable_gib(NODE.gpu):.1f} too many",
+         f"{describe(Z2)}: +100.0%, 2 s a step, 9.0 GiB"]),
+    ("engines that cannot", lambda: decisions._engine(request(precision="fp16"), SearchResult(None, (candidate(1.0,
+        layout=Z2),), False),
+                                                      candidate(1.0, layout=Z2)).rejected,
+     ["torch: precision=fp16 is not supported; use bf16, fp32 or fp8",
+         "megatron: precision=fp16 is not supported; use bf16, fp32 or fp8"]),
+    ("a pinned engine", lambda: decisions._engine(request(TORCH), SearchResult(None, (), False), candidate(1.0)).why,
+        "pinned"),
     ("what makes another split", lambda: [decisions._split_of(M) == decisions._split_of(M.but(**each)) for each in (
         {"tp": 2}, {"pp": 2}, {"cp": 2}, {"ep": 2}, {"zero_stage": 0}, {"offload_optimizer": "cpu"},
         {"engine": "torch"}, {"dp": 2}, {"vp": 2},
@@ -829,6 +841,7 @@ def test_types_are_searched_from_the_best_bound_on_and_sorted_by_their_options(m
     asked: list[tuple[str, float]] = []
 
     def best(self: Any, limit: float, searched: Any) -> Any:
+        assert self.pins.optimizer_state_dtype == "fp32"  # no option loses accuracy
         asked.append((self.name, limit))
         miss = cluster_selection._Miss(usd[self.name], f"{self.name} misses")
         return (ClusterOption(nodes[self.name], M, 1.0, usd[self.name]), None) if usd[self.name] < 9 else (None, miss)

@@ -14,7 +14,6 @@ from kit.planner.calibration import Calibration
 from kit.planner.cluster_selection import Constraints, cluster_options
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.support.models import job
@@ -46,29 +45,6 @@ def test_a_run_slower_than_predicted_does_not_send_the_search_to_what_never_ran(
     assert other.predicted.peak_gib == uncorrected.peak_gib  # memory of one engine says nothing of another's
     elsewhere = make_plan(MODEL, parse_cluster("8xH200"), job(), None, known)
     assert not calibration.is_corrected(elsewhere.predicted)
-
-
-def test_the_nearest_kind_lends_its_ratio() -> None:
-    place = "dgx-h100 H100"
-    known = Calibration(
-        {
-            f"{place}, megatron local, bf16, dense": calibration.Residual(1.5, 0.0, 1),
-            f"{place}, torch huggingface, bf16, experts": calibration.Residual(1.2, 0.0, 1),
-        }
-    )
-    over_megatron = Pins(engine="deepspeed", implementation="local", tp=2)
-    assert "step x 1.50" in plan_of(known, over_megatron).predicted.step_time_evidence
-    assert "step x 1.20" in plan_of(known, Pins(engine="torch")).predicted.step_time_evidence
-
-
-def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path) -> None:
-    plan = plan_of()
-    known = learned(plan, tmp_path, measured_step_time_s=3 * plan.predicted.step_time_s)
-    pins = Pins(engine="megatron", tp=4)
-    words = str(explain(plan_of(known, pins), pins, ("layout.tp=8",), known)).partition("left to the planner")[2]
-    changes = [float(line.split()[-1].rstrip("%")) for line in words.splitlines() if line.startswith("  step")]
-    assert len(changes) == 2
-    assert all(abs(change) < 40 for change in changes)  # uncorrected they would be -66 %
 
 
 def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:

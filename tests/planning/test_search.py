@@ -21,7 +21,6 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
 from kit.planner.search import EQUALLY_FAST, search, step_s
-from kit.report.first_screen import first_screen
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
@@ -155,29 +154,6 @@ def test_unknown_host_memory_is_asked_for() -> None:
     cluster = dataclasses.replace(parse_cluster("1xH100"), host_ram_gib=None)
     with pytest.raises(PlanError, match=r"cluster\.host_ram_gib"):
         make_plan(load_model("llama-3.1-8b"), cluster, job())
-
-
-def test_a_sequence_longer_than_the_model_was_made_for_is_remarked() -> None:
-    plan = plan_of("llama-2-7b", "8xH100", seq_length=8192)
-    assert [decision.rule for decision in plan.decisions].count("seq_length") == 1
-
-
-def test_tensor_parallelism_across_nodes_is_remarked_when_pinned() -> None:
-    plan = plan_of("llama-3.1-8b", "2x4xH100", Pins(tp=8))
-    (note,) = (decision.why for decision in plan.decisions if decision.rule == "tp_across_nodes")
-    assert note.startswith("reaches across nodes of 4 GPUs")
-    assert note.endswith("layout.tp=4 stays inside a node")
-    assert "reaches across nodes of 4 GPUs" in first_screen(plan)
-    inside = plan_of("llama-3.1-8b", "2x4xH100", Pins(tp=4))
-    assert "tp_across_nodes" not in {decision.rule for decision in inside.decisions}
-
-
-def test_context_parallelism_is_for_long_sequences() -> None:
-    assert plan_of("llama-3.1-8b", "8xH100").layout.cp == 1
-    long = plan_of("llama-3.1-8b", "8xH100", Pins(engine="megatron"), seq_length=131072, global_batch_size=8)
-    assert long.layout.cp > 1
-    assert any(decision.rule == "cp" for decision in long.decisions)
-    assert plan_of("llama-3.1-8b", "8xH100", Pins(cp=2)).layout.cp == 2
 
 
 @pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])

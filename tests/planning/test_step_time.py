@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from kit.cost import predict
-from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer, bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
@@ -35,14 +33,6 @@ def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> 
     assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(
         bubble_fraction(layout), rel=2e-3
     )
-
-
-def test_the_fullest_stage_is_the_first_or_the_last() -> None:
-    model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
-    for vp in (1, 2):
-        layout = megatron(tp=4, pp=8, vp=vp, sp=True, dp=2, gradient_accumulation_steps=64)
-        prediction = predict(Workload(model, machines, job(), layout))
-        assert prediction.peak_gib == pytest.approx(peak_gib(Workload(model, machines, job(), layout)))
 
 
 VALUES: dict[str, tuple[Any, ...]] = {
