@@ -113,7 +113,7 @@ def measured_per_layer(family: Family, layout: Layout, precision: Precision, key
     return (three - two) / (BATCH * SEQUENCE)
 
 
-@pytest.mark.everyday("fp32-llama")
+@pytest.mark.everyday("bf16-gemma2")
 @pytest.mark.parametrize("family", [*FIRST, "gpt2", *LATER])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
@@ -121,7 +121,7 @@ def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
     assert measured_per_layer(family, deepspeed(zero_stage=2), precision) == predicted
 
 
-@pytest.mark.everyday("llama-1")
+@pytest.mark.everyday("qwen3-2")
 @pytest.mark.parametrize(
     ("family", "key_value_heads"),
     [*itertools.product(FIRST, (1, 2, 4)), *((family, 2) for family in LATER)],
@@ -133,10 +133,10 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
 
 
-@pytest.mark.everyday("layout0-fp32-mixtral")
+@pytest.mark.everyday("ddp-bf16-qwen2_moe")
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])
+@pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()], ids=["zero2", "ddp"])
 def test_experts_but_for_indices_and_scores(family: Family, precision: Precision, layout: Layout) -> None:
     predicted = predicted_per_token(shape(family, 2, 2), layout, precision)
     uncounted = measured_per_layer(family, layout, precision) - predicted

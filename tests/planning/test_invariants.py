@@ -34,15 +34,15 @@ from tests.planning.random_cases import random_request, with_more_memory, with_t
 
 pytestmark = pytest.mark.xdist_group("invariants")
 """One process of two: its answers are looked for once."""
-CASES = int(os.environ.get("KIT_INVARIANTS", "40"))
+CASES = int(os.environ.get("KIT_INVARIANTS", "16"))
 LONGEST_S = 3.0
 """Processor time of an answer."""
 
 
 @cache
-def answers() -> tuple[tuple[Request, Plan | None, float], ...]:
+def answers(cases: int = CASES) -> tuple[tuple[Request, Plan | None, float], ...]:
     """(question, plan or null, seconds of the processor)."""
-    return tuple(answer(random_request(seed)) for seed in range(CASES))
+    return tuple(answer(random_request(seed)) for seed in range(cases))
 
 
 def answer(request: Request) -> tuple[Request, Plan | None, float]:
@@ -52,8 +52,8 @@ def answer(request: Request) -> tuple[Request, Plan | None, float]:
     return request, plan, time.process_time() - begin
 
 
-def plans() -> Iterator[tuple[Request, Plan]]:
-    return ((request, plan) for request, plan, _ in answers() if plan is not None)
+def plans(cases: int = CASES) -> Iterator[tuple[Request, Plan]]:
+    return ((request, plan) for request, plan, _ in answers(cases) if plan is not None)
 
 
 def asked(request: Request) -> str:
@@ -113,6 +113,7 @@ def price(last_resort: list[str]) -> int:
     return next((1 + index for index, group in enumerate(groups) if set(group) & set(last_resort)), 0)
 
 
+@pytest.mark.nightly
 def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same search without the bound of step time; and no layout is faster than its bound."""
     bound = LayoutScorer.least_s
@@ -189,9 +190,10 @@ _NO_CONFIGURATION = {"manifest.json", "plan.yaml", "run.yaml", "megatron.yaml"}
 """Files of a run directory that no launcher reads; lint reads them with the directory."""
 
 
+@pytest.mark.nightly
 def test_run_directories_and_all_their_files_lint_without_errors(tmp_path: Path) -> None:
     linted: Counter[str] = Counter()
-    for number, (request, plan) in enumerate(plans()):
+    for number, (request, plan) in enumerate(plans(max(CASES, 40))):
         data = DataSpec(train=str(tmp_path / "rows"))
         run = RunSpec(data=data, steps=3000, model_path=str(tmp_path / "model"), nvme_path=str(tmp_path))
         directory = write(plan, run, tmp_path / str(number)).path

@@ -78,6 +78,7 @@ def reasons() -> Iterator[tuple[str, Candidate, list[Candidate], Decision]]:
                     yield f"{asked}, {each.rule}", best, others, each
 
 
+@pytest.mark.nightly
 def test_the_fastest_is_the_fastest_and_the_slower_one_is_simpler() -> None:
     seen: Counter[str] = Counter()
     for asked, best, others, decision in reasons():

@@ -28,7 +28,7 @@ from tests.planning.random_cases import random_request, with_more_memory
 from tests.support.models import job
 from tests.system.accepted.cases import CLUSTERS
 
-CASES = int(os.environ.get("KIT_INVARIANTS", "60"))
+CASES = int(os.environ.get("KIT_INVARIANTS", "20"))
 PINS = (
     Pins(),
     Pins(),
@@ -81,6 +81,7 @@ def test_a_plan_is_legal_fits_and_honours_its_pins_or_says_why_not(seed: int) ->
     assert len(plan.predicted.memory) == plan.layout.pp
 
 
+@pytest.mark.everyday("llama-3.1-8b-8xH100")
 @pytest.mark.parametrize(
     ("name", "machines"), [("llama-3.1-8b", "8xH100"), ("llama-3-70b", "32xA100-80"), ("gpt2-xl", "4xRTX-4090")]
 )

@@ -103,6 +103,7 @@ SAVING = [
 ]
 
 
+@pytest.mark.nightly
 def test_what_is_refused_fits_by_no_pin() -> None:
     """Every engine, and every choice that saves memory without loss, pinned on random questions without an answer."""
     refused = 0
