@@ -70,17 +70,6 @@ def test_where_failures_leave_no_time_the_first_screen_says_never() -> None:
     )
 
 
-def test_what_is_weighed_on_request_alone_is_named_with_its_time() -> None:
-    """The fastest of the torch engine is not hidden by what is left out of the contest of engines."""
-    plan = plan_of("llama-3.2-1b", "8xA100-80")
-    said = re.search(r"torch, .*micro batch (\d+) x \d+: .*; ([\d.]+) s with compiled blocks", reason(plan, "engine"))
-    assert said
-    pins = Pins(engine="torch", zero_stage=0, compile_layers=True, chunked_loss=True, micro_batch_size=int(said[1]))
-    asked = make_plan(plan.model, plan.cluster, plan.job, pins)
-    assert asked.predicted.step_time_s == pytest.approx(float(said[2]), rel=0.01)
-    assert "compiled" not in reason(plan_of("mixtral-8x7b", "64xH100", global_batch_size=512), "engine")
-
-
 SLOW, FAST = 25 / 8 / 8, 25.0
 """GB/s a GPU: 25 Gbit/s Ethernet a node of eight, and 200 Gbit/s InfiniBand a GPU."""
 

@@ -99,6 +99,7 @@ def test_a_node_with_too_little_memory_for_all_of_it_takes_a_share() -> None:
     assert search(Request(model=load_model("llama-3-70b"), cluster=tiny, job=JobSpec(), pins=pins)).last_resort != HOST
 
 
+@pytest.mark.nightly
 def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> None:
     with pytest.raises(PlanError, match=rf"cluster\.host_ram_gib=846 for {HOST.what}, "):
         planned("deepseek-v3", h20(12, None))
@@ -167,6 +168,7 @@ def test_time_is_paid_before_accuracy_and_moments_before_master_weights(
     assert not can_fit(pinned, last_resorts=False)
 
 
+@pytest.mark.nightly
 def test_a_model_of_experts_that_fits_only_with_moments_in_bf16() -> None:
     """18 bytes a parameter need 130 GiB of these GPUs: a bound of memory that counts them would drop every layout."""
     plan = planned("qwen3-235b-a22b", h20(4, None))
@@ -175,6 +177,7 @@ def test_a_model_of_experts_that_fits_only_with_moments_in_bf16() -> None:
     assert re.search(rf"or cluster\.host_ram_gib=\d+ for {HOST.what}, if", said(plan).why)
 
 
+@pytest.mark.nightly
 def test_the_fastest_layout_of_the_group_is_taken() -> None:
     request = Request(model=load_model("deepseek-v3"), cluster=h20(12), job=JobSpec())
     found = search(request)
@@ -202,6 +205,7 @@ def test_a_refusal_names_the_pins_that_forbid_what_would_fit() -> None:
             make_plan(asked.model, asked.cluster, asked.job, pins)
 
 
+@pytest.mark.nightly
 def test_what_costs_accuracy_is_proposed_last_where_the_user_decided_where_state_is() -> None:
     """Without these pins moments in bf16 are taken; with them, what costs no accuracy comes first."""
     asked = small(16.0, Pins(offload_optimizer="none", paged_optimizer=False))

@@ -43,7 +43,6 @@ from tests.support.models import cluster, deepspeed, job, megatron, torch
 
 LORA = LoraSpec(rank=7)
 ONE = cluster("1xH100")
-KEPT, SAVING = {}, {"chunked_loss": True}
 OFFLOADS = [("cpu", "none"), ("cpu", "cpu"), ("cpu", "nvme"), ("nvme", "none"), ("nvme", "cpu"), ("nvme", "nvme")]
 SIZES = [1, 2, 4, 8, 16]
 
@@ -298,10 +297,6 @@ SEARCH: Rows = [
 ]  # fmt: skip
 
 
-def described(*parts: str) -> str:
-    return ", ".join(parts)
-
-
 DESCRIBED: Rows = [
     ("layouts in a line", lambda: [describe(each) for each in (
         torch(), torch(dp=2), torch(dp=2, zero_stage=2), torch(zero_stage=3), Z2, OVER.but(sp=True), deepspeed(),
@@ -367,6 +362,15 @@ def choice(name: str, *more: Candidate, pins: Pins | None = None, best: Candidat
     return found and (found.chosen, found.why, found.rejected)
 
 
+DDP = torch(dp=8, micro_batch_size=2)
+
+
+def compared(model: Any, **faster: bool) -> float:
+    """Step with these choices over the step without, of DDP."""
+    then, now = (StepTimer().components_s(request(model=model).workload(each)) for each in (DDP.but(**faster), DDP))
+    return sum(then.values()) / sum(now.values())
+
+
 CHOICES: Rows = [
     ("pinned", lambda: choice("tp", pins=Pins(tp=2)), ("2", "pinned", ())),
     ("no other value", lambda: choice("tp", candidate(0.5, layout=Z2.but(tp=4))), None),
@@ -394,6 +398,18 @@ CHOICES: Rows = [
                                                       candidate(1.0, layout=Z2)).rejected,
      ["torch: precision=fp16 is not supported; use bf16, fp32 or fp8",
          "megatron: precision=fp16 is not supported; use bf16, fp32 or fp8"]),
+    # A torch layout on several GPUs is also told with what only --engine torch tries, if that is legal.
+    ("the fast path", lambda: [decisions._fast_path(request(model=model), candidate(seconds, layout=each)) for seconds,
+        each, model in (
+        (2.0, DDP, DENSE), (2.0, DDP, EXPERTS), (2.0, DDP, MIXED), (None, DDP, DENSE), (2.0, Z2, DENSE), (2.0,
+        DDP.but(tp=2), DENSE),
+        (2.0, DDP.but(compile_layers=True), DENSE))],
+     [f"; {human_seconds(2.0 * compared(DENSE, chunked_loss=True, compile_layers=True), like=2.0)} with compiled "
+      f"blocks and a chunked loss, which "
+      "--engine torch tries too",
+          f"; {human_seconds(2.0 * compared(EXPERTS, chunked_loss=True), like=2.0)} with a chunked loss, which "
+          f"--engine "
+      "torch tries too", *[""] * 5]),
     ("a pinned engine", lambda: decisions._engine(request(TORCH), SearchResult(None, (), False), candidate(1.0)).why,
         "pinned"),
     ("what makes another split", lambda: [decisions._split_of(M) == decisions._split_of(M.but(**each)) for each in (
@@ -410,7 +426,7 @@ CHOICES: Rows = [
 NAMED = replace(NODE, name="mine", host_ram_gib=1000.0, nvme_gib=100.0)
 
 
-def changes(of: Callable[..., Any], *more: Any, cost: bool = False, **asked: Any) -> list[tuple[Any, ...]]:
+def changes(of: Callable[..., Any], *more: Any, **asked: Any) -> list[tuple[Any, ...]]:
     """(kind, factor, words) of the changes that are proposed."""
     return [(each.kind, each.factor, each.text) for each in of(request(**asked), *more)]
 
@@ -947,3 +963,69 @@ def test_the_fastest_of_fewer_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     (note,) = fewer_gpus.faster_with_fewer(asked, candidate(1.0, layout=torch(dp=64)))
     assert "16 take 500 ms a step, 64 take 1 s" in note.why
     assert list(fewer_gpus.faster_with_fewer(asked, candidate(0.4, layout=torch(dp=64)))) == []
+
+
+class Scored(search.LayoutScorer):
+    """Memory and step of a layout by where its optimizer is."""
+
+    def __init__(self, asked: Request, gib: dict[str, float], seconds: dict[str, float]) -> None:
+        super().__init__(asked)
+        self.gib, self.seconds = gib, seconds
+
+    def peak_gib(self, w: Workload) -> float:
+        return self.gib[w.layout.offload_optimizer]
+
+    def step_time_s(self, w: Workload) -> float:
+        return self.seconds[w.layout.offload_optimizer]
+
+    def least_s(self, w: Workload) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("zero", "usual_gib", "gib", "seconds", "taken"),
+    [
+        (2, 10.0, 9.0, 0.5, "cpu"), (2, 10.0, 10.5, 0.5, "none"), (2, 10.0, 9.0, 2.0, "none"), (3, 10.0, 13.0, 0.5,
+        "cpu"),
+        (3, 10.0, 14.5, 0.5, "none"), (2, 90.0, 70.0, 9.0, "cpu"), (2, 90.0, 80.0, 9.0, ""),
+    ],
+)  # fmt: skip
+def test_further_layouts_are_taken_as_far_as_they_need_less(
+    zero: int, usual_gib: float, gib: float, seconds: float, taken: str
+) -> None:
+    """Less than every usual layout; ZeRO-3's at most a twentieth of an H100's 80 GiB more. 75.6 GiB are usable."""
+    asked = request(
+        Pins(engine="deepspeed", zero_stage=zero, offload_param="none", micro_batch_size=2, recompute="none")
+    )
+    scorer = Scored(asked, {"none": usual_gib, "cpu": gib, "nvme": 99.0}, {"none": 1.0, "cpu": seconds, "nvme": 1.0})
+    found = search._without_last_resorts(asked, scorer)
+    assert (found.best.layout.offload_optimizer if found.best else "") == taken
+    assert found.further == (taken != "none")
+
+
+@pytest.mark.parametrize(
+    ("best", "machines", "pins", "faster", "taken"),
+    [
+        (SHORT, NODE, Pins(), True, True), (None, NODE, Pins(), True, False), (SHORT, ONE, Pins(), True, False), (Z3,
+        NODE, Pins(), True, False),
+        (SHORT, NODE, Pins(offload_optimizer="cpu"), True, False), (SHORT, NODE, Pins(engine="torch"), True, False),
+        (SHORT, NODE, Pins(), False, False),
+    ],
+)  # fmt: skip
+def test_megatrons_optimizer_on_the_host_is_taken_where_another_one_is_there_unasked_and_slower(
+    best: Layout | None, machines: Any, pins: Pins, faster: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, quick = (best and candidate(2.02, layout=best)), candidate(1.5, layout=M)
+    found = SearchResult(chosen, (candidate(2.0, layout=Z2), *([chosen] if chosen else ())), False)
+    limits = []
+
+    def faster_than(asked: Request, scorer: Any, most_s: float, most_gib: float) -> SearchResult | None:
+        limits.append((asked.pins.offload_optimizer, most_s, most_gib))
+        return SearchResult(quick, (quick,), False) if faster else None
+
+    monkeypatch.setattr(search, "_faster_than", faster_than)
+    result = search._or_on_host(request(pins, machines=machines), found)
+    assert result == (
+        SearchResult(quick, (*found.considered, quick), True, ON_HOST, found.considered[0]) if taken else found
+    )
+    assert not taken or limits == [("cpu", pytest.approx(2.0), usable_gib(machines.gpu))]

@@ -163,26 +163,6 @@ def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines
         assert compared > 10
 
 
-def test_further_layouts_are_compared_as_far_as_they_need_less_than_any_usual_one() -> None:
-    """starcoder2-3b on one H100: with the optimizer on the host nothing is computed again, whatever else fits."""
-    request = Request(
-        model=load_model("starcoder2-3b"),
-        cluster=parse_cluster("1xH100"),
-        job=job(seq_length=8192, global_batch_size=720),
-    )
-    found = search(request)
-    usual = search(dataclasses.replace(request, pins=Pins(offload_optimizer="none", offload_param="none"))).best
-    assert found.best is not None
-    assert usual is not None
-    assert found.further
-    assert found.best.layout.offload_optimizer == "cpu"
-    assert found.best.peak_gib < usual.peak_gib
-    assert step_s(found.best) < 0.99 * step_s(usual)
-    more = search(with_more_memory(request)).best
-    assert more is not None
-    assert step_s(more) <= EQUALLY_FAST * step_s(found.best)
-
-
 def test_more_memory_is_no_slower_where_zero3_keeps_more_weights_in_it() -> None:
     """qwen2.5-3b on one H100 (random question 335): with a quarter more memory its best layout needs 1 GiB more, and
     54.4 GiB stood just below the least that usual layouts need."""
