@@ -20,7 +20,7 @@ from kit.cost.model.flops import model_flops_per_token
 from kit.cost.reliability import operation
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
-from kit.errors import PlanError
+from kit.errors import PlanError, SpecError
 from kit.planner import calibration, candidates, cluster_selection, elastic, length, schedule, search
 from kit.planner.calibration import Calibration, Residual
 from kit.planner.candidates import TooSlow, fast_paths, layouts
@@ -563,6 +563,8 @@ CLUSTERS: Rows = [
     ("too few at best", lambda: best_of("gpus", {}, max_gpus=16, deadline_days=DAYS / 4), [
         None, f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, "
          f"after the deadline of {DAYS / 4:g} days", []]),
+    ("a part of a node", lambda: best_of("gpus", {}, max_gpus=7, deadline_days=DAYS / 4)[1],
+     f"1 x p4d.24xlarge: {human_seconds(NODE_S)} at 65% MFU already, after the deadline of {DAYS / 4:g} days"),
     ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), [None, "p4d.24xlarge: 8 GPUs a node, at most 7 wanted",
         []]),
     ("order of options", lambda: [cluster_selection._rank(ClusterOption(A100, M, 3.0, each), goal) for goal, each in (
@@ -620,6 +622,19 @@ def run(ramp: tuple[int, int, int] | None = None, **more: Any) -> RunSpec:
 def steps(the_run: RunSpec, epoch: Epoch | None = None, **the_job: Any) -> tuple[int, int]:
     """Of 96 sequences of 1,024 tokens."""
     return length.length(replace(PLAN, job=job(seq_length=1024, global_batch_size=96, **the_job)), the_run, epoch)
+
+
+def ramped(start: int = 4, increment: int = 4, **layout: int) -> str:
+    """Why a ramp to 96 sequences on four data-parallel ranks is refused; empty where it is not."""
+    shape = ScheduleSpec(batch_ramp=BatchRampSpec(start=start, increment=increment, samples=192))
+    try:
+        schedule.check_ramp(
+            replace(PLAN, layout=megatron(dp=4, gradient_accumulation_steps=24, **layout)),
+            RunSpec(data=DataSpec(train="rows"), schedule=shape),
+        )
+    except SpecError as refused:
+        return str(refused)
+    return ""
 
 
 EPOCH = Epoch(samples=1000, tokens=500_000)
@@ -688,6 +703,12 @@ RUNS: Rows = [
                                    schedule.batch_size(5, None, 96), list(schedule.ramped(BatchRampSpec(start=32,
                                    increment=32, samples=192), 96))],
      [[32, 32, 64, 64, 96], 96, [32, 32, 32, 64, 64]]),
+    ("sizes of a ramp", lambda: [ramped(pp=2), ramped(pp=2, vp=2), ramped(start=97), ramped(increment=40)],
+     ["", "run.schedule.batch_ramp.start=4 is not a multiple of micro_batch_size · dp · pp (an interleaved "
+          "pipeline) = 8; use 8 or 8",
+      "run.schedule.batch_ramp.start=97 is not a multiple of micro_batch_size · dp = 4; use 96 or 100",
+      "run.schedule.batch_ramp goes from 4 by 40, which does not meet job.global_batch_size=96; choose an increment "
+      "that divides the difference"]),
     # Warm-up over 40 samples; then from 1 to 0.1 over the other 960.
     ("rates", lambda: [rate(each) for each in (10, 39, 40, 520, 1000, 2000)], [0.25, 39 / 40, 1, 0.55, 0.1, 0.1]),
     ("shapes", lambda: [rate(280, each) for each in ("cosine", "constant", "inverse_sqrt")],
@@ -761,6 +782,9 @@ NOTES: Rows = [
         deepspeed(zero_quantized_gradients=True))],
      [["zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], *[[
          "gradient_compression=bf16", "gradient_compression=powersgd"]] * 2]),
+    ("what is sent", lambda: [(each.gradient_compression, each.zero_quantized_weights, each.zero_quantized_gradients)
+                              for _, each in notes._compressed(Z3)],
+     [("bf16", False, False), ("powersgd", False, False), ("none", True, False), ("none", True, True)]),
     ("why a last resort", lambda: [last_resort._reason(candidate(0.5), each) for each in (None, candidate(1.0,
         layout=M))],
      ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
@@ -804,6 +828,9 @@ NOTES: Rows = [
      [[("host", 1, "cluster.host_ram_gib=1 for offload, if that is what a node has")], [("host", 2,
          "cluster.host_ram_gib=1 instead of 0, for offload")],
       [], [], [("nvme", 2, "cluster.nvme_gib=1 for offload to disks, if that is what a node has")], []]),
+    ("memory of a node whose GPUs are too small", lambda: changes(infeasible._memory_of_a_node, pins=ZERO,
+        machines=replace(
+        NAMED, host_ram_gib=None, gpu=replace(NODE.gpu, memory_gib=0.3))), []),
     ("layouts that a node is too small for",
         lambda: [sorted({each.engine for each in infeasible._short_of_a_node(request(each))}) for each in (
         Pins(), Pins(engine="megatron"), ZERO)], [["deepspeed", "torch"], [], ["deepspeed"]]),
@@ -966,14 +993,14 @@ def test_the_fastest_of_fewer_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Scored(search.LayoutScorer):
-    """Memory and step of a layout by where its optimizer is."""
+    """Memory and step of a layout by where its optimizer is; without recompute 20 GiB more."""
 
     def __init__(self, asked: Request, gib: dict[str, float], seconds: dict[str, float]) -> None:
         super().__init__(asked)
         self.gib, self.seconds = gib, seconds
 
     def peak_gib(self, w: Workload) -> float:
-        return self.gib[w.layout.offload_optimizer]
+        return self.gib[w.layout.offload_optimizer] + 20.0 * (w.layout.recompute == "none")
 
     def step_time_s(self, w: Workload) -> float:
         return self.seconds[w.layout.offload_optimizer]
@@ -994,9 +1021,7 @@ def test_further_layouts_are_taken_as_far_as_they_need_less(
     zero: int, usual_gib: float, gib: float, seconds: float, taken: str
 ) -> None:
     """Less than every usual layout; ZeRO-3's at most a twentieth of an H100's 80 GiB more. 75.6 GiB are usable."""
-    asked = request(
-        Pins(engine="deepspeed", zero_stage=zero, offload_param="none", micro_batch_size=2, recompute="none")
-    )
+    asked = request(Pins(engine="deepspeed", zero_stage=zero, offload_param="none", micro_batch_size=2))
     scorer = Scored(asked, {"none": usual_gib, "cpu": gib, "nvme": 99.0}, {"none": 1.0, "cpu": seconds, "nvme": 1.0})
     found = search._without_last_resorts(asked, scorer)
     assert (found.best.layout.offload_optimizer if found.best else "") == taken

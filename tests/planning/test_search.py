@@ -140,11 +140,6 @@ def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
     assert plan_of("llama-3-70b", "16xA100-40").predicted.peak_gib > 0
 
 
-def test_a_pin_that_is_in_the_way_is_named() -> None:
-    with pytest.raises(PlanError, match=r"layout\.recompute left to the planner instead of none"):
-        plan_of("llama-3-70b", "64xA100-40", Pins(recompute="none", engine="deepspeed", tp=1), global_batch_size=64)
-
-
 @pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])
 def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines: str) -> None:
     """A bound above a layout's peak would drop a layout that fits."""

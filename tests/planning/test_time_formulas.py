@@ -546,6 +546,11 @@ DATA: Rows = [
                                  for each in (True, False)],
      [ring(8, INT4_BYTES * 8e9, 3) + group(NODES, 8, 8).all_gather_s(INT4_BYTES * 1e9, 3) + 0.048,
       group(NODES, 64, 1).all_gather_s(16e9, 3)]),
+    # With a copy on each node only the first forward of a step gathers over nodes.
+    ("a copy on each node in a step", lambda: data_parallel_s(FAR_GPU, work(deepspeed(
+        dp=64, zero_stage=3, zero_hpz=8, gradient_accumulation_steps=3), machines=NODES), D, 0.0, 0.0),
+     group(NODES, 64, 1).all_gather_s(2 * 1.21e9, 42) + 2 * EACH
+     + 3 * (EACH + group(NODES, 64, 1).all_gather_s(2 * 1.21e9, 42) + 12 * 1.21e9 / 1e12)),
     ("ZeRO++ in a step", lambda: data(deepspeed(dp=8, zero_stage=3, zero_quantized_weights=True,
                                                 gradient_accumulation_steps=2), p=D),
      2 * (2 * (ring(8, INT8_BYTES * 1.21e9, 42) + 12 * 1.21e9 / 1e12) + SUM)),
