@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.diagnose.logs import Cause, diagnose
+from tests.diagnose.written import FULL, SITE, Files, read, say, trace
 
-LIBRARY = "/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
+LIBRARY = f"{SITE}/torch/nn/modules/module.py"
 KEY_ERROR = (
     "Traceback (most recent call last):",
     '  File "/project/train.py", line 88, in <module>',
@@ -22,157 +22,159 @@ KEY_ERROR = (
     "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
     "KeyError: 'labels'",
 )
+FROM = f"\n  from   /project/train.py:42 in main, raised in {LIBRARY}:1751 in _call_impl\n"
 RESET = (
     "Traceback (most recent call last):",
     '  File "/project/train.py", line 51, in main',
     "    dist.all_reduce(loss)",
     "ConnectionResetError: [Errno 104] the other side is gone",
 )
-TABLE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-20_17:16:03
-  host      : node-1
-  rank      : 1 (local_rank: 1)
-  exitcode  : 1 (pid: 3953)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-20_17:16:01
+ROW = """{begins}
+[{number}]:
+  time      : 2026-11-20_17:16:0{second}
   host      : node-1
   rank      : {rank} (local_rank: {rank})
-  exitcode  : 1 (pid: 3954)
+  exitcode  : 1 (pid: 395{rank})
   error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
-LAUNCHER = """Traceback (most recent call last):
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"""
+LAUNCHER = f"""Traceback (most recent call last):
   File "/opt/env/bin/torchrun", line 8, in <module>
     sys.exit(main())
-  File "/opt/env/lib/python3.11/site-packages/torch/distributed/run.py", line 918, in main
+  File "{SITE}/torch/distributed/run.py", line 918, in main
     run(args)
-"""
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED"""
+MARKS = ("[rank{}]: ", "[default{}]:", "node-{}: [rank{}]: ")
+IGNORED = "Exception ignored in: <function DataLoader.__del__ at 0x7f>"
+CHAIN = ("", "During handling of the above exception, another exception occurred:", "")
+CAUSED = ("", "The above exception was the direct cause of the following exception:", "")
 
 
-def marked(lines: tuple[str, ...], mark: str) -> list[str]:
-    return [f"{mark}{line}" for line in lines]
+def launcher(rank: str | int) -> list[str]:
+    """torchrun's words: rank 1 failed too, two seconds after ``rank``."""
+    rows = ROW.format(begins="Failures:", number=1, second=3, rank=1), "-" * 60
+    first = ROW.format(begins="Root Cause (first observed failure):", number=0, second=1, rank=rank)
+    return "\n".join([LAUNCHER, *rows, first]).splitlines()
 
 
-def read(tmp_path: Path, text: str) -> tuple[Cause, ...]:
-    (tmp_path / "all.log").write_text(text)
-    return diagnose([tmp_path / "all.log"])
+def marked(lines: tuple[str, ...], mark: str, error: str = "KeyError: 'labels'") -> list[str]:
+    return [f"{mark}{line}".replace("KeyError: 'labels'", error) for line in lines]
 
 
-def test_an_exception_names_rank_line_and_both_frames(tmp_path: Path) -> None:
-    text = "\n".join(["[rank0]: step 7", *marked(KEY_ERROR, "[rank3]: "), ""])
-    (cause,) = read(tmp_path, text + LAUNCHER + TABLE.format(rank=3))
-    assert (cause.cause, cause.ranks, cause.place) == ("exception", (3,), "all.log:10")
-    assert cause.meaning == "KeyError: 'labels'"
-    assert cause.frames == f"/project/train.py:42 in main, raised in {LIBRARY}:1751 in _call_impl"
-    assert str(cause).splitlines()[1] == f"  from   {cause.frames}"
+def turns(one: list[str], two: list[str]) -> list[str]:
+    """Lines of two ranks in turn."""
+    return [line for pair in zip(one, two[: len(one)], strict=True) for line in pair] + two[len(one) :]
 
 
-@pytest.mark.parametrize("mark", ["[rank{}]: ", "[default{}]:", "node-{}: [rank{}]: "])
-def test_lines_of_several_ranks_may_alternate(mark: str, tmp_path: Path) -> None:
-    """One rank's own error, and that of a rank which lost its connection; each line of one after one of the other."""
-    one, two = marked(RESET, mark.format(0, 0)), marked(KEY_ERROR, mark.format(5, 5))
-    mixed = [line for pair in zip(one, two[: len(one)], strict=True) for line in pair] + two[len(one) :]
-    causes = read(tmp_path, "\n".join(mixed) + "\n")
-    assert [(cause.cause, cause.meaning.split(":")[0]) for cause in causes] == [
-        ("exception", "KeyError"),
-        ("exception", "ConnectionResetError"),
-    ]
-    assert causes[0].frames is not None
-    assert causes[0].frames.startswith("/project/train.py:42 in main, raised in")
+CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
+    "rank, line and both frames": (
+        ["[rank0]: step 7", *marked(KEY_ERROR, "[rank3]: "), *launcher(3)],
+        (("exception on rank 3: KeyError: 'labels'" + FROM, "seen   all.log:10: KeyError: 'labels'\n",
+          "do     look at /project/train.py:42 in main; other ranks'", "weight 3"),),
+    ),
+    # One rank's own error, and that of a rank which lost its connection; each line of one after one of the other.
+    **{f"in turn, {mark}": (
+        turns(marked(RESET, mark.format(0, 0)), marked(KEY_ERROR, mark.format(5, 5))),
+        ((f"exception on rank 5: KeyError: 'labels'{FROM}", "weight 3"),
+         ("exception on rank 0: ConnectionResetError: [Errno 104] the other side", "weight 1")),
+    ) for mark in MARKS[:2]},
+    "in turn, with the hosts' names": (
+        turns(marked(RESET, MARKS[2].format(0, 0)), marked(KEY_ERROR, MARKS[2].format(5, 5))),
+        ((f"exception: KeyError: 'labels'{FROM}",), ("exception: ConnectionResetError: ",)),
+    ),
+    # Rank 2 comes first in the log, and torchrun says that rank 6 was the first.
+    "the rank that failed first comes before those that failed after it": (
+        [*marked(KEY_ERROR, "[rank2]: ", "RuntimeError: odd"), *marked(KEY_ERROR, "[rank6]: "),
+         *marked(KEY_ERROR, "[rank1]: "), *launcher(6)],
+        (("exception on rank 6, 1: KeyError: 'labels'\n",), ("exception on rank 2: RuntimeError: odd\n",)),
+    ),
+    "without the launcher's word the log's order stands": (
+        [*marked(KEY_ERROR, "[rank2]: ", "RuntimeError: odd"), *marked(KEY_ERROR, "[rank6]: "),
+         *marked(KEY_ERROR, "[rank1]: ")],
+        (("exception on rank 2: RuntimeError: odd\n",), ("exception on rank 6, 1: KeyError: 'labels'\n",)),
+    ),
+    # torchrun's files have the same name in every rank's directory, and here errors on the same line.
+    "one file a rank and the launcher's own": (
+        {"attempt_0/0/stderr.log": ["\n" * (len(KEY_ERROR) - len(RESET) - 1), *RESET],
+         "attempt_0/1/stderr.log": KEY_ERROR, "attempt_0/2/stderr.log": marked(KEY_ERROR, "", FULL),
+         "launcher.log": launcher(1)},
+        (("exception on rank 1: KeyError: 'labels'\n",), ("disk-full on rank 2: ", FROM),
+         ("exception on rank 0: ConnectionResetError",)),
+    ),
+    "a handled exception did not end the run": (
+        [*KEY_ERROR, *CHAIN, *marked(KEY_ERROR, "", "ValueError: no labels")],
+        (("exception: ValueError: no labels\n", "all.log:21"),),
+    ),
+    "nor one that another was raised from": (
+        [*KEY_ERROR, *CAUSED, *marked(KEY_ERROR, "", "ValueError: no labels")], (("exception: ValueError: no",),),
+    ),
+    "of three, the one before the last is handled": (
+        [*trace("OSError: busy"), *KEY_ERROR, *CHAIN, *marked(KEY_ERROR, "", "ValueError: no labels")],
+        (("exception: OSError: busy\n",), ("exception: ValueError: no labels\n",)),
+    ),
+    "an exception that Python ignored": ([IGNORED, *KEY_ERROR], ()),
+    "one that another rank's Python ignored": (
+        [f"[rank1]: {IGNORED}", *marked(KEY_ERROR, "[rank0]: ")], (("exception on rank 0: KeyError",),),
+    ),
+    "a traceback without an end": (KEY_ERROR[:-1], ()),
+    "no frame is the user's own": (
+        [KEY_ERROR[0], *KEY_ERROR[5:]],
+        ((f"exception: KeyError: 'labels'\n  from   {LIBRARY}:1751 in _call_impl\n",
+          f"do     look at {LIBRARY}:1751 in _call_impl; "),),
+    ),
+    "an exception without a message": (
+        [*KEY_ERROR[:-1], "my.package.NoLabels"], ((f"exception: NoLabels{FROM}", "all.log:9: my.package.NoLabels"),),
+    ),
+    # No rank printed why.
+    "torchrun's table alone": (
+        launcher(4),
+        (("worker-failed on rank 4: a process ended first with exit code 1 (pid: 3954) on node-1, and these logs",
+          "weight 2"),),
+    ),
+    "a table without a rank": (
+        [*marked(KEY_ERROR, "[rank3]: "), *launcher("unknown")], (("exception on rank 3: KeyError: 'labels'\n",),),
+    ),
+    "a launcher's exception alone": (
+        [*LAUNCHER.splitlines()[:5], "subprocess.CalledProcessError: Command 'torchrun' returned 1"],
+        (("worker-failed: a process ended first with CalledProcessError: Command 'torchrun' returned 1, and these",),),
+    ),
+    "DeepSpeed's launcher": (
+        ["[ERROR] [launch.py:322:sigkill_handler] ['python', 't.py', '--local_rank=3'] exits with return code = 1"],
+        (("worker-failed on rank 3: a process ended first with exit code 1, ",),),
+    ),
+    "srun": (
+        ["srun: error: node-2: task 11: Exited with exit code 7"],
+        (("worker-failed on rank 11: a process ended first with exit code 7, ", "all.log:1"),),
+    ),
+    "the victims of an unknown failure": (
+        ["srun: error: node-2: task 11: Exited with exit code 7", *marked(RESET, "[rank0]: ")],
+        (("worker-failed on rank 11: ",), ("exception on rank 0: ConnectionResetError",)),
+    ),
+    # torchrun's own traceback stands before its table.
+    "a failure after very many of another": (
+        [*(line for _ in range(210) for line in KEY_ERROR), *KEY_ERROR[:4], "ValueError: the last of all"],
+        (("exception: KeyError: 'labels'\n",),),
+    ),
+    "after many, but not very many": (
+        [*(line for _ in range(150) for line in KEY_ERROR), *KEY_ERROR[:4], "ValueError: the last of all"],
+        (("exception: KeyError: 'labels'\n",), ("exception: ValueError: the last of all\n",)),
+    ),
+}  # fmt: skip
 
 
-def test_the_rank_that_failed_first_is_named_before_those_that_failed_after_it(tmp_path: Path) -> None:
-    """Rank 2 comes first in the log, and torchrun says that rank 6 was the first."""
-    later = tuple(line.replace("KeyError: 'labels'", "RuntimeError: odd") for line in KEY_ERROR)
-    text = "\n".join(
-        [*marked(later, "[rank2]: "), *marked(KEY_ERROR, "[rank6]: "), *marked(KEY_ERROR, "[rank1]: "), ""]
-    )
-    causes = read(tmp_path, text + LAUNCHER + TABLE.format(rank=6))
-    assert [(cause.meaning, cause.ranks) for cause in causes] == [
-        ("KeyError: 'labels'", (6, 1)),
-        ("RuntimeError: odd", (2,)),
-    ]
-
-
-def test_one_file_a_rank_and_the_launchers_own(tmp_path: Path) -> None:
-    """torchrun's files have the same name in every rank's directory, and here errors on the same line."""
-    full = tuple(
-        line.replace("KeyError: 'labels'", "OSError: [Errno 28] No space left on device") for line in KEY_ERROR
-    )
-    for rank, lines in ((0, RESET), (1, KEY_ERROR), (2, full)):
-        path = tmp_path / "attempt_0" / str(rank) / "stderr.log"
-        path.parent.mkdir(parents=True)
-        path.write_text("\n" * (len(KEY_ERROR) - len(lines)) + "\n".join(lines) + "\n")
-    (tmp_path / "launcher.log").write_text(LAUNCHER + TABLE.format(rank=1))
-    causes = diagnose([tmp_path])
-    assert [(cause.cause, cause.ranks) for cause in causes] == [
-        ("exception", (1,)),
-        ("disk-full", (2,)),
-        ("exception", (0,)),
-    ]
-    assert causes[0].meaning == "KeyError: 'labels'"
-
-
-def test_a_handled_exception_is_not_the_one_that_ended_the_run(tmp_path: Path) -> None:
-    between = ["", "During handling of the above exception, another exception occurred:", ""]
-    last = tuple(line.replace("KeyError: 'labels'", "ValueError: no labels") for line in KEY_ERROR)
-    (cause,) = read(tmp_path, "\n".join([*KEY_ERROR, *between, *last, ""]))
-    assert cause.meaning == "ValueError: no labels"
-    ignored = "Exception ignored in: <function DataLoader.__del__ at 0x7f>\n" + "\n".join(KEY_ERROR) + "\n"
-    assert read(tmp_path, ignored) == ()
-
-
-def test_torchruns_table_alone_is_a_cause(tmp_path: Path) -> None:
-    """No rank printed why; the doctor was silent here."""
-    (cause,) = read(tmp_path, LAUNCHER + TABLE.format(rank=4))
-    assert (cause.cause, cause.ranks) == ("worker-failed", (4,))
-    assert "exit code 1 (pid: 3954) on node-1" in cause.meaning
-
-
-@pytest.mark.parametrize(
-    ("line", "ranks"),
-    [
-        (
-            "[ERROR] [launch.py:322:sigkill_handler] ['python', 't.py', '--local_rank=3'] exits with return code = 1",
-            (3,),
-        ),
-        ("srun: error: node-2: task 11: Exited with exit code 1", (11,)),
-    ],
-)
-def test_other_launchers_words_of_a_failed_process(line: str, ranks: tuple[int, ...], tmp_path: Path) -> None:
-    (cause,) = read(tmp_path, f"{line}\n")
-    assert (cause.cause, cause.ranks) == ("worker-failed", ranks)
-
-
-@pytest.mark.parametrize(("unallocated", "named"), [("12.40 GiB", True), ("1.90 GiB", True), ("140.00 MiB", False)])
-def test_memory_in_pieces_names_the_setting_of_the_allocator(unallocated: str, named: bool, tmp_path: Path) -> None:
-    """CUDACachingAllocator.cpp. 1.75 GiB were asked for."""
-    (cause,) = read(
-        tmp_path,
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 3 has a capacity of "
-        "79.11 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. "
-        f"Of the allocated memory 64.11 GiB is allocated by PyTorch, and {unallocated} is reserved by PyTorch but "
-        "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=...\n",
-    )
-    assert ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in cause.fix) is named
-    assert (f"{unallocated} were reserved but unallocated" in cause.meaning) is named
+@pytest.mark.parametrize("name", CASES)
+def test_the_exception_that_ended_the_run_is_told(name: str, tmp_path: Path) -> None:
+    files, expected = CASES[name]
+    say(read(tmp_path, files), *expected)
 
 
 def test_the_allocators_setting_is_one_that_the_installed_torch_reads() -> None:
-    import torch
+    from importlib.util import find_spec
 
-    source = Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h"
-    assert all(f'get_env("{name}")' in source.read_text() for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    (place,) = find_spec("torch").submodule_search_locations  # type: ignore[union-attr, misc]
+    source = (Path(place) / "include/c10/cuda/CUDAAllocatorConfig.h").read_text()
+    assert all(f'get_env("{name}")' in source for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
 
 
 GROUP = """
@@ -208,43 +210,34 @@ def main():
 
 main()
 """
+NEVER_RAISED = "raise ExceptionGroup('two shards', [OSError('a'), OSError('b')])"
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Python's own text of a group in a group (two shards failed in one line, the upload in another), and of a group
+    whose members were never raised."""
+    told = {}
+    for name, program in (("save", GROUP), ("never", NEVER_RAISED)):
+        script = tmp_path_factory.mktemp("group") / f"{name}.py"
+        script.write_text(program)
+        ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        told[name] = ended.stderr.replace(str(script), f"/job/{name}.py").splitlines()
+    return told
 
 
 @pytest.mark.parametrize("mark", ["", "[rank3]: ", "[default3]:"])
-def test_of_an_exception_group_its_members_are_the_causes(mark: str, tmp_path: Path) -> None:
-    """Python's own text of a group in a group: two shards failed in one line, the upload in another; the wrappers are
-    no causes."""
-    (tmp_path / "save.py").write_text(GROUP)
-    ended = subprocess.run([sys.executable, tmp_path / "save.py"], capture_output=True, text=True, check=False)
-    assert ended.stderr.count("Exception Group Traceback") == 2
-    lines = marked(tuple(ended.stderr.splitlines()), mark)
-    causes = read(tmp_path, "\n".join(["step 7", *lines, ""]))
-    assert [cause.meaning for cause in causes] == ["OSError: shard 1 is short", "ValueError: no bucket"]
-    assert {cause.ranks for cause in causes} == {(3,) if mark else ()}
-    assert [cause.frames for cause in causes] == [
-        f"{tmp_path / 'save.py'}:8 in write",
-        f"{tmp_path / 'save.py'}:12 in upload",
-    ]
-    places = [int(cause.place.rpartition(":")[2]) for cause in causes]
-    assert [lines[place - 2].rpartition("| ")[2] for place in places] == [cause.meaning for cause in causes]
-
-
-def test_a_group_of_members_that_were_never_raised_is_the_cause(tmp_path: Path) -> None:
-    program = "raise ExceptionGroup('two shards', [OSError('a'), OSError('b')])"
-    (tmp_path / "save.py").write_text(program)
-    ended = subprocess.run([sys.executable, tmp_path / "save.py"], capture_output=True, text=True, check=False)
-    (cause,) = read(tmp_path, ended.stderr)
-    assert cause.meaning == "ExceptionGroup: two shards (2 sub-exceptions)"
-    assert cause.frames == f"{tmp_path / 'save.py'}:1 in <module>"
-
-
-def test_a_launchers_table_without_a_rank_names_none(tmp_path: Path) -> None:
-    table = TABLE.format(rank=3).replace("rank      : 3 (local_rank: 3)", "rank      : unknown")
-    (cause,) = read(tmp_path, "\n".join([*marked(KEY_ERROR, "[rank3]: "), LAUNCHER + table]))
-    assert (cause.meaning, cause.ranks) == ("KeyError: 'labels'", (3,))
-
-
-def test_an_exception_after_very_many_of_another_is_still_seen(tmp_path: Path) -> None:
-    other = (*KEY_ERROR[:4], "ValueError: the last of all")
-    causes = read(tmp_path, "\n".join([*(line for _ in range(150) for line in KEY_ERROR), *other, ""]))
-    assert {cause.meaning for cause in causes} == {"KeyError: 'labels'", "ValueError: the last of all"}
+def test_of_an_exception_group_its_members_are_the_causes(
+    mark: str, groups: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The wrappers are no causes; a group of members that were never raised is one."""
+    assert sum("Exception Group Traceback" in line for line in groups["save"]) == 2
+    lines, on = [f"{mark}{line}" for line in ["step 7", *groups["save"]]], " on rank 3" if mark else ""
+    places = [1 + next(i for i, line in enumerate(lines) if line.endswith(end)) for end in ("1 is short", "no bucket")]
+    say(
+        read(tmp_path, lines),
+        (f"exception{on}: OSError: shard 1 is short\n  from   /job/save.py:8 in write\n", f"all.log:{places[0]}: "),
+        (f"exception{on}: ValueError: no bucket\n  from   /job/save.py:12 in upload\n", f"all.log:{places[1]}: "),
+    )
+    said = f"exception{on}: ExceptionGroup: two shards (2 sub-exceptions)\n  from   /job/never.py:1 in <module>\n"
+    say(read(tmp_path, [f"{mark}{line}" for line in groups["never"]]), (said,))
