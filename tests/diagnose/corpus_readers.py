@@ -83,54 +83,39 @@ def deepspeed(data: dict[str, Any]) -> set[str]:
             missing = "needs to be provided" in str(error)
             said.add("batch-missing" if missing else "batch-arithmetic")
             rest = {key: value for key, value in rest.items() if key not in BATCH} | {"train_batch_size": 1}
-    if any((key,) not in asked and not key.startswith("_") for key in rest):
-        said.add("unknown-key")
+    unread = any((key,) not in asked and not key.startswith("_") for key in rest)
     rest = {key: value for key, value in data.items() if key not in removed}
     inner = {path[1] for path in asked if path[0] == "aio" and len(path) > 1}
-    if inner and set(rest.get("aio", {})) - inner:
-        said.add("unknown-key")
-    fields = DeepSpeedZeroConfig.model_fields
-    if isinstance(zero, bool) or "bfloat16" in rest:
-        said.add("deprecated-key")
     stage = int(zero) if isinstance(zero, bool) else zero.get("stage", 0)
-    zero = {} if isinstance(zero, bool) else zero
-    for key in zero:
-        for name, field in fields.items():
-            if key in (name, field.alias) and (field.json_schema_extra or {}).get("deprecated"):
-                said.add("deprecated-key")
-    offload = {name: (zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("param", "optimizer")}
-    if offload["param"] != "none" and stage < 3:
-        said.add("offload-stage")  # stage_1_and_2.py has no such argument
-    if "nvme" in offload.values() and "aio" not in rest:
-        said.add("nvme-aio")
-    if any(key.startswith("stage3_") for key in zero) and stage < 3:
-        said.add("other-stage-key")
-    if set(zero) & {"allgather_bucket_size", "allgather_partitions", "round_robin_gradients"} and stage == 3:
-        said.add("other-stage-key")
-    gathers = [key for key in zero if "gather_16bit" in key or "gather_fp16" in key]
-    if stage == 3 and not any(zero[key] in (True, "auto") for key in gathers):
-        said.add("gather-on-save")  # engine.py, save_16bit_model: returns False and saves nothing
+    given, fields = {} if isinstance(zero, bool) else zero, DeepSpeedZeroConfig.model_fields
+    offload = {name: (given.get(f"offload_{name}") or {}).get("device", "none") for name in ("param", "optimizer")}
+    gathers = [key for key in given if "gather_16bit" in key or "gather_fp16" in key]
     fp16, optimizer = rest.get("fp16", {}), rest.get("optimizer", {})
-    if fp16.get("enabled") is True and fp16.get("loss_scale"):
-        said.add("static-loss-scale")
-    if not -1 < fp16.get("initial_scale_power", 16) < 128:
-        said.add("value-range")  # 2 ** 128 is not a number of 32 bits
-    if "max_grad_norm" in optimizer.get("params", {}):
-        said.add("clipping-in-optimizer")  # engine.py, _configure_basic_optimizer raises
-    if re.fullmatch(r"(?i)(zero)?(one|0/?1|1)-?bit\w+", optimizer.get("type", "")):
-        said.add("removed-optimizer")
-    if stage and optimizer.get("type", "Adam").lower() == "lamb" and not rest.get("zero_allow_untested_optimizer"):
-        said.add("untested-optimizer")
-    if (rest.get("bf16") or {}).get("enabled") is True and int(filled(rest).get("gradient_accumulation_steps", 1)) >= 8:
-        said.add("bf16-accumulation")
-    for path, value in leaves(rest):
-        if (
-            value == "auto"
-            and not FILLED.fullmatch(path)
-            and not path.startswith(("zero_optimization.", "fp16.", "bf16."))
-        ):
-            said.add("auto-unfilled")
-    return said
+    bf16, steps = (rest.get("bf16") or {}).get("enabled"), int(filled(rest).get("gradient_accumulation_steps", 1))
+    own = ("zero_optimization.", "fp16.", "bf16.")
+    silent = {  # what the parser passes over
+        "unknown-key": unread or (inner and set(rest.get("aio", {})) - inner),
+        "deprecated-key": isinstance(zero, bool) or "bfloat16" in rest or any(
+            key in (name, field.alias) and (field.json_schema_extra or {}).get("deprecated")
+            for key in given for name, field in fields.items()),
+        "offload-stage": offload["param"] != "none" and stage < 3,  # stage_1_and_2.py has no such argument
+        "nvme-aio": "nvme" in offload.values() and "aio" not in rest,
+        "other-stage-key": any(key.startswith("stage3_") for key in given) if stage < 3 else
+        set(given) & {"allgather_bucket_size", "allgather_partitions", "round_robin_gradients"},
+        # engine.py, save_16bit_model: returns False and saves nothing
+        "gather-on-save": stage == 3 and not any(given[key] in (True, "auto") for key in gathers),
+        "static-loss-scale": fp16.get("enabled") is True and fp16.get("loss_scale"),
+        "value-range": not -1 < fp16.get("initial_scale_power", 16) < 128,  # 2 ** 128 is not a number of 32 bits
+        # engine.py, _configure_basic_optimizer raises
+        "clipping-in-optimizer": "max_grad_norm" in optimizer.get("params", {}),
+        "removed-optimizer": re.fullmatch(r"(?i)(zero)?(one|0/?1|1)-?bit\w+", optimizer.get("type", "")),
+        "untested-optimizer": stage and optimizer.get("type", "Adam").lower() == "lamb"
+        and not rest.get("zero_allow_untested_optimizer"),
+        "bf16-accumulation": bf16 is True and steps >= 8,
+        "auto-unfilled": any(value == "auto" and not FILLED.fullmatch(path) and not path.startswith(own)
+                             for path, value in leaves(rest)),
+    }  # fmt: skip
+    return said | {rule for rule, holds in silent.items() if holds}
 
 
 def accelerate(path: Path, data: dict[str, Any]) -> set[str]:
@@ -151,39 +136,34 @@ def accelerate(path: Path, data: dict[str, Any]) -> set[str]:
                 said.add("unknown-key")
     inline, kind = data.get("deepspeed_config") or {}, data.get("distributed_type")
     processes, machines = data.get("num_processes") or 1, data.get("num_machines") or 1
-    if kind in ("NO", "MULTI_CPU") and processes > 1 and not data.get("mpirun_config"):
-        said.add("one-process")  # launch.py, launch_command: simple_launcher
-    if "," in str(data.get("gpu_ids")) and len(str(data["gpu_ids"]).split(",")) < processes / machines:
-        said.add("visible-devices")  # utils/launch.py: CUDA_VISIBLE_DEVICES
-    if processes % machines:
-        said.add("processes-per-machine")
-    if machines > 1 and not data.get("main_process_ip"):
-        said.add("main-process-ip")
+    policy, fsdp = "", data.get("fsdp_config") or {}
     if kind == "FSDP":
         from accelerate import FullyShardedDataParallelPlugin
 
-        fsdp = data.get("fsdp_config") or {}
         policy = FullyShardedDataParallelPlugin(auto_wrap_policy=fsdp.get("fsdp_auto_wrap_policy")).auto_wrap_policy
-        said |= {"wrap-policy"} if policy is None else set()  # one group
-    if data.get("parallelism_config") and not _splits(data["parallelism_config"], processes):
-        said.add("parallelism")
-    if kind != "DEEPSPEED":
-        return said
-    named, stage = inline.get("deepspeed_config_file"), inline.get("zero_stage")
-    if named is not None:
-        said.add("config-file-missing")  # no file beside these
-        refused = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
-        if any(key in inline for key in refused) or data.get("mixed_precision"):
-            said.add("decided-by-file")  # utils/dataclasses.py, _deepspeed_config_checks
-        return said
-    if stage is not None and stage != 3:
-        if inline.get("offload_param_device") in ("cpu", "nvme"):
-            said.add("offload-stage")
-        if inline.get("zero3_init_flag"):
-            said.add("other-stage-key")
-    if stage == 3 and not inline.get("zero3_save_16bit_model"):
-        said.add("gather-on-save")  # accelerator.py, get_state_dict raises
-    return said
+    stage = inline.get("zero_stage") if kind == "DEEPSPEED" else None
+    named = kind == "DEEPSPEED" and inline.get("deepspeed_config_file") is not None
+    decided = ("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device")
+    visible, split = str(data.get("gpu_ids")), data.get("parallelism_config")
+    below_3 = not named and stage not in (None, 3)
+    silent = {
+        # launch.py, launch_command: simple_launcher
+        "one-process": kind in ("NO", "MULTI_CPU") and processes > 1 and not data.get("mpirun_config"),
+        # utils/launch.py: CUDA_VISIBLE_DEVICES
+        "visible-devices": "," in visible and len(visible.split(",")) < processes / machines,
+        "processes-per-machine": processes % machines,
+        "main-process-ip": machines > 1 and not data.get("main_process_ip"),
+        "wrap-policy": policy is None,  # one group
+        "parallelism": split and not _splits(split, processes),
+        "config-file-missing": named,  # no file beside these
+        # utils/dataclasses.py, _deepspeed_config_checks
+        "decided-by-file": named and (any(key in inline for key in decided) or data.get("mixed_precision")),
+        "offload-stage": below_3 and inline.get("offload_param_device") in ("cpu", "nvme"),
+        "other-stage-key": below_3 and inline.get("zero3_init_flag"),
+        # accelerator.py, get_state_dict raises
+        "gather-on-save": not named and stage == 3 and not inline.get("zero3_save_16bit_model"),
+    }
+    return said | {rule for rule, holds in silent.items() if holds}
 
 
 def _splits(section: dict[str, Any], processes: int) -> bool:
