@@ -18,6 +18,14 @@ from kit.diagnose.probe.run import ProbeError, probe
 from kit.diagnose.probe.tracker import LiveBytes
 
 NAMES = [f"{each.name}, stage {stage}" for each in CASES for stage in each.stages]
+CLOSE = {
+    NAMES[8]: 0.01,  # FSDP2 x TP
+    NAMES[14]: 0.01,  # FSDP2 in fp8
+    NAMES[17]: 0.02,  # DeepSpeed, LoRA
+    NAMES[19]: 0.065,  # Megatron, the last stage of two, sequence parallelism
+    NAMES[25]: 0.04,  # Megatron, experts, recomputation
+}
+"""A case of every engine and of most kinds of layers, and how far the activations are off."""
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +39,13 @@ def probed(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-@pytest.mark.everyday(NAMES[0])
+@pytest.mark.everyday(*CLOSE)
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_model_and_probe_agree(probed: dict[str, Any], name: str) -> None:
     found = probed[name]
     if found["states_error"] is not None:
-        assert abs(found["states_error"]) < 0.03
-    assert abs(found["activations_error"]) < 0.08
+        assert abs(found["states_error"]) < (0.001 if name in CLOSE else 0.03)
+    assert abs(found["activations_error"]) < CLOSE.get(name, 0.08)
 
 
 def test_live_bytes_come_and_go_with_their_storage() -> None:

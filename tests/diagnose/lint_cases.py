@@ -601,6 +601,8 @@ ACCELERATE_NUMBERS = (
              says=("3 processes on 2 machines: ", "use a multiple of 2")),
     LintCase("decided-by-file", LOCAL | {"deepspeed_config": {**FILE["deepspeed_config"], "zero_stage": 2}},
              LOCAL | {"deepspeed_config": {"zero_stage": 2}}, says=("deepspeed_config.zero_stage: decided by",)),
+    LintCase("decided-by-file", LOCAL | {"deepspeed_config": {**FILE["deepspeed_config"], "zero_stage": None}},
+             LOCAL | {"deepspeed_config": {"zero_stage": None}}),
     LintCase("decided-by-file", LOCAL | FILE | {"mixed_precision": "bf16"}, LOCAL | FILE | {"mixed_precision": None}),
     LintCase("decided-by-file", LOCAL | FILE | {"mixed_precision": "bf16"},
              LOCAL | FILE | {"mixed_precision": "bf16", "distributed_type": "MULTI_GPU"}),

@@ -9,6 +9,8 @@ import pytest
 
 import kit
 from kit.diagnose.lint import lint
+from kit.diagnose.lint.job import Job
+from kit.diagnose.lint.kubernetes_job import PodScript, pod_scripts
 from kit.emit.run_directory import files_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
@@ -57,6 +59,63 @@ def rules(data: dict[str, Any], directory: Path) -> set[str]:
     return {each.rule for each in lint(directory / "job.yaml")}
 
 
+def pod(*words: str, **more: Any) -> dict[str, Any]:
+    return {"template": {"containers": [{"command": [*words], **more}]}}
+
+
+def told(text: str, nodes: int, gpus: int | None = None, kubeflow: bool = False, *variables: str) -> list[PodScript]:
+    return [PodScript(text, Job("kubernetes", nodes, 1, gpus, ranks_by_environment=kubeflow), variables)]
+
+
+NAMED = {"env": [{"name": "R", "value": "a b"}, {"name": "Q", "valueFrom": {}}]}
+MASTER_AND_WORKERS = {"Master": {"replicas": 1, **pod("t")}, "Worker": {"replicas": 3}}
+PODS: tuple[tuple[dict[str, Any], list[PodScript]], ...] = (
+    ({"spec": {"completions": 2, "parallelism": 3, **pod("t")}}, told("t", 3)),
+    ({"spec": {"completions": 3, "parallelism": 2, **pod("t")}}, told("t", 3)),
+    ({"spec": {"jobs": [{"replicas": 2, "template": {"spec": {"parallelism": 4, **pod("t")}}}]}}, told("t", 8)),
+    ({"spec": {"completions": True, "parallelism": 10**7, "replicas": 0, **pod("t")}}, told("t", 1)),
+    ({"spec": {"trainer": {"numNodes": 4, "command": ["t"], "resourcesPerNode": {"limits": {"x.com/gpu": "8"}}}}},
+     told("t", 4, 8, True)),
+    ({"spec": {"pytorchReplicaSpecs": MASTER_AND_WORKERS}}, told("t", 4, None, True)),
+    ({"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, **pod("t")}}, "replicas": 9}}, told("t", 2, None,
+    True)),
+    (pod("torchrun", "a b", "$(R)", "$(S)", **NAMED), told("R='a b'\ntorchrun 'a b' $R $(S)", 1, None, False, "R",
+    "Q")),
+    (pod("/bin/sh", "-ec", "a\nb", "c"), told("a\nb\nc", 1)),
+    (pod("t", "bash"), told("t bash", 1)),
+    ({"args": ["t", 1], "resources": {"requests": {"cpu": 4, "nvidia.com/gpu": 2}}}, told("t", 1, 2)),
+    (pod("t", resources={"limits": {"nvidia.com/gpu": "$N"}}), told("t", 1)),
+    (pod("t", resources={"limits": {"memory": 8}, "requests": {"amd.com/gpu": 8}}), told("t", 1)),
+    (pod("t", env=[{"name": "PET_NNODES", "value": 2}]), told("PET_NNODES=2\nt", 1, None, True, "PET_NNODES")),
+    ({"command": "t"}, []),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "scripts"), PODS, ids=range(len(PODS)))
+def test_each_container_has_its_nodes_and_gpus(data: dict[str, Any], scripts: list[PodScript]) -> None:
+    assert list(pod_scripts(data)) == scripts
+
+
+BATCHES = {
+    "#SBATCH --nodes=3\n#SBATCH --ntasks=4\n#SBATCH --gpus=7": Job("sbatch", 3, 2, 2),
+    "#SBATCH -N 2 -n4 -G 16": Job("sbatch", 2, 2, 8),
+    "#SBATCH --ntasks=4 --gpus h100:8": Job("sbatch", None, 4, 8),
+    "#SBATCH --nodes 2 --ntasks-per-node 8 --gpus-per-node=h100:4 --ntasks=1": Job("sbatch", 2, 8, 4),
+    "#SBATCH --nodes=2\n#SBATCH --nodes=4 --gres=gpu:8": Job("sbatch", 4, None, 8),
+    "# srun is for later; hostfile; PET_X\npython t.py": Job(),
+    "srun python t.py": Job(reaches_hosts=True),
+    "for h in $HOSTS; do ssh $h t; done": Job(reaches_hosts=True),
+    "cat $HOST_FILE": Job(names_hosts=True),
+    "export PET_NNODES=2": Job(ranks_by_environment=True),
+}
+
+
+@pytest.mark.parametrize("text", BATCHES, ids=range(len(BATCHES)))
+def test_what_a_batch_script_asks_for(text: str) -> None:
+    """Tasks and GPUs of all nodes are shared among them: tasks rounded up, GPUs down."""
+    assert Job.of_batch(text) == BATCHES[text]
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
 def test_the_same_rules(pair: tuple[str, dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
     rule, wrong, right = pair
@@ -71,6 +130,13 @@ def test_a_finding_has_the_line_of_the_file(tmp_path: Path) -> None:
         f"      - bash\n      - -c\n      - |\n        set -e\n        {LINE} 0 t.py\n"
     )
     assert [(each.rule, each.line) for each in lint(path)] == [("node-rank", 12)]
+
+
+def test_one_container_of_two_trains(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("")
+    both = job("torchrun --n_proc 8 t.py") | {"sidecar": {"command": ["sleep", "1"]}}
+    assert rules(both, tmp_path) == {"unknown-option", "one-process", "one-node"}
+    assert rules(job("sleep 1") | {"sidecar": {"command": ["sleep", "2"]}}, tmp_path) == {"not-read"}
 
 
 def test_the_jobs_that_kit_writes_are_read_with_their_launch_script(tmp_path: Path) -> None:

@@ -387,6 +387,11 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         flight({0: [p2p("recv 0<-2", 9)], 1: [p2p("recv 1<-2", 5)], 2: []}, g7="[0, 1, 2]"),
         ((WAITS.format(1), "rank 2 did not come to recv number 1", "rank_1"),),
     ),
+    # By the names of their files, 10 and 11 come first.
+    "of two pairs that wait the one of the lowest rank": (
+        flight({rank: [p2p(f"recv 0<-{peer}", 5)] for rank, peer in ((2, 3), (3, 2), (10, 11), (11, 10))}),
+        (("collective-timeout on rank 2, 3: ranks 2, 3 wait for each other",),),
+    ),
     "a peer whose record is not here": (flight({0: [p2p("recv 0<-3", 7)]}, g7="[0, 1, 2, 3]"), ()),
     "a watchdog of all ranks": ([STUCK.format("", 0)], ((HUNG.format(7), UNKNOWN),)),
     # Of a group of pipeline ranks: 7 is no rank of the job.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit.diagnose.logs import Cause, diagnose
 from kit.diagnose.logs.patterns import PATTERNS, Pattern
-from kit.diagnose.logs.scan import _CAPITALS, _OTHERS
+from kit.diagnose.logs.scan import _CAPITALS, _OTHERS, Scan
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 MB = 1_000_000
@@ -50,6 +50,14 @@ def test_time_grows_with_the_size(line: str, tmp_path: Path) -> None:
     small, large = (seconds(write(tmp_path / f"{size}.log", size * MB, line)) for size in (2, 20))
     assert large < 15 * small
     assert large < 20 / 4
+
+
+def test_of_a_large_log_losses_are_read_in_a_part_of_every_piece(tmp_path: Path) -> None:
+    """At most 4 MiB of it, evenly spread: half of each piece of 5 MiB."""
+    line = "step {i}  loss 0.0 and nothing else of any interest here\n"
+    scan = Scan()
+    scan.read(write(tmp_path / "all.log", 5 << 20, line))
+    assert 2 << 20 < scan.curves.zeros[None].count * len(line.format(i=1000)) < 3 << 20
 
 
 MEMORY = """

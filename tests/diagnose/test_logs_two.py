@@ -108,6 +108,11 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         flight({0: [call(4)], 1: [call(3), call(4)], 2: [call(3, name="broadcast"), call(4)], 3: [call(3), call(4)]}),
         (("mismatched-collectives on rank 2: ", "number 3 of group 0"),),
     ),
+    "the call that a rank did not come to is told by one that has it": (
+        flight({0: [call(5)], 1: [call(1)], 2: [call(1), call(2, sizes=[3])]}),
+        (("collective-timeout on rank 0, 2: ", f"{NOT_TO.format(1, 2, 0)}, sizes [[3]]"),),
+    ),
+    "a call that no record has any more": (flight({0: [call(5)], 1: [call(1)]}), ()),
     # In group A the call was issued at 10 and by its last rank at 100; in B at 50 and 60.
     "of two groups the one whose call was issued first parted first": (
         flight({
@@ -125,6 +130,13 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         }),
         (("collective-timeout on rank 0, 1: ", "number 2 of group B, "),),
     ),
+    "of two groups that parted at one time the first by name": (
+        flight({
+            0: [call(1, "B", 1), call(2, "B", 10), call(1, "A", 1), call(2, "A", 10)],
+            1: [call(1, "B", 1), call(1, "A", 1)],
+        }),
+        (("collective-timeout on rank 0: ", "number 2 of group A, "),),
+    ),
     # Ranks 0 and 1 part in their own group first; what rank 2 then meets in the group of all is a consequence.
     "the first parting of several groups is the cause": (
         flight(OF_THREE, g0="[0, 1, 2]", g1="[0, 1]"),
@@ -134,6 +146,10 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         flight({0: [call(1), call(2)], 1: [call(1), call(2)], 2: [call(1)]})
         | {"all.log": ["[rank2]: step 2", f"[rank0]: {TIMED_OUT}"]},
         (("collective-timeout on rank 0, 1: ", f"{NOT_TO.format(2, 2, 0)}, sizes [[8]]\n"),),
+    ),
+    "a rank that did not come and has a cause of its own": (
+        [f"[rank0]: {TIMED_OUT}", f"[rank1]: {FULL}"],
+        (("disk-full on rank 1: ",), ("collective-timeout on rank 0: ", "rank 1 did not come to ALLREDUCE number 12\n")),
     ),
     "one slow rank of two": (
         times(1.0, 2.0),
@@ -189,6 +205,12 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
     ),
     "the rank of a killed process where only its number on its node is told": (
         ["E torch: failed (exitcode: -9) local_rank: 3 (pid: 77) of binary: python"], (("killed on rank 3: ",),),
+    ),
+    "a rank above another cause is not its rank": (
+        ["  rank      : 3 (local_rank: 3)", FULL], (("disk-full: ",),),
+    ),
+    "a rank above a killed process that names its own": (
+        ["  rank      : 3 (local_rank: 3)", "[rank1]: exitcode: -9"], (("killed on rank 1: ",),),
     ),
     "many lines of one rank do not hide another's": (
         [*[f"[rank0]: {OOM}"] * 300, f"[rank1]: {OOM}"],

@@ -65,7 +65,7 @@ def _visible(config: Config) -> int:
 def _too_few_visible(config: Config) -> bool:
     """Whether there are fewer visible devices than processes. utils/launch.py sets CUDA_VISIBLE_DEVICES to gpu_ids, and
     each process uses the device of its local rank."""
-    if config.get("gpu_ids") in (None, "all") or config.number("num_processes") is None or config.on("use_cpu"):
+    if config.get("gpu_ids") in (None, "all") or config.on("use_cpu"):
         return False
     return _visible(config) < _processes(config) // _machines(config)
 

@@ -152,7 +152,7 @@ def removed_key(config: Config) -> Iterator[Finding]:
 )
 def deprecated_key(config: Config) -> Iterator[Finding]:
     """Fields marked deprecated in the parser's own models."""
-    for dotted, replacement in sorted((deepspeed_keys().deprecated or {}).items()):
+    for dotted, replacement in (deepspeed_keys().deprecated or {}).items():
         if config.has(dotted):
             section, _, key = dotted.rpartition(".")
             changes: tuple[Any, ...] = ()

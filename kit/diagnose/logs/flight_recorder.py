@@ -129,7 +129,7 @@ def _parted(
 ) -> MissingRank | None:
     last = {rank: max(calls.get(rank, {}), default=0) for rank in members}
     first, furthest = min(last.values()), max(last.values())
-    oldest = min((min(own) for own in calls.values() if own), default=1)  # a ring buffer forgets, each rank its own
+    oldest = min(map(min, calls.values()), default=1)  # a ring buffer forgets, each rank its own
     for number in range(oldest, min(first, furthest) + 1):
         here = {rank: _signature(calls[rank][number]) for rank in members if number in calls.get(rank, {})}
         if len(set(here.values())) > 1:
