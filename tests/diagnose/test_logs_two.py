@@ -149,7 +149,8 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
     ),
     "a rank that did not come and has a cause of its own": (
         [f"[rank0]: {TIMED_OUT}", f"[rank1]: {FULL}"],
-        (("disk-full on rank 1: ",), ("collective-timeout on rank 0: ", "rank 1 did not come to ALLREDUCE number 12\n")),
+        (("disk-full on rank 1: ",), ("collective-timeout on rank 0: ",
+        "rank 1 did not come to ALLREDUCE number 12\n")),
     ),
     "one slow rank of two": (
         times(1.0, 2.0),
