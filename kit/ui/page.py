@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -231,9 +231,13 @@ class _Page:
             return self._say(str(error))
         return await self._ask(state)
 
-    async def _ask(self, state: State) -> None:
-        """Answers the newest state; skips states that a newer one has replaced."""
+    def _ask(self, state: State) -> Coroutine[Any, Any, None]:
+        """Takes the state at once: the next choice, perhaps of the same moment, is made from it."""
         self.state = state
+        return self._newest()
+
+    async def _newest(self) -> None:
+        """Answers the newest state; skips states that a newer one has replaced."""
         if self.busy:
             return
         self.busy = True

@@ -395,6 +395,7 @@ def test_what_a_correction_writes(bad: dict[str, Any], rule: str, corrected: dic
     [
         ('{"a": 1,\n "b" 2}', "x.json:2: not valid JSON: Expecting ':' delimiter at '2}'"),
         ('{"a": 1\n "b": 2}', "x.json:2: not valid JSON: Expecting ',' delimiter at '\"b\": 2}'"),
+        ('{"a":\n nothing_of_json}', "x.json:2: not valid JSON: Expecting value at 'nothing_of_j'"),
         ('{"a": tru}', "x.json:1: not valid JSON: Expecting value at 'tru}'"),
         ('{"a": "x\n"}', "x.json:1: not valid JSON: Invalid control character at ''"),
         ('{"a": [1, 2', "x.json:1: not valid JSON: Expecting ',' delimiter at ''"),

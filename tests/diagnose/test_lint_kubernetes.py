@@ -137,6 +137,8 @@ def test_one_container_of_two_trains(tmp_path: Path) -> None:
     both = job("torchrun --n_proc 8 t.py") | {"sidecar": {"command": ["sleep", "1"]}}
     assert rules(both, tmp_path) == {"unknown-option", "one-process", "one-node"}
     assert rules(job("sleep 1") | {"sidecar": {"command": ["sleep", "2"]}}, tmp_path) == {"not-read"}
+    assert rules(job("python t.py\nswift sft", nodes=1), tmp_path) == {"not-read"}
+    assert [each.severity for each in lint(tmp_path / "job.yaml")] == ["note"]
 
 
 def test_the_jobs_that_kit_writes_are_read_with_their_launch_script(tmp_path: Path) -> None:

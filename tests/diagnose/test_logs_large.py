@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.diagnose.logs import Cause, diagnose
+from kit.diagnose.logs.curves import TIME, Curves
 from kit.diagnose.logs.patterns import PATTERNS, Pattern
+from kit.diagnose.logs.reading import Place
 from kit.diagnose.logs.scan import _CAPITALS, _OTHERS, Scan
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
@@ -58,6 +60,18 @@ def test_of_a_large_log_losses_are_read_in_a_part_of_every_piece(tmp_path: Path)
     scan = Scan()
     scan.read(write(tmp_path / "all.log", 5 << 20, line))
     assert 2 << 20 < scan.curves.zeros[None].count * len(line.format(i=1000)) < 3 << 20
+
+
+def test_of_very_many_steps_every_other_is_kept() -> None:
+    """4,096 of them: times by their order, losses that no later one went below by theirs."""
+    curves, place = Curves(), Place(0, "all.log", 1, b"")
+    for step in range(1, 4099):
+        match = TIME.search(b"step %d work_time_s %d" % (step, step))
+        assert match is not None
+        curves.add_time(match, place)
+        curves.losses[0].add(step, step, place)
+    assert curves.times[0] == [*range(2, 4097, 2), 4098]
+    assert [loss for loss, *_ in curves.losses[0].above] == [*range(1, 4098, 2)]
 
 
 MEMORY = """

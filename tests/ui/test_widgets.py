@@ -1,0 +1,181 @@
+"""What a visitor of ``kit ui`` does and then sees, at the widgets themselves, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+import kit
+from kit.emit.run_directory import files_of
+from kit.report.html import page as report
+from kit.ui.answer import powers
+
+nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
+LLAMA = "model=llama-3.2-1b&cluster=8xH100"
+OFFERS = {"model": ["llama-3.2-1b"], "cluster": ["8xH100"]}
+Act = Callable[[Any], Any]
+"""What is done to a page."""
+
+
+async def visited(query: str, acts: Sequence[Act], offered: Any = None) -> Any:
+    """A visitor's page after these acts, each of which is answered before the next."""
+    from kit.ui.page import _Page
+
+    nicegui.core.loop, running = asyncio.get_running_loop(), nicegui.background_tasks.running_tasks
+    client = nicegui.Client(nicegui.ui.page("/"))
+    with client:
+        page = _Page(offered or {}, OFFERS, client)
+        for act in (lambda page: page.open(parse_qsl(query)), *acts):
+            if (asked := act(page)) is not None:
+                await asked
+            while tasks := [task for task in running if not task.get_name().startswith("outbox")]:
+                await asyncio.wait(tasks, timeout=60)
+    return page
+
+
+def see(page: Any) -> dict[str, Any]:
+    """What the form and the answer show."""
+    dials = {name: getattr(page, name) for name in ("gpus", "seq_length", "batch")}
+    boxes = {name: getattr(page, name).value for name in ("model", "cluster", "precision", "adapters", "engine", "pin")}
+    return {
+        **boxes,
+        **{name: number.value for name, (number, _, _) in dials.items()},
+        **{f"{name} slid": values[slider.props.get("value", 0)] for name, (_, slider, values) in dials.items()},
+        **{f"{name} said": slider.props.get("aria-valuetext") for name, (_, slider, _) in dials.items()},
+        "tokens": page.tokens.value,
+        "link": page.state.query(),
+        "message": page.message.text if page.message.visible else "",
+        "status": page.status.text,
+        "plan": page.words.text if page.words.visible else "",
+        "changed": [row["what"] for row in page.changed.rows] if page.changed.visible else [],
+        "charts": [name for name, (box, _) in page.charts.items() if box.visible],
+        "files": page.file.options if page.files_box.visible else [],
+    }
+
+
+def put(name: str, value: Any) -> Act:
+    """Types or chooses a value."""
+
+    def act(page: Any) -> None:
+        box = getattr(page, name)
+        (box[0] if isinstance(box, tuple) else box).value = value
+
+    return act
+
+
+def click(**data: Any) -> Act:
+    return lambda page: page._clicked(SimpleNamespace(data=data))
+
+
+PINNED = kit.compare("llama-3.2-1b", "8xH100").layouts[3].name
+CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
+    "an empty link": ("", [], {"link": "model=llama-3.1-8b&cluster=8xH100", "model": "llama-3.1-8b"}),
+    # 262,144 = 256 · 2^10 sequences of tokens are no setting: defaults of the job are shown, and asked of nobody.
+    "a link": (LLAMA, [], {
+        "link": LLAMA, "model": "llama-3.2-1b", "cluster": "8xH100", "gpus": 8, "gpus slid": 8, "seq_length": 4096,
+        "seq_length slid": 4096, "seq_length said": "4,096", "batch": 512, "batch slid": 512, "precision": "bf16",
+        "adapters": "null", "engine": "", "pin": "", "message": "", "changed": [],
+        "charts": ["layouts", "memory", "step", "cost"],
+    }),
+    "a sequence length": (LLAMA, [put("seq_length", 8192.0)], {
+        "link": f"{LLAMA}&job.seq_length=8192", "seq_length slid": 8192, "seq_length said": "8,192"}),
+    "a sequence length between two powers": (LLAMA, [put("seq_length", 5000)], {
+        "link": f"{LLAMA}&job.seq_length=5000", "seq_length": 5000, "seq_length slid": 4096}),
+    "a slider": (LLAMA, [lambda page: page._slid(page.batch[0], 256)], {
+        "link": f"{LLAMA}&job.global_batch_size=256", "batch": 256, "batch slid": 256}),
+    "more GPUs": (LLAMA, [put("gpus", 16)], {
+        "link": "model=llama-3.2-1b&cluster=16xH100", "cluster": "16xH100", "gpus": 16, "gpus slid": 16}),
+    "a number of GPUs that no cluster has": (LLAMA, [put("gpus", 12)], {
+        "link": LLAMA, "message": "8xH100: no cluster with 12 GPUs is known; choose another number",
+        "status": "no plan for this; the message says why"}),
+    "an emptied field": (LLAMA, [put("gpus", None), put("tokens", None), put("seq_length", None)], {
+        "link": LLAMA, "message": ""}),
+    "tokens": (LLAMA, [put("tokens", 2.5)], {"link": f"{LLAMA}&job.total_tokens=2500000000", "tokens": 2.5}),
+    "a precision": (LLAMA, [put("precision", "fp8")], {
+        "link": f"{LLAMA}&job.precision=fp8", "precision": "fp8", "message": "",
+        "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB", "days"]}),
+    "LoRA": (LLAMA, [put("adapters", "{four_bit: false}")], {"adapters": "{four_bit: false}"}),
+    "QLoRA": (LLAMA, [put("adapters", "{four_bit: true}")], {"adapters": "{four_bit: true}"}),
+    "an engine": (LLAMA, [put("engine", "torch")], {"link": f"{LLAMA}&layout.engine=torch", "engine": "torch"}),
+    "an engine, and back": (LLAMA, [put("engine", "torch"), put("engine", "")], {"link": LLAMA, "engine": ""}),
+    "a click on a layout": (LLAMA, [click(id=PINNED)], {"pin": PINNED}),
+    "a click on a layout, and on the legend": (LLAMA, [click(id=PINNED), click(name="x")], {"pin": PINNED}),
+    "the planner's choice again": (LLAMA, [click(id=PINNED), put("pin", "")], {"pin": "", "link": LLAMA}),
+    "a text": (LLAMA, [put("paste", "model: gpt2\ncluster: 1xA100-80\n"), lambda page: page._use_text()], {
+        "model": "gpt2", "cluster": "1xA100-80", "gpus": 1, "message": ""}),
+    "a wrong text": (LLAMA, [put("paste", "{"), lambda page: page._use_text()], {
+        "model": "llama-3.2-1b", "status": "no plan for this; the message says why"}),
+    "a model of another name": (LLAMA, [put("precision", "fp8"), put("model", "llama-3.2-3b")], {
+        "link": "model=llama-3.2-3b&cluster=8xH100&job.precision=fp8", "model": "llama-3.2-3b"}),
+    "a link that is wrong": ("model=gpt2&model=gpt2", [], {
+        "message": "this link has 2 values; use each key once, and at most 60 of them", "plan": ""}),
+    "a model that does not fit": ("model=llama-3.1-405b&cluster=1xA100-80", [], {"plan": "", "files": []}),
+    "a pipeline": (f"{LLAMA}&layout.pp=2&layout.engine=megatron", [], {
+        "charts": ["layouts", "memory", "schedule", "step", "cost"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_act_changes_the_link_the_form_and_the_plan(name: str) -> None:
+    query, acts, expected = CASES[name]
+    page = asyncio.run(visited(query, acts))
+    seen = see(page)
+    assert {what: seen[what] for what in expected} == expected
+    assert bool(seen["plan"]) == bool(seen["files"])
+    if page.answer is not None and page.answer.plan is not None and not seen["message"]:
+        layouts = page.answer.comparison.layouts
+        assert (
+            f"{len(layouts)} layouts compared, {sum(each.fits for each in layouts)} fit; the plan: " in seen["status"]
+        )
+        assert page.code.text == page.answer.files[page.file.value]
+        assert [*page.pin.options][:1] == [""]
+        assert {each.name for each in page.answer.comparison.pareto_front()} < {*page.pin.options}
+
+
+def test_two_visitors_do_not_see_each_other() -> None:
+    async def both() -> tuple[Any, ...]:
+        return await asyncio.gather(visited(LLAMA, [put("precision", "fp8")]), visited("", [put("gpus", 16)]))
+
+    one, other = map(see, asyncio.run(both()))
+    assert (one["link"], one["model"]) == (f"{LLAMA}&job.precision=fp8", "llama-3.2-1b")
+    assert (other["link"], other["precision"]) == ("model=llama-3.1-8b&cluster=16xH100", "bf16")
+
+
+def test_of_two_choices_of_one_moment_none_is_lost() -> None:
+    def two(page: Any) -> None:
+        put("precision", "fp8")(page)
+        put("seq_length", 2048)(page)
+
+    seen = see(asyncio.run(visited(LLAMA, [two])))
+    assert (seen["seq_length"], seen["precision"]) == (2048, "fp8")
+
+
+def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[str, Any] = {}
+    ui, plan = nicegui.ui, kit.plan("llama-3.2-1b", "8xH100")
+    monkeypatch.setattr(ui.download, "content", lambda content, name: taken.update({name: content}))
+    monkeypatch.setattr(ui.clipboard, "write", lambda text: taken.update(copied=text))
+    said: list[str] = []
+    acts: list[Act] = [
+        put("file", "launch.sh"), lambda page: page._copy_file(), lambda page: said.append(page.status.text),
+        lambda page: page._download_file(), lambda page: page._download_all(), lambda page: page._download_report(),
+        lambda page: page._copy_link(), lambda page: said.append(page.status.text),
+    ]  # fmt: skip
+    asyncio.run(visited(LLAMA, acts))
+    files = files_of(plan)
+    assert (taken["copied"], taken["launch.sh"], taken["report.html"]) == (files["launch.sh"],) * 2 + (report(plan),)
+    with zipfile.ZipFile(io.BytesIO(taken["run.zip"])) as archive:
+        assert {*archive.namelist()} == {*files}
+    assert said == ["launch.sh is copied", "the link is copied"]
+
+
+def test_a_slider_offers_powers_of_two() -> None:
+    assert [*powers(256, 2048)] == [256, 512, 1024, 2048]
+    assert [*powers(3, 11)] == [3, 6]
