@@ -359,6 +359,7 @@ def test_a_corrected_copy_has_none_of_the_errors(tmp_path: Path) -> None:
         write_fixed(bad, (), tmp_path / "fixed.json")
     write_fixed(bad, (), tmp_path / "copy.yml")
     assert read_values(tmp_path / "copy.yml") == bad
+    assert (tmp_path / "copy.yml").read_text().startswith("train_batch_size: 30\n")
     with pytest.raises(SpecError, match="cannot be written: No such file"):
         write_fixed(bad, (), tmp_path / "absent" / "fixed.json")
 

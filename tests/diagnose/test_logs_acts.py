@@ -202,6 +202,7 @@ def received(state: str, retired: bool = False) -> Files:
     return flight({rank: [p2p(f"recv {rank}<-{1 - rank}", 5 + rank, state, retired)] for rank in (0, 1)}, g7="[0, 1]")
 
 
+OF_8 = {"process_group": ("8", "pp")}
 LAST = flight({7: [p2p("send 0->1", 9, "completed", True), p2p("send 0->2", 4, "completed", True, 2)]}, g7="[0, 1, 2]")
 XID = "NVRM: Xid (PCI:0000:{}:00): {}"
 CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
@@ -363,6 +364,11 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         batch("started", True), (("collective-timeout on rank 0, 1: ranks 0, 1 wait for each other",),),
     ),
     "a batch that ended": (batch("completed", True), ()),
+    "a batch that ended in another group": (
+        flight({rank: [p2p(f"recv {rank}<-{1 - rank}", 5), p2p("coalesced", 7, "completed", True) | OF_8]
+                for rank in (0, 1)}, g7="[0, 1]"),
+        (("collective-timeout on rank 0, 1: ranks 0, 1 wait for each other",),),
+    ),
     "a send and its receive wait for the network": (
         flight({0: [p2p("send 0->1", 5)], 1: [p2p("recv 1<-0", 6)]}, g7="[0, 1]"), (),
     ),

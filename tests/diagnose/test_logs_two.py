@@ -11,6 +11,7 @@ import pytest
 
 import kit
 from kit.diagnose.logs import diagnose
+from kit.diagnose.logs.metrics import metrics_files
 from tests.diagnose.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
 
 SAID = "RuntimeError: Detected mismatch between collectives on ranks."
@@ -130,6 +131,13 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         }),
         (("collective-timeout on rank 0, 1: ", "number 2 of group B, "),),
     ),
+    "of two groups the later one has a name that says what it is for": (
+        flight({
+            0: [call(1, "A", 1), call(2, "A", 10), call(1, "B", 2), call(2, "B", 50, described="tp")],
+            1: [call(1, "A", 1), call(1, "B", 2)],
+        }),
+        (("collective-timeout on rank 0: ", "number 2 of group A, "),),
+    ),
     "of two groups that parted at one time the first by name": (
         flight({
             0: [call(1, "B", 1), call(2, "B", 10), call(1, "A", 1), call(2, "A", 10)],
@@ -151,6 +159,10 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         [f"[rank0]: {TIMED_OUT}", f"[rank1]: {FULL}"],
         (("disk-full on rank 1: ",), ("collective-timeout on rank 0: ",
         "rank 1 did not come to ALLREDUCE number 12\n")),
+    ),
+    "two ranks that did not come": (
+        ["[rank16]: step 2", "[rank3]: step 2", f"[rank0]: {TIMED_OUT}"],
+        (("collective-timeout on rank 0: ", "rank 3, 16 did not come to ALLREDUCE number 12\n"),),
     ),
     "one slow rank of two": (
         times(1.0, 2.0),
@@ -355,6 +367,9 @@ def test_metrics_beside_a_log_are_read_and_those_of_another_run_are_not(tmp_path
     read(tmp_path, both | {"a/metrics.jsonl": steps_of(1, 1), "b/metrics.jsonl": steps_of(1, 2)})
     say(diagnose([tmp_path / "a" / "run.log"]), ("two-runs at step 1: two runs wrote into a at once",))
     assert diagnose([tmp_path / "b" / "run.log"]) == ()
+    assert metrics_files([tmp_path / "b", tmp_path / "a" / "run.log", tmp_path, tmp_path / "a" / "metrics.jsonl"]) == [
+        tmp_path / "a" / "metrics.jsonl", tmp_path / "b" / "metrics.jsonl"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("recompute", "stage"), [("none", 0), ("full", 3)])

@@ -82,8 +82,9 @@ class Command:
     """The script or module; empty if there is none."""
     words: tuple[str, ...]
     """The words after the program."""
-    opaque: bool
-    """Whether the line has a shell variable of unknown value, which may contain options that seem to be missing."""
+    opaque: bool = False
+    """Whether a launcher's line has a shell variable of unknown value, which may contain options that seem to be
+    missing."""
     starter: str = ""
     """What starts the line as several tasks (srun, mpirun) or on other hosts (ssh, pdsh); empty if nothing does."""
     visible: str = ""
@@ -227,8 +228,7 @@ def _command(words: Sequence[str], file: str, line: int) -> Command | None:
             word.endswith(".py") and _python_before(words, position, variables=False)
         ):
             program, *rest = words[position + module :]
-            opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", file, line, False, (), program, tuple(rest), opaque)
+            return Command("python", file, line, False, (), program, tuple(rest))
     return None
 
 

@@ -94,7 +94,7 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         if dotted in known.removed or path[-1].startswith("_"):
             continue  # another rule covers removed keys; people use keys with a leading underscore as comments
         right = KNOWN_SLIPS.get(dotted)
-        if right is None and len(path) == 1 and path[0] in BELONGS_INSIDE:
+        if len(path) == 1 and path[0] in BELONGS_INSIDE:
             yield config.finding(
                 rule,
                 "error",
