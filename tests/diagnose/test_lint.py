@@ -26,17 +26,9 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.strict_yaml import Document
-from tests.diagnose.lint_cases import (
-    ACCELERATE_CASES,
-    ACCELERATE_NUMBERS,
-    BASE,
-    COMMAND_CASES,
-    COMMAND_NUMBERS,
-    CONSEQUENCE_CASES,
-    DEEPSPEED_CASES,
-    DEEPSPEED_NUMBERS,
-    LintCase,
-)
+from tests.diagnose.lint_cases import BASE, DEEPSPEED_CASES, LintCase
+from tests.diagnose.lint_cases_accelerate import ACCELERATE_CASES
+from tests.diagnose.lint_cases_launch import COMMAND_CASES
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = Path(__file__).parent / "tutorials"
@@ -44,9 +36,9 @@ DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "bf16":
 
 
 CASES = [
-    *((".json", case) for case in (*DEEPSPEED_CASES, *CONSEQUENCE_CASES, *DEEPSPEED_NUMBERS)),
-    *((".yaml", case) for case in (*ACCELERATE_CASES, *ACCELERATE_NUMBERS)),
-    *((".sh", case) for case in (*COMMAND_CASES, *COMMAND_NUMBERS)),
+    *((".json", case) for case in DEEPSPEED_CASES),
+    *((".yaml", case) for case in ACCELERATE_CASES),
+    *((".sh", case) for case in COMMAND_CASES),
 ]
 EXPECTED = strict_yaml.read(TUTORIALS / "expected.yaml").data
 
