@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import shlex
@@ -179,39 +180,37 @@ def _splits(section: dict[str, Any], processes: int) -> bool:
 
 
 def launch(text: str) -> set[str]:
-    said: set[str] = set()
-    slurm = re.search(r"--ntasks-per-node=(\d+)", text)
+    said, slurm = set[str](), re.search(r"--ntasks-per-node=(\d+)", text)
+    said |= {"former-launcher"} if "torch.distributed.launch" in text else set()
     for line in text.splitlines():
         words = shlex.split(re.sub(r"\$\(\([^)]*\)\)", "$N", line), comments=True)
-        opaque = any(word.startswith("$") for word in words)
-        if "torch.distributed.launch" in words:
-            said.add("former-launcher")
-        begins = next((index for index, word in enumerate(words) if word in ("torchrun", "deepspeed", "launch")), None)
-        if "accelerate.commands.launch" in words:
-            begins = words.index("accelerate.commands.launch")
-        if begins is None:
+        begin, *rest = itertools.dropwhile(lambda word: word not in _STARTS, [*words, "launch"])
+        literal, refused = [re.sub(r"\$\{?\w+\}?|\$@", "1", word) for word in rest], list[str]()
+        if not rest:
             continue
-        begin, rest = words[begins], words[begins + 1 :]
-        with contextlib.redirect_stderr(io.StringIO()):
-            try:
-                _parser(begin)([re.sub(r"\$\{?\w+\}?|\$@", "1", word) for word in rest])
-            except SystemExit:
-                said.add("unknown-option")
-        if begin == "torchrun" and not any("nproc" in word for word in rest) and not opaque and not slurm:
-            said.add("one-process")
-        for option in ("--deepspeed", "--deepspeed_config", "--config_file"):
-            if option in rest and rest.index(option) + 1 < len(rest):
-                value = rest[rest.index(option) + 1]
-                said |= {"config-file-missing"} if re.fullmatch(r"[^$]+\.(json|ya?ml)", value) else set()
         if re.search(r"fastchat/train/|/run_glue", line):  # these parse a dataclass that extends TrainingArguments
             from transformers import HfArgumentParser, TrainingArguments
 
-            literal = [re.sub(r"\$\{?\w+\}?|\$@", "1", word) for word in rest]
-            _, refused = HfArgumentParser(TrainingArguments).parse_known_args(literal)  # type: ignore[arg-type]
-            said |= {"dropped-argument"} if any(map(FORMER.match, refused)) else set()
-        if "--fsdp" in rest and "--deepspeed" in rest:
-            said.add("fsdp-and-deepspeed")
+            _, refused = HfArgumentParser(TrainingArguments).parse_known_args(literal[:-1])  # type: ignore[arg-type]
+        with contextlib.redirect_stderr(io.StringIO()):
+            try:
+                _parser(begin)(literal[:-1])
+            except SystemExit:
+                said.add("unknown-option")
+        named = {option: value for option, value in itertools.pairwise(rest[:-1]) if option in _NAME_A_FILE}
+        alone = not any("nproc" in word for word in rest) and not any(word.startswith("$") for word in words)
+        told = {
+            "one-process": begin == "torchrun" and alone and not slurm,
+            "config-file-missing": any(re.fullmatch(r"[^$]+\.(json|ya?ml)", value) for value in named.values()),
+            "dropped-argument": any(map(FORMER.match, refused)),
+            "fsdp-and-deepspeed": "--fsdp" in rest and "--deepspeed" in rest,
+        }
+        said |= {rule for rule, holds in told.items() if holds}
     return said
+
+
+_STARTS = ("torchrun", "deepspeed", "launch", "accelerate.commands.launch")
+_NAME_A_FILE = ("--deepspeed", "--deepspeed_config", "--config_file")
 
 
 def _parser(name: str) -> Callable[[list[str]], Any]:
@@ -233,17 +232,16 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         for path in sorted(CORPUS.glob("*/*")):
             kind, text = path.parent.name, path.read_text()
-            if kind == "launch":
-                said = launch(text)
-            elif kind == "other":
-                said = {"not-read"}  # no program of these reads it: it has none of their keys
-            else:
-                try:
-                    data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-                except json.JSONDecodeError:
-                    said = {"unreadable"}
-                else:
-                    said = deepspeed(data) if kind == "deepspeed" else accelerate(path, data)
+            try:
+                data = {} if kind == "launch" else json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+                said = (
+                    launch(text) if kind == "launch"
+                    else deepspeed(data) if kind == "deepspeed"
+                    else accelerate(path, data) if kind == "accelerate"
+                    else {"not-read"}  # no program of these reads it: it has none of their keys
+                )  # fmt: skip
+            except json.JSONDecodeError:
+                said = {"unreadable"}
             expected[f"{kind}/{path.name}"] = sorted(said)
     print(yaml.safe_dump(expected, sort_keys=True, default_flow_style=None, width=200), end="")
 

@@ -136,7 +136,9 @@ def test_days_and_cost_of_other_sizes_are_those_of_their_plans() -> None:
         assert cost.cost_usd == pytest.approx(plan.predicted.cost_usd / plan.predicted.operation.goodput)
     drawn = charts.cost(cost for cost in costs if cost)
     assert [point["name"] for point in drawn["series"][0]["data"]] == ["8 GPUs", "16 GPUs", "32 GPUs", "64 GPUs"]
-    assert [cluster.num_gpus for cluster in answered(State()).cluster_sizes()] == [2, 4, 8, 16, 32]
+    for text, numbers in {"8xH100": [2, 4, 8, 16, 32], "16384xH100": [4096, 8192, 16384]}.items():
+        recipe = State((("model", "llama-3.2-1b"), ("cluster", text))).recipe({})
+        assert [cluster.num_gpus for cluster in answer(recipe).cluster_sizes()] == numbers
 
 
 def test_what_changed_since_the_last_choice() -> None:
@@ -285,17 +287,16 @@ def test_an_answer_takes_300_ms_and_a_second_for_the_largest(model: str, cluster
     """Time of the processor: the machine that runs the tests runs other things too. Each answer is of a new batch size,
     so none is in the cache."""
 
-    def once(sequences: int) -> float:
-        state = State((("model", model), ("cluster", cluster), ("job.global_batch_size", str(sequences))))
+    took = []
+    for sequences in ("1024", "2048", "4096"):
+        state = State((("model", model), ("cluster", cluster), ("job.global_batch_size", sequences)))
         gc.collect()
         start = time.process_time()
         found = answered(state)
-        for draw in (charts.layouts, charts.memory, charts.step):
-            draw(found)
+        assert all(draw(found) for draw in (charts.layouts, charts.memory, charts.step))
         assert found.files
-        return time.process_time() - start
-
-    assert min(once(sequences) for sequences in (1024, 2048, 4096)) < most_s
+        took.append(time.process_time() - start)
+    assert min(took) < most_s
 
 
 def test_neither_the_command_line_nor_an_answer_imports_nicegui() -> None:

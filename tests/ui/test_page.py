@@ -271,15 +271,11 @@ def test_dark_and_light_follow_the_system(
     seen.context.close()
 
 
-def contrast(first: str, second: str) -> float:
+def contrast(*colors: str) -> float:
     """WCAG's ratio of two colours as CSS computes them."""
-
-    def luminance(color: str) -> float:
-        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(first), luminance(second)))
+    parts = [[int(part) / 255 for part in each[each.index("(") + 1 : -1].split(",")[:3]] for each in colors]
+    linear = [[part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in each] for each in parts]
+    low, high = sorted(0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in linear)
     return (high + 0.05) / (low + 0.05)
 
 
