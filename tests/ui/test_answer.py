@@ -111,12 +111,24 @@ def test_charts_have_the_figures_of_the_plan() -> None:
     )
     points = [point for series in layouts["series"][:3] for point in series["data"]]
     assert len(points) == len(found.comparison.layouts)
+    fitting = sum(point["itemStyle"]["opacity"] == 0.75 for point in points)
+    assert f"{len(points)} layouts, {fitting} of them fit: " in layouts["aria"]["label"]["description"]
+    assert fitting == sum(each.fits for each in found.comparison.layouts) < len(points)
+    times, peaks = zip(*((each.step_time_s, each.peak_gib) for each in found.comparison.layouts), strict=True)
+    assert max(point["value"][0] for point in points) == min(max(times), 4 * min(times))
+    assert max(point["value"][1] for point in points) == min(max(peaks), 2 * found.recipe.cluster.gpu.memory_gib)
+    assert len(layouts["series"][3]["data"]) == len(found.comparison.pareto_front())
     assert layouts["series"][4]["data"] == [[predicted.step_time_s, pytest.approx(predicted.peak_gib)]]
     for stage, expected in enumerate(predicted.memory):
         assert sum(series["data"][stage] for series in memory["series"]) == pytest.approx(expected.peak_gib, abs=0.03)
     assert memory["yAxis"]["data"] == ["stage 0", "stage 1", "stage 2", "stage 3"]
     assert sum(series["data"][0] for series in step["series"]) == pytest.approx(predicted.step_time_s, abs=1e-3)
     assert sum(len(series["data"]) for series in schedule["series"]) == len(found.schedule())
+    assert schedule["yAxis"]["data"] == memory["yAxis"]["data"]
+    assert [series["name"] for series in schedule["series"]] == ["forward", "backward"]
+    assert schedule["series"][0]["data"][0] == {"name": "forward of micro batch 1 on stage 0", "value": [0, 0, 1]}
+    assert f"of 4 pipeline stages; each is idle for {predicted.bubble_fraction:.1%}" in str(schedule["aria"])
+    assert f"fullest GPU: {predicted.peak_gib:.1f} of 75.1 GiB" in str(memory["aria"])
     for chart in (layouts, memory, step, schedule):
         assert len(chart["aria"]["label"]["description"]) > 40
         json.dumps(chart, allow_nan=False)
