@@ -258,7 +258,9 @@ DEEPSPEED_CASES = (
         zero(3, offload_param=NVME | {"buffer_size": 1e6}) | AIO | ON,
         zero(3, offload_param=NVME | {"buffer_size": 1e8}) | AIO | ON,
         "error",
-        {"model": "llama-3.1-8b", "gpus": "8xH100"},
+        EIGHT,
+        # 128,256 · 4,096 / 8.
+        says=("offload_param.buffer_size: a buffer of 1,000,000 elements; ", "llama-3.1-8b has 65,667,072;"),
     ),
     LintCase("prediction", STAGE_2 | BF16, STAGE_2 | BF16, "note", EIGHT, {"model": "llama-3.1-8b"}),
     # What a rule says where it computes something, and its other conditions.

@@ -200,7 +200,9 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         [*LATER, *FIRST],
         (("gpu-out-of-memory on rank 1, 3 after step 4: ", "all.log:2", "!and no other"),),
     ),
-    "one rank alone": (FIRST, (("gpu-out-of-memory on rank 1 after step 4: ", "!and no other"),)),
+    "one rank alone": (
+        FIRST, (("gpu-out-of-memory on rank 1 after step 4: ", "!and no other", f"seen   all.log:2: {OOM}\n"),),
+    ),
     "one rank of two": ([*FIRST, "[rank3]: step 9"], (("gpu-out-of-memory on rank 1 after step 4: ", "and no other"),)),
     "two phases of one act are both told": (
         [*trace(OOM, "[rank0]: ", "forward"), *trace(OOM, "[rank1]: ", "backward")],

@@ -125,7 +125,8 @@ def test_charts_have_the_figures_of_the_plan() -> None:
     assert sum(series["data"][0] for series in step["series"]) == pytest.approx(predicted.step_time_s, abs=1e-3)
     assert sum(len(series["data"]) for series in schedule["series"]) == len(found.schedule())
     assert schedule["yAxis"]["data"] == memory["yAxis"]["data"]
-    assert [series["name"] for series in schedule["series"]] == ["forward", "backward"]
+    passes = ["forward", "forward, second chunk", "backward", "backward, second chunk"]
+    assert [series["name"] for series in schedule["series"]] == passes
     assert schedule["series"][0]["data"][0] == {"name": "forward of micro batch 1 on stage 0", "value": [0, 0, 1]}
     assert f"of 4 pipeline stages; each is idle for {predicted.bubble_fraction:.1%}" in str(schedule["aria"])
     assert f"fullest GPU: {predicted.peak_gib:.1f} of 75.1 GiB" in str(memory["aria"])
