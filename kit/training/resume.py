@@ -32,8 +32,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
     if resume == "auto":
         return _newest(engine, checkpoints)
     directory = Path(resume)
-    if (directory / "checkpoints").is_dir():
-        directory = _newest_exchange(engine, directory / "checkpoints") or directory
+    directory = _newest_exchange(engine, directory / "checkpoints") or directory
     if is_exchange(directory):
         counters = import_exchange(engine, directory, checkpoints.length)
     elif (directory / MANIFEST).is_file():

@@ -7,7 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kit.engines.torch.engine import TorchEngine
+import pytest
+
+from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import applies, megatron_settings
+from kit.engines import build_engine
+from kit.errors import KitError
 from kit.specs.run import DataSpec
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.loop import train
@@ -47,6 +52,11 @@ def steps(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
 
 
+def events(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
+    """The rows of events.jsonl."""
+    return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
+
+
 def metrics(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl without what differs from run to run."""
     return [{key: value for key, value in row.items() if key not in TIMING} for row in steps(rundir)]
@@ -57,42 +67,29 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def run(rundir: tiny.TinyRunDirectory, **options: Any):
-    """One call of the loop on a fresh engine."""
-    engine = TorchEngine(rundir)
+def run(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
+    """One call of the loop on a fresh engine, the one that the plan names."""
+    engine = build_engine(with_settings(rundir))  # type: ignore[arg-type]
     try:
-        return train(engine, rundir, **options)
+        return train(engine, rundir, stop_at_step=stop_at_step, resume=resume, **options)
     finally:
         engine.close()
 
 
 def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
     """The message of the error that the loop must raise."""
-    from kit.errors import KitError
-
-    try:
+    with pytest.raises(KitError) as error:
         run(rundir, **options)
-    except KitError as error:
-        return str(error)
-    raise AssertionError("the run succeeded")
+    return str(error.value)
 
 
 def run_any(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
-    """Runs on the engine that the plan names, without an exchange checkpoint."""
-    from kit.engines import build_engine
-
-    engine = build_engine(with_settings(rundir))  # type: ignore[arg-type]
-    try:
-        return train(engine, rundir, stop_at_step=stop_at_step, resume=resume, export_at_end=False, **options)
-    finally:
-        engine.close()
+    """Without an exchange checkpoint."""
+    return run(rundir, stop_at_step, resume, export_at_end=False, **options)
 
 
 def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:
     """With the engine's own file, as ``kit emit`` would write it."""
-    from kit.emit.deepspeed import ds_config
-    from kit.emit.megatron import applies, megatron_settings
-
     plan = rundir.plan
     megatron = megatron_settings(plan) if applies(plan) else {}
     settings = {"deepspeed": lambda: ds_config(plan), "megatron": lambda: megatron}.get(plan.layout.engine, dict)()

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import deque
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,15 +24,20 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, Stability
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector
 from tests.support import tiny
+from tests.support.workers import pool
 from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
-EAGER = StabilitySpec(window_steps=8, sigmas=20.0)
 
 
 def events(rundir):
-    path = rundir.path / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """(event, step) of each line of events.jsonl."""
+    return [(event["event"], event["step"]) for event in runs.events(rundir)]
+
+
+def counters(rundir, summary):
+    """Those of the exchange checkpoint at the end."""
+    return json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())["counters"]
 
 
 class TestJudging:
@@ -48,33 +54,42 @@ class TestJudging:
                 why = f"is above {median + 6 * spread:.4g} (median {median:.4g} of {len(last)} steps)"
                 assert why in detector.check_loss(1000.0).why
 
-    def test_a_spike_is_one_and_noise_is_none(self):
+    @pytest.mark.parametrize(
+        ("window", "limit"),
+        [
+            ([1.0, 3.0, 3.5, 2.5, 9.0], 3.0 + 2 * 1.4826 * 0.5),  # the median distance from 3 is 0.5
+            ([-3.0] * 5, -3.0 + 2 * 0.01 * 3.0),  # nothing varies: a hundredth of the median
+        ],
+    )
+    def test_what_is_above_the_limit_is_a_spike(self, window, limit):
+        detector = SpikeDetector(StabilitySpec(window_steps=8, sigmas=2.0))
+        detector.reset([(value, -value) for value in window])
+        assert detector.check_loss(limit - 1e-9) is OK
+        verdict = detector.check_loss(limit + 1e-9)
+        assert (verdict.action, verdict.kind, verdict.why[:5]) == ("warn", "loss spike", "loss ")
+        verdict = detector.check_norm(1e3)
+        assert (verdict.kind, verdict.why[:14]) == ("gradient spike", "gradient norm ")
+
+    def test_noise_is_none_and_a_spike_does_not_hide_the_next(self):
         generator, stability = random.Random(0), SpikeDetector(StabilitySpec())
         for _ in range(500):
             loss, norm = generator.gauss(3, 0.05), generator.lognormvariate(0, 0.2)
             assert not stability.check_loss(loss)
             assert not stability.check_norm(norm)
             stability.record(loss, norm)
-        verdict = stability.check_loss(3.6)
-        assert (verdict.action, verdict.kind) == ("warn", "loss spike")
-        assert "loss 3.6 is above 3." in verdict.why
-        assert stability.check_norm(5.0).kind == "gradient spike"
-        assert not stability.check_loss(1.0), "a loss that falls is none"
-
-    def test_a_spike_does_not_hide_the_next(self):
-        stability = SpikeDetector(StabilitySpec(window_steps=16))
-        for value in [3.0, 3.1] * 8:
-            stability.record(value, 1.0)
         for _ in range(3):
             assert stability.check_loss(9.0)
             stability.record(9.0, 1.0)
 
-    def test_none_before_there_is_a_past(self):
-        stability = SpikeDetector(StabilitySpec(window_steps=32))
-        for _ in range(8):
+    @pytest.mark.parametrize(("window_steps", "least"), [(32, 8), (8, 2)])
+    def test_none_before_there_is_a_past(self, window_steps, least):
+        """A quarter of the window; steps without a norm are none of the norm's."""
+        stability = SpikeDetector(StabilitySpec(window_steps=window_steps))
+        for _ in range(least):
             assert stability.check_loss(100.0) is OK
             stability.record(1.0, None)
         assert stability.check_loss(100.0)
+        assert stability.check_norm(100.0) is OK
 
     def test_what_is_not_finite(self):
         stability = SpikeDetector(StabilitySpec(not_finite="discard"))
@@ -112,103 +127,89 @@ def prepared(path, **stability):
 class TestSpikes:
     """Step 8, samples 14 and 15, is spoiled; checkpoints are of steps 3, 6, 9, 12."""
 
-    def test_warn_changes_nothing(self, tmp_path, spoiled, capsys):
-        spoiled[14] = 10.0
+    @pytest.fixture(autouse=True)
+    def at_step_8(self, spoiled):
+        spoiled[14] = 100.0
+
+    def test_warn_changes_nothing(self, tmp_path, capsys):
         rundir, off = prepared(tmp_path / "run"), prepared(tmp_path / "off", loss_spike="off")
         runs.run(off)
-        assert events(off) == []
+        assert not (off.path / "events.jsonl").exists()
         capsys.readouterr()
         runs.run(rundir)
-        (event,) = events(rundir)
+        (event,) = runs.events(rundir)
         assert (event["event"], event["step"], event["samples"]) == ("loss spike", 8, [14, 15])
         assert "loss spike at step 8 (samples 14 to 15): loss" in capsys.readouterr().out
         ours, theirs = runs.metrics(rundir), runs.metrics(off)
-        assert ours[7].pop("event") == "loss spike: warn"
-        assert theirs[7].pop("event") is None
+        assert (ours[7].pop("event"), theirs[7].pop("event")) == ("loss spike: warn", None)
         assert ours == theirs
 
     def test_discard_leaves_weights_and_moments_alone(self, tmp_path, spoiled):
-        spoiled[14] = 10.0
-        rundir = prepared(tmp_path / "run", loss_spike="discard")
-        summary = runs.run(rundir)
-        rows = runs.metrics(rundir)
-        assert [row["step"] for row in rows] == list(range(1, 13))
-        assert (rows[7]["grad_norm"], rows[7]["event"]) == (None, "loss spike: discard")
-        assert summary.samples_seen == 24
-        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
-        assert exchange["counters"]["optimizer_steps"] == 11
-        # The batch is never applied: spoiled by another factor it leaves the same weights.
-        spoiled[14] = 1000.0
-        again = prepared(tmp_path / "again", loss_spike="discard")
-        runs.run(again)
-        assert runs.metrics(again)[8:] == rows[8:]
+        """The batch is never applied: spoiled by another factor it leaves the same weights."""
+        rows = {}
+        for factor in (10.0, 1000.0):
+            spoiled[14] = factor
+            rundir = prepared(tmp_path / str(factor), loss_spike="discard")
+            summary = runs.run(rundir)
+            rows[factor] = runs.metrics(rundir)
+            assert [row["step"] for row in rows[factor]] == list(range(1, 13))
+            assert (rows[factor][7]["grad_norm"], rows[factor][7]["event"]) == (None, "loss spike: discard")
+            assert (summary.samples_seen, counters(rundir, summary)["optimizer_steps"]) == (24, 11)
+        assert rows[10.0][8:] == rows[1000.0][8:]
 
-    def test_warned_of_by_the_loss_and_discarded_by_the_norm(self, tmp_path, spoiled):
-        """The stricter of the two is done."""
-        spoiled[14] = 100.0
-        rundir = prepared(tmp_path / "run", loss_spike="warn", gradient_spike="discard")
+    @pytest.mark.parametrize("of_loss", ["warn", "off"])
+    def test_discard_by_the_gradient_norm(self, tmp_path, of_loss):
+        """A factor on the loss is one on the gradient. If the loss is warned of, the stricter of the two is done."""
+        rundir = prepared(tmp_path / "run", loss_spike=of_loss, gradient_spike="discard")
         runs.run(rundir, export_at_end=False)
-        assert [(event["event"], event["action"]) for event in events(rundir)] == [("gradient spike", "discard")]
+        assert [(event["event"], event["step"], event["action"]) for event in runs.events(rundir)] == [
+            ("gradient spike", 8, "discard")
+        ]
         assert runs.metrics(rundir)[7]["grad_norm"] is None
 
-    def test_discard_by_the_gradient_norm(self, tmp_path, spoiled):
-        """A factor on the loss is one on the gradient."""
-        spoiled[14] = 100.0
-        rundir = prepared(tmp_path / "run", loss_spike="off", gradient_spike="discard")
-        runs.run(rundir)
-        assert [(event["event"], event["step"]) for event in events(rundir)] == [("gradient spike", 8)]
-        assert runs.metrics(rundir)[7]["grad_norm"] is None
-
-    def test_rewind_skips_the_data_and_says_which(self, tmp_path, spoiled, capsys):
-        spoiled[14] = 10.0
+    def test_rewind_skips_the_data_and_says_which(self, tmp_path, spoiled, capsys, monkeypatch):
         rundir = prepared(tmp_path / "run", loss_spike="rewind")
         summary = runs.run(rundir)
-        assert [(event["event"], event["step"]) for event in events(rundir)] == [("loss spike", 8), ("rewound", 6)]
-        assert events(rundir)[1]["skipped_samples"] == [12, 15]
+        assert events(rundir) == [("loss spike", 8), ("rewound", 6)]
+        assert runs.events(rundir)[1]["skipped_samples"] == [12, 15]
         assert "back to step 6; samples 12 to 15 are left out" in capsys.readouterr().out
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
-        assert summary.samples_seen == 24
-        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
-        assert exchange["counters"]["samples_skipped"] == 4
+        assert (summary.samples_seen, counters(rundir, summary)["samples_skipped"]) == (24, 4)
         # The steps after are those of a run that never had these samples in its order.
         spoiled.clear()
         from kit.training.data.loader import DataLoader
 
         real, reference = DataLoader.step, prepared(tmp_path / "reference")
-        patch = pytest.MonkeyPatch()
-        patch.setattr(DataLoader, "step", lambda self, at, size=None: real(self, at + 4 if at >= 12 else at, size))
+        monkeypatch.setattr(DataLoader, "step", lambda self, at, size=None: real(self, at + 4 * (at >= 12), size))
         runs.run(reference)
-        patch.undo()
         assert runs.metrics(rundir) == runs.metrics(reference)
 
-    def test_a_kill_after_a_rewind_comes_to_the_same(self, tmp_path, spoiled):
-        spoiled[14] = 10.0
+    def test_a_kill_after_a_rewind_comes_to_the_same(self, tmp_path):
         whole, rundir = (prepared(tmp_path / name, loss_spike="rewind") for name in ("whole", "run"))
         runs.run(whole)
         runs.run(rundir, stop_at_step=7, export_at_end=False)  # before the spike, from a checkpoint of step 7
         runs.run(rundir, resume="auto", stop_at_step=10, export_at_end=False)
         runs.run(rundir, resume="auto")
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
-        assert events(rundir)[-1]["event"] == "resumed"
+        assert events(rundir)[-1] == ("resumed", 10)
         # The window of a process that was started again is that of one that was not.
-        (whole_spike,), (spike,) = ([e for e in events(r) if e["event"] == "loss spike"] for r in (whole, rundir))
+        (whole_spike,), (spike,) = ([e for e in runs.events(r) if e["event"] == "loss spike"] for r in (whole, rundir))
         assert spike["why"] == whole_spike["why"]
 
     def test_rewound_twice_no_sample_is_read_again(self, tmp_path, spoiled):
         """The second time to a checkpoint that has left samples out already."""
-        spoiled.update({14: 10.0, 22: 10.0})
+        spoiled[22] = 100.0
         rundir = prepared(tmp_path / "run", loss_spike="rewind", window_steps=16)
         summary = runs.run(rundir)
-        spikes = [event for event in events(rundir) if event["event"] == "loss spike"]
+        spikes = [event for event in runs.events(rundir) if event["event"] == "loss spike"]
         assert [(event["step"], event["samples"]) for event in spikes] == [(8, [14, 15]), (10, [22, 23])]
         # Each is compared with all steps before it, and with none of those that were made again.
         assert [re.search(r"of (\d+) steps", event["why"]).group(1) for event in spikes] == ["7", "9"]
-        rewinds = [event for event in events(rundir) if event["event"] == "rewound"]
+        rewinds = [event for event in runs.events(rundir) if event["event"] == "rewound"]
         assert [(event["step"], event["skipped_samples"]) for event in rewinds] == [(6, [12, 15]), (9, [22, 23])]
-        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
-        assert exchange["counters"]["samples_skipped"] == 6
+        assert counters(rundir, summary)["samples_skipped"] == 6
 
-    def test_a_rewind_waits_for_the_checkpoint_that_is_being_written(self, tmp_path, spoiled, monkeypatch):
+    def test_a_rewind_waits_for_the_checkpoint_that_is_being_written(self, tmp_path, monkeypatch):
         from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 
         real = NativeCheckpoints.write
@@ -218,31 +219,31 @@ class TestSpikes:
             real(self, *arguments, **options)
 
         monkeypatch.setattr(NativeCheckpoints, "write", slow)
-        spoiled[14] = 10.0
         rundir = prepared(tmp_path / "run", loss_spike="rewind")
         checkpoint = dataclasses.replace(rundir.run.checkpoint, asynchronous=True)
         runs.run(runs.with_run(rundir, checkpoint=checkpoint), export_at_end=False)
-        assert [(event["event"], event["step"]) for event in events(rundir)][1] == ("rewound", 6)
+        assert events(rundir)[1] == ("rewound", 6)
 
     def test_steps_that_were_left_out_do_not_raise_the_limit(self, tmp_path, spoiled):
         """More of them than half a window: its median would be a spike."""
         spoiled.update(dict.fromkeys(range(12, 24, 2), 10.0))
         rundir = prepared(tmp_path / "run", loss_spike="discard", window_steps=8)
         runs.run(rundir, export_at_end=False)
-        assert [event["step"] for event in events(rundir)] == list(range(7, 13))
+        assert [step for _, step in events(rundir)] == list(range(7, 13))
 
-    def test_rewinding_has_an_end(self, tmp_path, spoiled):
-        spoiled.update(dict.fromkeys(range(12, 60, 2), 10.0))
+    @pytest.mark.parametrize(
+        ("samples", "checkpoint", "rewinds", "said"),
+        [
+            (range(12, 60, 2), {"every_steps": 3}, 2, r"after 2 rewinds to step 6 .*other data does not help"),
+            ((6,), {}, 0, "there is no checkpoint to go back to yet"),
+        ],
+    )
+    def test_rewinding_has_an_end(self, tmp_path, spoiled, samples, checkpoint, rewinds, said):
+        spoiled.update(dict.fromkeys(samples, 10.0))
         rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
-        with pytest.raises(EngineError, match=r"after 2 rewinds to step 6 .*other data does not help"):
-            runs.run(rundir)
-        assert [event["event"] for event in events(rundir)].count("rewound") == 2
-
-    def test_no_way_back(self, tmp_path, spoiled):
-        spoiled[6] = 10.0
-        rundir = runs.with_run(prepared(tmp_path / "run", loss_spike="rewind"), checkpoint=CheckpointSpec())
-        with pytest.raises(EngineError, match="there is no checkpoint to go back to yet"):
-            runs.run(rundir)
+        with pytest.raises(EngineError, match=said):
+            runs.run(runs.with_run(rundir, checkpoint=CheckpointSpec(**checkpoint)))
+        assert [event for event, _ in events(rundir)].count("rewound") == rewinds
 
 
 @one_process
@@ -316,18 +317,63 @@ class TestNotFinite:
         broken.update(at=6, how="weights")
         rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite="rewind"))
         assert runs.run(rundir).step == 6
-        assert [event["event"] for event in events(rundir)] == ["not finite", "not finite", "rewound"]
+        assert [event for event, _ in events(rundir)] == ["not finite", "not finite", "rewound"]
+
+
+class Fails(torch.nn.Module):
+    def __init__(self, weight, factor):
+        super().__init__()
+        self.weight, self.factor = torch.nn.Parameter(torch.tensor(weight)), factor
+
+    def forward(self, value):
+        return value * self.factor + self.weight.sum()
+
+
+def first_of(value, *modules):
+    """What is said of a step through these modules, which are parts of a container."""
+    whole = torch.nn.Sequential(*(Fails(*each) for each in modules))
+    engine = SimpleNamespace(
+        modules=lambda: dict(whole.named_modules()),
+        forward_backward=lambda batches: whole(torch.tensor([value], requires_grad=True)).backward(),
+        discard=lambda: None,
+    )
+    said = handler.first_module(engine, [])
+    assert not any(each._forward_hooks for each in whole)
+    return said
+
+
+@one_process
+@pytest.mark.parametrize(
+    ("value", "weight", "factor", "why"),
+    [
+        (1.0, [math.inf], 1.0, "and neither is its weight"),
+        (math.nan, [1.0], 1.0, "and neither is its input"),
+        (1.0, [], math.nan, "though its inputs are"),  # ZeRO-3 has freed the weights
+        (1.0, [1.0], math.nan, "though its inputs and weights are"),
+    ],
+)
+def test_the_cause_is_named_as_far_as_it_is_known(value, weight, factor, why):
+    said = first_of(value, (weight, factor), ([math.nan], 1.0))
+    assert said == f"the output of 0 (Fails) is not finite, {why} (rank 0)"
+
+
+def first_of_ranks(*faulty):
+    """``faulty``: number of the module that fails, by rank."""
+    mine = faulty[torch.distributed.get_rank()]
+    return first_of(1.0, *(([1.0], math.inf if number == mine else 1.0) for number in range(3)))
+
+
+def test_the_lowest_rank_that_found_something_is_believed():
+    for faulty, said in (
+        ((2, 1), "the output of 2 (Fails) is not finite, though its inputs and weights are (rank 0)"),
+        ((None, 1), "the output of 1 (Fails) is not finite, though its inputs and weights are (rank 1)"),
+        ((None, None), "a replay of the step was finite everywhere"),
+    ):
+        assert pool("torch", 2).run(first_of_ranks, *faulty) == [said, said]
 
 
 class TestBatchRamp:
     RAMP = BatchRampSpec(start=4, increment=4, samples=96)
-
-    def test_sizes(self):
-        sizes, samples = [], 0
-        while samples < 160:
-            sizes.append(batch_size(samples, self.RAMP, 16))
-            samples += sizes[-1]
-        assert sizes == [4] * 8 + [8] * 4 + [12] * 3 + [16] * 4
 
     @pytest.mark.parametrize("samples", [96, 97, 100])
     def test_sizes_are_megatrons_where_increments_divide_nothing(self, samples):

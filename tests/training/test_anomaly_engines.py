@@ -98,6 +98,7 @@ def test_warned_of_only_it_is_applied(tmp_path):
     assert after[0] != after[1]
 
 
+@pytest.mark.everyday("megatron pp")
 @pytest.mark.parametrize("name", ["deepspeed zero 0", "deepspeed zero 2", "deepspeed zero 3", "megatron pp"])
 def test_what_is_not_finite_is_named(tmp_path, name):
     """Before the step, on every engine alike: weights are as they were, so the replay shows where it comes from."""
@@ -139,6 +140,7 @@ def fp16_plan(stage):
     return tiny.plan(engine="deepspeed", dp=2, zero_stage=stage, job={"precision": "fp16"})
 
 
+@pytest.mark.everyday("3")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stage):
     """From 2^26 the first steps overflow. They are told of, count as no step of the optimizer, and are no error."""

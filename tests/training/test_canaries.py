@@ -6,9 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +16,8 @@ from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import record_of, sealed
 from tests.support import tiny
 from tests.support.workers import pool
-from tests.system.kills import cases as kills
-from tests.system.kills.processes import Job
 from tests.training import runs
 
-ROOT = Path(__file__).parents[2]
 ENGINES = {
     "torch DDP": tiny.plan(engine="torch", zero_stage=0, dp=2),
     "torch FSDP2": tiny.plan(engine="torch", zero_stage=3, dp=2),
@@ -44,6 +38,7 @@ class Canary:
         return os.mkdir, (self.path,)
 
 
+@pytest.mark.everyday("torch FSDP2", "ZeRO-2", "Megatron")
 @pytest.mark.parametrize("chosen", ENGINES.values(), ids=ENGINES.keys())
 def test_a_planted_pickle_is_refused_and_never_run(chosen, tmp_path):
     rundir = runs.prepare(tmp_path / "run", chosen, checkpoint=CheckpointSpec(every_steps=1))
@@ -149,34 +144,3 @@ def rewrite(directory, files=None):
     for name in data["files"]:
         data["files"][name] = vars(record_of(directory / name))
     path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
-
-
-@pytest.mark.nightly
-def test_a_launched_run_refuses_in_one_line(tmp_path):
-    """A DeepSpeed run on two processes: by the command line, and where ranks are forks, which start in a second."""
-    case = next(case for case in kills.CASES if case.name == "deepspeed-zero2")
-    run = tmp_path / "run"
-    kills.emit(case, run, kills.prepare(tmp_path / "data"), steps=4)
-    assert Job.start(run, "--stop-at-step", "1").wait() == [0, 0]
-    good = run / "checkpoints" / "step-00000001"
-    for plant in (plant_in_a_pt_file, plant_no_files, plant_unlisted):
-        planted = tmp_path / plant.__name__ / "step-00000001"
-        shutil.copytree(good, planted)
-        plant(planted, Canary(tmp_path / "sang"))
-        if plant is plant_in_a_pt_file:
-            done = train(run, "--resume", planted)
-            assert done.returncode not in (0, None)
-            printed = done.stdout + done.stderr
-        else:
-            before = (run / "log.txt").read_text()
-            assert 0 not in Job.start(run, "--resume", str(planted)).wait()
-            printed = (run / "log.txt").read_text().removeprefix(before)
-        assert f"{ROOT}/kit/" not in printed, "a traceback of torchrun's own says that a rank failed, none of kit's why"
-        assert plant.__doc__ in next(line for line in printed.splitlines() if line.startswith("error: "))
-    assert not (tmp_path / "sang").exists()
-
-
-def train(run: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kit", "train", run, *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)

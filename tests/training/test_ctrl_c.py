@@ -89,7 +89,6 @@ def check_saved(run, said):
     return last
 
 
-@pytest.mark.everyday("torch-ddp")
 @pytest.mark.parametrize("case", ["torch-ddp", "deepspeed-zero2", "megatron-tp2-sp"])
 def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     """torchrun for torch and Megatron, accelerate launch for DeepSpeed; two ranks in sessions of their own."""
@@ -101,6 +100,7 @@ def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     check_saved(run, said)
 
 
+@pytest.mark.nightly
 def test_the_printed_command_goes_on_after_the_last_step(tmp_path, data):
     """One process and no launcher."""
     run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG, "cluster=1xcpu").path

@@ -1,9 +1,9 @@
-"""Tokenised data: the file format against megatron-core's, samples, layouts, damage, tokenising."""
+"""Tokenised data: the file format against megatron-core's, samples, layouts, damage; and their order."""
 
 from __future__ import annotations
 
+import itertools
 import struct
-from itertools import product
 
 import numpy as np
 import pytest
@@ -42,108 +42,96 @@ class TestFormat:
         prefix = write(tmp_path / "train", documents, vocab_size)
         theirs = IndexedDataset(str(prefix), multimodal=False, mmap=True)
         assert theirs.index.dtype is DType.optimal_dtype(vocab_size)
-        assert len(theirs) == len(documents)
-        assert all(np.array_equal(theirs[i], document) for i, document in enumerate(documents))
+        assert [theirs[i].tolist() for i in range(len(theirs))] == [document.tolist() for document in documents]
         assert theirs.document_indices.tolist() == list(range(len(documents) + 1))
 
-    def test_we_read_what_megatron_writes(self, tmp_path):
+    @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
+    def test_we_read_what_megatron_writes(self, tmp_path, dtype):
         from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-        documents = tiny.documents()
-        for dtype in (np.uint16, np.int32, np.int64):
-            prefix = tmp_path / np.dtype(dtype).name
-            builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
-            for document in documents:
-                builder.add_item(torch.from_numpy(document))
-                builder.end_document()
-            builder.finalize(f"{prefix}.idx")
-            tokens = IndexedTokens(prefix)
-            assert np.array_equal(tokens.read(0, len(tokens)), np.concatenate(documents))
-            assert tokens.read(0, 3).dtype == np.int64
-            assert tokens.sequence_lengths.tolist() == [len(document) for document in documents]
-            assert tokens.document_indices.tolist() == list(range(len(documents) + 1))
-            assert tokens.sidecar is None
-
-    def test_our_reader_agrees_with_megatrons_on_our_files(self, prefix):
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-        theirs = IndexedDataset(str(prefix), multimodal=False, mmap=True)
-        ours = IndexedTokens(prefix)
-        assert np.array_equal(ours.read(0, len(ours)), np.concatenate([theirs[i] for i in range(len(theirs))]))
-        assert np.array_equal(ours.sequence_lengths, theirs.sequence_lengths)
+        builder = IndexedDatasetBuilder(f"{tmp_path}/x.bin", dtype=dtype)
+        for document in tiny.documents():
+            builder.add_item(torch.from_numpy(document))
+            builder.end_document()
+        builder.finalize(f"{tmp_path}/x.idx")
+        tokens = IndexedTokens(tmp_path / "x")
+        assert tokens.read(0, len(tokens)).tolist() == np.concatenate(tiny.documents()).tolist()
+        assert tokens.read(0, 3).dtype == np.int64
+        assert tokens.sequence_lengths.tolist() == [len(document) for document in tiny.documents()]
+        assert tokens.document_indices.tolist() == list(range(len(tiny.documents()) + 1))
+        assert tokens.sidecar is None
 
     def test_sidecar(self, prefix):
         sidecar = IndexedTokens(prefix).sidecar
         stream = np.concatenate(tiny.documents())
         assert (sidecar.num_tokens, sidecar.num_documents, sidecar.max_token_id) == (len(stream), 40, stream.max())
-        assert (sidecar.tokenizer, sidecar.vocab_size) == ("tiny", tiny.VOCAB_SIZE)
+        assert (sidecar.tokenizer, sidecar.vocab_size, sidecar.longest) == ("tiny", tiny.VOCAB_SIZE, 0)
 
-    def test_refuses_to_overwrite(self, prefix):
-        before = prefix.with_suffix(".bin").read_bytes()
-        with pytest.raises(DataError, match=r"train\.bin exists"):
+    @pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
+    def test_refuses_to_overwrite(self, prefix, suffix):
+        for other in {".bin", ".idx", ".json"} - {suffix}:
+            prefix.with_suffix(other).unlink()
+        before = prefix.with_suffix(suffix).read_bytes()
+        with pytest.raises(DataError, match=rf"train\{suffix} exists"):
             write(prefix, [np.arange(5)])
-        assert prefix.with_suffix(".bin").read_bytes() == before
-
-    def test_a_failed_write_leaves_nothing(self, tmp_path):
-        with pytest.raises(DataError, match="token id -1"):
-            write(tmp_path / "x", [[1, 2], [-1]])
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_full_disk_is_named_and_leaves_nothing(self, tmp_path):
-        with full_disk(100_000), pytest.raises(DataError, match="check the free space"):
-            write(tmp_path / "x", [np.zeros(10_000, dtype=int)] * 10)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_ids_outside_the_vocabulary(self, tmp_path):
-        with pytest.raises(DataError, match="token id 128 of tiny is outside its vocabulary of 128"):
-            write(tmp_path / "x", [np.array([1, 128])])
-
-    def test_nothing_to_write(self, tmp_path):
-        with pytest.raises(DataError, match="no text"):
-            write(tmp_path / "x", [[]])
-
-
-class TestDamage:
-    @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-    def test_missing(self, prefix, suffix):
-        prefix.with_suffix(suffix).unlink()
-        with pytest.raises(DataError, match=rf"train\{suffix} is missing; make it with: kit convert data"):
-            IndexedTokens(prefix)
-
-    @pytest.mark.parametrize(("suffix", "keep"), [(".bin", -1), (".bin", 0), (".idx", -1), (".idx", 40), (".idx", 10)])
-    def test_truncated(self, prefix, suffix, keep):
-        path = prefix.with_suffix(suffix)
-        path.write_bytes(path.read_bytes()[:keep])
-        with pytest.raises(DataError, match=rf"train\{suffix} has \d+ bytes"):
-            IndexedTokens(prefix)
+        assert prefix.with_suffix(suffix).read_bytes() == before
 
     @pytest.mark.parametrize(
-        ("at", "data", "message"),
+        ("documents", "says"),
         [
-            (0, b"PNG", "does not start with Megatron's MMIDIDX"),
-            (9, struct.pack("<Q", 2), "has version 2"),
-            (17, b"\x07", "has dtype code 7, which is not an integer type"),
-            (18, struct.pack("<Q", 2**62), "bytes where its header asks for"),
+            ([[1, 2], [-1]], "token id -1 of tiny is outside its vocabulary of 128"),
+            ([[1, 128]], "token id 128 of tiny is outside its vocabulary of 128"),
+            ([[]], "no text"),
+            ([np.zeros(10_000, dtype=int)] * 10, "check the free space"),
         ],
     )
-    def test_foreign_header(self, prefix, at, data, message):
-        path = prefix.with_suffix(".idx")
-        content = bytearray(path.read_bytes())
-        content[at : at + len(data)] = data
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=message):
-            IndexedTokens(prefix)
+    def test_a_failed_write_leaves_nothing(self, tmp_path, documents, says):
+        """The last one on a full disk."""
+        with full_disk(100_000), pytest.raises(DataError, match=says):
+            write(tmp_path / "x", documents)
+        assert list(tmp_path.iterdir()) == []
 
-    def test_another_pairs_sidecar(self, prefix, tmp_path):
-        other = write(tmp_path / "other", [np.arange(50)])
-        other.with_suffix(".json").rename(prefix.with_suffix(".json"))
-        with pytest.raises(DataError, match="it belongs to another pair"):
-            IndexedTokens(prefix)
 
-    def test_damaged_sidecar(self, prefix):
-        prefix.with_suffix(".json").write_text("{}")
-        with pytest.raises(DataError, match="is not the sidecar"):
-            IndexedTokens(prefix)
+def at(place, data):
+    """Damage: other bytes at a place of a file."""
+    return lambda content: content[:place] + data + content[place + len(data) :]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage", "says"),
+    [
+        (".bin", None, r"train\.bin is missing; make it with: kit convert data"),
+        (".idx", None, r"train\.idx is missing; make it with: kit convert data"),
+        (".bin", lambda content: content[:-1], r"train\.bin has \d+ bytes where its index asks for \d+"),
+        (".bin", lambda content: b"", r"train\.bin has 0 bytes"),
+        (".idx", lambda content: content[:-1], r"train\.idx has \d+ bytes where its header asks for \d+"),
+        (".idx", lambda content: content + b"\0", r"train\.idx has \d+ bytes where its header asks for"),
+        (".idx", lambda content: content[:40], r"train\.idx has 40 bytes where its header asks for"),
+        (".idx", lambda content: content[:10], r"train\.idx has 10 bytes, less than a header"),
+        (".idx", at(0, b"PNG"), "does not start with Megatron's MMIDIDX"),
+        (".idx", at(9, struct.pack("<Q", 2)), "has version 2, this reader knows 1"),
+        (".idx", at(17, b"\x07"), "has dtype code 7, which is not an integer type"),
+        (".idx", at(18, struct.pack("<Q", 2**62)), "bytes where its header asks for"),
+        (".idx", lambda content: at(18, struct.pack("<QQ", 0, 1))(content)[:42], "has no documents"),
+        (".json", lambda content: b"{}", "is not the sidecar"),
+        (".json", lambda content: content.replace(b'"num_tokens": ', b'"num_tokens": 1'), "belongs to another pair"),
+    ],
+)
+def test_a_damaged_pair_is_named(prefix, suffix, damage, says):
+    path = prefix.with_suffix(suffix)
+    content = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(content))
+    with pytest.raises(DataError, match=says):
+        IndexedTokens(prefix)
+
+
+def test_an_index_of_megatrons_with_modes_is_read(prefix):
+    """A multimodal index has a byte more a sequence."""
+    index = prefix.with_suffix(".idx")
+    index.write_bytes(index.read_bytes() + bytes(len(tiny.documents())))
+    assert len(IndexedTokens(prefix)) == len(np.concatenate(tiny.documents()))
 
 
 class TestSamples:
@@ -151,10 +139,11 @@ class TestSamples:
         stream = np.concatenate(tiny.documents())
         samples = GptSamples(IndexedTokens(prefix), 32, tiny.VOCAB_SIZE)
         assert len(samples) == (len(stream) - 1) // 32
+        assert (samples.num_tokens, samples.length(3)) == (32 * len(samples), 32)
         for index in (0, 1, len(samples) - 1):
-            inputs, labels = samples[index]
-            assert np.array_equal(inputs, stream[index * 32 : index * 32 + 32])
-            assert np.array_equal(labels, stream[index * 32 + 1 : index * 32 + 33])
+            (batch,) = samples.micro_batches([[index]])
+            assert batch.input_ids.tolist() == [stream[index * 32 : index * 32 + 32].tolist()]
+            assert batch.labels.tolist() == [stream[index * 32 + 1 : index * 32 + 33].tolist()]
 
     def test_exactly_one_sample_and_one_token_less(self, tmp_path):
         assert len(GptSamples(IndexedTokens(write(tmp_path / "a", [np.arange(33)])), 32, 128)) == 1
@@ -162,16 +151,18 @@ class TestSamples:
             GptSamples(IndexedTokens(write(tmp_path / "b", [np.arange(32)])), 32, 128)
 
     def test_ids_beyond_the_model_are_found_before_training(self, prefix):
-        with pytest.raises(DataError, match="outside the model's vocabulary of 100"):
-            GptSamples(IndexedTokens(prefix), 32, 100)
+        largest = int(np.concatenate(tiny.documents()).max())
+        GptSamples(IndexedTokens(prefix), 32, largest + 1)
+        with pytest.raises(DataError, match=f"token id {largest} in .* outside the model's vocabulary of {largest}"):
+            GptSamples(IndexedTokens(prefix), 32, largest)
 
     def test_without_a_sidecar_they_are_found_when_read(self, tmp_path):
         prefix = write(tmp_path / "train", [np.zeros(64, dtype=int), np.full(64, 120)])
         prefix.with_suffix(".json").unlink()
         samples = GptSamples(IndexedTokens(prefix), 32, 100)
-        assert samples[0][0].sum() == 0
+        assert samples.micro_batches([[0]])[0].input_ids.sum() == 0
         with pytest.raises(DataError, match="token id 120"):
-            samples[2]
+            samples.micro_batches([[2]])
 
 
 class TestBatches:
@@ -181,44 +172,69 @@ class TestBatches:
 
     @pytest.mark.parametrize("samples_seen", [0, 8, 40])
     def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(self, samples, samples_seen):
-        expected = [samples[order(5, len(samples), samples_seen + k)] for k in range(8)]
-        for dp, mbs, accumulation in [c for c in product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
-            ranks = [
-                training_batches(samples, 5, samples_seen, DataParallelShard(mbs, accumulation, r, dp))
-                for r in range(dp)
-            ]
+        expected = [
+            w.tolist() for w, _ in samples.read_all([order(5, len(samples), samples_seen + k) for k in range(8)])
+        ]
+        for dp, mbs, accumulation in [c for c in itertools.product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
+            shards = [DataParallelShard(mbs, accumulation, r, dp) for r in range(dp)]
+            ranks = [training_batches(samples, 5, samples_seen, shard) for shard in shards]
             # Micro batch a of all ranks in rank order, then micro batch a + 1: that is the step's order.
-            rows = [
-                (inputs, labels)
+            found = [
+                [*inputs.tolist(), labels.tolist()[-1]]
                 for a in range(accumulation)
                 for rank in ranks
                 for inputs, labels in zip(rank[a].input_ids, rank[a].labels, strict=True)
             ]
-            assert len(rows) == 8
-            for (inputs, labels), (expected_inputs, expected_labels) in zip(rows, expected, strict=True):
-                assert np.array_equal(inputs, expected_inputs)
-                assert np.array_equal(labels, expected_labels)
+            assert found == expected
+            assert all(torch.equal(b.input_ids[:, 1:], b.labels[:, :-1]) for rank in ranks for b in rank)
 
     def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(self, samples):
         feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
-        found = [row.numpy() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids]
-        expected = [samples[order(5, len(samples), 16 + k)][0] for k in range(8)]
-        assert sorted(row.tobytes() for row in found) == sorted(row.tobytes() for row in expected)
-
-    def test_every_sample_once_an_epoch(self, samples):
-        share = DataParallelShard(1, 1, 0, 1)
-        rows = [training_batches(samples, 5, k, share)[0].input_ids[0].numpy().tobytes() for k in range(len(samples))]
-        assert sorted(rows) == sorted(samples[k][0].tobytes() for k in range(len(samples)))
+        found = sorted(row.tolist() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids)
+        windows = samples.read_all([order(5, len(samples), 16 + k) for k in range(8)])
+        assert found == sorted(window[:-1].tolist() for window, _ in windows)
 
     @pytest.mark.parametrize(("dp", "mbs"), [(1, 1), (2, 2), (4, 3)])
     @pytest.mark.parametrize("asked", [1, 7, 1000])
     def test_validation_counts_every_sequence_once(self, samples, dp, mbs, asked):
         total = min(asked, len(samples))
         ranks = [validation_batches(samples, asked, DataParallelShard(mbs, 1, rank, dp)) for rank in range(dp)]
-        assert len({len(batches) for batches in ranks}) == 1
+        assert {len(batches) for batches in ranks} == {-(-total // (mbs * dp))}
         labels = torch.cat([batch.labels for batches in ranks for batch in batches])
         counting = (labels != IGNORE_INDEX).all(dim=1)
-        assert counting.sum() == total
         assert (labels[~counting] == IGNORE_INDEX).all()
-        found = sorted(row.numpy().tobytes() for row in labels[counting])
-        assert found == sorted(samples[k][1].tobytes() for k in range(total))
+        expected = [window[1:].tolist() for window, _ in samples.read_all(range(total))]
+        assert sorted(labels[counting].tolist()) == sorted(expected)
+
+
+class TestOrder:
+    """A permutation, the same everywhere, computed at any position."""
+
+    @pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 16, 17, 1000, 4097])
+    @pytest.mark.parametrize("epoch", [0, 1, 7])
+    def test_every_epoch_is_a_permutation(self, num_samples, epoch):
+        first = epoch * num_samples
+        assert sorted(order(3, num_samples, first + k) for k in range(num_samples)) == list(range(num_samples))
+
+    def test_seed_and_epoch_change_it(self):
+        first, second = ([order(1, 1000, e * 1000 + k) for k in range(1000)] for e in (0, 1))
+        for sequence in (second, [order(2, 1000, k) for k in range(1000)]):
+            agreeing = sum(a == b for a, b in zip(first, sequence, strict=True))
+            assert agreeing < 10, "two independent permutations agree at one place on average"
+
+    def test_golden_values(self):
+        """Computed once; a change would silently reorder the data of every run that is resumed."""
+        assert [order(1234, 1000, k) for k in range(8)] == [675, 661, 45, 199, 283, 288, 732, 786]
+
+    def test_huge_sets_cost_nothing(self):
+        seen = {order(0, 10**12, k) for k in range(10_000)}
+        assert len(seen) == 10_000
+        assert all(0 <= sample < 10**12 for sample in seen)
+
+    @pytest.mark.parametrize("num_samples", [100, 1000, 5000])
+    def test_looks_random(self, num_samples):
+        """Mean distance of neighbours and the rank correlation, against what a shuffle gives."""
+        sequence = np.array([order(42, num_samples, k) for k in range(num_samples)])
+        assert np.abs(np.diff(sequence)).mean() == pytest.approx(num_samples / 3, rel=0.25)
+        correlation = np.corrcoef(np.arange(num_samples), sequence)[0, 1]
+        assert abs(correlation) < 4 / num_samples**0.5, "four standard errors of a shuffle's correlation"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kit.emit.run_directory import write
 from kit.engines.base import MicroBatch
 from kit.errors import SpecError
-from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
+from kit.specs.run import BlendedSetSpec, DataSpec, ScheduleSpec
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import counted
@@ -106,19 +101,3 @@ def test_attended_tokens_are_the_squares_of_rows():
     assert said(padded([row(3), row(5)], 32)) == (8, 9 + 25)
     assert said(packed([[row(3), row(5)], [row(2)]], 32)) == (10, 9 + 25 + 4)
     assert said(padded([row(3, 4), row(5, 1)], 32)) == (13, 9 + 25 + 16 + 1)
-
-
-def test_a_worker_says_what_it_counted(tmp_path):
-    plan = tiny.plan(
-        job=JOB | {"epochs": 20.0, "global_batch_size": 1}, micro_batch_size=1, gradient_accumulation_steps=1
-    )
-    data = DataSpec(train=str(rows(tmp_path / "rows", [17] * 2)))
-    run = RunSpec(data=data, checkpoint=CheckpointSpec(every_steps=100), logging=LoggingSpec(every_steps=100))
-    rundir = write(plan, run, tmp_path / "run")
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "kit.training", str(rundir.path)],
-        capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
-    assert "40 steps: 20 epochs of 2 rows" in done.stdout
-    assert json.loads((rundir.path / "summary.json").read_text())["step"] == 40

@@ -73,20 +73,11 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     assert done.stdout == "def " + expected(model, "def ") + "\n"
 
 
+@pytest.mark.nightly
 def test_a_terminal_shows_how_much_of_a_conversion_is_done(model: Path, tmp_path: Path) -> None:
     primary, secondary = os.openpty()
-    words = [
-        sys.executable,
-        "-m",
-        "kit",
-        "convert",
-        "model",
-        str(model),
-        "--to",
-        "exchange",
-        "--out",
-        str(tmp_path / "x"),
-    ]
+    words = [sys.executable, "-m", "kit", "convert", "model", str(model), "--to", "exchange"]
+    words += ["--out", str(tmp_path / "x")]
     with subprocess.Popen(words, stderr=secondary, stdout=subprocess.PIPE, text=True) as process:
         os.close(secondary)
         shown = b""

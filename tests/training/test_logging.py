@@ -19,7 +19,8 @@ from kit.rehearsal.processes import free_port
 from kit.specs.run import CheckpointSpec, LoggingSpec
 from kit.training.logging import prometheus
 from kit.training.logging.terminal import LiveLine, live_line
-from kit.training.logging.trackers import PACKAGES
+from kit.training.logging.trackers import PACKAGES, Trackers, _wandb_mode
+from tests.support import tiny
 from tests.training import runs
 from tests.training.test_metrics import metrics
 
@@ -34,24 +35,29 @@ def needs(package):
 
 
 def test_the_live_line_says_everything():
-    line = live_line(
-        metrics(
-            7,
-            mfu=0.41,
-            memory_gib=39.5,
-            tokens_per_s_per_gpu=64.0,
-            forward_backward_s=0.4,
-            optimizer_s=0.075,
-            data_s=0.025,
-            eta_s=3600.0,
-        ),
-        *EXPECTED,
-    )
+    parts = {"forward_backward_s": 0.4, "optimizer_s": 0.075, "data_s": 0.025}
+    line = live_line(metrics(7, mfu=0.41, memory_gib=39.5, tokens_per_s_per_gpu=64.0, eta_s=3600.0, **parts), *EXPECTED)
     assert line == (
         "step 7/60 | loss 2.0000 | norm 1 | lr 0.001 | 64 tok/s/GPU | MFU 41.0% | peak 39.5 of 41.2 GiB predicted | "
         "500 ms (fwd+bwd 80% optim 15% data wait 5%; predicted 400) | ETA 60 min"
     )
-    assert "loss spike: discard" in live_line(metrics(7, grad_norm=None, event="loss spike: discard"), *EXPECTED)
+    line = live_line(metrics(7, grad_norm=None, event="loss spike: discard", padding_fraction=0.25), *EXPECTED)
+    assert line == (
+        "step 7/60 | loss 2.0000 | loss spike: discard | lr 0.001 | 128 tok/s/GPU | padding 25% | 41 GiB predicted | "
+        "500 ms (; predicted 400)"
+    )
+    assert " | overflow, skipped | " in live_line(metrics(7, grad_norm=None), *EXPECTED)
+
+
+def test_a_line_of_a_file_says_everything():
+    line = metrics(7, mfu=0.41, padding_fraction=0.25, validation_loss=1.5, validation_losses={"web": 1.25}).line(60)
+    assert line == (
+        "step 7/60  loss 2.0000  grad norm 1  lr 0.001  500 ms/step  128 tokens/s  MFU 41.0 %  padding 25 %  "
+        "validation loss 1.5000  web 1.2500"
+    )
+    assert metrics(7, grad_norm=None, padding_fraction=0.0).line(60) == (
+        "step 7/60  loss 2.0000  overflow, skipped  lr 0.001  500 ms/step  128 tokens/s"
+    )
 
 
 def screen(output: str) -> list[str]:
@@ -85,28 +91,16 @@ def test_one_line_lives_and_what_is_said_stays():
 
 @one_process
 class TestARun:
-    def test_metrics_have_the_parts_of_a_step(self, tmp_path):
-        rundir = runs.prepare(tmp_path / "run")
-        runs.run(rundir)
-        rows = [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
-        for row in rows:
-            parts = row["forward_backward_s"] + row["optimizer_s"]
-            assert 0 < parts <= row["step_time_s"]
-            assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"]
-            assert row["data_s"] == pytest.approx(row["step_time_s"] - parts, abs=1e-6)
-        for row in rows[1:]:
-            assert row["loop_s"] > 0
-            assert row["eta_s"] > 0 or row is rows[-1]
-
     def test_a_line_is_about_its_own_step(self, tmp_path, monkeypatch):
-        """The step that waits for data and the step whose checkpoint takes long say so, no other does."""
+        """The step that waits for data and the step whose checkpoint takes long say so, no other does. The first one,
+        which warms up, is not in the median."""
         from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
         from kit.training.data.loader import DataLoader
 
         read, write = DataLoader.step, NativeCheckpoints.write
 
         def step(self, position, size=None):
-            time.sleep(0.3 if position == 4 else 0.0)  # two samples a step: the third
+            time.sleep({0: 0.6, 4: 0.3}.get(position, 0.0))  # two samples a step: the first and the third
             return read(self, position, size)
 
         def slow_write(self, save, counters, *more, **options):
@@ -115,34 +109,32 @@ class TestARun:
 
         monkeypatch.setattr(DataLoader, "step", step)
         monkeypatch.setattr(NativeCheckpoints, "write", slow_write)
-        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2))
-        runs.run(rundir)
-        rows = [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows if row["data_s"] >= 0.3] == [3]
-        assert [row["step"] for row in rows if row["checkpoint_s"] is not None] == [2, 4, 6]
-        assert [row["step"] for row in rows if (row["checkpoint_s"] or 0) >= 0.3] == [4]
-
-    def test_the_first_step_is_not_in_the_median(self, tmp_path, monkeypatch):
-        """It warms up: kernels are compiled, files are opened."""
-        from kit.training.data.loader import DataLoader
-
-        read = DataLoader.step
-
-        def step(self, position, size=None):
-            time.sleep(0.6 if position == 0 else 0.0)
-            return read(self, position, size)
-
-        monkeypatch.setattr(DataLoader, "step", step)
-        summary = runs.run(runs.prepare(tmp_path / "run", steps=2), export_at_end=False)
-        assert summary.measured_step_time_s < 0.3
+        rundir = runs.prepare(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
+        summary = runs.run(rundir, export_at_end=False)
+        rows = runs.steps(rundir)
+        for row in rows:
+            parts = row["forward_backward_s"] + row["optimizer_s"]
+            assert 0 < parts <= row["step_time_s"]
+            assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"]
+            assert row["data_s"] == pytest.approx(row["step_time_s"] - parts, abs=1e-6)
+        assert [row["data_s"] >= 0.3 for row in rows] == [True, False, True, False, False]
+        assert [row["checkpoint_s"] is None for row in rows] == [True, False, True, False, False]
+        assert [(row["checkpoint_s"] or 0) >= 0.3 for row in rows] == [False, False, False, True, False]
+        assert [row["loop_s"] is None or row["loop_s"] > 0 for row in rows] == [True] * 5
+        assert [row["eta_s"] is None for row in rows] == [True, False, False, False, False]
+        assert rows[1]["eta_s"] >= 3 * 0.6, "three steps more, each of them like the first"
+        assert rows[4]["eta_s"] == 0
+        times = sorted(row["step_time_s"] for row in rows[1:])
+        assert summary.measured_step_time_s == pytest.approx((times[1] + times[2]) / 2)
 
     @needs("tensorboard")
     def test_tensorboard(self, tmp_path):
-        """Read back by TensorBoard's own reader."""
+        """Read back by TensorBoard's own reader, of a run that was resumed."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-        runs.run(rundir)
+        runs.run(rundir, stop_at_step=3, export_at_end=False)
+        runs.run(rundir, resume="auto", export_at_end=False)
         events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
         events.Reload()
         rows = runs.metrics(rundir)
@@ -151,11 +143,19 @@ class TestARun:
             assert told == [(row["step"], pytest.approx(row[key], rel=1e-6)) for row in rows]
         assert {"train/step_time_s", "train/tokens_per_s", "train/validation_loss"} <= set(events.Tags()["scalars"])
 
-    def test_a_tracker_that_is_not_installed_is_named_at_the_start(self, tmp_path, monkeypatch):
+    @needs("prometheus_client")
+    def test_what_cannot_be_opened_is_named_at_the_start(self, tmp_path, monkeypatch):
         monkeypatch.setitem(PACKAGES, "wandb", "no_such_package")
-        rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("wandb",)))
-        with pytest.raises(CheckpointError, match="names wandb, which needs the package no_such_package; install it"):
-            runs.run(rundir)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            for logging, said in (
+                (LoggingSpec(trackers=("wandb",)), "names wandb, which needs the package no_such_package; install it"),
+                (LoggingSpec(prometheus_port=port), f"prometheus_port={port} on 127.0.0.1 cannot be opened"),
+            ):
+                with pytest.raises(CheckpointError, match=said):
+                    runs.run(runs.prepare(tmp_path / "run", logging=logging))
 
     @needs("tensorboard")
     def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(self, tmp_path, monkeypatch, capsys):
@@ -190,25 +190,10 @@ class TestARun:
         monkeypatch.setattr(DataLoader, "step", step)
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
         runs.run(rundir)
-        values = {line.split("{")[0]: float(line.split()[-1]) for line in asked["text"].splitlines() if line[0] != "#"}
-        row = runs.metrics(rundir)[2]
-        assert values["kit_step"] == 3
-        assert values["kit_loss"] == row["loss"]
-        assert values["kit_gradient_norm"] == row["grad_norm"]
-        assert values["kit_predicted_step_seconds"] == 0.1
+        assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
         assert not asked["outside"], "it listens on loopback alone"
         with pytest.raises(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-
-    @needs("prometheus_client")
-    def test_a_port_that_is_taken(self, tmp_path):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
-            with pytest.raises(CheckpointError, match=f"prometheus_port={port} on 127.0.0.1 cannot be opened"):
-                runs.run(rundir)
 
 
 def _open_elsewhere(port: int) -> bool:
@@ -221,44 +206,96 @@ def _open_elsewhere(port: int) -> bool:
         return probe.connect_ex((own, port)) == 0
 
 
-class TestDashboard:
-    def expressions(self) -> list[str]:
-        panels = json.loads(DASHBOARD.read_text())["panels"]
-        return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+@needs("prometheus_client")
+def test_every_value_is_exported_under_its_name_and_on_the_dashboard():
+    """prometheus_client adds and changes suffixes: what is exported is looked at, not what was asked for."""
+    import prometheus_client as client
 
-    def test_it_asks_for_exported_metrics_alone(self):
-        exported = {*prometheus.GAUGES, *prometheus.PREDICTED, f"{prometheus.EVENTS}_total"}
-        asked = {name for expression in self.expressions() for name in re.findall(r"\bkit_\w+", expression)}
-        assert asked <= exported, f"not exported: {sorted(asked - exported)}"
-        assert exported - asked == set(), "exported, and on no panel"
+    fields = {name: field for name, (field, _) in prometheus.GAUGES.items()}
+    values = {field: float(number) for number, field in enumerate(fields.values(), 100)} | {"step": 1}
+    every = {
+        field: {"web": values[field]} if name in prometheus.LABELS else values[field]
+        for name, field in fields.items()
+        if field != "step"
+    }
+    endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
+    endpoint.log_step(metrics(1, event="loss spike: warn", **every))
+    endpoint.log_step(metrics(1, event="loss spike: warn"))  # what is null keeps its value
+    endpoint.log_checkpoint(1, 7.5)
+    text = client.generate_latest(endpoint.registry).decode()
+    endpoint.close()
+    wire = dict(re.findall(r"^(kit_\w+)\{.*\} (\S+)$", text, re.MULTILINE))
+    now = values | {field: getattr(metrics(1), field) for field in fields.values() if getattr(metrics(1), field)}
+    expected = {name: now[field] for name, field in fields.items()} | {
+        "kit_checkpoint_stall_seconds": 7.5,
+        "kit_predicted_memory_peak_gib": 0.001,
+        "kit_predicted_step_seconds": 0.1,
+        "kit_total_steps": 6,
+        "kit_events_total": 2,
+    }
+    assert {name: float(wire[name]) for name in expected} == expected
+    own = 'engine="torch",model="tiny-llama"'
+    for line in (f'kit_group_gradient_norm{{{own},group="web"}}', f'kit_validation_set_loss{{{own},set="web"}}'):
+        assert sorted(re.split("[{,}]", line)) in [
+            sorted(re.split("[{,}]", each.split(" ")[0])) for each in text.split("\n")
+        ]
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    asked = {
+        name for panel in panels for each in panel.get("targets", ()) for name in re.findall(r"\bkit_\w+", each["expr"])
+    }
+    assert asked == expected.keys(), "not exported, or on no panel"
 
-    def test_it_is_a_dashboard(self):
-        dashboard = json.loads(DASHBOARD.read_text())
-        assert dashboard["title"]
-        assert dashboard["schemaVersion"] >= 36
-        ids = [panel["id"] for panel in dashboard["panels"]]
-        assert len(ids) == len(set(ids))
-        for panel in dashboard["panels"]:
-            assert {"type", "title", "gridPos", "datasource"} <= panel.keys()
-            assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
 
-    @needs("prometheus_client")
-    def test_the_names_are_those_on_the_wire(self):
-        """prometheus_client adds and changes suffixes: what is exported is looked at, not what was asked for."""
-        import prometheus_client as client
+class Recorder:
+    """Stands for accelerate's tracker of a service that needs a network."""
 
-        from tests.support import tiny
+    def __init__(self, *arguments, **options):
+        self.called = [("", arguments, options)]
 
-        endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
-        every = {
-            field: {"web": 1.0} if name in prometheus.LABELS else 1.0
-            for name, (field, _) in prometheus.GAUGES.items()
-            if field != "step"
-        }
-        endpoint.log_step(metrics(1, event="loss spike: warn", **every))
-        text = client.generate_latest(endpoint.registry).decode()
-        endpoint.close()
-        assert re.search(r'^kit_validation_set_loss\{.*set="web"\} 1.0$', text, re.MULTILINE)
-        wire = {line.split("{")[0] for line in text.splitlines() if "{" in line}
-        asked = {name for expression in self.expressions() for name in re.findall(r"\bkit_\w+", expression)}
-        assert asked <= wire
+    def __getattr__(self, name):
+        return lambda *arguments, **options: self.called.append((name, arguments, options))
+
+
+def test_a_tracker_is_given_numbers_alone(tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    monkeypatch.setitem(PACKAGES, "wandb", "json")
+    monkeypatch.setattr(tracking, "WandBTracker", Recorder)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    plan = tiny.plan(dp=2, zero_stage=3)
+    trackers = Trackers(("wandb",), tmp_path, plan)
+    called = trackers._live["wandb"].called
+    trackers.log_step(metrics(4, event="loss spike: warn", set_losses={"web": 1.5}))
+    trackers.log_checkpoint(4, 0.25)
+    trackers.close()
+    made, started, (_, (settings,), _), (_, (row,), at), stall, finished = called
+    assert made[1:] == (("tiny-llama",), {"name": tmp_path.name, "dir": str(tmp_path / "trackers"), "mode": "disabled"})
+    assert [each[0] for each in (started, stall, finished)] == ["start", "log", "finish"]
+    assert (settings["model"], settings["plan"], settings["layout/dp"]) == ("tiny-llama", plan.digest[:12], 2)
+    assert (settings["predicted/peak_gib"], settings["predicted/step_time_s"]) == (0.001, 0.1)
+    assert at == {"step": 4}
+    assert row == {
+        "train/step": 4, "train/loss": 2.0, "train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/tokens": 64,
+        "train/samples_seen": 8, "train/step_time_s": 0.5, "train/tokens_per_s": 128.0, "train/set_losses/web": 1.5,
+    }  # fmt: skip
+    assert stall[1:] == (({"train/checkpoint_s": 0.25},), {"step": 4})
+
+
+@pytest.mark.parametrize(
+    ("environment", "login", "mode"),
+    [
+        ({}, False, "offline"),
+        ({}, True, "online"),
+        ({"WANDB_API_KEY": "k"}, False, "online"),
+        ({"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, True, "offline"),
+    ],
+)
+def test_wandb_asks_no_question(tmp_path, monkeypatch, environment, login, mode):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**environment, "NETRC": "", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    if login:
+        (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+        (tmp_path / ".netrc").chmod(0o600)
+    assert _wandb_mode() == mode

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
-from kit.training.logging.metrics import MetricsLog, StepMetrics
+from kit.training.logging.metrics import (
+    MetricsLog,
+    StepMetrics,
+    logged_steps,
+    missing_steps,
+)
 from tests.training.disk import full_disk
 
 
@@ -27,27 +32,48 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_line_is_there_before_the_next_step(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
-    for step in (1, 2):
-        log.log_step(metrics(step))
-        assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
-    log.close()
-    assert lines(tmp_path / "metrics.jsonl")[1]["samples_seen"] == 4
-
-
-def test_resuming_drops_what_will_be_trained_again_and_a_torn_line(tmp_path):
+def test_resuming_drops_what_will_be_trained_again_and_what_is_no_step(tmp_path, capsys):
+    """Every line is there before the next step; a kill may tear the last one."""
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     for step in (1, 2, 3, 4):
         log.log_step(metrics(step, loss=float(step)))
+        assert [line["step"] for line in lines(path)] == list(range(1, step + 1))
     log.close()
     with open(path, "a") as file:
-        file.write('{"step": 5, "lo')
+        file.write('\n{"step": true}\n[]\n{"step": 5, "lo')
     log = MetricsLog(path, 2)
-    log.log_step(metrics(3, loss=30.0))
+    assert "3 lines of " in capsys.readouterr().out
+    log.log_step(metrics(3, loss=30.0, samples_seen=6))
     log.close()
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert lines(path)[2]["samples_seen"] == 6
+
+
+def test_a_checkpoint_s_time_is_written_into_its_line_and_no_other(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    for step in (1, 2, 3):
+        log.log_step(metrics(step))
+        if step == 2:
+            log.log_checkpoint(step, 1.25)
+            log.log_checkpoint(step, 9.0)  # of a rank that says it again
+    log.close()
+    assert [line["checkpoint_s"] for line in lines(path)] == [None, 1.25, None]
+
+
+def test_the_past_of_a_run_is_the_steps_that_changed_weights(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    for step in (1, 2, 3, 5, 6):
+        log.log_step(metrics(step, loss=float(step), grad_norm=None if step == 3 else 10.0 * step))
+    log.close()
+    assert logged_steps(path, 5, 9) == [(1.0, 10.0), (2.0, 20.0), (5.0, 50.0)]
+    assert logged_steps(path, 5, 2) == [(2.0, 20.0), (5.0, 50.0)]
+    assert logged_steps(path, 0, 9) == logged_steps(tmp_path, 5, 9) == []
+    assert missing_steps(path, 0, 3) is None
+    assert "lacks 1 of the 5 steps of this run, step 4: these" in missing_steps(path, 1, 6)
+    assert "lacks 3 of the 7 steps of this run, step 4 to 8: these" in missing_steps(path, 1, 8)
 
 
 def test_a_full_disk_delays_lines_and_does_not_end_the_run(tmp_path, capsys):
@@ -61,9 +87,3 @@ def test_a_full_disk_delays_lines_and_does_not_end_the_run(tmp_path, capsys):
     log.close()
     assert "metrics of step 2 are not on disk yet, the run goes on" in capsys.readouterr().out
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
-
-
-def test_terminal_line():
-    line = metrics(7, mfu=0.41, validation_loss=1.5).line(60)
-    assert line.startswith("step 7/60  loss 2.0000  grad norm 1  lr 0.001  500 ms/step  128 tokens/s")
-    assert line.endswith("MFU 41.0 %  validation loss 1.5000")

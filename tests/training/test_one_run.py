@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +23,7 @@ import pytest
 from kit.diagnose.logs import diagnose
 from kit.errors import RunDirectoryError
 from kit.rehearsal.processes import metrics
-from kit.training import run_lock
+from kit.training import launcher, run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
 from tests.support import runs
@@ -109,15 +111,21 @@ class TestLaunchersInALine:
         psutil.wait_procs([rank], timeout=5)
         assert not rank.is_running()
 
-    def test_who_started_the_launcher_may_go(self):
-        shell = self.start("a-job-script", "deepspeed.launcher.launch", seconds=2)
+    @pytest.mark.parametrize("names", [("a-job-script", "deepspeed.launcher.launch"), ("a-job-script",)])
+    def test_who_started_the_launcher_may_go(self, names):
+        """And a rank without a launcher is left alone."""
+        shell = self.start(*names, seconds=2)
         shell.kill()
         assert shell.stdout.read() == "left alone\n"
 
-    def test_a_rank_without_a_launcher_is_left_alone(self):
-        shell = self.start("a-job-script", seconds=2)
-        shell.kill()
-        assert shell.stdout.read() == "left alone\n"
+    def test_the_parent_of_a_rank_of_torchrun_is_its_launcher_whatever_its_name(self, monkeypatch):
+        """A notebook, say. Without torchrun's variables it is nobody's."""
+        parents = [SimpleNamespace(cmdline=lambda: [""], exe=lambda: "/bin/sh", name=None) for _ in range(2)]
+        parents[0].exe = lambda: "/usr/bin/python3"
+        monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+        assert launcher._launchers() == []
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+        assert launcher._launchers() == parents[:1]
 
     def test_a_launcher_that_ended_before_its_rank_began(self):
         command = shlex.join([sys.executable, "-c", _RANK, "2"]) + "; true"  # the shell stands for init
@@ -129,9 +137,16 @@ class TestLaunchersInALine:
 
 @pytest.mark.nightly
 class TestTheLock:
-    def test_of_three_starts_at_once_one_trains(self, tmp_path, data):
-        run = emit(CASES[0], tmp_path / "run", data, 300).path
-        jobs = [Job.start(run) for _ in range(3)]
+    @pytest.mark.parametrize("crashed", [False, True])
+    def test_of_three_starts_at_once_one_trains(self, tmp_path, data, crashed):
+        """Also where they take over from a run that crashed."""
+        run, words = emit(CASES[0], tmp_path / "run", data, 300).path, ()
+        if crashed:
+            first, words = Job.start(run), ("--resume", "auto")
+            wait_for_step(run, 8)
+            first.kill([*ALL])
+            assert json.loads((run / NAME).read_text())["pid"] == first.ranks[0].pid
+        jobs = [Job.start(run, *words) for _ in range(3)]
         codes = [job.wait() for job in jobs]
         assert sorted(codes) == [[0, 0], [2, 2], [2, 2]], log_of(run)
         refused = [line for line in log_of(run).splitlines() if line.startswith("error: ")]
@@ -142,17 +157,6 @@ class TestTheLock:
             assert "--take-over" in line
         assert steps_of(run) == list(range(1, 301))
         assert not (run / NAME).exists()
-
-    @pytest.mark.nightly
-    def test_a_crashed_run_is_taken_over_at_once_and_a_second_successor_refused(self, tmp_path, data):
-        run = emit(CASES[0], tmp_path / "run", data, 200).path
-        first = Job.start(run)
-        wait_for_step(run, 8)
-        first.kill([*ALL])
-        assert json.loads((run / NAME).read_text())["pid"] == first.ranks[0].pid
-        codes = [job.wait() for job in [Job.start(run, "--resume", "auto") for _ in range(3)]]
-        assert sorted(codes) == [[0, 0], [2, 2], [2, 2]], log_of(run)
-        assert steps_of(run) == list(range(1, 201))
 
     def test_a_run_that_is_taken_over_ends_and_the_other_trains(self, tmp_path, data):
         run = emit(CASES[0], tmp_path / "run", data, LONG).path
@@ -169,59 +173,125 @@ class TestTheLock:
         assert max(Counter(steps_of(run)).values()) == 1
 
 
-class TestALockOfAnotherMachine:
-    """Heartbeats decide; the file is written here, the waiting is shortened."""
+def held(path, **changes):
+    """A lock of another machine, or of what is changed of it."""
+    holder = dataclasses.replace(_Holder.here(), **({"host": "node-7", "machine": "another", "pid": 4711} | changes))
+    path.write_text(json.dumps(dataclasses.asdict(holder)))
+    return holder
 
-    @pytest.fixture(autouse=True)
-    def quick(self, monkeypatch):
-        for name, seconds in (("HEARTBEAT_S", 0.2), ("STALE_S", 3.0), ("_WATCH_S", 1.5)):
-            monkeypatch.setattr(run_lock, name, seconds)
 
-    def other(self, path, **changes):
-        holder = dataclasses.replace(
-            _Holder.here(), **({"host": "node-7", "machine": "another", "pid": 4711} | changes)
-        )
-        path.write_text(json.dumps(dataclasses.asdict(holder)))
-        return holder
+def here(**changes):
+    """On this machine."""
+    mine = _Holder.here()
+    return {"host": mine.host, "machine": mine.machine, "pid": mine.pid, **changes}
 
-    def test_it_is_taken_over_when_its_heart_has_stopped(self, tmp_path):
-        self.other(tmp_path / NAME)
-        began = time.monotonic()
-        _Lock(tmp_path / NAME).acquire(False)
-        assert time.monotonic() - began >= 3
-        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
 
-    def test_an_old_one_is_watched_for_a_moment_only(self, tmp_path):
-        self.other(tmp_path / NAME)
-        os.utime(tmp_path / NAME, (1, 1))
-        began = time.monotonic()
-        _Lock(tmp_path / NAME).acquire(False)
-        assert 1.5 <= time.monotonic() - began < 3
-
-    def test_a_heartbeat_refuses_whatever_the_clocks_say(self, tmp_path):
-        import threading
-
-        self.other(tmp_path / NAME)
-        os.utime(tmp_path / NAME, (1, 1))
-        beat = threading.Timer(0.5, os.utime, (tmp_path / NAME, (2, 2)))
-        beat.start()
-        with pytest.raises(RunDirectoryError, match="process 4711 on node-7 has trained there since"):
-            _Lock(tmp_path / NAME).acquire(False)
-        beat.join()
-
-    def test_the_same_rendezvous_takes_over_at_once(self, tmp_path, monkeypatch):
+class TestALockOfAnother:
+    @pytest.mark.parametrize(
+        ("changes", "quiet_s", "age_s", "replaced"),
+        [
+            ({}, 119.9, 0.0, False),
+            ({}, 120.0, 0.0, True),
+            ({}, 14.9, 1e6, False),  # the clocks of two machines may differ: it is watched for a moment
+            ({}, 15.0, 119.9, False),
+            ({}, 15.0, 120.0, True),
+            ({"rendezvous": "run node-1:29400"}, 0.0, 0.0, True),  # torchrun has restarted its workers
+            ({"rendezvous": "run node-2:29400"}, 0.0, 0.0, False),
+            (here(), 1e6, 1e6, False),  # it lives
+            (here(pid=2**22 + 1), 0.0, 0.0, True),  # more than there may be
+            (here(process_started="1"), 0.0, 0.0, True),  # a later process of the same id
+            (None, 119.9, 1.0, False),  # a process that is just starting
+            (None, 120.0, 1.0, True),
+        ],
+    )
+    def test_is_replaced_if_its_run_is_gone(self, tmp_path, monkeypatch, changes, quiet_s, age_s, replaced):
+        holder = None if changes is None else held(tmp_path / NAME, **changes)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
         monkeypatch.setenv("RDZV_ENDPOINT", "node-1:29400")
-        self.other(tmp_path / NAME)
-        began = time.monotonic()
-        _Lock(tmp_path / NAME).acquire(False)
-        assert time.monotonic() - began < 1
+        assert _Lock(tmp_path / NAME)._may_replace(holder, quiet_s, age_s) == replaced
 
-    def test_a_later_process_of_the_same_id_is_another_one(self, tmp_path):
-        mine = _Holder.here()
-        self.other(tmp_path / NAME, host=mine.host, machine=mine.machine, pid=os.getppid(), process_started="1")
-        _Lock(tmp_path / NAME).acquire(False)
-        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    @pytest.mark.parametrize(
+        ("run", "endpoint", "name"),
+        [
+            ("run", "node:1", "run node:1"),
+            ("run", "", ""),
+            ("", "node:1", ""),
+            ("0" * 31 + "1", "", "00000000-0000-0000-0000-000000000001"),  # torchrun --standalone
+        ],
+    )
+    def test_a_rendezvous_has_a_name_if_that_is_unique(self, monkeypatch, run, endpoint, name):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+        monkeypatch.setenv("RDZV_ENDPOINT", endpoint)
+        assert _Holder.here().rendezvous == name
+
+    @pytest.mark.parametrize("beats", [False, True])
+    def test_is_watched_for_its_heartbeat(self, tmp_path, monkeypatch, beats):
+        """Whatever the clocks say; the waiting is shortened."""
+        for name, seconds in (("HEARTBEAT_S", 0.1), ("STALE_S", 3.0), ("_WATCH_S", 1.5)):
+            monkeypatch.setattr(run_lock, name, seconds)
+        held(tmp_path / NAME)
+        os.utime(tmp_path / NAME, (1, 1))
+        began, beat = time.monotonic(), threading.Timer(0.5, os.utime, (tmp_path / NAME, (2, 2)))
+        if beats:
+            beat.start()
+        with pytest.raises(RunDirectoryError, match="4711 on node-7 has trained") if beats else nullcontext():
+            _Lock(tmp_path / NAME).acquire(False)
+        holder = json.loads((tmp_path / NAME).read_text())["pid"]
+        assert holder == (4711 if beats else os.getpid())
+        assert beats or 1.5 <= time.monotonic() - began < 3
+
+    def test_that_another_start_replaced_meanwhile_is_not_taken(self, tmp_path):
+        """Between reading the old lock and locking it, another start has put its own there, with an equal heartbeat."""
+        path, other = tmp_path / NAME, tmp_path / "other"
+        path.write_text("{}")
+        other.write_text("{}")
+        with path.open("r+") as old:
+            beaten = os.fstat(old.fileno()).st_mtime_ns
+            os.utime(other, ns=(beaten, beaten))
+            other.replace(path)
+            assert not _Lock(path)._replace(old.fileno(), beaten)
+        assert path.read_text() == "{}"
+
+
+class TestTheHeart:
+    @pytest.fixture
+    def lock(self, tmp_path, monkeypatch):
+        """One that is held; what would end the process raises instead."""
+
+        def ends(*arguments):
+            raise SystemExit(arguments[-1])
+
+        monkeypatch.setattr(os, "_exit", ends)
+        monkeypatch.setattr(os, "kill", ends)
+        (tmp_path / "plan.yaml").touch()
+        lock = _Lock(tmp_path / NAME)
+        lock.acquire(False)
+        os.utime(tmp_path / NAME, (1, 1))
+        return lock
+
+    def test_beats_and_lets_go(self, lock, tmp_path):
+        assert not lock.beat()
+        assert (tmp_path / NAME).stat().st_mtime > 1e9
+        lock.release()
+        assert not (tmp_path / NAME).exists()
+        assert not lock.beat()
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid(), "somebody removed the lock alone"
+
+    def test_stops_for_another_and_leaves_its_lock(self, lock, tmp_path, capsys):
+        (tmp_path / NAME).write_text("{")  # being written
+        assert not lock.beat()
+        held(tmp_path / NAME)
+        with pytest.raises(SystemExit, match="2"):
+            lock.beat()
+        assert f"error: process 4711 on node-7 has taken over {tmp_path}" in capsys.readouterr().err
+        lock.release()
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == 4711
+
+    def test_stops_without_its_directory(self, lock, tmp_path, capsys):
+        shutil.rmtree(tmp_path)
+        with pytest.raises(SystemExit, match=str(int(signal.SIGTERM))):
+            lock.beat()
+        assert f"error: {tmp_path} was deleted or moved while it trains" in capsys.readouterr().err
 
 
 class TestWhatWasNotSaved:
@@ -244,82 +314,48 @@ class TestWhatWasNotSaved:
         assert f"{run}/metrics.jsonl lacks" in said
         assert list((run / "checkpoints").glob("step-*/manifest.json")), "the state was not saved"
 
-    def test_metrics_whose_file_is_replaced(self, tmp_path, data):
-        run = emit(CASES[0], tmp_path / "run", data, 60).path
-        job = Job.start(run)
-        wait_for_step(run, 8)
-        (run / "metrics.jsonl").rename(run / "aside")
-        (run / "metrics.jsonl").mkdir()
-        assert job.wait() == [74, 74], log_of(run)
-        assert "metrics.jsonl lacks 60 of the 60 steps of this run (" in log_of(run)
-        assert "where a file is expected)" in log_of(run)
-        assert json.loads((run / "summary.json").read_text())["unsaved"].startswith(str(run / "metrics.jsonl"))
-
     @pytest.mark.usefixtures("one_process")
-    def test_metrics_of_a_disk_that_stays_full(self, tmp_path, monkeypatch, capsys):
-        real = MetricsLog.log_step
+    @pytest.mark.parametrize(
+        ("happens", "unsaved", "printed"),
+        [
+            (
+                "full",
+                "lacks 3 of the 6 steps of this run, step 4 to 6: these metrics are lost",
+                "metrics of step 4 are",
+            ),
+            ("replaced", "lacks 6 of the 6 steps of this run (", "where a file is expected"),
+            ("taken", "step 6 has no checkpoint of its own: it could not be written, as was said above", ""),
+        ],
+    )
+    def test_is_said_at_the_end(self, tmp_path, monkeypatch, capsys, happens, unsaved, printed):
+        """A disk that stays full; a directory instead of the metrics; somebody's file where a checkpoint is to be."""
+        real, rundir = MetricsLog.log_step, loop_runs.prepare(tmp_path / "run")
 
         def log_step(self, metrics, due=True):
-            if metrics.step == 4:
+            if metrics.step == 4 and happens == "full":
                 os.dup2(os.open("/dev/full", os.O_WRONLY), self._file.fileno())
-            real(self, metrics, due)
-
-        monkeypatch.setattr(MetricsLog, "log_step", log_step)
-        rundir = loop_runs.prepare(tmp_path / "run")
-        summary = loop_runs.run(rundir)
-        assert summary.step == 6
-        assert "lacks 3 of the 6 steps of this run, step 4 to 6" in summary.unsaved
-        assert "metrics of step 4 are not on disk yet" in capsys.readouterr().out
-
-    @pytest.mark.usefixtures("one_process")
-    def test_a_last_checkpoint_that_failed(self, tmp_path, monkeypatch):
-        real = MetricsLog.log_step
-
-        def log_step(self, metrics, due=True):
-            if metrics.step == 6:  # somebody's file stands where the checkpoint is to be
+            if metrics.step == 4 and happens == "replaced":
+                (rundir.path / "metrics.jsonl").rename(rundir.path / "aside")
+                (rundir.path / "metrics.jsonl").mkdir()
+            if metrics.step == 6 and happens == "taken":
                 (rundir.path / "checkpoints" / "step-00000006").touch()
             real(self, metrics, due)
 
         monkeypatch.setattr(MetricsLog, "log_step", log_step)
-        rundir = loop_runs.prepare(tmp_path / "run")
-        assert loop_runs.run(rundir).unsaved == (
-            "step 6 has no checkpoint of its own: it could not be written, as was said above"
-        )
-
-
-def test_a_run_that_saved_everything_says_nothing(tmp_path, data):
-    run = emit(CASES[0], tmp_path / "run", data, 6).path
-    assert Job.start(run).wait() == [0, 0], log_of(run)
-    assert json.loads((run / "summary.json").read_text())["unsaved"] is None
-    assert not (run / NAME).exists()
-    assert "error" not in log_of(run)
+        summary = loop_runs.run(rundir)
+        assert summary.step == 6
+        assert unsaved in summary.unsaved
+        assert printed in capsys.readouterr().out + summary.unsaved
+        assert json.loads((rundir.path / "summary.json").read_text())["unsaved"] == summary.unsaved
 
 
 class TestWhatTheDoctorSays:
-    def write(self, run, steps):
-        (run / "log.txt").write_text("all is well\n")
-        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
-
-    def test_rows_of_two_runs_are_a_cause(self, tmp_path):
-        self.write(tmp_path, [1, 2, 3, 4, 3, 5, 4, 6])
-        for named in (tmp_path, tmp_path / "log.txt", tmp_path / "metrics.jsonl"):
-            (cause,) = diagnose([named])
-            assert (cause.cause, cause.step, cause.place) == ("two-runs", 3, f"{tmp_path / 'metrics.jsonl'}:5")
-            assert "2 steps stand in metrics.jsonl again, from step 3 on, though 6 were reached" in cause.meaning
-
-    def test_one_run_is_none(self, tmp_path):
-        self.write(tmp_path, [5, 6, 7, 9])
-        assert not diagnose([tmp_path])
-
-
-def test_a_lock_that_another_start_replaced_meanwhile_is_not_taken(tmp_path):
-    """Between reading the old lock and locking it, another start has put its own there, with an equal heartbeat."""
-    path, other = tmp_path / NAME, tmp_path / "other"
-    path.write_text("{}")
-    other.write_text("{}")
-    with path.open("r+") as old:
-        beaten = os.fstat(old.fileno()).st_mtime_ns
-        os.utime(other, ns=(beaten, beaten))
-        other.replace(path)
-        assert not _Lock(path)._replace(old.fileno(), beaten)
-    assert path.read_text() == "{}"
+    @pytest.mark.parametrize("named", [".", "log.txt", "metrics.jsonl"])
+    def test_rows_of_two_runs_are_a_cause_and_those_of_one_are_none(self, tmp_path, named):
+        for steps, causes in (([5, 6, 7, 9], 0), ([1, 2, 3, 4, 3, 5, 4, 6], 1)):
+            (tmp_path / "log.txt").write_text("all is well\n")
+            rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps)
+            (tmp_path / "metrics.jsonl").write_text(rows)
+            assert len(found := diagnose([tmp_path / named])) == causes
+        assert (found[0].cause, found[0].step, found[0].place) == ("two-runs", 3, f"{tmp_path / 'metrics.jsonl'}:5")
+        assert "2 steps stand in metrics.jsonl again, from step 3 on, though 6 were reached" in found[0].meaning

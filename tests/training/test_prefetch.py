@@ -53,16 +53,17 @@ def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
 @pytest.mark.usefixtures("one_process")
 def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     """With a batch ramp, and a spike after which the run goes back and skips samples."""
-    real, threads = DataLoader.step, set()
+    real, read = DataLoader.step, []
 
     def step(self, position, size=None):
-        threads.add(threading.current_thread().name.split("_")[0])
+        read.append((threading.current_thread().name.split("_")[0], position))
         return real(self, position, size)
 
     monkeypatch.setattr(DataLoader, "step", step)
     chosen = tiny.plan(gradient_accumulation_steps=4)
     found = []
     for ahead in (False, True):
+        read.clear()
         monkeypatch.setattr(loop, "should_prefetch", lambda device, ahead=ahead: ahead)
         monkeypatch.setattr("kit.training.data.loader.pin", lambda batch: batch)  # there is nothing to pin for
         rundir = runs.prepare(
@@ -75,7 +76,8 @@ def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
         )
         runs.run(rundir)
         found.append(runs.metrics(rundir))
-    assert threads == {"MainThread", "kit-data"}
+    after = [event["skipped_samples"][1] + 1 for event in runs.events(rundir) if event["event"] == "rewound"]
+    assert [position for thread, position in read if thread == "MainThread"] == [0, *after], "all others came ahead"
     assert found[0] == found[1]
     assert len({row["batch_size"] for row in found[0]}) > 1
     # What the run skipped was not seen: it does not make the batch grow.

@@ -135,11 +135,7 @@ class TestASetForObjectStorage:
 
     @pytest.mark.parametrize("fails", [".bin", ".idx", ".json"])
     def test_goes_on_with_what_is_missing(self, s3, corpus, tokenizer, tmp_path, expected, fails):
-        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith(f"a{fails}") else None
-        with pytest.raises(
-            DataError, match=rf"uploading a\{fails} to s3://bucket/sets failed.*the same command goes on"
-        ):
-            tokenise(corpus[0], tokenizer, self.OUT)
+        self.fails(s3, corpus, tokenizer, fails)
         order = [".bin", ".idx", ".json"]
         rest = order[order.index(fails) :]
         assert sorted(there()) == order[: order.index(fails)]  # without its sidecar a set is not complete
@@ -150,31 +146,29 @@ class TestASetForObjectStorage:
         assert there() == expected
         assert not list((tmp_path / "here").iterdir())
 
-    def test_what_is_there_of_another_time_is_sent_again(self, s3, corpus, tokenizer, expected):
-        """The size is the same, the version is not."""
-        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.idx") else None
-        with pytest.raises(DataError, match="uploading"):
+    def fails(self, s3, corpus, tokenizer, suffix):
+        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith(f"a{suffix}") else None
+        says = rf"uploading a\{suffix} to s3://bucket/sets failed.*the same command goes on"
+        with pytest.raises(DataError, match=says):
             tokenise(corpus[0], tokenizer, self.OUT)
         s3.fault = lambda method, key: None
+
+    def test_what_is_there_of_another_time_is_sent_again(self, s3, corpus, tokenizer, expected):
+        """The size is the same, the version is not."""
+        self.fails(s3, corpus, tokenizer, ".idx")
         boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"x" * len(expected[".bin"]))
         tokenise(corpus[0], tokenizer, self.OUT)
         assert there() == expected
 
     def test_another_set_that_came_meanwhile_stays(self, s3, corpus, tokenizer):
-        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.json") else None
-        with pytest.raises(DataError, match="uploading"):
-            tokenise(corpus[0], tokenizer, self.OUT)
-        s3.fault = lambda method, key: None
+        self.fails(s3, corpus, tokenizer, ".json")
         boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=b"{}")
         with pytest.raises(DataError, match=r"s3://bucket/sets/a\.json is of another set"):
             tokenise(corpus[0], tokenizer, self.OUT)
         assert there()[".json"] == b"{}"
 
     def test_an_upload_for_another_address_is_not_taken(self, s3, corpus, tokenizer):
-        s3.fault = lambda method, key: 503 if method == "PUT" and key.endswith("a.bin") else None
-        with pytest.raises(DataError, match="uploading"):
-            tokenise(corpus[0], tokenizer, self.OUT)
-        s3.fault = lambda method, key: None
+        self.fails(s3, corpus, tokenizer, ".bin")
         with pytest.raises(DataError, match="was made with out=s3://bucket/sets/a and this command has s3://bucket/a"):
             tokenise(corpus[0], tokenizer, "s3://bucket/a")
 

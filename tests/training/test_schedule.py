@@ -18,24 +18,30 @@ def rate(step, *, schedule, steps=1000, batch=4, peak=3e-4):
     return learning_rate(step * batch, peak=peak, schedule=schedule, total_steps=steps, global_batch_size=batch)
 
 
-def test_warm_up_is_linear_and_its_first_step_trains():
-    schedule = ScheduleSpec(warmup_steps=100)
-    assert rate(1, schedule=schedule) == pytest.approx(3e-6)
-    assert rate(50, schedule=schedule) == pytest.approx(1.5e-4)
-    assert rate(100, schedule=schedule) == pytest.approx(3e-4)
+def kind(name="cosine", warmup_steps=100, **options):
+    return ScheduleSpec(kind=name, warmup_steps=warmup_steps, **options)
 
 
-def test_cosine_ends_on_the_minimum():
-    schedule = ScheduleSpec(warmup_steps=100, min_ratio=0.1)
-    assert rate(550, schedule=schedule) == pytest.approx(3e-4 * 0.55)
-    assert rate(325, schedule=schedule) == pytest.approx(3e-4 * (0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2))
-    assert rate(1000, schedule=schedule) == pytest.approx(3e-5)
-    assert rate(2000, schedule=schedule) == pytest.approx(3e-5)
-
-
-def test_constant():
-    schedule = ScheduleSpec(kind="constant", warmup_steps=10)
-    assert [rate(step, schedule=schedule) for step in (10, 500, 1000)] == [3e-4] * 3
+@pytest.mark.parametrize(
+    ("schedule", "step", "part"),
+    [
+        (kind(), 1, 0.01),  # the first step trains
+        (kind(), 50, 0.5),
+        (kind(), 100, 1.0),
+        (kind(), 550, 0.55),
+        (kind(), 325, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2),
+        (kind(), 1000, 0.1),
+        (kind(), 2000, 0.1),
+        (kind("constant"), 1000, 1.0),
+        (kind("constant", 0), 1, 1.0),
+        (kind("warmup_stable_decay", decay_style="linear", min_ratio=0.0), 900, 1.0),  # the decay is a tenth of the run
+        (kind("warmup_stable_decay", decay_style="linear", min_ratio=0.0), 950, 0.5),
+        (kind("warmup_stable_decay", decay_style="linear", min_ratio=0.0), 1000, 0.0),
+    ],
+)
+def test_rates(schedule, step, part):
+    """Of 1,000 steps, as parts of the peak."""
+    assert rate(step, schedule=schedule) == pytest.approx(3e-4 * part)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1000, 100), (999, 99.9), (60, 6), (20_000, 2000)])
@@ -43,10 +49,6 @@ def test_a_short_run_warms_up_for_a_tenth_of_itself(steps, warmup):
     schedule = ScheduleSpec(kind="constant", warmup_steps=2000)
     assert rate(1, schedule=schedule, steps=steps) == pytest.approx(3e-4 / warmup)
     assert rate(math.ceil(warmup), schedule=schedule, steps=steps) == 3e-4
-
-
-def test_no_warm_up():
-    assert rate(1, schedule=ScheduleSpec(kind="constant", warmup_steps=0)) == 3e-4
 
 
 def test_only_samples_matter_not_how_steps_group_them():
@@ -124,11 +126,6 @@ def test_rates_are_those_of_transformers(schedule, name, theirs):
         assert rate(step, schedule=schedule, steps=100, peak=1.0) == pytest.approx(
             scheduler.get_last_lr()[0], rel=1e-12
         )
-
-
-def test_a_decay_of_no_stated_length_is_a_tenth_of_the_run():
-    schedule = ScheduleSpec(kind="warmup_stable_decay", decay_style="linear", warmup_steps=10, min_ratio=0.0)
-    assert [rate(step, schedule=schedule, peak=1.0) for step in (10, 900, 950, 1000)] == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_a_decay_that_is_longer_than_the_run_is_refused_before_a_file_is_written(tmp_path):

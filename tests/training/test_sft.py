@@ -14,15 +14,16 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from kit.emit.deepspeed import ds_config
-from kit.emit.megatron import megatron_settings
+from kit.engines import build_engine
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model, random_model
 from kit.errors import DataError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.run import DataSpec
+from kit.training.__main__ import _warn_of_random_weights, _where_to_resume
 from kit.training.checkpoint.convert import convert
+from kit.training.data import row_parts
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
@@ -75,7 +76,7 @@ def read(prefix: Path, tokenizer: Path, seq_length: int = 200) -> list[tuple[str
     loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     rows = Rows(IndexedTokens(prefix), "sft", seq_length, 1000)
     texts = []
-    for row in (rows[k] for k in range(len(rows))):
+    for row in rows.read_all(range(len(rows))):
         whole = [*row.inputs[:1], *np.where(row.labels == IGNORE_INDEX, [*row.inputs[1:], -1], row.labels)]
         counted = row.labels[row.labels != IGNORE_INDEX]
         texts.append((loaded.decode([t for t in whole if t >= 0]), loaded.decode(counted)))
@@ -87,52 +88,64 @@ def chat(*turns: str) -> dict[str, Any]:
     return {"messages": [{"role": ("user", "assistant")[k % 2], "content": turn} for k, turn in enumerate(turns)]}
 
 
+TALK = chat("Hi", "Hello!", "And?", "No.")
+PLAIN = "### user:\nHi\n\n### assistant:\nHello!</s>\n\n### user:\nAnd?\n\n### assistant:\nNo.</s>"
+AS_CHATML = (
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
+    "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+)
+
+
 class TestConversion:
-    def test_only_what_the_assistant_says_counts(self, tokenizer, tmp_path):
-        directory = templated(tokenizer, tmp_path / "t", CHATML)
-        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."), chat("a", "b"))
-        result = tokenise([source], directory, tmp_path / "out", objective="sft")
-        assert "2 rows for sft" in str(result)
-        (whole, counted), second = read(tmp_path / "out", directory)
-        assert whole.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>")
-        # The last newline is a token that nothing follows, but a label all the same.
-        assert counted == "Hello!<|im_end|>\nNo.<|im_end|>\n"
-        assert second[1] == "b<|im_end|>\n"
+    @pytest.mark.parametrize(
+        ("own", "asked", "row", "whole", "counted", "recorded"),
+        [
+            # The last newline is a token that nothing follows, but a label all the same.
+            (CHATML, None, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
+            (None, CHATML, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
+            (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", "### "),
+            (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", "### "),
+            (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
+        ],
+    )
+    def test_what_the_assistant_says_counts(
+        self, tokenizer, tmp_path, own, asked, row, whole, counted, recorded
+    ):  # fmt: skip
+        """By the tokenizer's template, or one that is asked for: of a file, or of kit. It is recorded."""
+        directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
+        if asked == CHATML:
+            asked = str(tmp_path / "my.jinja")
+            Path(asked).write_text(CHATML)
+        source = write(tmp_path / "x.jsonl", row, chat("a", "b") if "messages" in row else row)
+        done = tokenise([source], directory, tmp_path / "out", objective="sft", chat_template=asked)
+        assert "2 rows for sft" in str(done)
+        assert read(tmp_path / "out", directory)[0] == (whole, counted)
+        found = done.sidecar.chat_template
+        assert found is None if recorded is None else found.endswith(CHATML) or recorded in found.replace(CHATML, "")
 
-    def test_no_template_is_invented(self, tokenizer, tmp_path):
-        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
-        said = r"x\.jsonl:1 holds messages and the tokenizer has no chat template; give --chat-template FILE.* plain"
-        with pytest.raises(DataError, match=said):
-            tokenise([source], tokenizer, tmp_path / "out", objective="sft")
+    @pytest.mark.parametrize(
+        ("own", "asked", "row", "says"),
+        [
+            (None, None, TALK, r"x\.jsonl:1 holds messages and the tokenizer has no chat template; give .* plain"),
+            (None, "chatml", TALK, r"--chat-template chatml is no file of text; give .* or plain"),
+            (
+                "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}", None, TALK,
+                r"x\.jsonl:1: the chat template writes a turn differently",
+            ),
+            ("{{ raise_exception('no') }}", None, TALK, r"x\.jsonl:1: the chat template refuses these messages \(no"),
+            (None, None, {"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
+            (None, None, ["a"], r"x\.jsonl:1 holds a list; one JSON object a line is needed"),
+            (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "at least one role=assistant"),
+            (CHATML, None, {"messages": [{"role": "assistant"}]}, r"should be a list of \{role, content\}"),
+            (CHATML, None, {"messages": "a"}, "should be a list"),
+        ],
+    )  # fmt: skip
+    def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
+        directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
+        source = write(tmp_path / "x.jsonl", row)
+        with pytest.raises(DataError, match=says):
+            tokenise([source], directory, tmp_path / "out", objective="sft", chat_template=asked)
         assert not list(tmp_path.glob("out*"))
-        with pytest.raises(DataError, match=r"--chat-template chatml is no file of text; give .* or plain"):
-            tokenise([source], tokenizer, tmp_path / "out", objective="sft", chat_template="chatml")
-
-    def test_a_template_that_is_asked_for_replaces_the_tokenizers(self, tokenizer, tmp_path):
-        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
-        for name, directory in (("bare", tokenizer), ("own", templated(tokenizer, tmp_path / "t", CHATML))):
-            done = tokenise([source], directory, tmp_path / name, objective="sft", chat_template="plain")
-            ((whole, counted),) = read(tmp_path / name, directory)
-            assert whole == "### user:\nHi\n\n### assistant:\nHello!</s>\n\n### user:\nAnd?\n\n### assistant:\nNo.</s>"
-            assert counted == "Hello!</s>No.</s>"
-            assert "### " in done.sidecar.chat_template
-        (tmp_path / "my.jinja").write_text(CHATML)
-        file = str(tmp_path / "my.jinja")
-        done = tokenise([source], tokenizer, tmp_path / "file", objective="sft", chat_template=file, workers=2)
-        assert read(tmp_path / "file", tokenizer)[0][1] == "Hello!<|im_end|>\nNo.<|im_end|>\n"
-        assert done.sidecar.chat_template == CHATML
-
-    def test_the_tokenizers_own_template_is_recorded(self, tokenizer, tmp_path):
-        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
-        done = tokenise([source], templated(tokenizer, tmp_path / "t", CHATML), tmp_path / "out", objective="sft")
-        assert done.sidecar.chat_template == CHATML
-        pairs = write(tmp_path / "y.jsonl", {"prompt": "2+2=", "completion": "4"})
-        assert tokenise([pairs], tokenizer, tmp_path / "pairs", objective="sft").sidecar.chat_template is None
-
-    def test_prompt_and_completion(self, tokenizer, tmp_path):
-        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
-        tokenise([source], tokenizer, tmp_path / "out", objective="sft")
-        assert read(tmp_path / "out", tokenizer) == [("2+2=4</s>", "4</s>")]
 
     @pytest.mark.parametrize("adds", [False, True])
     def test_a_prompt_begins_as_the_tokenizer_begins_a_text(self, tokenizer, tmp_path, adds):
@@ -147,14 +160,6 @@ class TestConversion:
         tokenise([source], tmp_path / "t", tmp_path / "out", objective="sft")
         assert read(tmp_path / "out", tmp_path / "t") == [("<|im_start|>" * adds + "2+2=4</s>", "4</s>")]
 
-    def test_a_template_that_rewrites_history_is_refused(self, tokenizer, tmp_path):
-        forgetful = "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}"
-        directory = templated(tokenizer, tmp_path / "t", forgetful)
-        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
-        with pytest.raises(DataError, match=r"x\.jsonl:1: the chat template writes a turn differently"):
-            tokenise([source], directory, tmp_path / "out", objective="sft")
-        assert not list(tmp_path.glob("out*"))
-
     def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
         rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
         source = write(tmp_path / "x.jsonl", *rows)
@@ -165,34 +170,37 @@ class TestConversion:
             read(tmp_path / "out", tokenizer, seq_length=5)
 
     def test_pairs(self, tokenizer, tmp_path):
-        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"})
-        tokenise([source], tokenizer, tmp_path / "out", objective="seq2seq")
-        row = Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 8, 1000)[0]
-        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-        assert loaded.decode(row.source) == "ab"
-        assert loaded.decode(row.labels) == "cde"
-        assert row.inputs.tolist() == [0, *row.labels[:-1]]
-
-    def test_pairs_are_as_long_as_the_longer_of_the_two(self, tokenizer, tmp_path):
+        """They are as long as the longer of the two."""
         source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"})
         result = tokenise([source], tokenizer, tmp_path / "out", objective="seq2seq")
-        assert result.sidecar.longest == 6
-        samples = RowSamples(Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
+        assert (result.sidecar.longest, result.sidecar.decoder_start_token_id) == (6, 0)
+        samples = RowSamples(rows := Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
         assert [samples.length(index) for index in range(2)] == [3, 6]
+        (row,), loaded = rows.read_all([0]), PreTrainedTokenizerFast.from_pretrained(tokenizer)
+        assert (loaded.decode(row.source), loaded.decode(row.labels)) == ("ab", "cde")
+        assert row.inputs.tolist() == [0, *row.labels[:-1]]
         with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
             Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000)
 
-    @pytest.mark.parametrize(
-        ("row", "message"),
-        [
-            ({"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
-            ({"messages": [{"role": "user", "content": "a"}]}, "at least one role=assistant"),
-            ({"messages": "a"}, "should be a list"),
-        ],
-    )
-    def test_rows_of_another_form(self, tokenizer, tmp_path, row, message):
-        with pytest.raises(DataError, match=message):
-            tokenise([write(tmp_path / "x.jsonl", row)], tokenizer, tmp_path / "out", objective="sft")
+
+@pytest.mark.parametrize(
+    ("parts", "objective", "length", "kept", "learns"),
+    [
+        ([[1, 2], [3, 4], [5], [6]], "sft", None, [[1, 2], [3, 4], [5], [6]], True),
+        ([[1, 2], [3, 4], [5], [6]], "sft", 5, [[1, 2], [3, 4], [5], [6]], True),  # six tokens are five inputs
+        ([[1, 2], [3, 4], [5], [6]], "sft", 2, [[1, 2], [3]], True),
+        ([[1, 2], [3, 4], [5], [6]], "sft", 1, [[1, 2]], False),
+        ([[1, 2], [], [5], [6]], "sft", 9, [[1, 2], [], [5], [6]], True),  # what comes after keeps its place
+        ([[], [3, 4]], "sft", 9, [[], [3, 4]], True),
+        ([[], [3]], "sft", 9, [[], [3]], False),  # no token is before it
+        ([[1], [3]], "sft", 9, [[1], [3]], True),
+        ([[1, 2, 3], [4, 5, 6]], "seq2seq", 2, [[1, 2], [4, 5]], True),
+        ([[], [4, 5]], "seq2seq", 2, [[], [4, 5]], False),
+    ],
+)
+def test_rows_are_cut_at_their_end(parts, objective, length, kept, learns):
+    assert row_parts.shortened(parts, objective, length) == kept
+    assert row_parts.learns(kept, objective) == learns
 
 
 @pytest.mark.parametrize(("seq_length", "length"), [(12, 12), (20, 16)])
@@ -244,21 +252,10 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
 JOB = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
 
 
-def gradients_of_a_step(rundir: tiny.TinyRunDirectory, packing: bool) -> dict[str, Any]:
+def gradients_of_a_step(rundir: tiny.TinyRunDirectory) -> dict[str, Any]:
     """The first step of a run, with the data as the loop would feed it."""
-    if rundir.plan.layout.engine == "torch":
-        from kit.engines.torch.engine import TorchEngine as Engine
-    elif rundir.plan.layout.engine == "megatron":
-        from kit.engines.megatron.engine import MegatronEngine as Engine
-
-        rundir = dataclasses.replace(rundir, settings=megatron_settings(rundir.plan))
-    else:
-        from kit.engines.deepspeed.engine import DeepSpeedEngine as Engine
-
-        rundir = dataclasses.replace(rundir, settings=ds_config(rundir.plan))
-    run = dataclasses.replace(rundir.run, data=dataclasses.replace(rundir.run.data, packing=packing))
-    engine = Engine(rundir)
-    loss = engine.forward_backward(DataLoader.open(rundir.plan, run, engine).step(0))
+    engine = build_engine(runs.with_settings(rundir))
+    loss = engine.forward_backward(DataLoader.open(rundir.plan, rundir.run, engine).step(0))
     gradients = full_tensors(engine, StateKind.GRADIENT)
     engine.discard()
     engine.close()
@@ -303,16 +300,15 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
     samples = (PackedSamples if packing else RowSamples)(rows, tiny.SEQ_LENGTH)
     model = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
     model.save_pretrained(tmp_path / "hf")
-    data = DataSpec(train=str(tmp_path / "train"))
-    drawn = [training_batches(samples, data.seed, 0, DataParallelShard(1, 8, 0, 1))[k] for k in range(8)]
-    expected_tokens = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in drawn)
-    expected_loss, tokens = unpadded(model, rows_of(samples, rows, data.seed))
-    assert tokens == expected_tokens
+    data = DataSpec(train=str(tmp_path / "train"), packing=packing)
+    drawn = [order(data.seed, len(samples), k) for k in range(8)]
+    numbers = [row for index in drawn for row in samples._packs[index]] if packing else drawn
+    expected_loss, tokens = unpadded(model, rows.read_all(numbers))
     for layout in layouts:
         accumulation = 4 // layout.get("dp", 1)
         plan = tiny.plan(spec, job=JOB, micro_batch_size=2, gradient_accumulation_steps=accumulation, **layout)
         rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"), data=data)
-        found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir, packing)[0]
+        found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir)[0]
         assert found["loss"].tokens == tokens
         assert found["loss"].mean == pytest.approx(expected_loss, rel=1e-6)
         for name, parameter in model.named_parameters():
@@ -320,38 +316,16 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
             assert difference < 1e-5, (layout, name)
 
 
-def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
-    """The rows of a run's first eight samples."""
-
-    drawn = [order(seed, len(samples), k) for k in range(8)]
-    if isinstance(samples, PackedSamples):
-        return [rows[row] for index in drawn for row in samples._packs[index]]
-    return [rows[index] for index in drawn]
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_run_counts_tokens_and_neither_padding_nor_labels(tmp_path):
-    """Tokens seen and tokens per second are of all tokens of rows, contexts too; the loss is of the labels."""
-    rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
-    data = DataSpec(train=str(tmp_path / "train"))
-    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(job=JOB, micro_batch_size=2), data=data, steps=2)
-    summary = runs.run(rundir, export_at_end=False)
-    lengths = [int(rows.lengths[order(data.seed, len(rows), k)]) for k in range(4)]
-    assert summary.tokens_seen == sum(lengths) < 2 * 2 * tiny.SEQ_LENGTH
-    for line, found in zip(runs.steps(rundir), (sum(lengths[:2]), sum(lengths[2:])), strict=True):
-        assert 0 < line["tokens"] < found
-        assert line["tokens_per_s"] * line["step_time_s"] == pytest.approx(found)
-
-
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"engine": "megatron", "implementation": "local", "tp": 2}], ids=str)
-def test_padding_is_counted_over_all_ranks(tmp_path, layout):
-    """Each position once, though the ranks of a tensor-parallel group read the same."""
+def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
+    """Each position once, though the ranks of a tensor-parallel group read the same. Tokens seen and tokens per second
+    are of all tokens of rows, contexts too; the loss is of the labels."""
     rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
     plan = tiny.plan(job=JOB, micro_batch_size=2, gradient_accumulation_steps=2, **layout)
     data, dp = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1)
     rundir = tiny.run_directory(tmp_path / "run", plan, data=data, steps=2)
-    pool(plan.layout.engine, 2).run(runs.run_any, rundir)
-    samples = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron")
+    summary = pool(plan.layout.engine, 2).run(runs.run_any, rundir)[1]
+    samples, seen = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron"), 0
     for step, row in enumerate(runs.steps(rundir)):
         size = plan.layout.global_batch_size
         batches = [
@@ -363,6 +337,9 @@ def test_padding_is_counted_over_all_ranks(tmp_path, layout):
         real = sum(int(rows.lengths[samples.drawn(data.seed, step * size + k)]) for k in range(size))
         assert 0 < row["padding_fraction"] == pytest.approx(1 - real / positions)
         assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(real)
+        assert 0 < row["tokens"] < real
+        seen += real
+    assert summary.tokens_seen == seen
 
 
 def test_packing_is_of_rows_alone(tmp_path):
@@ -407,17 +384,40 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
     assert "| chat template | [chat_template.jinja](chat_template.jinja) |" in card("org/name", exchange)
 
 
-def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys):
-    from kit.training.__main__ import _warn_of_random_weights
+@pytest.mark.parametrize(
+    ("objective", "resume", "saved", "said"),
+    [
+        ("sft", None, False, True),
+        ("sft", "auto", False, True),  # there is no checkpoint yet
+        ("sft", "auto", True, False),
+        ("sft", None, True, True),
+        ("sft", "exchange", False, False),
+        ("pretrain", None, False, False),
+    ],
+)
+def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys, objective, resume, saved, said):
+    plan = tiny.plan(tiny.model(), job={"objective": objective})
+    if saved:
+        (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    for model_path, warned in ((None, said), (str(tmp_path), False)):
+        _warn_of_random_weights(tiny.run_directory(tmp_path / "run", plan, model_path=model_path), resume)
+        assert ("training starts from RANDOM weights" in capsys.readouterr().err) == warned
 
-    for objective, model_path, resume, said in (
-        ("sft", None, None, True),
-        ("sft", None, "auto", True),  # there is no checkpoint yet
-        ("sft", None, "exchange", False),
-        ("sft", str(tmp_path), None, False),
-        ("pretrain", None, None, False),
-    ):
-        job = {"objective": objective}
-        rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(), job=job), model_path=model_path)
-        _warn_of_random_weights(rundir, resume)
-        assert ("training starts from RANDOM weights" in capsys.readouterr().err) == said
+
+@pytest.mark.parametrize(
+    ("restarts", "saved", "asked", "resume"),
+    [
+        ("0", True, None, None),
+        ("0", True, "exchange", "exchange"),
+        ("1", True, "exchange", "auto"),
+        ("1", False, "exchange", "exchange"),  # it has not come to a checkpoint of its own
+        ("1", False, None, "auto"),
+    ],
+)
+def test_restarted_by_torchrun_a_run_goes_on_from_its_own_checkpoint(
+    tmp_path, monkeypatch, restarts, saved, asked, resume
+):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    if saved:
+        (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    assert _where_to_resume(tiny.run_directory(tmp_path), asked) == resume

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,17 +13,16 @@ import time
 
 import pytest
 
-from kit.specs.run import LimitsSpec
-from kit.training.stopping import HUNG_CODE, Reason, Stopping, watchdog
+from kit.emit.run_directory import write
+from kit.specs.run import CheckpointSpec, LimitsSpec
+from kit.training.__main__ import main
+from kit.training.data.loader import DataLoader
+from kit.training.stopping import HUNG_CODE, Reason, Stopping, repeatedly, watchdog
 from tests.support import tiny
 from tests.support.workers import WorkerError, pool
 from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
-
-
-def events(rundir):
-    return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,16 @@ def test_the_time_limit_counts_from_the_start_of_the_process():
 @one_process
 class TestARunThatIsStopped:
     def test_the_time_limit(self, tmp_path, capsys):
-        whole, rundir = (
-            runs.prepare(tmp_path / "whole"),
-            runs.prepare(tmp_path / "run", limits=LimitsSpec(max_minutes=1)),
-        )
-        runs.run(whole)
+        rundir = runs.prepare(tmp_path / "run", limits=LimitsSpec(max_minutes=1))
         summary = runs.run(rundir, started=time.monotonic() - 60)
         assert (summary.step, summary.stopped) == (1, "run.limits.max_minutes is over")
         assert (rundir.path / "stopped").read_text() == "run.limits.max_minutes is over\n"
         assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
-        assert [(event["event"], event["step"]) for event in events(rundir)] == [("stopped", 1)]
+        assert [(event["event"], event["step"]) for event in runs.events(rundir)] == [("stopped", 1)]
         assert "stopping after step 1 with a checkpoint" in capsys.readouterr().out
         summary = runs.run(rundir, resume="auto")
         assert (summary.step, summary.stopped) == (6, None)
         assert not (rundir.path / "stopped").exists()
-        assert runs.metrics(rundir) == runs.metrics(whole)
 
     def test_a_signal_between_two_saves(self, tmp_path, monkeypatch):
         from kit.training.data.loader import DataLoader
@@ -120,30 +115,97 @@ class TestARunThatIsStopped:
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(self, *arguments)
 
-        whole, rundir = runs.prepare(tmp_path / "whole"), runs.prepare(tmp_path / "run")
-        runs.run(whole)
+        rundir = runs.prepare(tmp_path / "run")
         monkeypatch.setattr(DataLoader, "step", step)
         # Ranks exchange their state after backward: the step whose data was being read is the last.
         assert runs.run(rundir).step == 3
-        assert runs.run(rundir, resume="auto").step == 6
-        assert runs.metrics(rundir) == runs.metrics(whole)
 
 
-def _signalled(rundir, rank_to_signal):
-    """A signal to one rank alone, by a timer that knows nothing of steps."""
-    import torch.distributed as dist
+@pytest.fixture
+def worker(tmp_path, monkeypatch, capsys):
+    """A function that runs a rank as a launcher would, in this process, and returns its exit code and what it says.
+    ``happens`` is called when the data of the third step are read."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    source = runs.prepare(tmp_path / "source")
+    data = dataclasses.replace(source.run.data, wrap=True)
 
-    if dist.get_rank() == rank_to_signal:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    return runs.run_any(rundir)
+    def work(*words, happens=None, plan=source.plan, **run):
+        if not (tmp_path / "run").exists():
+            spec = {"checkpoint": CheckpointSpec(every_steps=2), "data": data, "steps": 4} | run
+            write(plan, dataclasses.replace(source.run, **spec), tmp_path / "run")
+        real = DataLoader.step
+
+        def step(self, position, size=None):
+            if position == 4 and happens is not None:
+                happens(tmp_path / "run")
+            return real(self, position, size)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DataLoader, "step", step)
+            code = main([str(tmp_path / "run"), *words])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return work
 
 
-def test_all_ranks_stop_after_the_same_step(tmp_path):
-    rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2), steps=2000)
-    one, other = pool("torch", 2).run(_signalled, rundir, 1)
-    assert one.step == other.step < 2000
-    assert one.stopped == other.stopped == "SIGTERM"
-    assert runs.names(rundir.path / "checkpoints")[-1] == f"step-{one.step:08d}"
+@pytest.mark.parametrize(
+    ("number", "code", "why"),
+    [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGUSR1, 75, "SIGUSR1"), (signal.SIGINT, 130, "Ctrl-C")],
+)
+def test_a_worker_that_is_stopped_says_how_to_go_on(worker, tmp_path, number, code, why):
+    found, said = worker(happens=lambda run: os.kill(os.getpid(), number))
+    run = tmp_path / "run"
+    assert (found, (run / "stopped").read_text()) == (code, f"{why}\n")
+    assert f"saved {run}/checkpoints/step-00000003; to go on:\nkit train {run} --resume auto\n" in said
+    assert (run / "checkpoints" / "step-00000003" / "manifest.json").exists()
+    assert not (run / "run.lock").exists()
+    code, said = worker("--resume", "auto", "--stop-at-step", "4", "--profile", "4")
+    assert code == 0
+    assert "resumed after step 3\n" in said
+    assert "profile of step 4 " in said
+    assert not (run / "stopped").exists()
+
+
+def test_a_worker_counts_its_data(worker):
+    code, said = worker(steps=None, plan=tiny.plan(job={"total_tokens": None, "epochs": 0.1}))
+    assert code == 0
+    assert re.search(r"^\d+ steps: 0\.1\d* epochs of \d+ windows$", said, re.MULTILINE)
+
+
+def test_a_worker_announces_what_was_changed_by_hand(worker, tmp_path):
+    worker("--stop-at-step", "1")
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    (tmp_path / "run" / "run.yaml").write_text(text.replace("steps: 4", "steps: 3"))
+    code, said = worker("--resume", "auto")
+    assert (code, "honoured edit: " in said) == (0, True)
+    assert "step 3/3" in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "happens", "code", "says"),
+    [
+        ({"WORLD_SIZE": "2"}, (), None, 2, "error: 2 processes were started where the plan has 1; start it with"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, (), None, 2, "error on rank 1: 2 processes were started"),
+        ({}, ("--resume", "/nowhere"), None, 2, "error: /nowhere is not a checkpoint"),
+        ({}, ("--min-nodes", "2"), None, 2, "error: 2 of 1 nodes: must be from 1 to 1"),
+        ({}, (), lambda run: (run / "metrics.jsonl").unlink(), 74, "lacks 4 of the 4 steps of this run"),
+    ],
+)
+def test_a_worker_that_fails_says_why_in_a_line(worker, monkeypatch, environment, words, happens, code, says):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found, said = worker(*words, happens=happens)
+    assert (found, says in said, "Traceback" in said) == (code, True, False), said
+
+
+def test_a_worker_without_its_gpu_says_so(worker):
+    gpu = dataclasses.replace(tiny.cluster().gpu, device="cuda", name="H100")
+    plan = dataclasses.replace(tiny.plan(), cluster=dataclasses.replace(tiny.cluster(), gpu=gpu))
+    code, said = worker(plan=plan)
+    assert code == 2
+    assert "error: the plan is for H100 and torch sees no CUDA device; install torch's CUDA build" in said
 
 
 def _hanging(rundir, directory):
@@ -200,7 +262,10 @@ def test_the_watchdog_barks_once_and_not_at_a_run_that_lives(tmp_path):
     assert dog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
 
 
-def test_without_a_limit_nothing_is_watched(tmp_path):
-    before = threading.active_count()
+def test_without_a_limit_nothing_is_watched_and_what_is_done_is_waited_for(tmp_path):
+    before, done = threading.active_count(), []
     with watchdog(None, tmp_path, 0):
         assert threading.active_count() == before
+    with repeatedly(0.01, lambda: time.sleep(0.2) or bool(done.append(1)), threading.Event()):
+        time.sleep(0.1)
+    assert (done, threading.active_count()) == ([1], before)

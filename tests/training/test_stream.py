@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def test_blocks_are_shuffled_by_the_seed(tmp_path):
 class TestBookmarks:
     """A reader that begins at the bookmarks of another reads what the other goes on to read."""
 
-    @pytest.mark.everyday("1-1-0-jsonl")
+    @pytest.mark.everyday("2-4-3-jsonl", "3-3-2-parquet")
     @pytest.mark.parametrize("kind", READERS)
     @pytest.mark.parametrize(("files", "streams", "block"), [(1, 1, 0), (5, 2, 8), (2, 4, 3), (3, 2, 1000), (3, 3, 2)])
     def test_from_every_place(self, tmp_path, kind, files, streams, block, monkeypatch):
@@ -112,64 +111,51 @@ class TestBookmarks:
                 assert (there.read(ahead) == windows[ahead]).all()
 
     def test_little_is_read_again(self, tmp_path, monkeypatch):
-        files = write(tmp_path, "jsonl", texts(400), 2)
-        data = spec(tmp_path, files, streams=2, shuffle_block=10)
-        here, read = samples(data), []
-        for position in range(200):
-            here.read(position)
-        place = here.place(200)
-        real = StreamSource.documents
+        """A document once by who reads on; after a resume those of a block or two of a stream; else all before."""
+        files, read = write(tmp_path, "jsonl", texts(400), 2), []
+        data, real = spec(tmp_path, files, streams=2, shuffle_block=10), StreamSource.documents
 
         def documents(self, file, start, *share):
             for number, text in real(self, file, start, *share):
-                read.append(number)
+                read.append((file, number))
                 yield number, text
 
         monkeypatch.setattr(StreamSource, "documents", documents)
-        there = samples(data)
+        here = samples(data)
+        for position in range(200):
+            here.read(position)
+        assert len(read) == len(set(read)) > 100
+        there, place = samples(data), here.place(200)
         there.resume(place)
+        read.clear()
         assert (there.read(200) == here.read(200)).all()
-        assert len(read) <= 30
+        assert len(read) <= 50
         read.clear()
         assert (samples(data).read(200) == here.read(200)).all()
         assert len(read) > 80
-
-    @pytest.mark.parametrize("fault", ["document", "offset", "clock"])
-    def test_a_planted_fault_is_noticed(self, tmp_path, fault, monkeypatch):
-        """A bookmark off by one document, tokens left over from the block before dropped, a shuffle by the clock."""
-        data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS, 2), streams=2, shuffle_block=10)
-        here = samples(data)
-        windows = [here.read(position) for position in range(120)]
-        place = here.place(100)
-        if fault == "clock":
-            monkeypatch.setattr(stream_module, "order", lambda seed, n, k: (k + time.time_ns()) % n)
-        else:
-            faulty = {"document": lambda mark: mark.document + 1, "offset": lambda mark: 0}[fault]
-            marks = tuple(dataclasses.replace(mark, **{fault: faulty(mark)}) for mark in place.bookmarks)
-            place = dataclasses.replace(place, bookmarks=marks)
-        there = samples(data)
-        there.resume(place)
-        assert any((there.read(position) != windows[position]).any() for position in range(100, 104))
 
     def test_what_differs_is_named(self, tmp_path):
         files = write(tmp_path, "jsonl", DOCUMENTS, 3)
         data = spec(tmp_path, files, streams=2)
         place = samples(data).place(0)
 
-        def refused(match, files=files, directory=tmp_path, **options):
+        def refused(match, files=files, **options):
             with pytest.raises(CheckpointError, match=match):
-                samples(spec(directory, files, **({"streams": 2} | options))).resume(place)
+                samples(spec(tmp_path, files, **({"streams": 2} | options))).resume(place)
 
         samples(data).resume(place)
-        refused(r"streams=2, and this run has 1", streams=1)
-        refused(r"data\.seed=1234, and this run has 5", seed=5)
-        refused(r"shuffle_block=1000, and this run has 0", shuffle_block=0)
-        refused(r"of 3 files, and there are 2", files[:2])
-        refused(r"other files: .*part-1\.jsonl", [files[1], files[0], files[2]])
+        other = save_tokenizer(tmp_path / "other" / "tokenizer", [*"abc"])
+        for match, options in (
+            (r"streams=2, and this run has 1", {"streams": 1}),
+            (r"data\.seed=1234, and this run has 5", {"seed": 5}),
+            (r"shuffle_block=1000, and this run has 0", {"shuffle_block": 0}),
+            (r"of 3 files, and there are 2", {"files": files[:2]}),
+            (r"other files: .*part-1\.jsonl", {"files": [files[1], files[0], files[2]]}),
+            (r"tokenizer=tokenizer \(\w+\), and this run has tokenizer \(", {"tokenizer": str(other)}),
+        ):
+            refused(match, **options)
         os.utime(files[1], ns=(1, 1))
         refused(r"other files: .*part-1\.jsonl has another name, size, time or ETag; restore it")
-        other = save_tokenizer(tmp_path / "other" / "tokenizer", [*"abc"])
-        refused(r"tokenizer=tokenizer \(\w+\), and this run has tokenizer \(", tokenizer=str(other))
 
 
 def test_windows_in_any_order(tmp_path):
@@ -205,6 +191,7 @@ class TestObjectStorage:
         with s3_server("bucket") as server:
             yield server
 
+    @pytest.mark.everyday("parquet")
     @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
     def test_a_rank_requests_its_share_and_keeps_no_copy(self, s3, tmp_path, kind, monkeypatch):
         cache = tmp_path / "cache"
@@ -250,11 +237,6 @@ class TestObjectStorage:
             open_source(spec(tmp_path, ["s3://bucket/part.jsonl.gz"]).stream)
 
 
-def read_all(data: DataSpec) -> list[np.ndarray]:
-    found = samples(data)
-    return [found.read(position) for position in range(120)]
-
-
 class TestBadInput:
     def test_the_end_without_wrap(self, tmp_path, pair):
         data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS), streams=1, shuffle_block=0, wrap=False)
@@ -281,36 +263,33 @@ class TestBadInput:
         data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS))
         changed = dataclasses.replace(data, stream=dataclasses.replace(data.stream, **change))
         with pytest.raises(DataError, match=match):
-            read_all(changed)
+            samples(changed).read_all(range(120))
 
     def test_another_vocabulary_and_a_damaged_row(self, tmp_path):
         data = spec(tmp_path, files := write(tmp_path, "jsonl", DOCUMENTS))
         with pytest.raises(DataError, match="the model's vocabulary ends at 49"):
             stream_module.StreamSamples(data, 32, 50)
-        files[0].write_text('{"text": "w1"}\n{"text": null}\n')
-        with pytest.raises(DataError, match=r"part-0\.jsonl: row 1 has no text"):
-            samples(data).read(0)
-        files[0].write_text('{"text": "w1"}\nno json\n')
-        with pytest.raises(DataError, match=r"cannot be read"):
-            samples(data).read(0)
+        for row, match in (('{"text": null}', r"part-0\.jsonl: row 1 has no text"), ("no json", "cannot be read")):
+            files[0].write_text(f'{{"text": "w1"}}\n{row}\n')
+            with pytest.raises(DataError, match=match):
+                samples(data).read(0)
 
-    def test_of_the_recipe(self, tmp_path):
-        stream = StreamSpec(path="json", data_files=("x.jsonl",), tokenizer="t")
-        for change, match in (
-            ({"train": "a"}, "train=a and stream are both there"),
-            ({"blend": {"a": BlendedSetSpec(path="a", weight=1)}}, "blend and stream are both there"),
-            ({"packing": True}, "packing with stream"),
-        ):
-            with pytest.raises((SpecError, ValueError), match=match):
-                DataSpec(stream=stream, **change)
-        for change, match in (
-            ({"split": "train[:10]"}, r"split=train\[:10\] is not one whole split"),
-            ({"path": "./x"}, r"path=\./x is a file or directory; use path=json or parquet or text"),
-            ({"data_files": ()}, "path=json without data_files"),
-            ({"data_files": ("s3://key:secret@bucket/x",)}, "holds credentials"),
-        ):
-            with pytest.raises((SpecError, ValueError), match=match):
-                dataclasses.replace(stream, **change)
+    @pytest.mark.parametrize(
+        ("of_data", "of_stream", "match"),
+        [
+            ({"train": "a"}, {}, "train=a and stream are both there"),
+            ({"blend": {"a": BlendedSetSpec(path="a", weight=1)}}, {}, "blend and stream are both there"),
+            ({"packing": True}, {}, "packing with stream"),
+            ({}, {"split": "train[:10]"}, r"split=train\[:10\] is not one whole split"),
+            ({}, {"path": "./x"}, r"path=\./x is a file or directory; use path=json or parquet or text"),
+            ({}, {"data_files": ()}, "path=json without data_files"),
+            ({}, {"data_files": ("s3://key:secret@bucket/x",)}, "holds credentials"),
+        ],
+    )
+    def test_of_the_recipe(self, of_data, of_stream, match):
+        stream = {"path": "json", "data_files": ("x.jsonl",), "tokenizer": "t"}
+        with pytest.raises((SpecError, ValueError), match=match):
+            DataSpec(stream=StreamSpec(**(stream | of_stream)), **of_data)
 
 
 def test_the_last_bookmark_of_each_stream():

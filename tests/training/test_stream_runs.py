@@ -6,24 +6,21 @@ import dataclasses
 import json
 import os
 import subprocess
-import time
 
 import numpy as np
 import pytest
 
 import kit
-from kit.errors import CheckpointError, DataError, SpecError
+from kit.errors import DataError, SpecError
 from kit.specs.run import CheckpointSpec, RunSpec, StabilitySpec
 from kit.training import loop
 from kit.training.checkpoint.counters import Counters
 from kit.training.data.loader import DataLoader
 from kit.training.data.stream_source import StreamSource
-from kit.training.loop import train
 from tests.support import runs as started
 from tests.support import tiny
 from tests.support.assets import RECIPE
 from tests.support.workers import pool
-from tests.system.kills.processes import Job
 from tests.test_bad_input import answer
 from tests.training import runs
 from tests.training.streamed import samples, spec, texts, write
@@ -62,21 +59,14 @@ def documents_read(rundir, stop_at_step=None, resume=None, forget=False):
     return len(read)
 
 
-def export(rundir, steps):
-    """So many steps, and their exchange checkpoint."""
-    from kit.engines import build_engine
-
-    train(build_engine(runs.with_settings(rundir)), rundir, stop_at_step=steps)
-
-
-@pytest.mark.nightly
+@pytest.mark.everyday("torch")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
     engine = layout["engine"]
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
     alone = runs.prepare(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), data=data, steps=24)
-    pool("torch", 1).run(export, alone, 6)
+    pool("torch", 1).run(runs.run, alone, 6)
     first = alone.path / "checkpoints" / "exchange-step-00000006"
 
     def prepared(name):
@@ -145,7 +135,7 @@ def test_without_wrap_it_ends_and_a_checkpoint_is_there(tmp_path, data):
         assert runs.run(ended, resume="auto").step == last
 
 
-def words(data, steps=12):
+def words(data):
     stream = {**dataclasses.asdict(data.stream), "data_files": list(data.stream.data_files)}
     model = ("num_layers=2", "hidden_size=32", "ffn_hidden_size=64", "head_dim=8", "vocab_size=128")
     return [
@@ -161,30 +151,15 @@ def words(data, steps=12):
         "run.data.train=null",
         "run.data.validation=null",
         *(f"run.data.stream.{key}={json.dumps(value)}" for key, value in stream.items()),
-        f"run.steps={steps}",
+        "run.steps=12",
         "run.checkpoint.every_steps=3",
         "run.logging.every_steps=1",
         "run.logging.gradients_at_steps=[]",
     ]
 
 
-@pytest.mark.nightly
-def test_kill_9_and_resume_auto(tmp_path, data):
-    """Of the ranks that a launcher starts, in the middle of the stream."""
-    whole, killed = (started.emit(RECIPE, tmp_path / name, words(data, 40)) for name in ("whole", "killed"))
-    assert Job.start(whole.path).wait() == [0, 0]
-    job, log = Job.start(killed.path), killed.path / "metrics.jsonl"
-    while not log.exists() or len(log.read_text().splitlines()) < 8:
-        assert job.alive
-        time.sleep(0.01)
-    job.kill([0, 1])
-    assert len(log.read_text().splitlines()) < 40
-    assert Job.start(killed.path, "--resume", "auto").wait() == [0, 0]
-    assert runs.metrics(killed) == runs.metrics(whole)
-
-
 class TestBeforeAProcessStarts:
-    def test_what_the_sources_lack(self, tmp_path, data, capsys, monkeypatch):
+    def test_what_the_sources_and_this_machine_lack(self, tmp_path, data, capsys, monkeypatch):
         rundir = started.emit(RECIPE, tmp_path / "run", words(data))
         run = (rundir.path / "run.yaml").read_text()
         assert str(tmp_path) not in run  # paths are relative
@@ -197,9 +172,6 @@ class TestBeforeAProcessStarts:
             assert old in run
             (rundir.path / "run.yaml").write_text(run.replace(old, new))
             assert said in answer(["train", str(rundir.path)], capsys, monkeypatch)
-
-    def test_a_missing_package(self, tmp_path, data, capsys, monkeypatch):
-        rundir = started.emit(RECIPE, tmp_path / "run", words(data))
         monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
         found = answer(["train", str(rundir.path)], capsys, monkeypatch)
         assert "run.data.stream needs datasets" in found
@@ -219,13 +191,3 @@ class TestBeforeAProcessStarts:
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
             assert done.returncode == code
             assert ("Megatron-LM reads .bin/.idx pairs only" in done.stderr) == bool(code)
-
-
-@one_process
-def test_bookmarks_of_other_sources_are_refused(tmp_path, data):
-    rundir = runs.prepare(tmp_path / "run", data=data, steps=4)
-    runs.run(rundir, stop_at_step=2)
-    with open(data.stream.data_files[1], "a") as file:
-        file.write('{"n": 0, "text": "w1"}\n')
-    with pytest.raises(CheckpointError, match=r"other files: .*part-1\.jsonl has another name, size, time or ETag"):
-        runs.run(rundir, resume="auto")

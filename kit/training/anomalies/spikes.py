@@ -71,7 +71,7 @@ class SpikeDetector:
     def _check(self, name: str, value: float, window: Collection[float], action: SpikeAction) -> StepDecision:
         if not math.isfinite(value):
             return StepDecision(self._spec.not_finite, "not finite", f"{name} is {value}")
-        if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
+        if action == "off" or len(window) < self._spec.window_steps // 4:
             return OK
         median = statistics.median(window)
         distance = statistics.median(abs(earlier - median) for earlier in window)

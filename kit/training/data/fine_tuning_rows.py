@@ -73,10 +73,6 @@ class Rows:
         """Number of tokens of all rows, as ``kit convert data`` counts them."""
         return len(self._tokens)
 
-    def __getitem__(self, index: int) -> Row:
-        """Read one row."""
-        return self.read_all([index])[0]
-
     def read_all(self, indices: Sequence[int]) -> list[Row]:
         """Read rows, all at once."""
         found = self._tokens.read_all([self._range(index) for index in indices])

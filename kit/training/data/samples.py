@@ -92,12 +92,6 @@ class GptSamples(Samples):
         """Number of input tokens."""
         return self._length * self._seq_length
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, labels), int64, (seq_length,) each; labels are already shifted."""
-        window = self._tokens.read(index * self._seq_length, self._seq_length + 1)
-        self._tokens.check_token_id(int(window.max()), self._vocab_size)
-        return window[:-1], window[1:]
-
     def length(self, index: int) -> int:
         """The sequence length, for all samples."""
         return self._seq_length
