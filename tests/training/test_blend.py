@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kit.engines.torch.engine import TorchEngine
+from kit.engines.base import IGNORE_INDEX
 from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws
@@ -15,7 +15,6 @@ from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
-from kit.training.loop import train
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
@@ -93,9 +92,13 @@ def test_every_set_goes_through_its_own_epochs(tmp_path):
         assert found == [order(7, len(part), k) for k in range(len(found))]
     for weight, found in zip(WEIGHTS.values(), seen, strict=True):
         assert abs(len(found) - 600 * weight / sum(WEIGHTS.values())) < 1
-    (window,) = samples.micro_batches([[starts[1], starts[2] + 1]])
-    assert (window.labels[0].numpy() == parts[1][0][1]).all()
-    assert (window.labels[1].numpy() == parts[2][1][1]).all()
+    mixed, masked, own = samples.micro_batches([[starts[1], starts[2] + 1], [starts[1], None], [starts[2], starts[2]]])
+    for row, (part, number) in zip(mixed.labels, ((1, 0), (2, 1)), strict=True):
+        assert row.tolist() == parts[part].micro_batches([[number]])[0].labels[0].tolist()
+    assert (masked.labels == IGNORE_INDEX).all(dim=1).tolist() == [False, True]
+    assert [each.data_set for each in (mixed, masked, own)] == [None, None, 2]
+    assert [samples.length(starts[number]) for number in range(3)] == [32] * 3
+    assert samples.num_tokens == 32 * len(samples) == 32 * sum(map(len, parts))
 
 
 LAYOUTS = [
@@ -105,51 +108,34 @@ LAYOUTS = [
 ]
 
 
-def start_and_export(rundir):
-    """Two steps, and their exchange checkpoint: weights from which every engine can start."""
-    train(TorchEngine(rundir), rundir, stop_at_step=2)
-
-
-@pytest.mark.nightly
-def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
-    """On two processes, bit for bit; the curves of the engines are one curve, which other data do not have."""
-    paths, curves = sets(tmp_path), []
-    start = runs.prepare(tmp_path / "start", tiny.plan(dp=2), data=DataSpec(blend=blended(paths)))
-    pool("torch", 2).run(start_and_export, start)
-
-    logging = LoggingSpec(gradient_norms_every_steps=2)
-
-    def losses(layout, name, data, *stops):
-        engine = layout["engine"]
-        plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
-        rundir = runs.prepare(tmp_path / engine / name, plan, data=data, logging=logging)
-        for stop, resume in zip((*stops, None), (start.path, *("auto" for _ in stops)), strict=True):
-            pool(engine, 2).run(runs.run_any, rundir, stop, resume)
-        rows = runs.metrics(rundir)
-        for row in rows:
-            assert (row["grad_norms"] is None) == bool(row["step"] % 2)
-            if groups := row["grad_norms"]:
-                assert {"self_attn", "mlp", "embed_tokens", "lm_head"} < groups.keys()
-                assert sum(norm**2 for norm in groups.values()) == pytest.approx(row["grad_norm"] ** 2, rel=1e-5)
-            if data.blend:
-                first = plan.layout.global_batch_size * (row["step"] - 1)
-                draws = Draws([part.weight for part in data.blend.values()])
-                counts = Counter(list(data.blend)[draws(first + k)[0]] for k in range(plan.layout.global_batch_size))
-                assert row["set_losses"].keys() == counts.keys()
-                mean = sum(counts[name] * loss for name, loss in row["set_losses"].items()) / counts.total()
-                assert mean == pytest.approx(row["loss"], rel=1e-6)
-        return [row["loss"] for row in rows] + [row["set_losses"] for row in rows if data.blend]
-
-    for layout in LAYOUTS:
-        curves.append(losses(layout, "whole", start.run.data))
-        assert losses(layout, "stopped", start.run.data, 4) == curves[-1]
-    assert len(curves[0]) == 2 * 4
-    for curve in curves[1:]:
-        for ours, theirs in zip(curve, curves[0], strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-5)
-    even = {name: BlendedSetSpec(path=path, weight=1) for name, path in paths.items()}
-    for other in (DataSpec(train=paths["web"]), DataSpec(blend=even)):
-        assert losses(LAYOUTS[0], str(hash(other)), other) != curves[0]
+@pytest.mark.everyday("torch")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
+def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path, layout):
+    """On two processes, bit for bit, with the curve of one process of torch, whose micro batches are of mixed sets.
+    Losses of sets and norms of groups are over both ranks."""
+    engine, data = layout["engine"], DataSpec(blend=blended(sets(tmp_path)))
+    alone = runs.prepare(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), data=data)
+    pool("torch", 1).run(runs.run, alone, 2)
+    plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
+    whole, stopped = (
+        runs.prepare(tmp_path / name, plan, data=data, logging=LoggingSpec(gradient_norms_every_steps=2))
+        for name in ("whole", "stopped")
+    )
+    for rundir, stop, resume in ((whole, None, alone.path), (stopped, 4, alone.path), (stopped, None, "auto")):
+        pool(engine, 2).run(runs.run_any, rundir, stop, resume)
+    assert runs.metrics(stopped) == runs.metrics(whole)
+    pool("torch", 1).run(runs.run_any, alone, None, "auto")
+    draws = Draws(list(WEIGHTS.values()))
+    for row, theirs in zip(runs.metrics(whole), runs.metrics(alone)[2:], strict=True):
+        assert row["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert (row["grad_norms"] is None) == bool(row["step"] % 2)
+        if groups := row["grad_norms"]:
+            assert {"self_attn", "mlp", "embed_tokens", "lm_head"} < groups.keys()
+            assert sum(norm**2 for norm in groups.values()) == pytest.approx(row["grad_norm"] ** 2, rel=1e-5)
+        counts = Counter(list(WEIGHTS)[draws(4 * (row["step"] - 1) + k)[0]] for k in range(4))
+        assert row["set_losses"].keys() == counts.keys()
+        mean = sum(counts[name] * loss for name, loss in row["set_losses"].items()) / counts.total()
+        assert mean == pytest.approx(row["loss"], rel=1e-6)
 
 
 @pytest.mark.usefixtures("one_process")

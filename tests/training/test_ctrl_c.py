@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -98,25 +97,6 @@ def test_every_engine_finishes_the_step_and_saves(case, tmp_path, data):
     code, said = job.end()
     assert code == 130, said
     check_saved(run, said)
-
-
-@pytest.mark.nightly
-def test_the_printed_command_goes_on_after_the_last_step(tmp_path, data):
-    """One process and no launcher."""
-    run = emit(CASES_BY_NAME["torch-ddp"], tmp_path / "run", data, LONG, "cluster=1xcpu").path
-    job = trained_until_step(run, 4, "--resume", "auto")
-    job.press_ctrl_c()
-    code, said = job.end()
-    assert code == 130, said
-    last = check_saved(run, said)
-    assert said.startswith(f"--resume auto: no checkpoint of this run in {run}/checkpoints: starting at step 1\n")
-    (printed,) = re.findall(r"^kit (.*)$", said, re.MULTILINE)
-    job = OnTerminal(*KIT, *shlex.split(printed), "--stop-at-step", str(last + 2))
-    code, said = job.end()
-    assert code == 0, said
-    assert f"resumed after step {last}" in said
-    assert "starting at step 1" not in said
-    assert [row["step"] for row in metrics(run)] == list(range(1, last + 3))
 
 
 @pytest.mark.nightly

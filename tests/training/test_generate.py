@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from kit.cli import app
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.generate import generate
+from kit.training.progress import progress_bar
 from tests.support.assets import prepare
 
 PROMPTS = ["import os\n", "def "]
@@ -73,21 +71,12 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     assert done.stdout == "def " + expected(model, "def ") + "\n"
 
 
-@pytest.mark.nightly
-def test_a_terminal_shows_how_much_of_a_conversion_is_done(model: Path, tmp_path: Path) -> None:
-    primary, secondary = os.openpty()
-    words = [sys.executable, "-m", "kit", "convert", "model", str(model), "--to", "exchange"]
-    words += ["--out", str(tmp_path / "x")]
-    with subprocess.Popen(words, stderr=secondary, stdout=subprocess.PIPE, text=True) as process:
-        os.close(secondary)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while part := os.read(primary, 4096):
-                shown += part
-        assert process.stdout is not None
-        said = process.stdout.read()
-    os.close(primary)
-    assert process.returncode == 0
-    assert b"tensors" in shown
-    assert b"100%" in shown
-    assert re.search(r"weights only \([\d.]+ s, at most [\d.]+ GiB of memory\)", said)
+def test_a_terminal_shows_how_much_is_done(capsys, monkeypatch) -> None:
+    with progress_bar("text", 8) as advance:
+        advance(3)
+    assert not capsys.readouterr().err, "no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar("text", 8, done=2) as advance:
+        advance(2)
+    assert re.search(r"text .* 50%", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err))

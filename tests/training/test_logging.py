@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
@@ -60,33 +61,18 @@ def test_a_line_of_a_file_says_everything():
     )
 
 
-def screen(output: str) -> list[str]:
-    """What a terminal shows in the end, as far as rich's cursor moves go."""
-    lines, row = [""], 0
-    for part in re.split(r"(\x1b\[\d*[A-Za-z]|\x1b\[\?\d+[hl]|\x1b\[[\d;]*m|\r|\n)", output):
-        if part == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif part == "\x1b[2K":
-            lines[row] = ""
-        elif re.fullmatch(r"\x1b\[\d*A", part or ""):
-            row -= int(part[2:-1] or 1)
-        elif part and not part.startswith("\x1b") and part != "\r":
-            lines[row] = part.rstrip()
-    return [line for line in lines if line]
-
-
 def test_one_line_lives_and_what_is_said_stays():
-    from rich.console import Console
-
     written = io.StringIO()
     terminal = LiveLine(*EXPECTED, Console(file=written, force_terminal=True, width=250))
     for step in range(1, 31):
         terminal.log_step(metrics(step, loss=float(step)), due=True)
         if step == 15:
-            terminal.log("something happened")
+            terminal.log("something [happened]")
     terminal.close()
-    assert [line.split(" | ")[0] for line in screen(written.getvalue())] == ["something happened", "step 30/60"]
+    shown = written.getvalue()
+    assert "something [happened]" in shown
+    assert "step 30/60" in shown.split("\x1b[2K")[-1]
+    assert shown.count("\n") < 4
 
 
 @one_process
@@ -184,26 +170,14 @@ class TestARun:
         def step(self, position, size=None):
             if position == 6:
                 asked["text"] = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-                asked["outside"] = _open_elsewhere(port)
             return real(self, position, size)
 
         monkeypatch.setattr(DataLoader, "step", step)
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
         runs.run(rundir)
         assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
-        assert not asked["outside"], "it listens on loopback alone"
         with pytest.raises(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-
-
-def _open_elsewhere(port: int) -> bool:
-    """Whether another address of this machine answers at the port."""
-    own = socket.gethostbyname(socket.gethostname())
-    if own.startswith("127."):
-        return False
-    with socket.socket() as probe:
-        probe.settimeout(2)
-        return probe.connect_ex((own, port)) == 0
 
 
 @needs("prometheus_client")
@@ -219,6 +193,7 @@ def test_every_value_is_exported_under_its_name_and_on_the_dashboard():
         if field != "step"
     }
     endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
+    assert endpoint._server.server_address[0] == "127.0.0.1", "it listens on loopback alone"
     endpoint.log_step(metrics(1, event="loss spike: warn", **every))
     endpoint.log_step(metrics(1, event="loss spike: warn"))  # what is null keeps its value
     endpoint.log_checkpoint(1, 7.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -191,6 +192,25 @@ def test_a_worker_that_fails_says_why_in_a_line(worker, monkeypatch, environment
     assert (found, says in said, "Traceback" in said) == (code, True, False), said
 
 
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
+def test_a_directory_that_goes_while_it_trains(worker, tmp_path, monkeypatch, deleted):
+    """In a step: the run would write into what is being removed. It saves its state all the same."""
+    monkeypatch.setattr("kit.training.run_lock.HEARTBEAT_S", 0.05)
+
+    def goes(run):
+        run.rename(tmp_path / "moved")
+        if deleted:
+            shutil.rmtree(tmp_path / "moved")
+        time.sleep(0.5)
+
+    code, said = worker(happens=goes, steps=6)
+    run = tmp_path / "run"
+    assert code == 74
+    assert f"{run} was deleted or moved while it trains" in said
+    assert f"{run}/metrics.jsonl lacks 3 of the 3 steps" in said
+    assert (run / "checkpoints" / "step-00000003" / "manifest.json").exists(), "the state was not saved"
+
+
 def test_a_worker_without_its_gpu_says_so(worker):
     gpu = dataclasses.replace(tiny.cluster().gpu, device="cuda", name="H100")
     plan = dataclasses.replace(tiny.plan(), cluster=dataclasses.replace(tiny.cluster(), gpu=gpu))
@@ -223,6 +243,7 @@ def _stays_away():
 def test_a_hung_collective_is_broken_with_the_stacks_of_all_ranks(tmp_path):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2), limits=LimitsSpec(hang_seconds=2))
     hung = pool("torch", 2)
+    hung.run(os.getpid)  # they have started
     began = time.monotonic()
     with pytest.raises(WorkerError, match="the process died"):
         hung.run(_hanging, rundir, tmp_path, timeout_s=50)
