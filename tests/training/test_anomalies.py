@@ -22,7 +22,7 @@ from kit.planner.length import length
 from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training.anomalies import handler
-from kit.training.anomalies.spikes import OK, SpikeDetector
+from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
@@ -95,6 +95,29 @@ class TestJudging:
         stability = SpikeDetector(StabilitySpec(not_finite="discard"))
         assert stability.check_loss(math.nan).action == "discard"
         assert stability.check_norm(math.inf).why == "gradient norm is inf"
+
+
+@pytest.mark.parametrize(
+    ("of_loss", "norm", "of_norm", "judged"),
+    [
+        ("none", 1.0, "none", ("none", "")),
+        ("warn", 1.0, "none", ("warn", "loss spike")),
+        ("none", 1.0, "warn", ("warn", "gradient spike")),
+        ("warn", 1.0, "warn", ("warn", "loss spike")),
+        ("warn", 1.0, "discard", ("discard", "gradient spike")),
+        ("none", 1.0, "stop", ("stop", "gradient spike")),
+        ("discard", "not asked", "stop", ("discard", "loss spike")),
+        ("warn", None, "stop", ("warn", "loss spike")),  # an overflow of fp16
+    ],
+)
+def test_the_stricter_of_two_decisions_is_done(of_loss, norm, of_norm, judged):
+    engine = SimpleNamespace(gradient_norm=lambda: pytest.fail("asked") if norm == "not asked" else norm)
+    logger = SimpleNamespace(history=lambda step, count: ())
+    found = handler.AnomalyHandler(engine, StabilitySpec(), None, logger, None, 0)
+    decisions = [StepDecision(*each) for each in ((of_loss, "loss spike"), (of_norm, "gradient spike"))]
+    decisions = [OK if each.action == "none" else each for each in decisions]
+    found.detector = SimpleNamespace(check_loss=lambda loss: decisions[0], check_norm=lambda norm: decisions[1])
+    assert (found.judge(2.0).action, found.judge(2.0).kind) == judged
 
 
 @pytest.fixture

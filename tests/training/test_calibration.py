@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,16 +10,55 @@ import yaml
 from typer.testing import CliRunner
 
 from kit.cli import app
+from kit.cost.reliability import STORAGE_USD_PER_GB_MONTH
 from kit.planner.plan import Plan
+from kit.training.finalize import Summary
 from tests.support import small_run as small
 from tests.support.assets import RECIPE
 from tests.training import runs
 
 
+def finished(tmp_path):
+    """A run of four steps with a checkpoint every second."""
+    rundir = small.emit(tmp_path / "run", "run.steps=4", "run.checkpoint.every_steps=2", seq_length=32)
+    runs.run(rundir, export_at_end=False)
+    return rundir
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_summary_measures_what_was_predicted(tmp_path):
+    rundir = finished(tmp_path)
+    summary = Summary(**json.loads((rundir.path / "summary.json").read_text()))
+    root, predicted = rundir.path / "checkpoints", rundir.plan.predicted
+    whole, last = (sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for at in (root, root / "step-00000004"))
+    one_gib = predicted.operation.checkpoint_gb * 1e9 / 2**30
+    assert summary.predicted_checkpoint_gib == pytest.approx(one_gib)
+    assert summary.predicted_storage_gib == pytest.approx(2 * one_gib)
+    assert summary.predicted_checkpoint_s == predicted.operation.checkpoint_s
+    assert (summary.predicted_peak_gib, summary.predicted_step_time_s) == (predicted.peak_gib, predicted.step_time_s)
+    assert summary.measured_checkpoint_gib == pytest.approx(last / 2**30, rel=0.05)  # the manifest is not in it
+    assert summary.measured_storage_gib == pytest.approx(whole / 2**30)
+    assert summary.measured_storage_usd_per_month == pytest.approx(whole / 1e9 * STORAGE_USD_PER_GB_MONTH)
+    stalls = [row["checkpoint_s"] for row in runs.steps(rundir) if row["checkpoint_s"] is not None]
+    assert summary.measured_checkpoint_s == pytest.approx(sum(stalls) / 2)
+    found = {
+        "measured_step_time_s": 0.5,
+        "predicted_step_time_s": 0.25,
+        "measured_memory_gib": 2.0,
+        "measured_memory_is": "peak",
+    }
+    found |= {"predicted_peak_gib": 1.5, "measured_checkpoint_gib": None, "measured_checkpoint_s": 3.0}
+    found |= {"predicted_checkpoint_s": None, "measured_storage_gib": 1234.0, "predicted_storage_gib": 1000.0}
+    found |= {"measured_storage_usd_per_month": 1234.5, "predicted_storage_usd_per_month": 0.001}
+    assert dataclasses.replace(summary, **found).beside_prediction() == (
+        "measured: step 500 ms (predicted 250 ms), peak 2 GiB (predicted 1.5 GiB), checkpoint stall 3 s, "
+        "checkpoints kept 1.23e+03 GiB (predicted 1e+03 GiB), a month of them $1,234.50 (predicted $0.001)"
+    )
+
+
 @pytest.mark.usefixtures("one_process")
 def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path):
-    rundir = small.emit(tmp_path / "run", "run.steps=4", seq_length=32)
-    runs.run(rundir, export_at_end=False)
+    rundir = finished(tmp_path)
     summary = json.loads((rundir.path / "summary.json").read_text())
     kept = tmp_path / "calibration.yaml"
     words = ["plan", str(RECIPE), "cluster=1xcpu", "layout.engine=torch", "layout.zero_stage=0"]

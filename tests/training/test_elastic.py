@@ -17,6 +17,7 @@ from kit.errors import EngineError, PlanError, SpecError
 from kit.planner.elastic import legal_nodes, on_nodes
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, ScheduleSpec
+from kit.training.__main__ import _announce_nodes
 from kit.training.elastic import on_started, wait_as_spare
 from tests.support import tiny
 from tests.support.workers import WorkerError, pool
@@ -69,7 +70,9 @@ def emitted(tmp_path, schedule=None, **pins) -> RunDirectory:
 
 
 @pytest.mark.parametrize(("pins", "derive"), [({}, ds_config), (MEGATRON | {"tp": 8, "pp": 1}, megatron_settings)])
-def test_the_engine_reads_what_one_node_would_have_been_given_and_edits_by_hand(tmp_path, pins, derive):
+def test_the_engine_reads_what_one_node_would_have_been_given_and_edits_by_hand(
+    tmp_path, capsys, monkeypatch, pins, derive
+):
     rundir = emitted(tmp_path, **pins)
     rundir = dataclasses.replace(rundir, settings={**rundir.settings, "by_hand": True})
     found = on_started(rundir, 8, 1)
@@ -77,7 +80,13 @@ def test_the_engine_reads_what_one_node_would_have_been_given_and_edits_by_hand(
     assert derive(found.plan) != derive(rundir.plan)
     assert found.plan == on_nodes(rundir.plan, 1)
     assert on_started(rundir, 32, 1) is rundir
-    assert on_started(rundir, 24, 1).plan.cluster.num_nodes == 2, "three do not divide the batch: one waits"
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    _announce_nodes(on_started(rundir, 24, 1))
+    layout = on_nodes(rundir.plan, 2).layout  # three do not divide the batch: one waits
+    assert capsys.readouterr().out == (
+        f"elastic: 2 nodes (1 more wait: no layout for 3), dp={layout.dp}, gradient_accumulation_steps="
+        f"{layout.gradient_accumulation_steps}, global_batch_size=64\n"
+    )
 
 
 @pytest.mark.parametrize(

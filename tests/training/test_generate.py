@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from kit.cli import app
+from kit.engines.huggingface.models import random_model
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.generate import generate
 from kit.training.progress import progress_bar
+from tests.support import tiny
 from tests.support.assets import prepare
 
 PROMPTS = ["import os\n", "def "]
@@ -48,6 +50,20 @@ def test_a_model_and_a_checkpoint_of_it_continue_alike(model: Path, tmp_path: Pa
         found = generate(path, PROMPTS, tokenizer=tokenizer, max_new_tokens=8)
         assert [each.completion for each in found] == [expected(model, prompt) for prompt in PROMPTS]
         assert [each.prompt for each in found] == PROMPTS
+
+
+def test_a_decoder_s_answer_is_all_of_its_text(model: Path, tmp_path: Path) -> None:
+    """Of an encoder-decoder, whose output does not begin with the prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    directory = tmp_path / "t5"
+    made = random_model(tiny.model("t5", vocab_size=len(tokenizer)), 0)
+    made.generation_config.decoder_start_token_id = 0
+    made.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    (found,) = generate(directory, ["import os"], max_new_tokens=4)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(directory)
+    output = theirs.generate(**tokenizer("import os", return_tensors="pt"), max_new_tokens=4, do_sample=False)
+    assert found.completion == tokenizer.decode(output[0], skip_special_tokens=True) != ""
 
 
 def test_draws_repeat_with_their_seed(model: Path) -> None:

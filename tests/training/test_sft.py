@@ -20,13 +20,14 @@ from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model, random_model
 from kit.errors import DataError
 from kit.specs.job import LoraSpec, OptimizerSpec
-from kit.specs.run import DataSpec
+from kit.specs.run import BlendedSetSpec, DataSpec
 from kit.training.__main__ import _warn_of_random_weights, _where_to_resume
 from kit.training.checkpoint.convert import convert
 from kit.training.data import row_parts
+from kit.training.data.chat_template import chat_template_of
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import IndexedWriter, PairFormat, PairWriter, token_block
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
 from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
@@ -203,6 +204,32 @@ def test_rows_are_cut_at_their_end(parts, objective, length, kept, learns):
     assert row_parts.learns(kept, objective) == learns
 
 
+def row(first, size, source=None):
+    """Inputs first, first + 1, …, and labels that are ten times as large."""
+    ids = np.arange(first, first + size)
+    return Row(inputs=ids, labels=10 * ids, source=None if source is None else np.arange(source))
+
+
+def test_rows_of_a_pack_begin_at_position_0_and_padding_is_a_document_of_its_own():
+    batch = packed([[row(1, 3), row(5, 2)], [row(9, 4)]], 16)
+    no = IGNORE_INDEX
+    assert batch.input_ids.tolist() == [[1, 2, 3, 5, 6, 0, 0, 0], [9, 10, 11, 12, 0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[10, 20, 30, 50, 60, no, no, no], [90, 100, 110, 120, no, no, no, no]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 3]]
+    assert batch.sequence_ids.tolist() == [[0, 0, 0, 1, 1, -1, -1, -1], [0, 0, 0, 0, -1, -1, -1, -1]]
+    assert (batch.padding, batch.squared_lengths) == (3 + 4, 9 + 4 + 16)
+    assert packed([[row(1, 3)]], 16, fixed=True).input_ids.shape == (1, 16)
+
+
+def test_pairs_are_padded_on_both_sides():
+    batch = padded([row(1, 3, source=2), row(5, 2, source=9)], 16)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [5, 6, 0, 0, 0, 0, 0, 0]]
+    assert batch.source_ids.tolist() == [[0, 1] + [0] * 14, [*range(9)] + [0] * 7]
+    assert batch.source_mask.tolist() == [[1, 1] + [0] * 14, [1] * 9 + [0] * 7]
+    assert (batch.padding, batch.squared_lengths) == (5 + 6 + 14 + 7, 9 + 4 + 4 + 81)
+    assert (batch.position_ids, batch.sequence_ids) == (None, None)
+
+
 @pytest.mark.parametrize(("seq_length", "length"), [(12, 12), (20, 16)])
 def test_rows_are_rounded_up_and_never_beyond_seq_length(seq_length, length):
     """Rows of 3 and 11 tokens."""
@@ -210,6 +237,17 @@ def test_rows_are_rounded_up_and_never_beyond_seq_length(seq_length, length):
     plain = padded(rows, seq_length)
     assert plain.input_ids.shape == plain.labels.shape == plain.source_ids.shape == (2, length)
     assert packed([rows[:1], rows[1:]], seq_length).input_ids.shape == (2, length)
+
+
+def test_a_blend_has_a_template_if_all_its_sets_have_one(tmp_path):
+    for name, template in (("a", CHATML), ("b", CHATML), ("c", "other"), ("d", None)):
+        pair = PairWriter(str(tmp_path / name), PairFormat(tokenizer="t", vocab_size=8, chat_template=template))
+        pair.append(token_block([[[1, 2]]], pair.pair))
+        pair.complete()
+        pair.close(remove=True)
+    for names, found in (("a", CHATML), ("ab", CHATML), ("abc", None), ("ad", None), ("d", None)):
+        blend = {name: BlendedSetSpec(path=str(tmp_path / name), weight=1) for name in names}
+        assert chat_template_of(DataSpec(blend=blend)) == found
 
 
 @pytest.mark.parametrize("capacity", [10, 37, 64])
@@ -242,6 +280,9 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
         shares = [DataParallelShard(2, 4, rank, 2) for rank in range(2)]
         batches = [batch for share in shares for batch in training_batches(samples, 5, 16, share, bucketed)]
         rows = sorted(row[row != IGNORE_INDEX].tolist() for batch in batches for row in batch.labels)
+        if bucketed:  # a micro batch after the other, both ranks: the longest first
+            rounds = [max(batch.input_ids.shape[1] for batch in batches[k::4]) for k in range(4)]
+            assert rounds == sorted(rounds, reverse=True)
         return rows, sum(batch.input_ids.numel() for batch in batches)
 
     (plain, computed), (bucketed, computed_bucketed) = tokens(False), tokens(True)
