@@ -380,6 +380,11 @@ def test_the_cause_is_named_as_far_as_it_is_known(value, weight, factor, why):
     assert said == f"the output of 0 (Fails) is not finite, {why} (rank 0)"
 
 
+def test_what_is_looked_at_is_numbers_with_a_point():
+    value = torch.ones(1)
+    assert handler._tensors(({"a": value}, None, 3.0, torch.ones(1, dtype=torch.int64), [value])) == [value, value]
+
+
 def first_of_ranks(*faulty):
     """``faulty``: number of the module that fails, by rank."""
     mine = faulty[torch.distributed.get_rank()]

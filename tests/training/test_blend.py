@@ -38,7 +38,7 @@ def blended(paths):
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("weights", [(6.1, 2.7, 1.3), (7, 3, 0.001), (1, 1, 1), (0.3, 0.3, 0.4)])
+@pytest.mark.parametrize("weights", [(6.1, 2.7, 1.3), (7, 3, 0.001), (9, 1, 1), (0.3, 0.3, 0.4)])
 def test_the_order_is_that_of_megatrons_data_path(tmp_path, weights):
     """By its own builder, as pretrain_gpt.py calls it for ``--data-path w p w p w p``."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import struct
 
@@ -12,7 +13,7 @@ import torch
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import IndexedWriter, PairFormat, Written, token_block
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
@@ -90,6 +91,15 @@ class TestFormat:
         with full_disk(100_000), pytest.raises(DataError, match=says):
             write(tmp_path / "x", documents)
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("objective", "longest"), [("pretrain", 0), ("sft", 7), ("seq2seq", 4)])
+def test_what_was_written_is_counted(objective, longest):
+    """Two rows of 3 + 4 and 2 + 1 tokens; a block in which no row is left; one row more."""
+    pair, written = PairFormat(tokenizer="t", vocab_size=9, objective=objective), Written()
+    for rows, dropped in (([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], 1), ([], 2), ([[[3], [3]]], 0)):
+        written = written.plus(token_block(rows, pair, cut=1, dropped=dropped), objective)
+    assert dataclasses.astuple(written) == (12, 6, 3, 8, longest, 3, 3)
 
 
 def at(place, data):

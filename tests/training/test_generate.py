@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.engines.huggingface.models import random_model
-from kit.errors import CheckpointError
+from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert
 from kit.training.generate import generate
 from kit.training.progress import progress_bar
@@ -80,9 +80,10 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     convert(model, "exchange", tmp_path / "exchange")
     with pytest.raises(CheckpointError, match=r"exchange has no tokenizer .* name its directory with --tokenizer"):
         generate(tmp_path / "exchange", PROMPTS)
+    (tmp_path / "config.json").write_text("{}")  # a model without its weights
     done = CliRunner().invoke(app, ["generate", str(tmp_path), "--tokenizer", str(model), "--prompt", "x"])
     assert done.exit_code
-    assert "checkpoint" in str(done.exception)
+    assert isinstance(done.exception, KitError)
     done = CliRunner().invoke(app, ["generate", str(model), "--prompt", "def ", "--max-new-tokens", "8"])
     assert done.stdout == "def " + expected(model, "def ") + "\n"
 

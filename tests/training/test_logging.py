@@ -47,7 +47,9 @@ def test_the_live_line_says_everything():
         "step 7/60 | loss 2.0000 | loss spike: discard | lr 0.001 | 128 tok/s/GPU | padding 25% | 41 GiB predicted | "
         "500 ms (; predicted 400)"
     )
-    assert " | overflow, skipped | " in live_line(metrics(7, grad_norm=None), *EXPECTED)
+    line = live_line(metrics(7, grad_norm=None, step_time_s=0.0, data_s=0.0), *EXPECTED)
+    assert " | overflow, skipped | " in line
+    assert line.endswith(" | 0 ms (; predicted 400)")
 
 
 def test_a_line_of_a_file_says_everything():

@@ -151,6 +151,8 @@ class TestInterrupted:
         before = runs.metrics(whole), exchange.stat().st_mtime_ns
         summary = runs.run(whole, resume="auto")
         assert (summary.step, summary.validation_loss) == (6, before[0][-1]["validation_loss"])
+        measured = summary.measured_memory_gib, summary.measured_step_time_s, summary.measured_checkpoint_s
+        assert measured == (None, None, None), "this process made no step"
         for resume, said in (
             (None, "continue it with --resume auto"),
             (whole.path / "checkpoints" / "step-00000004", "is of step 4 and this run has a checkpoint of step 6"),

@@ -394,8 +394,10 @@ def test_packing_is_of_rows_alone(tmp_path):
     with pytest.raises(DataError, match="packing with objective=pretrain"):
         DataLoader.open(rundir.plan, rundir.run, Engine())
     plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
-    with pytest.raises(DataError, match="was written for objective=sft and the job has pretrain"):
-        DataLoader.open(rundir.plan, plain, Engine())
+    for objective in ("pretrain", "seq2seq"):
+        plan = tiny.plan(job={"objective": objective})
+        with pytest.raises(DataError, match=f"was written for objective=sft and the job has {objective}"):
+            DataLoader.open(plan, plain, Engine())
 
 
 @pytest.mark.usefixtures("one_process")

@@ -169,9 +169,11 @@ def test_a_worker_that_is_stopped_says_how_to_go_on(worker, tmp_path, number, co
     assert not (run / "stopped").exists()
 
 
-def test_a_worker_counts_its_data(worker):
-    code, said = worker(steps=None, plan=tiny.plan(job={"total_tokens": None, "epochs": 0.1}))
-    assert code == 0
+def test_a_worker_counts_its_data_and_tells_cublas_to_repeat(worker, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    plan = tiny.plan(job={"total_tokens": None, "epochs": 0.1})
+    code, said = worker(steps=None, plan=plan, deterministic=True)
+    assert (code, os.environ["CUBLAS_WORKSPACE_CONFIG"]) == (0, ":4096:8")
     assert re.search(r"^\d+ steps: 0\.1\d* epochs of \d+ windows$", said, re.MULTILINE)
 
 

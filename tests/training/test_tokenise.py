@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from kit.errors import DataError
 from kit.training.data.encoder import BATCH_DOCUMENTS
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.tokenise import tokenise
+from tests.training.test_conversion_resume import save_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """A word-level tokenizer of seven words, with a config.json beside it as in a model's directory."""
-    words = {word: i for i, word in enumerate(["<unk>", "</s>", "a", "b", "c", "d", "e"])}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    directory = tmp_path_factory.mktemp("tokenizer")
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
-    wrapped.save_pretrained(directory)
+    directory = save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     (directory / "config.json").write_text('{"model_type": "llama", "vocab_size": 8}')
     return directory
 
@@ -44,7 +42,7 @@ def test_every_kind_of_source(tokenizer, tmp_path):
     result = tokenise(sources, tokenizer, tmp_path / "out" / "train", text_key="body")
     assert tokens(tmp_path / "out" / "train") == [2, 3, 4, 1, 5, 1, 6, 6, 1, 2, 1, 0, 1, 4, 5, 1]
     assert (result.sidecar.num_documents, result.sidecar.max_token_id, result.sidecar.vocab_size) == (6, 6, 7)
-    assert "16 tokens in 6 documents" in str(result)
+    assert str(result) == f"{tmp_path}/out/train: 16 tokens in 6 documents, largest id 6"
 
 
 def test_special_tokens_that_the_tokenizer_would_add_are_not(tokenizer, tmp_path):
@@ -66,45 +64,43 @@ def test_more_documents_than_a_batch(tokenizer, tmp_path):
     assert tokens(tmp_path / "x")[::2] == [2 + i % 5 for i in range(len(rows))]
 
 
-def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path):
+@pytest.mark.parametrize(("config", "asked", "last"), [(8, 6, 5), (5, None, 4), (5, 7, None), (7, None, None)])
+def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path, config, asked, last):
+    """What is asked for counts more than the config.json beside it."""
     (tmp_path / "x.txt").write_text("a")
-    with pytest.raises(DataError, match="has ids up to 6, and the model's vocabulary ends at 5"):
-        tokenise([tmp_path / "x.txt"], tokenizer, tmp_path / "x", vocab_size=6)
-    other = tmp_path / "model"
-    other.mkdir()
-    for path in tokenizer.iterdir():
-        (other / path.name).write_bytes(path.read_bytes())
-    (other / "config.json").write_text('{"model_type": "llama", "vocab_size": 5}')
-    with pytest.raises(DataError, match="vocabulary ends at 4"):
-        tokenise([tmp_path / "x.txt"], other, tmp_path / "x")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "x.txt"]
+    shutil.copytree(tokenizer, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": config}))
+    said = f"has ids up to 6, and the model's vocabulary ends at {last}"
+    with pytest.raises(DataError, match=said) if last else nullcontext():
+        tokenise([tmp_path / "x.txt"], tmp_path / "model", tmp_path / "x", vocab_size=asked)
+    assert bool(list(tmp_path.glob("x.bin*"))) == (last is None)
 
 
-def test_sources_that_cannot_be_read(tokenizer, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    (tmp_path / "no-field.jsonl").write_text('{"body": "a"}\n')
-    (tmp_path / "latin.txt").write_bytes(b"\xe4\xf6")
-    (tmp_path / "x.pdf").write_bytes(b"%PDF")
-    (tmp_path / "bad.parquet").write_bytes(b"PAR0")
-    (tmp_path / "empty.txt").write_text("")
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2 is not JSON Lines"),
+        ("no-field.jsonl", b'{"body": "a"}\n', r"no-field\.jsonl:1 has no text in field 'text'"),
+        ("latin.txt", b"\xe4\xf6", "is not readable as UTF-8"),
+        ("x.pdf", b"%PDF", r"unknown suffix '\.pdf'"),
+        ("bad.parquet", b"PAR0", "is not readable as Parquet"),
+        ("empty.txt", b"", "have no text"),
+        ("directory", None, "is not a data set saved with save_to_disk"),
+        ("absent/x.txt", None, "does not exist"),
+    ],
+)
+def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, says):
     (tmp_path / "directory").mkdir()
-    for name, message in {
-        "bad.jsonl": "is not JSON Lines",
-        "no-field.jsonl": r"no-field\.jsonl:1 has no text in field 'text'",
-        "latin.txt": "is not readable as UTF-8",
-        "x.pdf": r"unknown suffix '\.pdf'",
-        "bad.parquet": "is not readable as Parquet",
-        "empty.txt": "have no text",
-        "directory": "is not a data set saved with save_to_disk",
-        "absent": "does not exist",
-    }.items():
-        with pytest.raises(DataError, match=message):
-            tokenise([tmp_path / name], tokenizer, tmp_path / "out")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        tokenise([tmp_path / name], tokenizer, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_no_tokenizer(tmp_path):
-    with pytest.raises(DataError, match="is not a directory"):
-        tokenise([], tmp_path / "absent", tmp_path / "x")
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        tokenise([], tmp_path, tmp_path / "x")
+def test_no_tokenizer(tokenizer, tmp_path):
+    shutil.copytree(tokenizer, tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.json").write_text('{"model_type": "llama", "vocab_size": null}')
+    for name, says in (("absent", "is not a directory"), (".", "holds no token"), ("damaged", "holds no token")):
+        with pytest.raises(DataError, match=says):
+            tokenise([], tmp_path / name, tmp_path / "x")

@@ -19,7 +19,7 @@ def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any,
         raise DataError(f"{directory} is not a directory; give a downloaded model's or tokenizer's")
     try:
         loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # of transformers, tokenizers and huggingface_hub, which checks a config.json
         raise DataError(
             f"{directory} holds no tokenizer that transformers loads ({one_line(error)}); copy it again"
         ) from error
