@@ -13,6 +13,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code: 0 done, 2 a printed error that the user can correct, 74 some data was not
     saved, 75 stopped on request, 130 by Ctrl-C (``kit.training.stopping``)."""
     started = time.monotonic()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a pipe to the launcher, which a log should follow at once
     arguments = _arguments(argv)
     try:
         rundir = RunDirectory.open(arguments.run_directory)
@@ -74,7 +77,7 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
 
     rundir, line = counted(rundir)
     if line and os.environ.get("RANK", "0") == "0":
-        print(line, flush=True)
+        print(line)
     resume = _where_to_resume(rundir, arguments.resume)
     _warn_of_random_weights(rundir, resume)
     engine = build_engine(rundir)
@@ -100,7 +103,6 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
         print(
             f"saved {rundir.path / 'checkpoints' / f'step-{summary.step:08d}'}; to go on{where}:\n"
             f"kit train {shlex.quote(str(rundir.path))} --resume auto",
-            flush=True,
         )
     return INTERRUPTED_CODE if summary.stopped == Reason.SIGINT.words else STOPPED_CODE
 
@@ -112,7 +114,7 @@ def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:
     objective = rundir.plan.job.objective
     if objective != "pretrain" and rundir.run.model_path is None and not resumes and os.environ.get("RANK", "0") == "0":
         said = f"job.objective={objective} without run.model_path: training starts from RANDOM weights"
-        print(f"warning: {said}; to fine-tune a model, give its directory", file=sys.stderr, flush=True)
+        print(f"warning: {said}; to fine-tune a model, give its directory", file=sys.stderr)
 
 
 def _has_own_checkpoint(rundir: RunDirectory) -> bool:
@@ -130,7 +132,7 @@ def report_error(error: KitError) -> None:
     """Print an error. Ranks other than 0 name themselves."""
     rank = os.environ.get("RANK", "0")
     prefix = "error" if rank == "0" else f"error on rank {rank}"
-    print(f"{prefix}: {error}", file=sys.stderr, flush=True)
+    print(f"{prefix}: {error}", file=sys.stderr)
 
 
 def _check_world_size(rundir: RunDirectory) -> None:
@@ -153,7 +155,6 @@ def _announce_nodes(rundir: RunDirectory) -> None:
         print(
             f"elastic: {nodes} nodes{spare}, dp={layout.dp}, gradient_accumulation_steps="
             f"{layout.gradient_accumulation_steps}, global_batch_size={layout.global_batch_size}",
-            flush=True,
         )
 
 
@@ -161,7 +162,7 @@ def _announce_edits(rundir: RunDirectory) -> None:
     """Print the user's edits of the run directory on rank 0, and record them in the run directory."""
     if rundir.edits and os.environ.get("RANK", "0") == "0":
         for edit in rundir.edits:
-            print(f"honoured edit: {edit}", flush=True)
+            print(f"honoured edit: {edit}")
         rundir.record_edits()
 
 

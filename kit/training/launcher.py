@@ -105,4 +105,4 @@ def _lost(launchers: list[psutil.Process]) -> int | None:
 def _say(text: str) -> None:
     """Print to standard error, which may be a closed pipe to the launcher."""
     with suppress(OSError):
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        print(f"error: {text}", file=sys.stderr)

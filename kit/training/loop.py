@@ -89,11 +89,9 @@ def train(
         if engine.is_main:
             mark(rundir.path, None)
             if counters.step:
-                print(f"resumed after step {counters.step}", flush=True)
+                print(f"resumed after step {counters.step}")
             if rundir.run.data.stream is not None and counters.position and counters.stream is None:
-                print(
-                    f"no bookmarks in the checkpoint: reading {counters.position:,} samples of the stream", flush=True
-                )
+                print(f"no bookmarks in the checkpoint: reading {counters.position:,} samples of the stream")
         spec = rundir.run.checkpoint
         checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.native.root, spec, elastic))
         run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))

@@ -122,7 +122,7 @@ class _Lock:
                 )
             if quiet_s < 1:
                 who = f"process {holder.pid} on {holder.host}" if holder else "a process that is just starting"
-                print(f"{self._path} is of {who}: waiting up to {STALE_S:g} s for a sign of life", flush=True)
+                print(f"{self._path} is of {who}: waiting up to {STALE_S:g} s for a sign of life")
             time.sleep(1)
         if take_over:  # if the other run still lives, it ends at its next heartbeat
             time.sleep(2 * HEARTBEAT_S)
@@ -180,7 +180,6 @@ class _Lock:
                     f"error: process {holder.pid} on {holder.host} has taken over {directory} at {holder.since}: this "
                     "run ends without saving",
                     file=sys.stderr,
-                    flush=True,
                 )
                 os._exit(2)
         except FileNotFoundError:
@@ -189,7 +188,6 @@ class _Lock:
                     f"error: {self._path.parent} was deleted or moved while it trains: its files are lost; stopping "
                     f"after this step, with a checkpoint in {self._path.parent / 'checkpoints'} if it can be written",
                     file=sys.stderr,
-                    flush=True,
                 )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return True

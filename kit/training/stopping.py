@@ -169,7 +169,7 @@ class Watchdog:
             said += f"; its stacks are in {self._directory.name}/{self.stacks.name}"
         except OSError as error:
             said += f"; its stacks could not be written: {error}"
-        print(f"error: {said}; start again with --resume auto", file=sys.stderr, flush=True)
+        print(f"error: {said}; start again with --resume auto", file=sys.stderr)
         return True
 
 

@@ -271,85 +271,45 @@ class TestSpikes:
 
 @one_process
 class TestNotFinite:
-    @pytest.fixture
-    def broken(self, monkeypatch):
-        """From the samples at ``at`` on, one module computes NaN in the way that is asked for."""
-        chosen: dict[str, object] = {}
-        from kit.training.data.loader import DataLoader
-
-        real_step, real_init = DataLoader.step, TorchEngine.__init__
-
-        def init(self, rundir):
-            real_init(self, rundir)
-            module = self.modules()["model.layers.1.mlp.up_proj"]
-
-            def forward(_, inputs, output):
-                if chosen.get("now") and chosen["how"] == "forward":
-                    return output * math.nan
-                if chosen.get("now") and chosen["how"] == "backward" and output.requires_grad:
-                    output.register_hook(lambda gradient: gradient * math.inf)
-                return output
-
-            module.register_forward_hook(forward)
-            chosen["module"] = module
-
-        def step(self, position, size=None):
-            chosen["now"] = chosen.get("at") == position
-            if chosen["now"] and chosen["how"] == "weights":
-                with torch.no_grad():
-                    chosen["module"].weight[0, 0] = math.inf  # type: ignore[attr-defined]
-            return real_step(self, position, size)
-
-        monkeypatch.setattr(TorchEngine, "__init__", init)
-        monkeypatch.setattr(DataLoader, "step", step)
-        return chosen
-
-    @pytest.mark.parametrize(
-        ("how", "said"),
-        [
-            ("forward", r"loss is nan .*the output of model\.layers\.1\.mlp\.up_proj \(Linear\) is not finite, though"),
-            (
-                "weights",
-                r"the output of model\.layers\.1\.mlp\.up_proj \(Linear\) is not finite, and neither is its weight",
-            ),
-            (
-                "backward",
-                r"norm is (nan|inf) .*in backward the gradient at the output of model\.layers\.1\.mlp\.up_proj",
-            ),
-        ],
-    )
-    def test_the_first_module_is_named(self, tmp_path, broken, how, said):
-        broken.update(at=6, how=how)
-        with pytest.raises(EngineError, match=said) as caught:
-            runs.run(runs.prepare(tmp_path / "run"))
-        assert "at step 4" in str(caught.value)
-        assert "samples 6 to 7" in str(caught.value)
+    @pytest.mark.parametrize("factor", [math.nan, math.inf])
+    def test_the_step_and_the_first_module_are_named(self, tmp_path, spoiled, factor):
+        spoiled[6] = factor
+        rundir = runs.prepare(tmp_path / "run")
+        said = rf"loss is {factor} at step 4; resume .*samples 6 to 7 of that step: in backward .* lm_head \(Linear\)"
+        with pytest.raises(EngineError, match=said):
+            runs.run(rundir)
+        assert runs.events(rundir)[-1]["first"].startswith("in backward the gradient at the output of lm_head (Linear)")
 
     def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
         monkeypatch.setattr(handler, "_look_at_output", None)
         runs.run(runs.prepare(tmp_path / "run"))
 
-    @pytest.mark.parametrize("how", ["forward", "backward"])
-    def test_discarded_the_run_goes_on(self, tmp_path, broken, how):
-        broken.update(at=6, how=how)
-        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite="discard"))
-        assert runs.run(rundir).step == 6
-        assert [row["event"] for row in runs.metrics(rundir)] == [None] * 3 + ["not finite: discard"] + [None] * 2
-
-    def test_rewound_with_broken_weights_the_run_goes_on(self, tmp_path, broken):
-        broken.update(at=6, how="weights")
-        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite="rewind"))
-        assert runs.run(rundir).step == 6
-        assert [event for event, _ in events(rundir)] == ["not finite", "not finite", "rewound"]
+    @pytest.mark.parametrize(
+        ("action", "said", "found"),
+        [
+            ("discard", ["not finite", "not finite"], [None] * 3 + ["not finite: discard"] + [None] * 2),
+            ("rewind", ["not finite", "not finite", "rewound"], [None] * 6),
+        ],
+    )
+    def test_the_run_goes_on(self, tmp_path, spoiled, action, said, found):
+        spoiled[6] = math.nan
+        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite=action))
+        assert runs.run(rundir, export_at_end=False).step == 6
+        assert [event for event, _ in events(rundir)] == said
+        assert [row["event"] for row in runs.metrics(rundir)] == found
 
 
 class Fails(torch.nn.Module):
-    def __init__(self, weight, factor):
+    """``factor`` is of the output, and ``backward`` of the gradient at it."""
+
+    def __init__(self, weight, factor, backward=1.0):
         super().__init__()
-        self.weight, self.factor = torch.nn.Parameter(torch.tensor(weight)), factor
+        self.weight, self.factor, self.backward = torch.nn.Parameter(torch.tensor(weight)), factor, backward
 
     def forward(self, value):
-        return value * self.factor + self.weight.sum()
+        output = value * self.factor + self.weight.sum()
+        output.register_hook(lambda gradient: gradient * self.backward)
+        return output
 
 
 def first_of(value, *modules):
@@ -383,6 +343,12 @@ def test_the_cause_is_named_as_far_as_it_is_known(value, weight, factor, why):
 def test_what_is_looked_at_is_numbers_with_a_point():
     value = torch.ones(1)
     assert handler._tensors(({"a": value}, None, 3.0, torch.ones(1, dtype=torch.int64), [value])) == [value, value]
+
+
+@one_process
+def test_in_backward_the_last_module_that_fails_comes_first():
+    said = first_of(1.0, ([1.0], 1.0, math.inf), ([1.0], 1.0, math.nan), ([1.0], 1.0))
+    assert said == "in backward the gradient at the output of 1 (Fails) is not finite (rank 0)"
 
 
 def first_of_ranks(*faulty):

@@ -137,21 +137,6 @@ def test_before_the_first_step_it_ends_at_once(tmp_path, data):
     assert not metrics(run)
 
 
-@pytest.mark.nightly
-def test_a_rehearsal_leaves_no_process_behind():
-    job = OnTerminal(*KIT, "rehearse", "tiny-llama-pretrain-cpu")
-    deadline = time.monotonic() + LIMIT_S
-    while not (started := psutil.Process(job.process.pid).children(recursive=True)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    job.press_ctrl_c()
-    code, said = job.end()
-    assert code == 130, said
-    _, left = psutil.wait_procs(started, timeout=10)
-    assert not left
-    assert "Traceback" not in said
-
-
 @pytest.mark.parametrize(
     "wait", [lambda job, place: processes.finish(job, 30), lambda job, place: processes.kill_at(job, place, 1, 30)]
 )

@@ -145,6 +145,7 @@ def worker(tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(DataLoader, "step", step)
             code = main([str(tmp_path / "run"), *words])
+        assert sys.stdout.line_buffering, "who follows the log sees every line"
         said = capsys.readouterr()
         return code, said.out + said.err
 

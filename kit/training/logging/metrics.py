@@ -181,7 +181,7 @@ class MetricsLog(RunOutput):
                 partial.unlink()
                 raise RunDirectoryError(f"{path} cannot be read: {error}; move it away") from None
             if foreign:
-                print(f"{foreign} lines of {path} are no steps and were left out", flush=True)
+                print(f"{foreign} lines of {path} are no steps and were left out")
             partial.replace(path)
         try:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
@@ -194,7 +194,7 @@ class MetricsLog(RunOutput):
             self._file.write(json.dumps(vars(metrics)) + "\n")
             self._file.flush()
         except OSError as error:
-            print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)
+            print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}")
 
     def log_checkpoint(self, step: int, stall_s: float) -> None:
         """Replace the null at the end of the last line by ``stall_s``, in one write: after a kill the file has either
@@ -208,7 +208,7 @@ class MetricsLog(RunOutput):
                     file.seek(-len(null), os.SEEK_END)
                     file.write(b"%s}\n" % json.dumps(stall_s).encode())
         except OSError as error:
-            print(f"the time of a checkpoint is not on disk, the run goes on: {error}", flush=True)
+            print(f"the time of a checkpoint is not on disk, the run goes on: {error}")
 
     def close(self) -> None:
         """Flush the file to the disk and close it."""
@@ -217,7 +217,7 @@ class MetricsLog(RunOutput):
                 self._file.flush()
                 os.fsync(self._file.fileno())
         except OSError as error:
-            print(f"the last lines of {self._path} are lost: {error}; free some space", flush=True)
+            print(f"the last lines of {self._path} are lost: {error}; free some space")
 
     def rewind(self, step: int) -> None:
         """Drop the lines after ``step``."""
@@ -238,7 +238,7 @@ class EventLog(RunOutput):
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            print(f"event {event} of step {step} is not on disk: {error}", flush=True)
+            print(f"event {event} of step {step} is not on disk: {error}")
 
 
 def logged_steps(path: Path, step: int, count: int) -> list[tuple[Any, Any]]:

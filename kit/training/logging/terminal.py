@@ -18,10 +18,10 @@ class Terminal(RunOutput):
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         if due:
-            print(metrics.line(self._total_steps), flush=True)
+            print(metrics.line(self._total_steps))
 
     def log(self, text: str) -> None:
-        print(text, flush=True)
+        print(text)
 
 
 def terminal(total_steps: int, predicted: Prediction) -> Terminal:
