@@ -150,16 +150,19 @@ class TestConversion:
 
     @pytest.mark.parametrize("adds", [False, True])
     def test_a_prompt_begins_as_the_tokenizer_begins_a_text(self, tokenizer, tmp_path, adds):
-        """With a BOS where it adds one, and without where it only has one."""
+        """With a BOS where it adds one, and without where it only has one. A chat begins as its template begins it."""
         loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, bos_token="<|im_start|>")
         if adds:
             loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
                 single="<|im_start|> $A", special_tokens=[("<|im_start|>", loaded.bos_token_id)]
             )
         loaded.save_pretrained(tmp_path / "t")
-        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
-        tokenise([source], tmp_path / "t", tmp_path / "out", objective="sft")
-        assert read(tmp_path / "out", tmp_path / "t") == [("<|im_start|>" * adds + "2+2=4</s>", "4</s>")]
+        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"}, TALK)
+        tokenise([source], tmp_path / "t", tmp_path / "out", objective="sft", chat_template="plain")
+        assert read(tmp_path / "out", tmp_path / "t") == [
+            ("<|im_start|>" * adds + "2+2=4</s>", "4</s>"),
+            (PLAIN, "Hello!</s>No.</s>"),
+        ]
 
     def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
         rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
