@@ -21,6 +21,7 @@ from kit.errors import EngineError, SpecError
 from kit.planner.length import length
 from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
+from kit.training import determinism
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
 from tests.support import tiny
@@ -419,6 +420,18 @@ class TestBatchRamp:
         runs.run(stopped, stop_at_step=4)
         runs.run(stopped, resume="auto")
         assert runs.metrics(stopped) == runs.metrics(whole)
+
+
+def test_determinism_is_on_while_it_is_chosen(monkeypatch):
+    def now():
+        memory = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, memory
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    for wanted, inside in ((False, (False, True, True)), (True, (True, False, False))):
+        with determinism.chosen(wanted):
+            assert now() == inside
+        assert now() == (False, True, True)
 
 
 @one_process

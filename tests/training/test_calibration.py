@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 
 import pytest
 import yaml
@@ -29,6 +30,7 @@ def finished(tmp_path):
 def test_a_summary_measures_what_was_predicted(tmp_path):
     rundir = finished(tmp_path)
     summary = Summary(**json.loads((rundir.path / "summary.json").read_text()))
+    assert summary.device == (platform.processor() or platform.machine()) != ""
     root, predicted = rundir.path / "checkpoints", rundir.plan.predicted
     whole, last = (sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for at in (root, root / "step-00000004"))
     one_gib = predicted.operation.checkpoint_gb * 1e9 / 2**30

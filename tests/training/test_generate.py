@@ -41,6 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(prepare().model, directory)
     weights = {name: tensor.bfloat16() for name, tensor in load_file(directory / "model.safetensors").items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "generation_config.json").write_text('{"do_sample": true, "temperature": 9.0}')
     return directory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import re
 import socket
 import time
@@ -239,6 +240,8 @@ def test_a_tracker_is_given_numbers_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(PACKAGES, "wandb", "json")
     monkeypatch.setattr(tracking, "WandBTracker", Recorder)
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    for name in ("TRACKIO_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
     plan = tiny.plan(dp=2, zero_stage=3)
     trackers = Trackers(("wandb",), tmp_path, plan)
     called = trackers._live["wandb"].called
@@ -251,6 +254,9 @@ def test_a_tracker_is_given_numbers_alone(tmp_path, monkeypatch):
     assert (settings["model"], settings["plan"], settings["layout/dp"]) == ("tiny-llama", plan.digest[:12], 2)
     assert (settings["predicted/peak_gib"], settings["predicted/step_time_s"]) == (0.001, 0.1)
     assert at == {"step": 4}
+    folder = tmp_path / "trackers"
+    assert os.environ["TRACKIO_DIR"] == f"{folder}/trackio"
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{folder}/mlflow.db"
     assert row == {
         "train/step": 4, "train/loss": 2.0, "train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/tokens": 64,
         "train/samples_seen": 8, "train/step_time_s": 0.5, "train/tokens_per_s": 128.0, "train/set_losses/web": 1.5,

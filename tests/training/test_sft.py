@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -172,6 +174,19 @@ class TestConversion:
         assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
         with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
             read(tmp_path / "out", tokenizer, seq_length=5)
+
+    def test_a_slow_tokenizer_is_refused(self, tokenizer):
+        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=CHATML)
+        slow = SimpleNamespace(is_fast=False, chat_template="x", apply_chat_template=loaded.apply_chat_template)
+        with pytest.raises(DataError, match=r"gives no offsets \(it is a slow one\)"):
+            row_parts.chat_parts(slow, TALK["messages"], "x.jsonl:1")
+
+    def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
+        shutil.copytree(tokenizer, tmp_path / "t")
+        (tmp_path / "t" / "config.json").write_text('{"model_type": "bart"}')
+        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"})
+        with pytest.raises(DataError, match=r"config\.json has no decoder_start_token_id"):
+            tokenise([source], tmp_path / "t", tmp_path / "out", objective="seq2seq")
 
     def test_pairs(self, tokenizer, tmp_path):
         """They are as long as the longer of the two."""

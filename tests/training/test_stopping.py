@@ -135,7 +135,7 @@ def worker(tmp_path, monkeypatch, capsys):
         if not (tmp_path / "run").exists():
             spec = {"checkpoint": CheckpointSpec(every_steps=2), "data": data, "steps": 4} | run
             write(plan, dataclasses.replace(source.run, **spec), tmp_path / "run")
-        real = DataLoader.step
+        real, before = DataLoader.step, signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def step(self, position, size=None):
             if position == 4 and happens is not None:
@@ -145,6 +145,7 @@ def worker(tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(DataLoader, "step", step)
             code = main([str(tmp_path / "run"), *words])
+        signal.signal(signal.SIGINT, before)  # of a shell's job in the background it is ignored
         assert sys.stdout.line_buffering, "who follows the log sees every line"
         said = capsys.readouterr()
         return code, said.out + said.err

@@ -98,9 +98,17 @@ def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, says):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_no_tokenizer(tokenizer, tmp_path):
+def test_rows_are_read_of_lines_of_json_alone(tokenizer, tmp_path):
+    (tmp_path / "x.txt").write_text('{"prompt": "a", "completion": "b"}')
+    with pytest.raises(DataError, match=r"x\.txt: rows for fine-tuning are read from \.jsonl files"):
+        tokenise([tmp_path / "x.txt"], tokenizer, tmp_path / "out", objective="sft")
+
+
+def test_no_tokenizer_and_no_text(tokenizer, tmp_path):
     shutil.copytree(tokenizer, tmp_path / "damaged")
     (tmp_path / "damaged" / "config.json").write_text('{"model_type": "llama", "vocab_size": null}')
     for name, says in (("absent", "is not a directory"), (".", "holds no token"), ("damaged", "holds no token")):
         with pytest.raises(DataError, match=says):
             tokenise([], tmp_path / name, tmp_path / "x")
+    with pytest.raises(DataError, match="no sources are given"):
+        tokenise([], tokenizer, tmp_path / "x")
