@@ -110,6 +110,7 @@ class TestConversion:
             (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", "### "),
             (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
         ],
+        ids=["own", "of a file", "of kit", "of kit instead of its own", "none"],
     )
     def test_what_the_assistant_says_counts(
         self, tokenizer, tmp_path, own, asked, row, whole, counted, recorded
@@ -142,6 +143,7 @@ class TestConversion:
             (CHATML, None, {"messages": [{"role": "assistant"}]}, r"should be a list of \{role, content\}"),
             (CHATML, None, {"messages": "a"}, "should be a list"),
         ],
+        ids=["no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list"],
     )  # fmt: skip
     def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
         directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)

@@ -93,7 +93,7 @@ def test_blocks_are_shuffled_by_the_seed(tmp_path):
 class TestBookmarks:
     """A reader that begins at the bookmarks of another reads what the other goes on to read."""
 
-    @pytest.mark.everyday("2-4-3-jsonl", "3-3-2-parquet")
+    @pytest.mark.everyday("5-2-8-jsonl", "2-4-3-parquet")
     @pytest.mark.parametrize("kind", READERS)
     @pytest.mark.parametrize(("files", "streams", "block"), [(1, 1, 0), (5, 2, 8), (2, 4, 3), (3, 2, 1000), (3, 3, 2)])
     def test_from_every_place(self, tmp_path, kind, files, streams, block, monkeypatch):
