@@ -72,18 +72,15 @@ def test_a_failing_server_interrupts_and_a_changed_object_is_refused(s3, corpus,
     assert files(tmp_path / "there" / "x") == files(tmp_path / "here" / "x")
 
 
-@pytest.mark.parametrize(
-    ("address", "match"),
-    [
+def test_what_is_not_there(corpus, tokenizer, tmp_path):
+    for address, match in (
         ("s3://bucket/none.jsonl", r"s3://bucket/none\.jsonl does not exist"),
         ("s3://bucket/none-*.jsonl", "names no file"),
         ("s3://other/x.jsonl", "does not exist"),
         ("s3://bucket/text/", "names no file"),
-    ],
-)
-def test_what_is_not_there(corpus, tokenizer, tmp_path, address, match):
-    with pytest.raises(DataError, match=match):
-        tokenise([address], tokenizer, tmp_path / "out")
+    ):
+        with pytest.raises(DataError, match=match):
+            tokenise([address], tokenizer, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
 
@@ -118,6 +115,7 @@ class TestASetForObjectStorage:
         tokenise(corpus[0], tokenizer, tmp_path / "local" / "a")
         return files(tmp_path / "local" / "a")
 
+    @pytest.mark.everyday("named")
     @pytest.mark.parametrize("work", [None, "named"])
     def test_is_that_of_a_disk_and_leaves_nothing_there(self, corpus, tokenizer, tmp_path, expected, work):
         done = tokenise(corpus[0], tokenizer, self.OUT, work=work)
@@ -133,6 +131,7 @@ class TestASetForObjectStorage:
         assert there() == first
         assert not list((tmp_path / "here").iterdir())
 
+    @pytest.mark.everyday(".idx")
     @pytest.mark.parametrize("fails", [".bin", ".idx", ".json"])
     def test_goes_on_with_what_is_missing(self, s3, corpus, tokenizer, tmp_path, expected, fails):
         self.fails(s3, corpus, tokenizer, fails)
@@ -172,19 +171,16 @@ class TestASetForObjectStorage:
         with pytest.raises(DataError, match="was made with out=s3://bucket/sets/a and this command has s3://bucket/a"):
             tokenise(corpus[0], tokenizer, "s3://bucket/a")
 
-    @pytest.mark.parametrize(
-        ("out", "match"),
-        [
+    def test_an_address_of_no_use_is_an_error_before_the_work(self, corpus, tokenizer, tmp_path):
+        for out, match in (
             ("s3://no-such-bucket/sets/a", "writing s3://no-such-bucket/sets failed"),
             ("s3://bucket", "names no file in it"),
             ("s3://key:hunter2@bucket/a", "holds credentials"),
             ("s4://bucket/a", "cannot be opened"),
-        ],
-    )
-    def test_an_address_of_no_use_is_an_error_before_the_work(self, corpus, tokenizer, tmp_path, out, match):
-        with pytest.raises((DataError, SpecError), match=match) as raised:
-            tokenise(corpus[0], tokenizer, out)
-        assert "hunter2" not in str(raised.value)
+        ):
+            with pytest.raises((DataError, SpecError), match=match) as raised:
+                tokenise(corpus[0], tokenizer, out)
+            assert "hunter2" not in str(raised.value)
         assert not list((tmp_path / "here").iterdir())
 
     def test_a_working_directory_is_for_addresses(self, corpus, tokenizer, tmp_path):
