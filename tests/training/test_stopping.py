@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from kit.emit.run_directory import write
 from kit.specs.run import CheckpointSpec, LimitsSpec
-from kit.training.__main__ import main
+from kit.training.__main__ import main, process_group
 from kit.training.data.loader import DataLoader
 from kit.training.stopping import HUNG_CODE, Reason, Stopping, repeatedly, watchdog
 from tests.support import tiny
@@ -92,34 +94,17 @@ def test_the_time_limit_counts_from_the_start_of_the_process():
 
 
 @one_process
-class TestARunThatIsStopped:
-    def test_the_time_limit(self, tmp_path, capsys):
-        rundir = runs.prepare(tmp_path / "run", limits=LimitsSpec(max_minutes=1))
-        summary = runs.run(rundir, started=time.monotonic() - 60)
-        assert (summary.step, summary.stopped) == (1, "run.limits.max_minutes is over")
-        assert (rundir.path / "stopped").read_text() == "run.limits.max_minutes is over\n"
-        assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
-        assert [(event["event"], event["step"]) for event in runs.events(rundir)] == [("stopped", 1)]
-        assert "stopping after step 1 with a checkpoint" in capsys.readouterr().out
-        summary = runs.run(rundir, resume="auto")
-        assert (summary.step, summary.stopped) == (6, None)
-        assert not (rundir.path / "stopped").exists()
-
-    def test_a_signal_between_two_saves(self, tmp_path, monkeypatch):
-        from kit.training.data.loader import DataLoader
-
-        real, calls = DataLoader.step, []
-
-        def step(self, *arguments):
-            calls.append(1)
-            if len(calls) == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return real(self, *arguments)
-
-        rundir = runs.prepare(tmp_path / "run")
-        monkeypatch.setattr(DataLoader, "step", step)
-        # Ranks exchange their state after backward: the step whose data was being read is the last.
-        assert runs.run(rundir).step == 3
+def test_the_time_limit_stops_a_run(tmp_path, capsys):
+    rundir = runs.prepare(tmp_path / "run", limits=LimitsSpec(max_minutes=1))
+    summary = runs.run(rundir, started=time.monotonic() - 60)
+    assert (summary.step, summary.stopped) == (1, "run.limits.max_minutes is over")
+    assert (rundir.path / "stopped").read_text() == "run.limits.max_minutes is over\n"
+    assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
+    assert [(event["event"], event["step"]) for event in runs.events(rundir)] == [("stopped", 1)]
+    assert "stopping after step 1 with a checkpoint" in capsys.readouterr().out
+    summary = runs.run(rundir, resume="auto")
+    assert (summary.step, summary.stopped) == (6, None)
+    assert not (rundir.path / "stopped").exists()
 
 
 @pytest.fixture
@@ -223,12 +208,17 @@ def test_a_worker_without_its_gpu_says_so(worker):
     assert "error: the plan is for H100 and torch sees no CUDA device; install torch's CUDA build" in said
 
 
+@pytest.mark.parametrize(("hang_seconds", "minutes"), [(None, 30), (600, 30), (3600, 70)])
+def test_collectives_wait_longer_than_the_watchdog(tmp_path, monkeypatch, hang_seconds, minutes):
+    asked = {}
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options, backend=backend))
+    with process_group(tiny.run_directory(tmp_path / "run", limits=LimitsSpec(hang_seconds=hang_seconds))):
+        assert asked == {"backend": "gloo", "timeout": timedelta(minutes=minutes)}
+
+
 def _hanging(rundir, directory):
     """Rank 1 stays away from a collective of step 2."""
-    import torch.distributed as dist
-
-    from kit.training.data.loader import DataLoader
-
     real = DataLoader.step
 
     def step(self, position, size=None):
