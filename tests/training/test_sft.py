@@ -30,7 +30,7 @@ from kit.training.data.chat_template import chat_template_of
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter, PairFormat, PairWriter, token_block
-from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
+from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import tokenise
@@ -308,6 +308,19 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
     (plain, computed), (bucketed, computed_bucketed) = tokens(False), tokens(True)
     assert plain == bucketed
     assert computed_bucketed < computed
+
+
+@pytest.mark.parametrize("kind", [RowSamples, PackedSamples])
+def test_validation_counts_every_row_once(tmp_path, kind):
+    """Five samples on two ranks of two: three places are filled with what does not count."""
+    samples = kind(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
+    ranks = [validation_batches(samples, 5, DataParallelShard(2, 1, rank, 2)) for rank in range(2)]
+    assert [len(batches) for batches in ranks] == [2, 2]
+    expected, found = (
+        sorted(row[row != IGNORE_INDEX].tolist() for batch in batches for row in batch.labels)
+        for batches in (samples.micro_batches([[k] for k in range(5)]), [*ranks[0], *ranks[1]])
+    )
+    assert found == [[], [], [], *expected]
 
 
 JOB = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}

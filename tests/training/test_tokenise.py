@@ -98,6 +98,23 @@ def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, says):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_tables_without_the_text(tokenizer, tmp_path):
+    rows = datasets.Dataset.from_dict({"body": ["a"]})
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "splits")
+    for name, table in (("x.parquet", {"body": ["a"]}), ("y.parquet", {"text": [1]})):
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name)
+    for name, says in (
+        ("saved", r"saved has no column 'text'; .*body"),
+        ("splits", r"splits has several splits; give one of .*splits/train, .*splits/test"),
+        ("x.parquet", r"x\.parquet has no column 'text'; .*body"),
+        ("y.parquet", r"y\.parquet has no text in field 'text'"),
+    ):
+        with pytest.raises(DataError, match=says):
+            tokenise([tmp_path / name], tokenizer, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_rows_are_read_of_lines_of_json_alone(tokenizer, tmp_path):
     (tmp_path / "x.txt").write_text('{"prompt": "a", "completion": "b"}')
     with pytest.raises(DataError, match=r"x\.txt: rows for fine-tuning are read from \.jsonl files"):
