@@ -86,7 +86,7 @@ def rundir(words, directory):
 
 @pytest.mark.nightly
 def test_all_of_a_step_is_on_the_gpu():
-    code = "from tests.gpu.test_fake_cuda import report; report()"
+    code = "from tests.training.test_fake_cuda import report; report()"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
