@@ -1,29 +1,57 @@
-"""What worker processes run for the tests of this package."""
+"""What worker processes run for the tests of this package, and how what they find is compared."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
+from kit.engines.huggingface.models import build_model
+from kit.engines.kernels import compiled_blocks
 from kit.engines.torch.engine import TorchEngine
+from kit.planner.plan import Plan
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.support import tiny
+from tests.support.workers import pool
+from tests.training import runs
 from tests.training.batches import micro_batches
 
+KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3, samples_skipped=0)
 
 
-def state(engine: TorchEngine, kind: StateKind) -> dict[str, torch.Tensor]:
+def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     """One kind of state on the main rank, {} elsewhere."""
     return full_tensors(engine, kind)
 
 
-def batches(engine: TorchEngine, rundir: tiny.TinyRunDirectory, step: int, masked: bool = True):
+def own(engine: TorchEngine) -> dict[tuple[str, str], torch.Tensor]:
+    """All that a rank holds, copied: masters and the optimizer's own tensors, bit for bit."""
+    return {(kind, name): each.clone() for kind, some in engine._local_state().items() for name, each in some.items()}
+
+
+def build(rundir: tiny.TinyRunDirectory) -> Any:
+    """The plan's engine. Blocks that are compiled run operator by operator, traced as for a GPU. A chunked loss takes
+    24 tokens at a time, which divide no micro batch of these."""
+    from kit.engines import build_engine
+
+    compiled_blocks.BACKEND = "aot_eager"
+    is_torch = rundir.plan.layout.engine == "torch"
+    engine = TorchEngine(rundir) if is_torch else build_engine(runs.with_settings(rundir))
+    if getattr(engine, "_chunked", None) is not None:
+        engine._chunked._chunk_tokens = 24
+    return engine
+
+
+def batches(engine: Any, rundir: tiny.TinyRunDirectory, step: int, masked: bool = True):
     """This rank's micro batches of a step."""
     layout = rundir.plan.layout
     return micro_batches(
@@ -36,63 +64,154 @@ def batches(engine: TorchEngine, rundir: tiny.TinyRunDirectory, step: int, maske
     )
 
 
-def steps(engine: TorchEngine, rundir: tiny.TinyRunDirectory, first: int, count: int, rate: float = 1e-2):
+def steps(engine: Any, rundir: tiny.TinyRunDirectory, first: int, count: int, rate: float = 1e-2, rows: Any = batches):
     """(mean loss, gradient norm) of each step."""
     curve = []
     for step in range(first, first + count):
-        loss = engine.forward_backward(batches(engine, rundir, step))
+        loss = engine.forward_backward(rows(engine, rundir, step))
         curve.append((loss.mean, engine.apply(rate).gradient))
     return curve
 
 
-def train_and_export(rundir: tiny.TinyRunDirectory, exchange: Path | None = None, count: int = 3) -> dict[str, Any]:
-    """Gradients of the first step, then ``count`` steps, an exchange checkpoint, and two steps more."""
-    engine = TorchEngine(rundir)
-    first = engine.forward_backward(batches(engine, rundir, 0))
-    gradients = state(engine, StateKind.GRADIENT)
-    engine.discard()
-    curve = steps(engine, rundir, 0, count)
-    if exchange is not None:
-        export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model)
-    evaluated = engine.evaluate(batches(engine, rundir, 50))
-    after = steps(engine, rundir, count, 2)
-    result = {"first": first, "gradients": gradients, "curve": curve, "after": after, "evaluated": evaluated}
-    result |= {"steps": engine.optimizer_steps, "master": state(engine, StateKind.MASTER)}
-    engine.close()
-    return result
-
-
-def train_with(rundir: tiny.TinyRunDirectory, fault: str) -> dict[str, Any]:
-    """``train_and_export`` with a fault of tests.system.parity in the engine."""
+def train(
+    rundir: tiny.TinyRunDirectory, rate: float = 1e-2, rows: Any = batches, of_step: int = 0, fault: str | None = None
+) -> dict[str, Any]:
+    """Three steps, with the gradients of one; both kinds of checkpoint; two steps more, and these again by an engine
+    that loads the native files, which are written only then. ``fault``: one of tests.system.parity in the engine."""
     from tests.system.parity.faults import planted
 
     with planted(fault):
-        return train_and_export(rundir)
+        engine, found = build(rundir), {"first": [], "gradients": {}}
+        for step in range(3):
+            loss = engine.forward_backward(rows(engine, rundir, step))
+            if step == of_step:
+                found |= {"gradients": state(engine, StateKind.GRADIENT), "held": engine.held_bytes()}
+            found["first"].append((loss.mean, engine.apply(rate).gradient))
+        native, model = rundir.path / "native", rundir.plan.model
+        export_exchange(engine, rundir.path / "exchange", COUNTERS, model=model, lora=rundir.plan.job.lora)
+        if engine.is_main:
+            native.mkdir()
+        write = engine.snapshot()
+        found |= {"tokens": loss.tokens, "evaluated": engine.evaluate(rows(engine, rundir, 50)).mean}
+        found |= {kind: state(engine, kind) for kind in KINDS}
+        found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "steps": engine.optimizer_steps}
+        found |= {"ended": state(engine, StateKind.MASTER)}
+        write(native, None)
+        torch.distributed.barrier()
+        ended = own(engine) if isinstance(engine, TorchEngine) else {}
+        engine.close()
+        engine = build(rundir)
+        engine.load(native)
+        found["again"] = steps(engine, rundir, 3, 2, rate, rows)
+        found["same bits"] = not ended or same(own(engine), ended)
+        engine.close()
+    return found
+
+
+def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, rows: Any = batches) -> dict[str, Any]:
+    """From a checkpoint of ``train``: its state, two steps, and the masters that these end with."""
+    engine = build(rundir)
+    if checkpoint.name == "exchange":
+        assert import_exchange(engine, checkpoint) == COUNTERS
+    else:
+        engine.load(checkpoint)
+    found: dict[str, Any] = {"loaded": {kind: state(engine, kind) for kind in KINDS}, "steps": engine.optimizer_steps}
+    found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "ended": state(engine, StateKind.MASTER)}
+    engine.close()
+    return found
+
+
+def events(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
+    """The rows of events.jsonl."""
+    return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
+
+
+_alone: dict[str, dict[str, Any]] = {}
+
+
+def alone(path: Path, plan: Plan, *arguments: Any, **run: Any) -> dict[str, Any]:
+    """``train`` of a plan in one process, once a session."""
+    key = f"{plan.digest} {arguments} {run}"
+    if key not in _alone:
+        (_alone[key],) = pool("torch", 1).run(train, tiny.run_directory(path, plan, **run), *arguments)
+    return _alone[key]
+
+
+def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e-5, **run: Any) -> list[dict[str, Any]]:
+    """What ``split`` trains is what ``one`` process does: gradients, curve, evaluation, weights; every rank says the
+    same. Its files resume to the bit, its exchange checkpoint goes on in one process. Returns what ranks found."""
+    expected = alone(path / "one", one, *arguments, **run)
+    engine, ranks = split.layout.engine, split.layout.world_size
+    found = pool(engine, ranks).run(train, tiny.run_directory(path / "split", split, **run), *arguments)
+    main = found[0]
+    for each in found:
+        assert each["same bits"]
+        assert each["after"] == each["again"]
+        assert all(each[key] == main[key] for key in ("first", "tokens", "evaluated", "after", "steps"))
+    assert (main["tokens"], main["steps"]) == (expected["tokens"], 5)
+    # By an engine that began with other weights.
+    other = tiny.run_directory(path / "on", one, **run | {"seed": 1})
+    (again,) = pool("torch", 1).run(resume, other, path / "split" / "exchange", *arguments[:2])
+    assert same(again["loaded"][StateKind.MASTER], main[StateKind.MASTER])
+    assert numbers(again["after"]) == pytest.approx(numbers(expected["after"]), rel=bound)
+    for key in ("first", "after"):
+        assert numbers(main[key]) == pytest.approx(numbers(expected[key]), rel=bound)
+    assert main["evaluated"] == pytest.approx(expected["evaluated"], rel=bound)
+    for key in ("gradients", StateKind.MASTER):
+        assert worst(main[key], expected[key]) < bound, key
+    return found
+
+
+def numbers(curve: list[tuple[float, float]]) -> list[float]:
+    """Losses and norms in one row."""
+    return [number for step in curve for number in step]
+
+
+def same(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> bool:
+    """Bit for bit, under the same names."""
+    return found.keys() == expected.keys() and all(torch.equal(found[key], each) for key, each in expected.items())
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest magnitude; 0 of two that are zero."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
+
+
+def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest ``relative_error`` of tensors of the same names."""
+    assert found.keys() == expected.keys() != set()
+    return max(relative_error(found[name], tensor) for name, tensor in expected.items())
+
+
+def relative(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+    """‖found − expected‖ / ‖expected‖ of all tensors together."""
+    assert found.keys() == expected.keys() != set()
+    apart = sum(float((found[name] - expected[name]).double().square().sum()) for name in expected)
+    return math.sqrt(apart / sum(float(tensor.double().square().sum()) for tensor in expected.values()))
+
+
+def saved(path: Path, plan: Plan, dtype: torch.dtype = torch.float32, seed: int = 3) -> str:
+    """A directory of random weights of the plan's model, as transformers saves it. Norms and biases begin as ones and
+    zeros, which any order of names would fit: here they are random too."""
+    model = build_model(tiny.run_directory(path / "seed", plan, seed=seed), dtype, "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    model.save_pretrained(path / "hf")
+    return str(path / "hf")
 
 
 def saved_on_host(rundir: tiny.TinyRunDirectory) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Bytes of each tensor that goes to the host, and the gradients."""
-    from unittest import mock
-
     from kit.engines.kernels.offloaded_inputs import OffloadedInputs
 
-    sizes: list[int] = []
-    original = OffloadedInputs.copy
+    sizes, original, engine = [], OffloadedInputs.copy, TorchEngine(rundir)
 
     def copy(lane: OffloadedInputs, target: torch.Tensor, source: torch.Tensor) -> Any:
         sizes.append(source.nbytes)
         return original(lane, target, source)
 
-    engine = TorchEngine(rundir)
     with mock.patch.object(OffloadedInputs, "copy", copy):
         engine.forward_backward(batches(engine, rundir, 0))
     return sizes, state(engine, StateKind.GRADIENT)
-
-
-def import_and_train(rundir: tiny.TinyRunDirectory, exchange: Path, count: int = 3) -> dict[str, Any]:
-    """Two steps from an exchange checkpoint that ``count`` steps made."""
-    engine = TorchEngine(rundir)
-    counters = import_exchange(engine, exchange)
-    evaluated = engine.evaluate(batches(engine, rundir, 50))
-    after = steps(engine, rundir, count, 2)
-    return {"counters": counters, "after": after, "evaluated": evaluated, "master": state(engine, StateKind.MASTER)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,16 @@ import pytest
 from kit.errors import SpecError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.files import FileRecord, sealed, sealed_files
+from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
 from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, share
-from kit.training.checkpoint.upload_process import FINISH, Upload, Uploader, command
+from kit.training.checkpoint.upload_process import Upload, Uploader, command
 from kit.training.checkpoint.uploads import Uploads
+from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
 from tests.support.s3 import SECRET, s3_server
 from tests.support.workers import pool
 from tests.training import runs
+from tests.training.cases import events
 
 one_process = pytest.mark.usefixtures("one_process")
 ADDRESS = "s3://bucket/runs/a"
@@ -42,10 +44,6 @@ def files_below(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def events(rundir) -> list[dict]:
-    return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
-
-
 def lose(rundir) -> None:
     """The machine is gone: nothing of the run's own is left."""
     shutil.rmtree(rundir.path)
@@ -60,16 +58,19 @@ def s3():
 
 @one_process
 class TestARun:
+    @pytest.fixture
+    def stopped(self, tmp_path):
+        """A run that has stopped after step 4, and its copy."""
+        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
+        runs.run(rundir, stop_at_step=4, export_at_end=False)
+        return rundir, tmp_path / "away"
+
     def test_copies_what_is_finished_and_keeps_as_many(self, tmp_path):
         rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
         runs.run(rundir)
         local = files_below(rundir.path / "checkpoints")
-        assert {name.split("/")[0] for name in local} == {
-            "latest",
-            "step-00000004",
-            "step-00000006",
-            "exchange-step-00000006",
-        }
+        kept = {"latest", "step-00000004", "step-00000006", "exchange-step-00000006"}
+        assert {name.split("/")[0] for name in local} == kept
         assert files_below(tmp_path / "away") == {"kit": b""} | {n: b for n, b in local.items() if n != "latest"}
         assert not any("remote_wait_seconds" in each.get("why", "") for each in events(rundir))
         told = [each for each in events(rundir) if each["event"] == "checkpoint uploaded"]
@@ -78,7 +79,7 @@ class TestARun:
         size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/state"))
         assert any(each["step"] == 6 and each["bytes"] >= size and each["seconds"] > 0 for each in told)
 
-    @pytest.mark.everyday("False")
+    @pytest.mark.everyday("True")
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_goes_on_from_s3_on_another_machine(self, tmp_path, s3, asynchronous):
         whole = runs.prepare(tmp_path / "whole")
@@ -92,52 +93,37 @@ class TestARun:
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
 
-    @pytest.mark.nightly
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_tells_its_process_of_every_checkpoint(self, tmp_path, monkeypatch, asynchronous):
-        told = []
-        monkeypatch.setattr(Uploads, "add", lambda self, name: told.append(name))
-        runs.run(prepare(tmp_path / "run", f"file://{tmp_path}/away", asynchronous=asynchronous))
-        assert told == [*(f"step-{step:08d}" for step in (2, 4, 6)), "exchange-step-00000006"]
-
-    def test_the_newest_good_one_of_both_places(self, tmp_path, capsys):
-        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
-        here, away = rundir.path / "checkpoints", tmp_path / "away"
-        file = next(name for name in files_below(here / "step-00000004") if name.startswith("state/"))
-        with open(here / "step-00000004" / file, "r+b") as damaged:
-            damaged.truncate(100)
-        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=4)  # the local one is damaged, not the remote
+    def test_the_copy_stands_in_for_a_damaged_checkpoint(self, stopped, capsys):
+        rundir, _ = stopped
+        truncate(rundir.path / "checkpoints")
+        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=4)
         assert "step-00000004 is not usable" in (said := capsys.readouterr().out)
         assert "resumed after step 4" in said
 
-        with open(away / "step-00000004" / file, "r+b") as damaged:
-            damaged.truncate(100)
-        (away / "step-00000006").mkdir()  # half-uploaded: it has no manifest
-        shutil.copytree(here / "step-00000004" / "state", away / "step-00000006" / "state")
+    @pytest.mark.parametrize(
+        ("damage", "says"),
+        [
+            (lambda away: truncate(away), "has 100 bytes where"),
+            (lambda away: manifest(away).write_text(manifest(away).read_text().replace(": 4,", ": 5,")), "is damaged"),
+            (lambda away: manifest(away).unlink(), ""),  # half-uploaded: it has no manifest
+        ],
+    )
+    def test_a_damaged_copy_gives_way_to_the_one_before(self, stopped, capsys, damage, says):
+        rundir, away = stopped
+        damage(away)
         lose(rundir)
         runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=2)
         said = capsys.readouterr().out
-        assert "step-00000004 in file://" in said
-        assert "has 100 bytes where" in said
+        assert says in said
         assert "resumed after step 2" in said
-        assert runs.names(here) == ["step-00000002"]
+        assert ("step-00000004 in file://" in said) == bool(says)
+        assert runs.names(rundir.path / "checkpoints") == ["step-00000002"]
 
-    def test_a_damaged_manifest_is_skipped_with_a_word(self, tmp_path, capsys):
-        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
-        manifest = tmp_path / "away" / "step-00000004" / "manifest.json"
-        manifest.write_text(manifest.read_text().replace('"step": 4', '"step": 5'))
-        lose(rundir)
-        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=2)
-        assert "manifest.json is damaged" in (said := capsys.readouterr().out)
-        assert "resumed after step 2" in said
-
-    def test_a_second_run_needs_a_prefix_of_its_own(self, tmp_path):
-        first, second = (prepare(tmp_path / name, f"file://{tmp_path}/away") for name in ("first", "second"))
-        runs.run(first, stop_at_step=2, export_at_end=False)
-        assert "checkpoints of an earlier start, up to step 2" in runs.run_failing(second)
-        assert "checkpoints of an earlier start" in runs.run_failing(second, resume=first.path / "checkpoints")
+    def test_a_second_run_needs_a_prefix_of_its_own(self, stopped, tmp_path):
+        second = prepare(tmp_path / "second", f"file://{tmp_path}/away")
+        for resume in (None, stopped[0].path / "checkpoints"):
+            said = runs.run_failing(second, resume=resume)
+            assert "checkpoints of an earlier start, up to step 4" in said
 
     def test_an_exchange_checkpoint_comes_back_where_the_plan_has_changed(self, tmp_path, capsys):
         plans = [tiny.plan(job=ONE_LAYOUT, **each) for each in ({"micro_batch_size": 4}, ACCUMULATED)]
@@ -149,90 +135,80 @@ class TestARun:
         assert [row["step"] for row in runs.metrics(rundir)] == [5, 6]
 
 
+def manifest(root: Path) -> Path:
+    return root / "step-00000004" / "manifest.json"
+
+
+def truncate(root: Path) -> None:
+    """A file of the state of step 4."""
+    with open(next((root / "step-00000004" / "state").glob("*.safetensors")), "r+b") as file:
+        file.truncate(100)
+
+
 @one_process
 class TestAServerThatFails:
     @pytest.mark.nightly
     def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
+        """Which tries again where it fails."""
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
         rundir = prepare(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0)
         summary = runs.run(rundir, stop_at_step=4, export_at_end=False)
-        assert (summary.step, summary.unsaved) == (4, None)
-        assert RemoteCheckpoints(ADDRESS).steps() == []
+        assert (summary.step, summary.unsaved, RemoteCheckpoints(ADDRESS).steps()) == (4, None, [])
         failed = [each["why"] for each in events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("remote_wait_seconds" in why for why in failed)
-        s3.fault = lambda method, key: None
-        patient = CheckpointSpec(remote=ADDRESS, **EVERY_TWO, remote_wait_seconds=60.0)
-        runs.run(runs.with_run(rundir, checkpoint=patient), resume="auto", stop_at_step=4, export_at_end=False)
-        assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
-
-    @pytest.mark.nightly
-    def test_a_failure_is_tried_again(self, tmp_path, s3):
-        left = [12]
-
-        def fault(method: str, key: str) -> int | None:
-            left[0] -= method == "PUT" and "/step-" in key
-            return 503 if method == "PUT" and "/step-" in key and left[0] >= 0 else None
-
-        s3.fault = fault
-        runs.run(prepare(tmp_path / "run", ADDRESS), stop_at_step=2, export_at_end=False)
-        assert left[0] < 0
-        assert RemoteCheckpoints(ADDRESS).steps() == [2]
+        left = iter(range(12))
+        s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
+        runs.run(runs.with_run(rundir, checkpoint=wait(60.0)), resume="auto", stop_at_step=4, export_at_end=False)
+        assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
 
     def test_at_the_start(self, tmp_path, s3, capsys):
         rundir = prepare(tmp_path / "run", ADDRESS)
         runs.run(rundir, stop_at_step=2, export_at_end=False)
         s3.fault = lambda method, key: 403
         assert "resuming from the local" not in capsys.readouterr().out
-        runs.run(runs.with_run(rundir, checkpoint=short_wait(rundir)), resume="auto", stop_at_step=2)
+        runs.run(runs.with_run(rundir, checkpoint=wait(1.0)), resume="auto", stop_at_step=2)
         assert "resuming from the local checkpoints only" in capsys.readouterr().out
         lose(rundir)
         assert "listing s3://bucket/runs/a failed" in runs.run_failing(rundir, resume="auto")
         assert "writing s3://bucket/runs/a failed" in runs.run_failing(rundir)
 
     def test_a_bucket_that_does_not_exist_is_an_error_at_the_start(self, tmp_path, s3):
-        said = runs.run_failing(prepare(tmp_path / "run", "s3://no-such-bucket/a"))
-        assert "writing s3://no-such-bucket/a failed" in said
+        failing = prepare(tmp_path / "run", "s3://no-such-bucket/a")
+        assert "writing s3://no-such-bucket/a failed" in runs.run_failing(failing)
 
 
-def short_wait(rundir) -> CheckpointSpec:
-    return CheckpointSpec(remote=rundir.run.checkpoint.remote, **EVERY_TWO, remote_wait_seconds=1.0)
+def wait(seconds: float) -> CheckpointSpec:
+    return CheckpointSpec(remote=ADDRESS, **EVERY_TWO, remote_wait_seconds=seconds)
 
 
-@one_process
-def test_a_kill_while_uploading_loses_nothing(tmp_path, s3):
+@pytest.mark.nightly
+def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3):
     """The next process copies the rest; before, nobody takes the half for a checkpoint."""
-    rundir = runs.prepare(tmp_path / "run")
-    runs.run(rundir, stop_at_step=2, export_at_end=False)
-    root, stuck = rundir.path / "checkpoints", threading.Event()
-    release = threading.Event()
+    stuck, release = threading.Event(), threading.Event()
 
     def fault(method: str, key: str) -> int | None:
-        if method == "PUT" and "exp_avg_sq-rank" in key:
+        if method == "PUT" and "exp_avg_sq-rank4" in key:
             stuck.set()
             release.wait(60)
             return 503
         return None
 
     s3.fault = fault
-    words = command(upload(root, ADDRESS))
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(upload(saved, ADDRESS)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert stuck.wait(60)
     process.send_signal(signal.SIGTERM)  # of a job that is stopped: it goes on
-    time.sleep(1)
-    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
     process.kill()
     process.communicate()
     release.set()
     remote = RemoteCheckpoints(ADDRESS)
     assert (remote.names(), remote.steps()) == ({"step-00000002"}, [])
     s3.fault = lambda method, key: None
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as finishing:
-        finishing.stdin.write(FINISH + "\n")
-        finishing.stdin.flush()
-        assert finishing.wait(60) == 0
+    assert Uploader(upload(saved, ADDRESS)).attempt()
     assert remote.steps() == [2]
-    remote.get_files("step-00000002", sealed_files(root / "step-00000002" / "manifest.json")[1], tmp_path / "back")
-    local = files_below(root / "step-00000002")
+    remote.get_files("step-00000002", sealed_files(saved / "step-00000002" / "manifest.json")[1], tmp_path / "back")
+    local = files_below(saved / "step-00000002")
     assert files_below(tmp_path / "back") == {name: each for name, each in local.items() if name != "manifest.json"}
 
 
@@ -240,52 +216,58 @@ def upload(root: Path, address: str, number: int = 0, of: int = 1, last: int = 2
     return Upload(str(root), address, number, of, {"step": last, "exchange-step": None}, None)
 
 
-@one_process
+@pytest.fixture
+def saved(tmp_path):
+    """A local checkpoint of step 2, of files of other sizes and bytes."""
+    directory = tmp_path / "checkpoints" / "step-00000002"
+    (directory / "state").mkdir(parents=True)
+    for number in range(5):
+        (directory / "state" / f"exp_avg_sq-rank{number}").write_bytes(bytes([number]) * (1000 + 100 * number))
+    records = {str(p.relative_to(directory)): dataclasses.asdict(record_of(p)) for p in directory.glob("state/*")}
+    (directory / "manifest.json").write_text(json.dumps(sealed({"files": records, "step": 2})))
+    return directory.parent
+
+
 class TestHosts:
     @pytest.fixture
-    def saved(self, tmp_path):
-        rundir = runs.prepare(tmp_path / "run")
-        runs.run(rundir, stop_at_step=2, export_at_end=False)
-        return rundir.path / "checkpoints"
+    def remote(self, tmp_path):
+        return RemoteCheckpoints(f"file://{tmp_path}/away")
 
-    def test_a_copy_is_complete_when_every_host_has_copied(self, tmp_path, saved):
-        address = f"file://{tmp_path}/away"
-        hosts = [Uploader(upload(saved, address, number, 3)) for number in range(3)]
-        remote = RemoteCheckpoints(address)
+    def test_a_copy_is_complete_when_every_host_has_copied(self, tmp_path, saved, remote):
+        hosts = [Uploader(upload(saved, remote.address, number, 3)) for number in range(3)]
         assert [hosts[0].attempt(), hosts[1].attempt(), hosts[0].attempt()] == [False, True, False]
         assert remote.steps() == []
         assert [hosts[2].attempt(), remote.steps(), hosts[0].attempt(), remote.steps()] == [True, [], True, [2]]
-        assert files_below(tmp_path / "away") == {n: b for n, b in files_below(saved).items() if n != "latest"}
+        assert files_below(tmp_path / "away") == files_below(saved)
 
-    def test_a_word_of_an_earlier_save_does_not_count(self, tmp_path, saved):
+    def test_a_word_of_an_earlier_save_does_not_count(self, saved, remote):
         """The run has repeated the step: hosts that copied the old files have not copied the new ones."""
-        address = f"file://{tmp_path}/away"
-        remote = RemoteCheckpoints(address)
         for number in (1, 0):
-            assert Uploader(upload(saved, address, number, 2)).attempt()
+            assert Uploader(upload(saved, remote.address, number, 2)).attempt()
         remote.write("step-00000002/uploaded-2-of-2", b"of another manifest")
-        manifest = saved / "step-00000002" / "manifest.json"
-        other = json.loads(manifest.read_text()) | {"plan_hash": "another"}
-        manifest.write_text(json.dumps(sealed(other)))
-        first, second = (Uploader(upload(saved, address, number, 2)) for number in range(2))
+        path = saved / "step-00000002" / "manifest.json"
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {"step": "another"})))
+        first, second = (Uploader(upload(saved, remote.address, number, 2)) for number in range(2))
         assert not first.attempt()
         assert remote.steps() == []  # never a checkpoint of two saves
         assert [second.attempt(), first.attempt(), remote.steps()] == [True, True, [2]]
 
-    def test_a_local_file_that_is_damaged_is_never_complete(self, tmp_path, saved, capsys):
-        file = next(path for path in (saved / "step-00000002" / "state").rglob("*") if path.is_file())
-        file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
-        assert not Uploader(upload(saved, f"file://{tmp_path}/away")).attempt()
-        assert "is corrupted" in json.loads(capsys.readouterr().out)["why"]
-        assert RemoteCheckpoints(f"file://{tmp_path}/away").steps() == []
+    def test_a_local_file_that_is_damaged_is_never_complete(self, saved, remote, capsys):
+        """Told once, until it is another failure."""
+        (saved / "step-00000002" / "state" / "exp_avg_sq-rank3").write_bytes(b"\0" * 1300)
+        uploader = Uploader(upload(saved, remote.address))
+        assert [uploader.attempt(), uploader.attempt(), remote.steps()] == [False, False, []]
+        (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert "is corrupted" in told.pop("why")
+        assert told == {"event": "failed", "name": "step-00000002", "step": 2}
 
-    def test_old_copies_go_when_newer_ones_are_complete(self, tmp_path, saved):
-        remote = RemoteCheckpoints(f"file://{tmp_path}/away")
+    def test_old_copies_go_when_newer_ones_are_complete(self, saved, remote):
         for step in (4, 6):
             shutil.copytree(saved / "step-00000002", saved / f"step-{step:08d}")
         remote.write("step-00000001/state/a", b"half of one, of a killed run")
+        remote.write("step-00000009/state/a", b"half of a newer one, of another host")
         assert Uploader(upload(saved, remote.address, last=2)).attempt()
-        assert remote.names() == {"step-00000004", "step-00000006"}
+        assert remote.names() == {f"step-{step:08d}" for step in (4, 6, 9)}
 
     @pytest.mark.nightly
     def test_two_processes(self, tmp_path):
@@ -308,6 +290,38 @@ def train_on_hosts(rundir, stop: int) -> int:
         return runs.run_any(dataclasses.replace(rundir, plan=two), stop_at_step=stop, resume="auto").step
 
 
+class Log(RunOutput):
+    def __init__(self):
+        self.said = []
+
+    def log_event(self, event, step, **values):
+        self.said.append((event, step, *values.values()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_runs_side_starts_its_process_again_and_says_what_is_not_done(tmp_path, saved):
+    """In the time that it waits at the end, or because the process has died; a next start goes on, a run never ends."""
+    given, log = upload(saved, f"file://{tmp_path}/away"), Log()
+    with Uploads(given) as uploads:
+        assert os.getsid(uploads._process.pid) != os.getsid(0), "signals to the run's group do not reach it"
+        uploads.finish(0.0, log)
+        why = "0 s are over (run.checkpoint.remote_wait_seconds); the next start goes on copying"
+        assert (log.said.pop(), uploads.newest_step) == (("checkpoint upload failed", 0, why), None)
+        uploads._process.wait()
+        uploads.add("step-00000002")
+        uploads.finish(60.0, log)
+        ended, (event, step, num_bytes, seconds) = log.said
+        assert ended == ("checkpoint upload failed", 0, "the upload process ended (-9); a new one goes on")
+        assert (event, step, num_bytes, seconds > 0) == ("checkpoint uploaded", 2, 6000, True)
+        assert (uploads.newest_step, RemoteCheckpoints(given.address).steps()) == (2, [2])
+    with Uploads(given) as uploads:
+        uploads._process.kill()
+        uploads._process.wait()
+        uploads.finish(60.0, log)
+    why = "the upload process ended (-9); the next start goes on copying"
+    assert log.said[2:] == [("checkpoint upload failed", 0, why)]
+
+
 def test_shares_are_disjoint_cover_all_and_are_even():
     files = {f"state/{n}": FileRecord(bytes=100 + n, xxh3_128="0" * 32) for n in range(10)}
     shares = [share(files, number, 4) for number in range(4)]
@@ -316,10 +330,16 @@ def test_shares_are_disjoint_cover_all_and_are_even():
     assert max(loads) - min(loads) <= 110
 
 
-def test_what_is_kept():
+@pytest.mark.parametrize(
+    ("last", "every", "kept"),
+    [
+        ({"step": 1, "exchange-step": None}, 20, {"step-00000020", "step-00000040", "exchange-step-00000010"}),
+        ({"step": 2, "exchange-step": 0}, None, {"step-00000030", "step-00000040"}),
+    ],
+)
+def test_what_is_kept(last, every, kept):
     names = {f"step-{n:08d}" for n in (10, 20, 30, 40)} | {"exchange-step-00000010", "kit"}
-    kept = kept_names(names, {"step": 1, "exchange-step": None}, 20)
-    assert kept == {"step-00000020", "step-00000040", "exchange-step-00000010"}
+    assert kept_names(names, last, every) == kept
 
 
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "bucket/a", "s3://"])

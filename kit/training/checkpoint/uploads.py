@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,7 @@ class Uploads:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._listener.join()
-            with self._process:  # closes its pipes
-                pass
+            self._end(self._process)
 
     def add(self, name: str) -> None:
         """A checkpoint is finished in the local directory. Starts the process again if it has died."""
@@ -64,6 +62,7 @@ class Uploads:
             self._reports.put(
                 {"event": "failed", "step": 0, "why": f"the upload process ended ({code}); a new one goes on"}
             )
+            self._end(self._process)
             self._process = _started(self._upload)
             self._listen()
         self._tell(name)
@@ -90,14 +89,22 @@ class Uploads:
         if self._process is not None:
             self._tell(FINISH)
             try:
-                self._process.wait(wait_s)
+                code = self._process.wait(wait_s)
+                why = f"the upload process ended ({code})"
             except subprocess.TimeoutExpired:
-                why = f"{wait_s:g} s are over (run.checkpoint.remote_wait_seconds); the next start goes on copying"
-                self._reports.put({"event": "failed", "step": 0, "why": why})
+                code, why = -1, f"{wait_s:g} s are over (run.checkpoint.remote_wait_seconds)"
+            if code:
+                self._reports.put({"event": "failed", "step": 0, "why": f"{why}; the next start goes on copying"})
             self._process.kill()
             self._listener.join()
             self.report(log)
         gather(None)
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        self._listener.join()
+        with suppress(BrokenPipeError), process:  # closes its pipes; what it was told after its death is lost
+            pass
 
     def _tell(self, word: str) -> None:
         assert self._process is not None
