@@ -69,8 +69,8 @@ def torch_rows(path: Path) -> Iterator[Row]:
             rundir = of_torch.directory(path / name / split, name, **layout)
             found = pool("torch", layout.get("dp", 1) * layout.get("tp", 1)).run(of_torch.train, rundir)
             native = all(rank["same bits"] for rank in found)
-            masters, after = found[0]["masters"], found[0]["exchanged"]
-            yield Row("torch", name, split, largest(masters, plain), native, largest(after, masters))
+            masters, ended, after = found[0]["master"], found[0]["ended"], found[0]["exchanged"]
+            yield Row("torch", name, split, largest(masters, plain), native, largest(after, ended))
 
 
 def deepspeed_rows(path: Path) -> Iterator[Row]:

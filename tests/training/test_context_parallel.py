@@ -6,15 +6,16 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn import functional
 
 from kit.cost.memory.offload import offloaded_activation_bytes
-from kit.cost.workload import Workload
+from kit.engines.kernels.ring_attention import ring_attention
 from kit.specs.balancing import BalancingSpec
 from tests.megatron import shapes
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import cases
-from tests.training.test_torch_engine import relative_error
 
 LONGROPE = {"rope_scaling": shapes.LONGROPE | {"original_max_position_embeddings": 24}}
 """24 of 32 positions: with the ring, and with contiguous parts, one of two ranks has no longer position."""
@@ -60,7 +61,7 @@ def plans(model, comm_type, cp, dp, **layout):
     return alone, tiny.plan(spec, job=job, **split, **layout)
 
 
-@pytest.mark.everyday("yarn-p2p2-dp1")
+@pytest.mark.everyday("llama3-p2p4-dp1", "longrope-a2a2-dp1", "yarn-a2a4-dp1")
 @pytest.mark.parametrize(
     ("comm_type", "cp", "dp", "model", "layout"),
     CASES,
@@ -68,23 +69,10 @@ def plans(model, comm_type, cp, dp, **layout):
 )
 def test_agrees_with_one_process(tmp_path, comm_type, cp, dp, model, layout):
     """Gradients, curve and weights; the exchange checkpoint goes on without context parallelism."""
-    alone, split = plans(model, comm_type, cp, dp, **layout)
-    (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone))
-    found = pool("torch", cp * dp).run(cases.train_and_export, tiny.run_directory(tmp_path, split), tmp_path / "out")
-    assert len({each["first"] for each in found}) == 1
-    two = found[0]
-    assert two["first"].tokens == one["first"].tokens
-    assert two["first"].mean == pytest.approx(one["first"].mean, rel=1e-6)
-    for name, gradient in one["gradients"].items():
-        found_one = two["gradients"][name]  # a correction bias has none: zeros
-        assert torch.equal(found_one, gradient) or relative_error(found_one, gradient) < 1e-5, name
-    assert torch.tensor(two["curve"] + two["after"]).allclose(torch.tensor(one["curve"] + one["after"]), rtol=1e-5)
-    assert two["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
-    resumed = pool("torch", 1).run(cases.import_and_train, tiny.run_directory(tmp_path, alone), tmp_path / "out")[0]
-    assert torch.tensor(resumed["after"]).allclose(torch.tensor(one["after"]), rtol=1e-5)
+    cases.agree(tmp_path, *plans(model, comm_type, cp, dp, **layout))
 
 
-@pytest.mark.everyday("megatron-ring-forgets-a-part-p2p-yarn")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "comm_type", "model"),
     [
@@ -97,32 +85,42 @@ def test_agrees_with_one_process(tmp_path, comm_type, cp, dp, model, layout):
     ],
 )
 def test_a_planted_fault_turns_the_comparison_red(tmp_path, fault, comm_type, model):
-    alone, split = plans(model, comm_type, 2, 1, zero_stage=3)
-    (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone))
-    two = pool("torch", 2).run(cases.train_with, tiny.run_directory(tmp_path, split), fault)[0]
-    worst = max(relative_error(two["gradients"][name], gradient) for name, gradient in one["gradients"].items())
-    assert worst > 1e-3
+    one, split = plans(model, comm_type, 2, 1, zero_stage=3)
+    rundir, planted = tiny.run_directory(tmp_path / "split", split), (1e-2, cases.batches, 0, fault)
+    found = pool("torch", 2).run(cases.train, rundir, *planted)[0]
+    assert cases.worst(found["gradients"], cases.alone(tmp_path / "one", one)["gradients"]) > 1e-3
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_ring_of_one_is_causal_attention(monkeypatch, scale):
+    """Of torch, with fewer key heads; without a scale, by the root of the width. gloo sends nothing to itself."""
+    monkeypatch.setattr("kit.engines.kernels.ring_attention._exchange", lambda tensor, group: lambda: tensor)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, heads, 8, 4, generator=generator, requires_grad=True) for heads in (4, 2, 2)]
+    expected = functional.scaled_dot_product_attention(*tensors, is_causal=True, scale=scale, enable_gqa=True)
+    found = ring_attention(*tensors, dist.group.WORLD, scale)
+    torch.testing.assert_close(found, expected)
+    for pair in zip(*(torch.autograd.grad(each.sum(), tensors) for each in (found, expected)), strict=True):
+        torch.testing.assert_close(*pair)
 
 
 def test_only_layer_inputs_go_to_the_host(tmp_path):
     """There and back, as many bytes as the plan counts. Here nothing is pinned, which needs an accelerator."""
     plan = tiny.plan(recompute="full", activation_offloading=True)
-    workload = Workload(plan.model, plan.cluster, plan.job, plan.layout)
     found, gradients = pool("torch", 1).run(cases.saved_on_host, tiny.run_directory(tmp_path, plan))[0]
-    assert sum(found) == 2 * offloaded_activation_bytes(workload)
-    assert len(found) == 2 * plan.model.num_layers
-    without = tiny.plan(recompute="full")
-    expected = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, without))[0]["gradients"]
-    assert all(torch.equal(gradients[name], gradient) for name, gradient in expected.items())
+    assert (sum(found), len(found)) == (2 * offloaded_activation_bytes(plan.workload), 2 * plan.model.num_layers)
+    expected = cases.alone(tmp_path / "one", tiny.plan(recompute="full"))["gradients"]
+    assert cases.same(gradients, expected)
 
 
 def test_bf16_of_the_ring_is_close_to_fp32(tmp_path):
-    found = {}
-    for precision in ("fp32", "bf16"):
-        _, split = plans("yarn", "p2p", 2, 1, zero_stage=3, **LONG)
-        plan = dataclasses.replace(split, job=dataclasses.replace(split.job, precision=precision))
-        found[precision] = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, plan))[0]
-    assert found["bf16"]["first"].mean == pytest.approx(found["fp32"]["first"].mean, rel=1e-2)
-    for name, gradient in found["fp32"]["gradients"].items():
-        cosine = torch.cosine_similarity(found["bf16"]["gradients"][name].flatten(), gradient.flatten(), dim=0)
-        assert cosine > 0.99, name
+    one, split = plans("yarn", "p2p", 2, 1, zero_stage=3, **LONG)
+    plan, whole = (
+        dataclasses.replace(split, job=dataclasses.replace(split.job, precision="bf16")),
+        cases.alone(tmp_path / "one", one),
+    )
+    found = pool("torch", 2).run(cases.train, tiny.run_directory(tmp_path, plan))[0]
+    assert found["first"][0][0] == pytest.approx(whole["first"][0][0], rel=1e-2)
+    for name, gradient in whole["gradients"].items():
+        assert torch.cosine_similarity(found["gradients"][name].flatten(), gradient.flatten(), dim=0) > 0.99, name

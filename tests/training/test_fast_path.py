@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
 import torch._dynamo.utils
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import kit
 from kit.cost.memory.activations_huggingface import loss_bytes
-from kit.cost.workload import Workload
 from kit.diagnose.probe.tracker import LiveBytes
 from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.huggingface.models import random_model
 from kit.engines.kernels import chunked_loss, compiled_blocks
 from kit.engines.kernels.chunked_loss import linear_cross_entropy
-from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.compiled_blocks import choose_attention
+from kit.engines.kernels.loss import mean_scale, summed_cross_entropy
+from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.torch import optimizer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
-from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
 from tests.support import tiny
-from tests.support.host_syncs import Waits, waits_in_a_step
-from tests.support.workers import pool
+from tests.support.host_syncs import waits_in_a_step
 from tests.training import cases
 from tests.training.batches import micro_batches
+from tests.training.test_torch_engine import CAPPED
 
 TOKENS, HIDDEN, VOCABULARY = 50, 16, 97
-CHUNK = 24
-"""Divides neither the tokens above nor those of a micro batch (64)."""
-
-
 EPS = OptimizerSpec(eps=1e-3, weight_decay=0.1)
 """Early Adam is sign descent, which makes much of rounding; with such an epsilon it does not."""
 
@@ -81,15 +77,6 @@ def test_chunks_add_up_to_the_whole(cap, chunk_tokens):
     assert max(map(relative_error, found, expected)) < 1e-6
 
 
-def test_a_wrong_derivative_of_the_cap_shows(monkeypatch):
-    right = chunked_loss._capped
-    monkeypatch.setattr(chunked_loss, "_capped", lambda logits, cap: (right(logits, cap)[0], None))
-    expected = with_gradients(plain, *operands(), cap=2.0)
-    found = with_gradients(linear_cross_entropy, *operands(), cap=2.0, chunk_tokens=7)
-    assert relative_error(found[0], expected[0]) < 1e-6  # the loss alone would not tell
-    assert relative_error(found[2], expected[2]) > 1e-1
-
-
 def test_in_16_bits_it_is_no_further_from_the_truth():
     exact = with_gradients(plain, *operands())
     rounded = with_gradients(plain, *operands(torch.bfloat16))
@@ -125,6 +112,21 @@ def test_a_frozen_head_and_an_evaluation_make_no_gradients():
     torch.testing.assert_close(loss, plain(hidden, weight, None, labels).detach())
 
 
+def test_a_head_without_labels_has_the_logits_that_it_had():
+    """As generation asks for them, capped."""
+    model, ids = random_model(tiny.model("gemma2", **CAPPED), seed=0), torch.arange(12).reshape(2, 6)
+    expected = model(ids).logits
+    chunked = chunked_loss.ChunkedLoss(model, chunk_tokens=5)
+    with chunked.of(ids):
+        assert model(ids).logits.item() == pytest.approx(summed_cross_entropy(expected, ids).item(), rel=1e-6)
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize(("tokens", "scale"), [(0, 4.0), (1, 4.0), (2, 2.0), (3, 4 / 3)])
+def test_gradients_are_of_a_mean_over_the_tokens_of_all_ranks(tokens, scale):
+    assert mean_scale(torch.tensor(tokens), 4).item() == pytest.approx(scale)
+
+
 def test_gradients_are_given_away_once():
     loss = linear_cross_entropy(*operands(), chunk_tokens=7)
     loss.backward(retain_graph=True)
@@ -137,10 +139,8 @@ def test_peak_of_head_and_loss_is_the_cost_models():
     width, vocabulary, sequences = 8, 8192, 4 * chunked_loss.LOSS_CHUNK_TOKENS // tiny.SEQ_LENGTH
     spec = tiny.model(vocab_size=vocabulary, hidden_size=width, head_dim=2)
     chosen = tiny.plan(spec, micro_batch_size=sequences, chunked_loss=True)
-    expected = loss_bytes(Workload(spec, chosen.cluster, chosen.job, chosen.layout))
-    whole = dataclasses.replace(chosen.layout, chunked_loss=False)
-    without = loss_bytes(Workload(spec, chosen.cluster, chosen.job, whole))
-
+    without = tiny.plan(spec, micro_batch_size=sequences)
+    expected = loss_bytes(chosen.workload)
     hidden = torch.randn(sequences * tiny.SEQ_LENGTH, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
     labels = torch.randint(0, vocabulary, (len(hidden),))
@@ -148,95 +148,10 @@ def test_peak_of_head_and_loss_is_the_cost_models():
         live.leave_out([hidden, weight, labels])
         linear_cross_entropy(hidden, weight, None, labels).backward()
     assert live.peak == pytest.approx(expected, rel=0.05)
-    assert without > 8 * expected
+    assert loss_bytes(without.workload) > 8 * expected
 
 
 # ---------------------------------------------------------------- in the engine
-
-
-def gradients_of(engine: TorchEngine, chunk_tokens: int | None = None) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Mean losses of a step and of an evaluation, and the step's gradients."""
-    if engine._chunked is not None and chunk_tokens is not None:
-        engine._chunked._chunk_tokens = chunk_tokens
-    evaluated = engine.evaluate(micro_batches(5, mbs=2, accumulation=2)).mean
-    loss = engine.forward_backward(micro_batches(0, mbs=2, accumulation=2)).mean
-    return loss, evaluated, cases.state(engine, StateKind.GRADIENT)
-
-
-def assert_same(found: Any, expected: Any, bound: float = 1e-6) -> None:
-    assert found[:2] == pytest.approx(expected[:2], rel=bound)
-    assert found[2].keys() == expected[2].keys()
-    errors = {name: relative_error(found[2][name], gradient) for name, gradient in expected[2].items()}
-    assert max(errors.values()) < bound, max(errors, key=lambda name: errors[name])
-
-
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_engine_with_chunked_loss(tmp_path, family):
-    """An untied head, a tied one, and capped logits."""
-    capped = {"logit_softcap": 3.0, "attention_softcap": 50.0, "sliding_window": 16}
-    capped |= {"tied_embeddings": True, "query_pre_attn_scalar": 8}
-    spec = tiny.model(family, **(capped if family == "gemma2" else {}))
-    found = []
-    for chunked in (False, True):
-        chosen = tiny.plan(spec, gradient_accumulation_steps=2, chunked_loss=chunked)
-        engine = TorchEngine(tiny.run_directory(tmp_path / str(chunked), chosen))
-        assert (engine._chunked is not None) == chunked
-        found.append(gradients_of(engine, CHUNK))
-    assert_same(found[1], found[0])
-
-
-def traced(rundir: tiny.TinyRunDirectory) -> tuple[dict[str, torch.Tensor], int, int]:
-    """In a worker: gradients of the second step on the main rank, graphs, and breaks of them."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_blocks, "BACKEND", "aot_eager")
-        engine = TorchEngine(rundir)
-        for step in range(2):
-            engine.forward_backward(cases.batches(engine, rundir, step))
-            gradients = cases.state(engine, StateKind.GRADIENT)
-            engine.apply(1e-3)
-    engine.close()
-    counters = torch._dynamo.utils.counters
-    return gradients, counters["stats"]["unique_graphs"], len(counters["graph_break"])
-
-
-@pytest.mark.parametrize(("stage", "recompute"), [(0, "none"), (3, "full")])
-def test_compiled_blocks_where_hooks_are_around_them(tmp_path, stage, recompute):
-    """DDP, FSDP2: what gathers weights and reduces gradients stays outside of what is traced."""
-    found = []
-    for compile_layers in (False, True):
-        words = {"dp": 2, "zero_stage": stage, "recompute": recompute, "gradient_accumulation_steps": 2}
-        chosen = tiny.plan(**words, compile_layers=compile_layers)
-        found.append(pool("torch", 2).run(traced, tiny.run_directory(tmp_path / str(compile_layers), chosen))[0])
-    (expected, *none), (gradients, graphs, breaks) = found
-    assert none == [0, 0]
-    assert expected.keys() == gradients.keys()
-    assert max(relative_error(gradients[name], gradient) for name, gradient in expected.items()) < 1e-6
-    assert 1 <= graphs <= 3 and breaks == 0  # noqa: PT018
-
-
-def chunked_gradients(rundir: tiny.TinyRunDirectory) -> dict[str, torch.Tensor]:
-    """In a worker: gradients of the first step on the main rank."""
-    engine = TorchEngine(rundir)
-    if engine._chunked is not None:
-        engine._chunked._chunk_tokens = CHUNK
-    engine.forward_backward(cases.batches(engine, rundir, 0))
-    gradients = cases.state(engine, StateKind.GRADIENT)
-    engine.close()
-    return gradients
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_chunked_loss_where_gradients_and_weights_are_elsewhere(tmp_path, stage):
-    """DDP, which sees only a scalar leave the model, and FSDP2, which gathers the head's weight around it."""
-    found = []
-    for chunked in (False, True):
-        chosen = tiny.plan(dp=2, zero_stage=stage, gradient_accumulation_steps=2, chunked_loss=chunked)
-        found.append(pool("torch", 2).run(chunked_gradients, tiny.run_directory(tmp_path / str(chunked), chosen))[0])
-    assert found[0].keys() == found[1].keys()
-    assert max(relative_error(found[1][name], gradient) for name, gradient in found[0].items()) < 1e-6
 
 
 @pytest.mark.usefixtures("one_process")
@@ -247,68 +162,81 @@ def test_all_blocks_run_one_compiled_block(tmp_path, monkeypatch, recompute, mos
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
-    spec, found = tiny.model(num_layers=3), []
+    spec, found, batches = tiny.model(num_layers=3), [], micro_batches(5, mbs=2, accumulation=2)
     for compile_layers in (False, True):
         chosen = tiny.plan(spec, gradient_accumulation_steps=2, recompute=recompute, compile_layers=compile_layers)
         engine = TorchEngine(tiny.run_directory(tmp_path / str(compile_layers), chosen))
-        found.append(gradients_of(engine))
+        losses = engine.evaluate(batches).mean, engine.forward_backward(batches).mean
+        found.append((losses, cases.state(engine, StateKind.GRADIENT)))
     for step in range(1, 4):
         engine.apply(1e-3)
         engine.forward_backward(micro_batches(step, mbs=2, accumulation=2))
-    assert_same(found[1], found[0])
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert cases.worst(found[1][1], found[0][1]) < 1e-6
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert 1 <= graphs <= most_graphs, f"{graphs} graphs for 3 layers and 4 steps"
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_what_was_not_tried_is_refused():
-    def refused(spec=None, job=None, **layout) -> str:
-        chosen = tiny.plan(spec, job=job, **layout)
-        return " ".join(str(found) for found in violations(chosen.workload))
-
-    assert "chunked_loss" not in refused(chunked_loss=True)
-    assert "compile_layers" not in refused(compile_layers=True)
-    megatron = {"engine": "megatron", "implementation": "local"}
-    assert "chunked_loss=true" in refused(chunked_loss=True, **megatron)
-    assert "chunked_loss=true" in refused(chunked_loss=True, dp=1, tp=2, zero_stage=3)
-    assert "chunked_loss=true" in refused(tiny.model("bart"), {"objective": "seq2seq"}, chunked_loss=True)
-    assert "compile_layers=true" in refused(compile_layers=True, engine="deepspeed", zero_stage=3)
-    assert "compile_layers=true" in refused(compile_layers=True, **megatron)
-    assert "compile_layers" not in refused(compile_layers=True, engine="deepspeed", zero_stage=2)
-    assert "needs a GPU and 16 bits" in refused(attention_kernel="cudnn")
-
-
-def test_a_flash_attention_that_is_not_installed_is_named():
+def test_attention_kernels_are_chosen_in_torch(monkeypatch):
+    """cuDNN's goes before the others, which stay; a FlashAttention that is not installed is named."""
+    before, asked = torch._C._get_sdp_priority_order(), []
+    try:
+        choose_attention("default")
+        assert torch._C._get_sdp_priority_order() == before
+        choose_attention("cudnn")
+        order = [SDPBackend(each).name for each in torch._C._get_sdp_priority_order()]
+        assert order[:2] == ["CUDNN_ATTENTION", "FLASH_ATTENTION"]
+        assert {"EFFICIENT_ATTENTION", "MATH"} <= {*order}
+    finally:
+        torch._C._set_sdp_priority_order(before)
     with pytest.raises(EngineError, match=r"flash_attn_interface.* install FlashAttention 3"):
-        compiled_blocks.choose_attention("flash3")
+        choose_attention("flash3")
+    monkeypatch.setattr(compiled_blocks, "activate_flash_attention_impl", asked.append)
+    choose_attention("flash4")
+    assert (asked, torch._C._get_sdp_priority_order()) == (["FA4"], before)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (compiled_blocks.compile_layers, "compile_layers=true with Linear, which has no blocks that repeat"),
+        (tile_mlps, "tiled_mlp=true with MlpLess, whose MlpLess has no module mlp"),
+        (chunked_loss.ChunkedLoss, "chunked_loss=true with MlpLess, whose head is NoneType and no linear layer"),
+    ],
+)
+def test_models_without_the_layers_are_named(change, says):
+    class MlpLess(GradientCheckpointingLayer):
+        def get_output_embeddings(self):
+            return None
+
+    with pytest.raises(EngineError, match=says):
+        change(torch.nn.Linear(1, 1) if "Linear," in says else MlpLess())
 
 
 def test_the_planner_knows_what_both_do():
     """2.2 of 5.9 GiB of logits stay, of which 1.5 are the head's gradient. There are fewer kernels and passes over
     memory."""
-
     job = kit.JobSpec(seq_length=4096, global_batch_size=8)
 
-    def predicted(chunked: bool, compiled: bool, **more):
-        pins = {"engine": "torch", "micro_batch_size": 1, "recompute": "none"} | more
-        chosen = kit.Pins(**pins, chunked_loss=chunked, compile_layers=compiled)
-        return kit.plan("llama-3.2-1b", "1xH200", job, chosen).predicted
+    def predicted(chunked: bool, compiled: bool, kernel: str = "default"):
+        pins = kit.Pins(
+            engine="torch", micro_batch_size=1, recompute="none", chunked_loss=chunked, compile_layers=compiled,
+            attention_kernel=kernel,
+        )  # fmt: skip
+        return kit.plan("llama-3.2-1b", "1xH200", job, pins).predicted
 
-    usual, chunked, compiled_only, both = (
-        predicted(*which) for which in ((False, False), (True, False), (False, True), (True, True))
-    )
-    assert chunked.peak_gib < usual.peak_gib - 2.5
+    found = [predicted(*which) for which in ((False, False), (True, False), (False, True), (True, True))]
+    usual, chunked, compiled_only, both = (each.step_time_s for each in found)
+    assert found[1].peak_gib < found[0].peak_gib - 2.5
     # Operators one by one pass more often over a chunk in fp32 than over whole logits; in one kernel they do not.
-    assert usual.step_time_s < chunked.step_time_s < 1.06 * usual.step_time_s
-    assert 0.5 * usual.step_time_s < both.step_time_s < compiled_only.step_time_s < 0.95 * usual.step_time_s
-    cudnn, flash3 = (predicted(True, True, attention_kernel=kernel).step_time_s for kernel in ("cudnn", "flash3"))
-    assert flash3 < cudnn < both.step_time_s
-
-    layout = kit.plan("llama-3.2-1b", "1xH200", job).layout  # nothing pinned
-    assert layout.chunked_loss and layout.compile_layers  # noqa: PT018
+    assert usual < chunked < 1.06 * usual
+    assert 0.5 * usual < both < compiled_only < 0.95 * usual
+    assert predicted(True, True, "flash3").step_time_s < predicted(True, True, "cudnn").step_time_s < both
+    # Nothing pinned: taken on a GPU, and not on a CPU.
     small = kit.JobSpec(seq_length=tiny.SEQ_LENGTH, global_batch_size=2, precision="fp32")
-    layout = kit.plan(tiny.model(), "1xcpu", small).layout
-    assert not layout.chunked_loss and not layout.compile_layers  # noqa: PT018
+    taken = kit.plan("llama-3.2-1b", "1xH200", job).layout, kit.plan(tiny.model(), "1xcpu", small).layout
+    assert [(each.chunked_loss, each.compile_layers) for each in taken] == [(True, True), (False, False)]
 
 
 def test_compiled_slopes_are_the_same(monkeypatch):
@@ -335,23 +263,6 @@ def test_a_step_waits_once(tmp_path, chunked):
     assert not hidden  # tolist of several is a copy
 
 
-def test_a_wait_belongs_to_a_module_whatever_the_folders_are_called():
-    """``git clone`` makes a folder named kit, with everything below it: the libraries too."""
-    waits = Waits()
-    for module, file in {
-        "kit.loss": "/src/checkout/loss.py",
-        "torch.frame": "/src/kit/.venv/torch/frame.py",
-        "script": "/src/kit/script.py",
-        "torch.optim.adam": "/src/kit/deepspeed/adam.py",
-        "kitchen.sink": "/src/kit/sink.py",
-    }.items():
-        names = {"__name__": module}
-        exec(compile("def ask(one):\n    return one.item()", file, "exec"), names)
-        with waits:
-            names["ask"](torch.ones(()))
-    assert waits.places == {"loss.py:ask": 1}
-
-
 @pytest.mark.usefixtures("one_process")
 def test_fused_adamw_steps_the_same(tmp_path, monkeypatch):
     """torch has its fused kernel for CPUs too; both weight decays, clipping, five steps, and moments read and set."""
@@ -369,24 +280,3 @@ def test_fused_adamw_steps_the_same(tmp_path, monkeypatch):
     for kind, tensors in found[1].items():
         errors = {name: relative_error(found[0][kind][name], tensor) for name, tensor in tensors.items()}
         assert max(errors.values()) < 1e-6, errors
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_wait_in_every_micro_batch_would_show(tmp_path, monkeypatch):
-    engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(gradient_accumulation_steps=3)))
-    forward = engine._loss
-    monkeypatch.setattr(engine, "_loss", lambda *args, **more: (loss := forward(*args, **more)) * (loss.item() > 0))
-    waits, _ = waits_in_a_step(engine, micro_batches(1, mbs=2, accumulation=3))
-    assert sum(waits.values()) == 4
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_step_without_labels_is_refused_and_leaves_nothing(tmp_path):
-    engine = TorchEngine(tiny.run_directory(tmp_path))
-    masked = [
-        dataclasses.replace(one, labels=one.labels * 0 + IGNORE_INDEX)
-        for one in micro_batches(0, mbs=2, accumulation=1)
-    ]
-    with pytest.raises(EngineError, match="no label of this step counts"):
-        engine.forward_backward(masked)
-    engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 
 import pytest
@@ -11,13 +9,11 @@ import torch
 
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import build_skeleton
-from kit.engines.kernels import compiled_blocks, fp8
-from kit.engines.torch.engine import TorchEngine
+from kit.engines.kernels import fp8
 from kit.errors import EngineError
 from kit.rehearsal.rounding import gradient_bound
 from kit.specs.job import OptimizerSpec
 from tests.support import tiny
-from tests.support.workers import pool
 from tests.training import cases
 
 EPS = OptimizerSpec(eps=1e-3, weight_decay=0.1)
@@ -89,84 +85,27 @@ def tiny_block(weights: list[torch.Tensor]) -> torch.nn.Module:
     return torch.nn.Sequential(block)
 
 
-def rundir(path, precision="fp8", **layout):
-    job = {"precision": precision, "optimizer": EPS}
-    return tiny.run_directory(path, tiny.plan(job=job, **layout))
-
-
-def distance(found, expected):
-    """Relative, of all gradients together."""
-    apart = sum((found[name] - expected[name]).double().square().sum() for name in expected)
-    return math.sqrt(apart / sum(tensor.double().square().sum() for tensor in expected.values()))
-
-
-TWO = {"gradient_accumulation_steps": 2}
+def plan(precision="fp8", **layout):
+    return tiny.plan(job={"precision": precision, "optimizer": EPS}, **{"gradient_accumulation_steps": 2, **layout})
 
 
 def test_gradients_are_as_far_from_fp32_as_rounding_to_eight_bits_takes_them(tmp_path):
-    whole, sixteen, eight = (
-        pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / precision, precision, **TWO))[0]
-        for precision in ("fp32", "bf16", "fp8")
-    )
-    in_bf16, in_fp8 = (distance(found["gradients"], whole["gradients"]) for found in (sixteen, eight))
+    whole, sixteen, eight = (cases.alone(tmp_path / each, plan(each)) for each in ("fp32", "bf16", "fp8"))
+    in_bf16, in_fp8 = (cases.relative(found["gradients"], whole["gradients"]) for found in (sixteen, eight))
     assert in_bf16 < gradient_bound(2) < in_fp8 < gradient_bound(2, "fp8") < 0.3
-    for (loss, norm), (expected, expected_norm) in zip(eight["curve"], whole["curve"], strict=True):
+    for (loss, norm), (expected, expected_norm) in zip(eight["first"], whole["first"], strict=True):
         assert loss == pytest.approx(expected, rel=gradient_bound(2))
         assert norm == pytest.approx(expected_norm, rel=gradient_bound(2, "fp8"))
-    assert all(tensor.dtype == torch.float32 for tensor in eight["master"].values())
-    assert eight["master"].keys() == whole["master"].keys()
+    masters = eight[StateKind.MASTER]
+    assert {name: tensor.dtype for name, tensor in masters.items()} == dict.fromkeys(whole["gradients"], torch.float32)
 
 
+@pytest.mark.everyday("3")
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_two_processes_compute_what_one_does(zero_stage, tmp_path):
-    """Scales are of a micro batch, so equal micro batches give equal numbers; FSDP2 rounds weights to bf16 first."""
-    sharded = {"zero_stage": zero_stage}
-    one = pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / "one", **TWO, **sharded), tmp_path / "out")[0]
-    two = pool("torch", 2).run(cases.train_and_export, rundir(tmp_path / "two", dp=2, **sharded))[0]
-    assert distance(two["gradients"], one["gradients"]) < 1e-6
-    for found, expected in zip(two["curve"], one["curve"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-3)
-    # From one process's checkpoint: what the two go on with is what the one went on with.
-    resumed = pool("torch", 2).run(cases.import_and_train, rundir(tmp_path / "on", dp=2, **sharded), tmp_path / "out")[
-        0
-    ]
-    assert resumed["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
-    assert resumed["after"][0] == pytest.approx(one["after"][0], rel=1e-5)
-
-
-def resumed_in_place(run):
-    """Curves of steps after a native checkpoint, and of an engine that loaded it."""
-    engine = TorchEngine(run)
-    cases.steps(engine, run, 0, 2)
-    engine.save(run.path / "native")
-    expected = cases.steps(engine, run, 2, 2)
-    engine.close()
-    other = TorchEngine(run)
-    other.load(run.path / "native")
-    return expected, cases.steps(other, run, 2, 2)
-
-
-def test_a_native_checkpoint_resumes_to_the_bit(tmp_path):
-    run = rundir(tmp_path / "run")
-    (run.path / "native").mkdir()
-    expected, found = pool("torch", 1).run(resumed_in_place, run)[0]
-    assert found == expected
-
-
-def compiled_gradients(run):
-    """With graphs traced as for a GPU, and run operator by operator."""
-    before, compiled_blocks.BACKEND = compiled_blocks.BACKEND, "aot_eager"
-    try:
-        engine = TorchEngine(run)
-        engine.forward_backward(cases.batches(engine, run, 0))
-        return cases.state(engine, StateKind.GRADIENT)
-    finally:
-        compiled_blocks.BACKEND = before
-
-
-def test_compiled_blocks_compute_the_same(tmp_path):
-    run = rundir(tmp_path / "run")
-    layout = dataclasses.replace(run.plan.layout, compile_layers=True)
-    traced = dataclasses.replace(run, plan=dataclasses.replace(run.plan, layout=layout))
-    expected, found = (pool("torch", 1).run(compiled_gradients, each)[0] for each in (run, traced))
-    assert distance(found, expected) < 1e-6
+    """Scales are of a micro batch, so equal micro batches give equal numbers; FSDP2 rounds weights to bf16 first. With
+    blocks that are compiled."""
+    one = plan(zero_stage=zero_stage)
+    split = plan(zero_stage=zero_stage, dp=2, gradient_accumulation_steps=1, compile_layers=True)
+    found = cases.agree(tmp_path, one, split, bound=1e-3)[0]
+    assert cases.relative(found["gradients"], cases.alone(tmp_path, one)["gradients"]) < 1e-6

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from kit.engines.base import StateKind
-from kit.engines.full_tensors import full_tensors
 from kit.specs.job import OptimizerSpec
-from tests.support import tiny
+from tests.support import hostile, tiny
 from tests.support.workers import pool
-from tests.training.batches import micro_batches
+from tests.training import cases
 
 SAMPLES = 12
 """Of a step: a number that 1, 2, 3 and 4 processes share evenly."""
-KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 LAYOUTS = {
     "ddp-2": {"dp": 2},
     "fsdp-4": {"dp": 4, "zero_stage": 3},
@@ -31,126 +28,61 @@ LAYOUTS = {
 }
 
 
-def directory(path: Path, name: str, **job: Any) -> tiny.TinyRunDirectory:
+def directory(path: Path, name: str, optimizer: str = "adamw") -> tiny.TinyRunDirectory:
     """Uneven sizes: four processes divide neither 131 rows nor 38."""
-    layout = {"engine": "torch", "micro_batch_size": 1, **LAYOUTS[name]}
+    layout: dict[str, Any] = {"micro_batch_size": 1, **LAYOUTS[name]}
     layout["gradient_accumulation_steps"] = SAMPLES // layout.get("dp", 1)
-    spec = tiny.model(vocab_size=131, ffn_hidden_size=38)
-    plan = tiny.plan(spec, job={"optimizer": OptimizerSpec(eps=1e-3), **job}, **layout)
-    return tiny.run_directory(path, plan)
+    job = {"optimizer": OptimizerSpec(name=optimizer, eps=1e-3)}
+    return tiny.run_directory(path / name, tiny.plan(tiny.model(vocab_size=131, ffn_hidden_size=38), job=job, **layout))
 
 
-def two_steps(engine: Any, first: int) -> list[float]:
-    """Losses and norms."""
-    found = []
-    for number in (first, first + 1):
-        batches = micro_batches(
-            number, mbs=1, accumulation=SAMPLES // engine.dp_size, dp_rank=engine.dp_rank, dp_size=engine.dp_size
-        )
-        found += [engine.forward_backward(batches).mean, engine.apply(1e-2).gradient]
-    return found
+def on(rundir: tiny.TinyRunDirectory, *work: Any) -> Any:
+    """What the first rank found."""
+    return pool("torch", rundir.plan.layout.world_size).run(work[0], rundir, *work[1:])[0]
 
 
-def everything(engine: Any) -> dict[StateKind, dict[str, torch.Tensor]]:
-    """On the main rank."""
-    return {kind: full_tensors(engine, kind) for kind in KINDS}
-
-
-def write(rundir: tiny.TinyRunDirectory, into: Path) -> tuple[Any, list[float], bool]:
-    """Inside a worker: two steps, a checkpoint, two more steps."""
-    from kit.engines.torch.engine import TorchEngine
-
-    engine = TorchEngine(rundir)
-    two_steps(engine, 0)
-    into.mkdir(exist_ok=True)
-    torch.distributed.barrier()
-    engine.save(into)
-    found = everything(engine), two_steps(engine, 2), engine.fits_every_layout
-    engine.close()
-    return found
-
-
-def read(rundir: tiny.TinyRunDirectory, checkpoint: Path) -> tuple[Any, list[float], int]:
-    """Inside a worker: the checkpoint, and two more steps."""
-    from kit.engines.torch.engine import TorchEngine
-
-    engine = TorchEngine(rundir)
-    engine.load(checkpoint)
-    found = everything(engine), engine.optimizer_steps, two_steps(engine, 2)
-    engine.close()
-    return found[0], found[2], found[1]
-
-
-def written(tmp_path: Path, name: str, **job: Any) -> tuple[Any, list[float], bool]:
-    rundir = directory(tmp_path / name, name, **job)
-    return pool("torch", rundir.plan.layout.world_size).run(write, rundir, tmp_path / f"checkpoint-{name}")[0]
-
-
-@pytest.mark.everyday("fsdp-4-after0")
+@pytest.mark.everyday("fsdp-3 tp-2", "ddp-2 fsdp-3", "tp-2-dp-2 fsdp-3")
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "ways",
     [
-        ("fsdp-4", ("fsdp-3", "ddp-2", "tp-2", "one")),
-        ("ddp-2", ("fsdp-4", "tp-2-dp-2", "ring-2")),
-        ("tp-2-dp-2", ("fsdp-3", "fsdp-2", "tp-2")),
+        "fsdp-4 fsdp-3", "fsdp-4 ddp-2", "fsdp-4 tp-2", "fsdp-4 one", "ddp-2 fsdp-3", "ddp-2 tp-2-dp-2", "ddp-2 ring-2",
+        "fsdp-3 tp-2", "tp-2-dp-2 fsdp-3", "tp-2-dp-2 fsdp-2", "tp-2-dp-2 tp-2", "fsdp-2 fsdp-3 muon",
+    ],
+)  # fmt: skip
+def test_every_value_arrives_and_the_curve_goes_on(tmp_path, ways):
+    before, after, *optimizer = ways.split()
+    wrote = on(directory(tmp_path, before, *optimizer), cases.train)
+    found = on(directory(tmp_path, after, *optimizer), cases.resume, tmp_path / before / "native")
+    assert found["steps"] == 3
+    assert all(cases.same(found["loaded"][kind], wrote[kind]) for kind in cases.KINDS)
+    assert cases.numbers(found["after"]) == pytest.approx(
+        cases.numbers(wrote["after"]), rel=1e-4 if optimizer else 1e-5
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("written")
+    on(directory(path, "fsdp-3"), cases.train)
+    return path / "fsdp-3" / "native"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("boxes",), ..., "such files fit one layout; resume under the plan that wrote them"),
+        (("boxes", "model.norm.weight", 0), [64], r"model.norm.weight has shape \[64\] in the checkpoint and \[32\]"),
+        (("weight_map", "exp_avg"), ..., r"has exp_avg_sq, master and optimizer.name=adamw needs exp_avg, "),
+        (("optimizer_steps",), ..., "is not a checkpoint of the torch engine"),
+        ((), None, "values that this rank needs of"),
     ],
 )
-def test_every_value_arrives_and_the_curve_goes_on(tmp_path, before, after):
-    state, curve, fits = written(tmp_path, before)
-    assert fits
-    for name in after:
-        rundir = directory(tmp_path / f"after-{name}", name)
-        found = pool("torch", rundir.plan.layout.world_size).run(read, rundir, tmp_path / f"checkpoint-{before}")
-        again, went_on, steps = found[0]
-        assert steps == 2
-        assert again.keys() == state.keys()
-        for kind, tensors in state.items():
-            assert again[kind].keys() == tensors.keys()
-            assert all(torch.equal(again[kind][each], tensor) for each, tensor in tensors.items()), (name, kind)
-        assert went_on == pytest.approx(curve, rel=1e-5), name
-
-
-def test_muon_too(tmp_path):
-    state, curve, _ = written(tmp_path, "fsdp-2", optimizer=OptimizerSpec(name="muon"), precision="fp32")
-    rundir = directory(tmp_path / "after", "fsdp-3", optimizer=OptimizerSpec(name="muon"))
-    again, went_on, _ = pool("torch", 3).run(read, rundir, tmp_path / "checkpoint-fsdp-2")[0]
-    assert all(torch.equal(again[StateKind.EXP_AVG][name], each) for name, each in state[StateKind.EXP_AVG].items())
-    assert went_on == pytest.approx(curve, rel=1e-4)
-
-
-def test_what_is_not_split_like_its_parameter_fits_one_layout(tmp_path):
-    assert not written(tmp_path, "fsdp-2", optimizer=OptimizerSpec(name="adafactor"))[2]
-
-
-def _without_a_rank(checkpoint: Path) -> None:
-    (checkpoint / "state-rank00001.json").unlink()
-
-
-def _of_another_shape(checkpoint: Path) -> None:
-    for path in checkpoint.glob("state-rank*.json"):
-        text = json.loads(path.read_text())
-        text["boxes"]["model.norm.weight"][0] = [64]
-        path.write_text(json.dumps(text))
-
-
-def _of_an_older_kit(checkpoint: Path) -> None:
-    for path in checkpoint.glob("state-rank*.json"):
-        text = json.loads(path.read_text())
-        del text["boxes"]
-        path.write_text(json.dumps(text))
-
-
-@pytest.mark.everyday("_without_a_rank-values that this rank needs of")
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (_without_a_rank, "values that this rank needs of"),
-        (_of_another_shape, r"model.norm.weight has shape \[64\] in the checkpoint and \[32\] in the model"),
-        (_of_an_older_kit, "such files fit one layout; resume under the plan that wrote them"),
-    ],
-)
-def test_damage_is_named(tmp_path, damage, says):
-    written(tmp_path, "fsdp-4")
-    damage(tmp_path / "checkpoint-fsdp-4")
+def test_damage_is_named(tmp_path, written, place, value, says):
+    """In one process. The last of the three files is missing, or all say another thing."""
+    native = shutil.copytree(written, tmp_path / "native")
+    for path in native.glob("*.json") if place else ():
+        path.write_text(json.dumps(hostile.changed(json.loads(path.read_text()), place, value)))
+    if not place:
+        (native / "state-rank00002.json").unlink()
     with pytest.raises(Exception, match=says):
-        pool("torch", 2).run(read, directory(tmp_path / "after", "fsdp-2"), tmp_path / "checkpoint-fsdp-4")
+        on(directory(tmp_path, "one"), cases.resume, native)
