@@ -1,26 +1,211 @@
-"""Manifests of native and exchange checkpoints: every number in them is protected, and counters agree."""
+"""Manifests of native and exchange checkpoints: a change is refused by name or is what is read; counters agree."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit.errors import CheckpointError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec
-from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.counters import LARGEST, Counters, RunLength, run_length
 from kit.training.checkpoint.engine_checkpoint import read_manifest
-from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, newest_exchange
-from kit.training.checkpoint.files import sealed
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, newest_exchange
+from kit.training.checkpoint.files import FileRecord, sealed
+from tests.support import hostile, tiny
 from tests.support.alone import process_group_of_one
 from tests.training import runs
+from tests.training.cases import COUNTERS
 
-COUNTERS = ("step", "samples_seen", "tokens_seen", "optimizer_steps", "samples_skipped")
-NUMBERS = [-1, -(2**63), 2**63, 10**30, 4.0, 1e308, "4", True, None, [], {}, [4]]
-TEXTS = [4, None, [], {}, True]
-STEP = "step-00000004"
-EXCHANGE = "exchange-step-00000004"
+MANIFEST, SHARD, RECORD = "manifest.json", "master-00001.safetensors", {"bytes": 4, "xxh3_128": "0" * 32}
+GOOD: dict[str, dict[str, Any]] = {
+    MANIFEST: sealed({
+        "format": "kit-native", "version": 3, "plan_hash": "a" * 64, "world_size": 2, "model": "torch x",
+        "counters": dataclasses.asdict(COUNTERS),
+        "files": {name: {**RECORD} for name in ("state/x", "random/rank-00000.json", "random/rank-00001.json")},
+    }),
+    EXCHANGE_JSON: exchange_json(COUNTERS, tiny.model(), {"master": {"x": SHARD}}, {SHARD: FileRecord(**RECORD)}),
+}  # fmt: skip
+STEP, EXCHANGED = "step-00000004", "exchange-step-00000004"
+
+
+def read(path) -> dict[str, Any]:
+    """What kit takes from a manifest, counters beside the rest."""
+    if path.name == MANIFEST:
+        found = dataclasses.asdict(read_manifest(path.parent))
+    else:
+        exchange = ExchangeCheckpoint(path.parent)
+        found = {"counters": dataclasses.asdict(exchange.counters), "optimizer": exchange.optimizer}
+    return found.pop("counters") | found
+
+
+def one_change(name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """Of anything but the sizes of the model, which tests/specs changes."""
+    rest = {key: GOOD[name][key] for key in ("model", "sha256")}
+    small = {key: value for key, value in GOOD[name].items() if key not in rest}
+    return hostile.mutated(small).map(lambda found: (name, found[1] | rest))
+
+
+@hostile.fuzz(250)
+@given(st.one_of(map(one_change, GOOD)), st.booleans())
+def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, change, seals):
+    """By who knows of the hash, or does not: then nothing is read."""
+    name, tree = change
+    path = tmp_path_factory.mktemp("changed") / name
+    path.write_text(json.dumps(sealed(tree) if seals else tree))
+    try:
+        found = read(path)
+    except CheckpointError as error:
+        words = str(error)
+        assert (str(path) in words, "\n" in words, len(words) < 700) == (True, False, True)
+        return
+    assert seals or sealed(tree) == GOOD[name]
+    assert tree.keys() <= GOOD[name].keys()
+    said = {**tree["counters"], **tree}
+    taken = {key: json.dumps(found[key], sort_keys=True) for key in found.keys() & said.keys()}
+    assert taken == {key: json.dumps(said[key], sort_keys=True) for key in taken}
+    numbers = [found[each.name] for each in dataclasses.fields(Counters)[:5]]
+    assert all(type(number) is int and 0 <= number <= LARGEST for number in numbers)
+    assert 1 <= found.get("world_size", 1) <= 1 << 24
+
+
+def test_no_flipped_bit_changes_what_is_read(tmp_path):
+    """A flipped bit in white space may pass. A flipped bit in anything that has a meaning is noticed."""
+    path, noticed = tmp_path / MANIFEST, 0
+    content = json.dumps(GOOD[MANIFEST], indent=1).encode()
+    path.write_bytes(content)
+    expected = read_manifest(tmp_path)
+    for place in range(len(content)):
+        for bit in range(place % 4, 8, 4):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            try:
+                assert read_manifest(tmp_path) == expected
+            except CheckpointError:
+                noticed += 1
+    assert noticed > len(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "words"),
+    [
+        (MANIFEST, ("files",), {}, "should have at least 1 item"),
+        (MANIFEST, ("files", "state/x"), ..., "lists no file of state/"),
+        (MANIFEST, ("files", "random/rank-00000.json"), ..., "one file for each of 2 ranks"),
+        (MANIFEST, ("files", "random/rank-00002.json"), RECORD, "one file for each of 2 ranks"),
+        (MANIFEST, ("world_size",), 3, "one file for each of 3 ranks"),
+        (MANIFEST, ("world_size",), 0, "world_size=0"),
+        (MANIFEST, ("world_size",), (1 << 24) + 1, "world_size=16777217"),
+        (MANIFEST, ("plan_hash",), "", "plan_hash"),
+        (MANIFEST, ("files", "state/../../x"), RECORD, "is outside the checkpoint"),
+        (MANIFEST, ("files", "/x"), RECORD, "/x is outside the checkpoint"),
+        (MANIFEST, ("files", "state/x", "bytes"), -1, "x.bytes=-1: should be greater than or"),
+        (MANIFEST, ("files", "state/x", "bytes"), 1.0, "x.bytes=1.0: should be a valid integer"),
+        (MANIFEST, ("files", "state/x", "xxh3_128"), "0", "String should match pattern"),
+        (MANIFEST, ("files", "state/x", "xxh3_128"), ..., "files.state/x.xxh3_128: is required and missing"),
+        (MANIFEST, ("format",), "kit-exchange", "format is not 'kit-native'"),
+        (MANIFEST, ("version",), 2, "has version 2, this kit reads 3; resume from an exchange checkpoint"),
+        (EXCHANGE_JSON, ("format",), "other", "format is not 'kit-exchange'"),
+        (EXCHANGE_JSON, ("version",), 2, "has version 2, this kit reads 3; export it again"),
+        (EXCHANGE_JSON, ("counters",), {"step": 1}, "counters.samples_seen: is required and missing"),
+        (EXCHANGE_JSON, ("model",), {"name": "x"}, "exchange.json is damaged"),
+        (EXCHANGE_JSON, ("files",), {"a": RECORD}, f"has no hash of {SHARD}"),
+        (EXCHANGE_JSON, ("files", "../outside"), RECORD, "is outside the checkpoint"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_named(tmp_path, name, place, value, words):
+    """Though the hash is right. Without one, no manifest of today is read."""
+    changed = hostile.changed(GOOD[name], place, value)
+    for tree, said in ((sealed(changed), words), (hostile.changed(GOOD[name], ("sha256",), ...), "hash (sha256)")):
+        (tmp_path / name).write_text(json.dumps(tree))
+        with pytest.raises(CheckpointError) as error:
+            read(tmp_path / name)
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_exchange_checkpoints_of_earlier_versions_are_read(tmp_path, version):
+    """hub-step-…/hub.json; version 2 had no hash of itself, which is said."""
+    old = GOOD[EXCHANGE_JSON] | {"format": "kit-hub", "version": version}
+    old = sealed(old) if version == 3 else hostile.changed(old, ("sha256",), ...)
+    (tmp_path / "hub.json").write_text(json.dumps(old))
+    found = ExchangeCheckpoint(tmp_path)
+    assert (found.counters, "no hash protects" in str(found.note)) == (COUNTERS, version == 2)
+    (tmp_path / "hub.json").write_text(json.dumps(sealed(old) | {"version": 2, "sha256": "0"}))  # a bit away from 3
+    with pytest.raises(CheckpointError, match="its own hash"):
+        ExchangeCheckpoint(tmp_path)
+
+
+def test_the_newest_is_that_of_the_highest_step(tmp_path):
+    """In whatever order the file system lists them, under both names; what has no index is none."""
+    steps = {7: "exchange", 30: "hub", 100: "exchange", 20: "exchange", 9: "hub"}
+    for step, name in steps.items():
+        (tmp_path / f"{name}-step-{step:08d}").mkdir()
+        (tmp_path / f"{name}-step-{step:08d}" / f"{name}.json").touch()
+    (tmp_path / "exchange-step-00000200").mkdir()
+    found = []
+    while (newest := newest_exchange(tmp_path)) is not None:
+        found.append(int(newest.name[-8:]))
+        shutil.rmtree(newest)
+    assert found == sorted(steps, reverse=True)
+
+
+class TestCounters:
+    @pytest.mark.parametrize(
+        ("counters", "words"),
+        [
+            ((4, 8, 256, 5, 0), "optimizer_steps=5 is more than step=4"),
+            ((0, 8, 256, 0, 0), "samples_seen=8 at step=0 must be 0"),
+            ((4, 3, 256, 4, 0), "samples_seen=3 is less than one in each of step=4"),
+            ((4, 8, 7, 4, 0), "tokens_seen=7 is less than samples_seen=8"),
+            ((4, 0, 256, 4, 0), "tokens_seen=256 with samples_seen=0 must be 0"),
+        ],
+    )
+    def test_agree_with_each_other(self, counters, words):
+        with pytest.raises(ValueError, match=words):
+            Counters(*counters)
+
+    def test_that_agree_are_read(self):
+        found = [Counters(*each) for each in ((4, 4, 4, 4, 0), (4, 8, 256, 0, 9), (9, 0, 0, 9, 0), (0, 0, 0, 0, 0))]
+        assert [each.position for each in found] == [4, 17, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("step", "samples", "metrics", "same_plan", "words"),
+        [
+            (6, 12, None, True, None),
+            (7, 14, None, True, "is of step 7 and this run ends after step 6; resume from an earlier one"),
+            (4, 10, '{"step": 4, "samples_seen": 8}\n', True, "metrics.jsonl has 8 at step 4"),
+            # The last row of the step counts: it was repeated. Rows of other steps do not.
+            (4, 10, '{"step": 4, "samples_seen": 8}\n{"step": 4, "samples_seen": 10}\n', True, None),
+            (4, 10, '{"step": 3, "samples_seen": 8}\n', True, "says samples_seen=10 and the first 4 steps of this run"),
+            (4, 10, None, True, "says samples_seen=10 and the first 4 steps of this run take 8"),
+            (4, 10, None, False, None),
+            *((4, 10, m, True, "take 8") for m in ("", "\0\xff{", '{"step": 4, "samples_seen": "x"}\n', "[" * 100_000)),
+        ],
+        ids=lambda each: str(each)[:30],
+    )  # fmt: skip
+    def test_agree_with_the_run(self, tmp_path, step, samples, metrics, same_plan, words):
+        """Which ends after six steps of two samples."""
+        if metrics is not None:
+            (tmp_path / "metrics.jsonl").write_text(metrics)
+        length = RunLength(6, lambda steps: 2 * steps)
+        counters, checkpoint = Counters(step, samples, samples, step, 0), tmp_path / "checkpoints" / STEP
+        with pytest.raises(CheckpointError, match=words) if words else nullcontext():
+            length.check(counters, checkpoint, same_plan)
+
+    def test_of_a_schedule(self):
+        """Batches of 8; a ramp over 8 sequences in three steps, of 8 / 3 sequences each: Megatron's rule."""
+        plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=4)
+        ramp = ScheduleSpec(warmup_steps=0, batch_ramp=BatchRampSpec(start=2, increment=2, samples=8))
+        for schedule, sizes in ((ScheduleSpec(), [8] * 6), (ramp, [2, 2, 4, 8, 8, 8])):
+            length = run_length(plan, tiny.run_directory_spec(steps=6, schedule=schedule))
+            assert [length.samples_after(n) for n in range(7)] == [sum(sizes[:n]) for n in range(7)]
+            assert length.total_steps == 6
 
 
 @pytest.fixture(scope="module")
@@ -33,278 +218,61 @@ def stopped(tmp_path_factory):
 
 
 @pytest.fixture
-def run(stopped, tmp_path):
+def run(stopped, tmp_path, one_process):
     """A copy to spoil."""
     shutil.copytree(stopped.path, tmp_path / "run")
     shutil.copytree(stopped.path.parent / "data", tmp_path / "data")
     return runs.with_path(stopped, tmp_path / "run")
 
 
-def change(path, spoil, seal):
-    """Changes a manifest, as a person does who knows of the hash (``seal``) or does not."""
-    data = json.loads(path.read_text())
-    spoil(data)
-    path.write_text(json.dumps(sealed(data) if seal else data))
+def spoil(run, place, value, name=STEP, seal=sealed):
+    """Change a manifest of the run; its directory."""
+    path = run.path / "checkpoints" / name / (MANIFEST if name == STEP else EXCHANGE_JSON)
+    path.write_text(json.dumps(seal(hostile.changed(json.loads(path.read_text()), place, value))))
+    return path.parent
 
 
-def put(*keys_and_value):
-    """A change of one value, by its keys; ``...`` takes the key away."""
-    *keys, last, value = keys_and_value
-
-    def spoil(data):
-        for key in keys:
-            data = data[key]
-        if value is ...:
-            del data[last]
-        else:
-            data[last] = value
-
-    return spoil
-
-
-ABSURD = [
-    *((("counters", name), value) for name in COUNTERS for value in [*NUMBERS, ...]),
-    *((("world_size",), value) for value in [*NUMBERS, ..., 0]),
-    *(((name,), value) for name in ("plan_hash", "model") for value in [*TEXTS, ...]),
-    (("plan_hash",), ""),
-    *(((name,), value) for name in ("counters", "files") for value in [[], {}, None, 4, "x", ...]),
-    *((("version",), value) for value in [-1, 4, 3.0, "3", True, None, ..., 2**70]),
-    *((("format",), value) for value in ["kit-exchange", None, 4, [], ...]),
-    (("more",), 1),
-    (("counters", "more"), 1),
-]
-
-
-class TestNative:
-    @pytest.mark.parametrize(("keys", "value"), ABSURD, ids=lambda each: str(each)[:40])
-    def test_an_absurd_field_is_refused_though_the_hash_is_right(self, run, keys, value):
-        path = run.path / "checkpoints" / STEP / "manifest.json"
-        change(path, put(*keys, value), seal=True)
-        with pytest.raises(CheckpointError) as error:
-            read_manifest(path.parent)
-        words = str(error.value)
-        assert str(path) in words
-        assert "\n" not in words
-        assert len(words) < 600
-
-    def test_no_flipped_bit_changes_what_is_read(self, run):
-        """A flipped bit in white space may pass. A flipped bit in anything that has a meaning is noticed."""
-        path = run.path / "checkpoints" / STEP / "manifest.json"
-        content, expected = path.read_bytes(), read_manifest(path.parent)
-        noticed = 0
-        for place in range(len(content)):
-            for bit in range(8):
-                path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-                try:
-                    assert read_manifest(path.parent) == expected
-                except CheckpointError:
-                    noticed += 1
-        assert noticed > 4 * len(content)
-
-    @pytest.mark.usefixtures("one_process")
-    @pytest.mark.parametrize("name", [*COUNTERS, "world_size"])
-    def test_one_number_more_is_noticed(self, run, name, capsys):
-        """The one before it is taken, and said."""
-        path = run.path / "checkpoints" / STEP / "manifest.json"
-        keys = (name,) if name == "world_size" else ("counters", name)
-        change(
-            path, lambda data: put(*keys, (data if len(keys) == 1 else data["counters"])[name] + 1)(data), seal=False
-        )
-        assert "its own hash (sha256) differs" in runs.run_failing(run, resume=path.parent)
-        capsys.readouterr()
+class TestRuns:
+    def test_a_number_more_is_noticed_and_the_one_before_it_taken(self, run, capsys):
+        for name in (EXCHANGED, STEP):
+            directory = spoil(run, ("counters", "samples_seen"), 9, name, seal=dict)
+            assert "its own hash (sha256) differs" in runs.run_failing(run, resume=directory)
         runs.run(run, resume="auto", export_at_end=False)
-        assert "checkpoint step-00000004 is not usable" in capsys.readouterr().out
+        assert "checkpoint step-00000004 is not usable" in (said := capsys.readouterr().out)
+        assert "resumed after step 2" in said
 
-    @pytest.mark.usefixtures("one_process")
-    def test_a_version_without_a_hash_is_refused_by_its_name(self, run):
-        path = run.path / "checkpoints" / STEP / "manifest.json"
+    @pytest.mark.parametrize("name", [STEP, EXCHANGED])
+    def test_counters_that_contradict_the_run_are_refused(self, run, name):
+        assert "metrics.jsonl has 8 at step 4" in runs.run_failing(
+            run, resume=spoil(run, ("counters", "samples_seen"), 10, name)
+        )
 
-        def older(data):
-            data["version"] = 2
-            del data["sha256"]
+    def test_another_plan_is_named(self, run):
+        spoil(run, ("plan_hash",), "f" * 64)
+        assert "was written under plan ffffffffffff" in runs.run_failing(run, resume=spoil(run, ("model",), "torch x"))
 
-        change(path, older, seal=False)
-        for resume in (path.parent, "auto"):
-            shutil.rmtree(run.path / "checkpoints" / EXCHANGE, ignore_errors=True)
-            words = runs.run_failing(run, resume=resume)
-            assert "manifest.json has version 2, this kit reads 3; resume from an exchange checkpoint" in words
-        assert path.is_file(), "nothing is wrong with it: it stays"
-
-    @pytest.mark.usefixtures("one_process")
     def test_a_version_without_a_hash_gives_way_to_the_exchange_checkpoint(self, run, capsys):
-        change(run.path / "checkpoints" / STEP / "manifest.json", put("version", 2), seal=False)
-        runs.run(run, resume="auto")
-        assert f"resuming by way of {EXCHANGE}" in capsys.readouterr().out
+        directory = spoil(run, ("version",), 2, seal=dict)
+        assert "has version 2, this kit reads 3" in runs.run_failing(run, resume=directory)
+        runs.run(run, resume="auto", stop_at_step=4)
+        assert f"resuming by way of {EXCHANGED}" in capsys.readouterr().out
+        spoil(run, ("version",), 2, seal=dict)
+        shutil.rmtree(run.path / "checkpoints" / EXCHANGED)
+        assert "has version 2" in runs.run_failing(run, resume="auto")
+        assert (directory / MANIFEST).is_file(), "nothing is wrong with it: it stays"
 
-    @pytest.mark.usefixtures("one_process")
+    @pytest.mark.everyday("state/deep/er")
     @pytest.mark.parametrize("name", ["state/more.pt", "more.json", ".hidden", "state/deep/er"])
     def test_a_file_that_is_not_listed_is_refused(self, run, name, tmp_path):
         more = run.path / "checkpoints" / STEP / name
         more.parent.mkdir(exist_ok=True)
-        more.write_text("{}")
-        for resume in (run.path / "checkpoints" / STEP, "auto"):
-            words = runs.run_failing(run, resume=resume)
-            assert words.startswith(f"{more} is not in the checkpoint's manifest")
-            assert "remove it" in words
-        more.unlink()
         (tmp_path / "elsewhere").mkdir()
-        more.symlink_to(tmp_path / "elsewhere")  # a directory is none of the files, a link to one is
-        assert runs.run_failing(run, resume="auto").startswith(f"{more} is not in the checkpoint's manifest")
-        more.unlink()
+        # A directory is none of the files, a link to one is.
+        for add in (lambda: more.write_text("{}"), lambda: more.symlink_to(tmp_path / "elsewhere")):
+            add()
+            for resume in (run.path / "checkpoints" / STEP, "auto"):
+                words = runs.run_failing(run, resume=resume)
+                assert words.startswith(f"{more} is not in the checkpoint's manifest")
+                assert "remove it" in words
+            more.unlink()
         runs.run(run, resume="auto")
-
-    @pytest.mark.usefixtures("one_process")
-    @pytest.mark.parametrize(
-        ("spoil", "words"),
-        [
-            (put("files", {}), "should have at least 1 item"),
-            (lambda data: [data["files"].pop(n) for n in [*data["files"]] if n[0] == "s"], "lists no file of state/"),
-            (lambda data: [data["files"].pop(n) for n in [*data["files"]] if n[0] == "r"], "random/rank-00000.json is"),
-            (put("files", "random/rank-00001.json", {"bytes": 1, "xxh3_128": "0" * 32}), "one file for each of 1"),
-            (put("files", "state/../../x", {"bytes": 1, "xxh3_128": "0" * 32}), "is outside the checkpoint"),
-            (put("files", "state/x", {"bytes": -1, "xxh3_128": "0" * 32}), "x.bytes=-1: should be greater than or"),
-            (put("files", "state/x", {"bytes": 1.0, "xxh3_128": "0" * 32}), "x.bytes=1.0: should be a valid integer"),
-            (put("files", "state/x", {"bytes": 1, "xxh3_128": "0"}), "String should match pattern"),
-            (put("files", "state/x", {"bytes": 1}), "files.state/x.xxh3_128: is required and missing"),
-            (lambda data: data.update(plan_hash="f" * 64, model="torch x"), "was written under plan ffffffffffff"),
-            (put("world_size", 2), "random/ must have one file for each of 2 ranks"),
-        ],
-    )
-    def test_an_incomplete_manifest_is_no_manifest(self, run, spoil, words):
-        path = run.path / "checkpoints" / STEP / "manifest.json"
-        change(path, spoil, seal=True)
-        assert words in runs.run_failing(run, resume=path.parent)
-
-
-class TestExchange:
-    def test_the_newest_is_that_of_the_highest_step(self, tmp_path):
-        """In whatever order the file system lists them, under both names; what has no index is none."""
-        steps = {7: "exchange", 30: "hub", 100: "exchange", 20: "exchange", 9: "hub"}
-        for step, name in steps.items():
-            (tmp_path / f"{name}-step-{step:08d}").mkdir()
-            (tmp_path / f"{name}-step-{step:08d}" / f"{name}.json").touch()
-        (tmp_path / "exchange-step-00000200").mkdir()
-        found = []
-        while (newest := newest_exchange(tmp_path)) is not None:
-            found.append(int(newest.name[-8:]))
-            shutil.rmtree(newest)
-        assert found == sorted(steps, reverse=True)
-
-    @pytest.mark.parametrize(
-        ("keys", "value"),
-        [pair for pair in ABSURD if pair[0][0] in ("counters", "version", "format") and pair[1] != "kit-exchange"],
-        ids=lambda each: str(each)[:40],
-    )
-    def test_an_absurd_field_is_refused_though_the_hash_is_right(self, run, keys, value):
-        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
-        change(path, put(*keys, value), seal=True)
-        with pytest.raises(CheckpointError) as error:
-            ExchangeCheckpoint(path.parent)
-        assert str(path) in str(error.value)
-        assert "\n" not in str(error.value)
-
-    @pytest.mark.usefixtures("one_process")
-    @pytest.mark.parametrize("name", COUNTERS)
-    def test_one_number_more_is_noticed(self, run, name):
-        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
-        change(path, lambda data: put("counters", name, data["counters"][name] + 1)(data), seal=False)
-        assert "its own hash (sha256) differs" in runs.run_failing(run, resume=path.parent)
-
-    @pytest.mark.usefixtures("one_process")
-    @pytest.mark.parametrize("version", [2, 3])
-    def test_the_names_of_earlier_versions_are_read(self, run, version, capsys):
-        """hub-step-…/hub.json; version 2 had no hash of itself, which is said."""
-        old = run.path / "checkpoints" / EXCHANGE.replace("exchange", "hub")
-        (run.path / "checkpoints" / EXCHANGE).rename(old)
-        path = (old / EXCHANGE_JSON).rename(old / "hub.json")
-        change(path, put("format", "kit-hub"), seal=True)
-        if version == 2:
-            change(path, put("version", 2), seal=False)
-            with pytest.raises(CheckpointError, match="its own hash"):  # one flipped bit away from 3
-                ExchangeCheckpoint(old)
-            change(path, put("sha256", ...), seal=False)
-        shutil.rmtree(run.path / "checkpoints" / STEP)
-        assert newest_exchange(old.parent) == old
-        runs.run(run, resume=old, export_at_end=False)
-        assert ("is of version 2, whose counters no hash protects" in capsys.readouterr().out) == (version == 2)
-
-    def test_version_2_never_had_the_names_of_today(self, run):
-        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
-        change(path, put("version", 2), seal=True)
-        with pytest.raises(CheckpointError, match="has version 2, this kit reads 3"):
-            ExchangeCheckpoint(path.parent)
-
-    def test_this_version_without_a_hash_is_damaged(self, run):
-        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
-        change(path, put("sha256", ...), seal=False)
-        with pytest.raises(CheckpointError, match="differs or is missing"):
-            ExchangeCheckpoint(path.parent)
-
-
-@pytest.mark.usefixtures("one_process")
-class TestCountersAgree:
-    """Each with a hash that is right."""
-
-    def resumed(self, run, name, file, *, step=4, samples=8, optimizer_steps=4):
-        directory = run.path / "checkpoints" / name
-
-        def spoil(data):
-            data["counters"] |= {"step": step, "samples_seen": samples, "optimizer_steps": optimizer_steps}
-
-        change(directory / file, spoil, seal=True)
-        return runs.run_failing(run, resume=directory)
-
-    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, EXCHANGE_JSON)])
-    def test_with_the_metrics(self, run, name, file):
-        words = self.resumed(run, name, file, samples=10)
-        assert "says samples_seen=10 and" in words
-        assert "metrics.jsonl has 8 at step 4" in words
-
-    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, EXCHANGE_JSON)])
-    def test_with_the_end_of_the_run(self, run, name, file):
-        words = self.resumed(run, name, file, step=7, samples=14)
-        assert "is of step 7 and this run ends after step 6; resume from an earlier one" in words
-
-    @pytest.mark.parametrize("metrics", [None, "", "\0\xff{", '{"step": 4, "samples_seen": "x"}\n', "[" * 100_000])
-    def test_with_the_schedule_where_no_metrics_say_it(self, run, metrics):
-        path = run.path / "metrics.jsonl"
-        path.unlink()
-        if metrics is not None:
-            path.write_text(metrics)
-        words = self.resumed(run, STEP, "manifest.json", samples=10)
-        assert "says samples_seen=10 and the first 4 steps of this run take 8" in words
-
-    @pytest.mark.parametrize("lost", [False, True])
-    def test_under_a_batch_ramp(self, tmp_path, lost):
-        """Steps of 1, 1, 2 and 2 samples; with and without the metrics."""
-        ramp = BatchRampSpec(start=2, increment=2, samples=8)
-        schedule = ScheduleSpec(warmup_steps=0, batch_ramp=ramp)
-        chosen = runs.tiny.plan(gradient_accumulation_steps=4)
-        spec = CheckpointSpec(every_steps=1, keep_last=9)
-        rundir = runs.prepare(tmp_path / "run", chosen, schedule=schedule, checkpoint=spec)
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
-        if lost:
-            (rundir.path / "metrics.jsonl").unlink()
-        seen = read_manifest(rundir.path / "checkpoints" / STEP).counters.samples_seen
-        assert seen < 4 * 8, "the ramp is part of this"
-        assert self.resumed(rundir, STEP, "manifest.json", samples=4 * 8)
-        change(rundir.path / "checkpoints" / STEP / "manifest.json", put("counters", "samples_seen", seen), seal=True)
-        runs.run(rundir, resume="auto", export_at_end=False)
-
-    @pytest.mark.parametrize(
-        ("counters", "words"),
-        [
-            ((4, 8, 256, 5, 0), "optimizer_steps=5 is more than step=4"),
-            ((0, 8, 256, 0, 0), "samples_seen=8 at step=0 must be 0"),
-            ((4, 3, 256, 4, 0), "samples_seen=3 is less than one in each of step=4"),
-            ((4, 8, 7, 4, 0), "tokens_seen=7 is less than samples_seen=8"),
-            ((4, 0, 256, 4, 0), "tokens_seen=256 with samples_seen=0 must be 0"),
-        ],
-    )
-    def test_with_each_other(self, counters, words):
-        with pytest.raises(ValueError, match=words):
-            Counters(*counters)
-
-    @pytest.mark.parametrize("counters", [(4, 8, 256, 4, 0), (4, 8, 256, 0, 9), (9, 0, 0, 9, 0), (0, 0, 0, 0, 0)])
-    def test_what_agrees_is_read(self, counters):
-        assert Counters(*counters).step == counters[0]
