@@ -1,15 +1,12 @@
 """Kills a conversion before each of its operations on files, and lets the next process go on.
 
-    python -m tests.training.killed_conversions DIRECTORY [FAULT]
+    python -m tests.training.killed_conversions DIRECTORY
 
 DIRECTORY has ``tokenizer`` and ``*.jsonl``. Prints JSON: the number of places, and those after which files differ.
-FAULT (any word) is planted: what the killed process wrote beyond its last record stays.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -21,11 +18,10 @@ from typing import Any
 
 from kit.errors import KitError
 from kit.training.data import sources
-from kit.training.data.indexed_writer import PairFormat, PairWriter, Written
 from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenizers import load_tokenizer
 
-DIRECTORY, FAULT = Path(sys.argv[1]), "".join(sys.argv[2:])
+DIRECTORY = Path(sys.argv[1])
 COUNT = itertools.count(1)
 
 
@@ -40,29 +36,12 @@ def killing(function: Callable[..., Any], place: int) -> Callable[..., Any]:
     return counted
 
 
-def kept(init: Callable[..., None]) -> Callable[..., None]:
-    """Opens a half-done pair without a cut to what was recorded."""
-
-    def faulty(self: PairWriter, prefix: str, pair: PairFormat, written: Written | None = None, sha: str = "") -> None:
-        if written is not None:
-            tokens = os.path.getsize(f"{prefix}.bin.partial") // pair.dtype.itemsize
-            data = Path(f"{prefix}.bin.partial").read_bytes()
-            sequences = os.path.getsize(f"{prefix}.lengths.partial") // 4
-            written = dataclasses.replace(written, num_tokens=tokens, num_sequences=sequences)
-            sha = hashlib.sha256(data).hexdigest()
-        init(self, prefix, pair, written, sha)
-
-    return faulty
-
-
 def convert(out: Path, place: int) -> int:
     """Convert in a process that ends at a place; its exit status."""
     if (child := os.fork()) == 0:
         os.fsync = killing(os.fsync, place)
         for name in ("rename", "unlink"):
             setattr(Path, name, killing(getattr(Path, name), place))
-        if FAULT:
-            PairWriter.__init__ = kept(PairWriter.__init__)  # type: ignore[method-assign]
         try:
             tokenise(sorted(DIRECTORY.glob("*.jsonl")), DIRECTORY / "tokenizer", out, workers=1, commit_s=0)
         except KitError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from kit.engines.huggingface.models import (
     check_shape,
     hf_config,
     parameter_shapes,
+    random_model,
 )
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
@@ -48,8 +48,9 @@ def expected_parameters(spec) -> int:
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_those_of_the_shape(family, tied):
     spec = tiny.model(family, tied_embeddings=tied)
-    assert sum(math.prod(shape) for shape in parameter_shapes(spec).values()) == expected_parameters(spec)
-    assert ("lm_head.weight" in parameter_shapes(spec)) is not tied
+    shapes = parameter_shapes(spec)
+    assert sum(map(math.prod, shapes.values())) == expected_parameters(spec)
+    assert ("lm_head.weight" in shapes) is not tied
 
 
 def test_layers_of_multi_token_prediction_are_left_out_with_a_word(tmp_path, capsys):
@@ -69,21 +70,26 @@ def test_layers_of_multi_token_prediction_are_left_out_with_a_word(tmp_path, cap
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
+    """In one file or in many; parts of tensors, of fused experts too, are slices of the whole."""
     spec = tiny.model(family)
-    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(spec))
-    model = build_model(rundir, torch.float32, "cpu")
-    model.save_pretrained(tmp_path / "hf")
+    model = random_model(spec, seed=7).eval()
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB" if family in ("llama", "mixtral") else "5GB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) == 1 or family in ("llama", "mixtral")
     source = HfDirectory(tmp_path / "hf")
     check_names(parameter_shapes(spec), source)
+    in_memory = experts.FusedExpertsSource(spec, source, [name for name, _ in model.named_parameters()])
     for fused, parameter in model.named_parameters():
         for name, tensor in experts.split_experts(spec, fused, parameter):
             assert torch.equal(source.read(name), tensor)
             assert source.shape(name) == tuple(tensor.shape)
-    in_memory = experts.FusedExpertsSource(spec, source, [name for name, _ in model.named_parameters()])
-    assert all(torch.equal(in_memory.read(name), parameter) for name, parameter in model.named_parameters())
+        whole = in_memory.read(fused)
+        assert torch.equal(whole, parameter)
+        assert in_memory.shape(fused) == tuple(parameter.shape)
+        for start, length in ((0, 7), (whole.numel() // 3, whole.numel() // 2), (whole.numel() - 5, 9)):
+            assert torch.equal(in_memory.read_flat(fused, start, length), whole.flatten()[start : start + length])
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
     tokens = torch.arange(20)[None]
-    assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
 def test_head_dim_need_not_divide_the_hidden_size():
@@ -92,38 +98,22 @@ def test_head_dim_need_not_divide_the_hidden_size():
 
 
 def test_rope_parameters():
-    spec = tiny.model(
-        rope_theta=5e5,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
+    """The rotation must really use them: base and factor show in the lowest frequency, of dimension 6 of 8."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled = llama3 | {"original_max_position_embeddings": 32}
+    plain, long = (
+        random_model(tiny.model(rope_theta=5e5, rope_scaling=scaling), seed=0).model.rotary_emb.inv_freq[-1].item()
+        for scaling in (None, scaled)
     )
-    config = hf_config(spec)
-    assert config.rope_parameters["rope_theta"] == 5e5
-    assert config.rope_parameters["rope_type"] == "llama3"
-    # The rotation must really use them: base and factor show in the lowest frequency.
-    plain = tiny.run_directory(Path("."), tiny.plan(tiny.model(rope_theta=5e5)))
-    scaled = tiny.run_directory(Path("."), tiny.plan(spec))
-    lowest_plain = build_model(plain, torch.float32, "cpu").model.rotary_emb.inv_freq[-1]
-    lowest_scaled = build_model(scaled, torch.float32, "cpu").model.rotary_emb.inv_freq[-1]
-    assert lowest_plain.item() == pytest.approx(5e5 ** (-6 / 8))
-    assert (lowest_plain / lowest_scaled).item() == pytest.approx(8.0)
+    assert (plain, plain / long) == (pytest.approx(5e5 ** (-6 / 8)), pytest.approx(8.0))
 
 
-def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone(tmp_path):
-    rundir = tiny.run_directory(tmp_path)
-    torch.manual_seed(5)
+def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone():
     before = torch.get_rng_state()
-    first, second = build_model(rundir, torch.float32, "cpu"), build_model(rundir, torch.float32, "cpu")
+    first, second, other = (dict(random_model(tiny.model(), seed=seed).named_parameters()) for seed in (7, 7, 8))
     assert torch.equal(torch.get_rng_state(), before)
-    other = build_model(tiny.run_directory(tmp_path, seed=8), torch.float32, "cpu")
-    same = [torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)]
-    assert all(same)
-    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -155,14 +145,6 @@ def test_gpt2_as_it_lies_on_the_hub(tmp_path):
     assert torch.equal(source.read("transformer.h.1.mlp.c_fc.weight"), stored["h.1.mlp.c_fc.weight"])
 
 
-def test_sharded_directory(tmp_path):
-    model = build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu")
-    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
-    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
-    source = HfDirectory(tmp_path / "hf")
-    assert all(torch.equal(source.read(name), parameter) for name, parameter in model.named_parameters())
-
-
 class TestDamagedDirectory:
     @pytest.fixture
     def directory(self, tmp_path):
@@ -187,23 +169,29 @@ class TestDamagedDirectory:
         with pytest.raises(CheckpointError, match=r"names argparse\.Namespace, which is not in the closed list"):
             HfDirectory(directory)
 
+    def test_an_index_that_names_another_directory(self, directory):
+        index = directory / "model.safetensors.index.json"
+        for text, says in (('{"weight_map": {"x": "../y.safetensors"}}', "names ../y"), ("{}", "is not a safetensors")):
+            index.write_text(text)
+            with pytest.raises(CheckpointError, match=says):
+                HfDirectory(directory)
+
     def test_truncated_file(self, directory):
         path = directory / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
             HfDirectory(directory)
 
-    def test_missing_and_foreign_names(self, directory):
-        tensors = load_file(directory / "model.safetensors")
+    def test_missing_and_foreign_names_and_other_shapes(self, directory):
+        expected, tensors = parameter_shapes(tiny.model()), load_file(directory / "model.safetensors")
         norm = tensors.pop("model.norm.weight")
-        save_file(tensors, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.norm\.weight"):
-            check_names(parameter_shapes(tiny.model()), HfDirectory(directory))
-        save_file(tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=r"has not, first model\.spare"):
-            check_names(parameter_shapes(tiny.model()), HfDirectory(directory))
-
-    def test_wrong_shape(self):
+        for found, match in (
+            (tensors, r"missing from the checkpoint, first model\.norm\.weight"),
+            (tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, r"has not, first model\.spare"),
+        ):
+            save_file(found, directory / "model.safetensors")
+            with pytest.raises(CheckpointError, match=match):
+                check_names(expected, HfDirectory(directory))
         with pytest.raises(CheckpointError, match=r"shape \[3, 2\] in the checkpoint and \[2, 3\]"):
             check_shape("a", (2, 3), (3, 2))
 
@@ -216,15 +204,3 @@ def test_parts_of_tensors_are_slices_of_the_whole(shape, tmp_path):
     for start in range(whole.numel() + 3):
         for length in range(1, whole.numel() + 3):
             assert torch.equal(source.read_flat("given", start, length), whole.flatten()[start : start + length])
-
-
-def test_parts_of_fused_experts_are_slices_of_the_whole(tmp_path):
-    spec = tiny.model("mixtral")
-    build_model(tiny.run_directory(tmp_path / "run", tiny.plan(spec)), torch.float32, "cpu").save_pretrained(tmp_path)
-    names = list(dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters()))
-    source = experts.FusedExpertsSource(spec, HfDirectory(tmp_path), names)
-    for name in names:
-        whole = source.read(name)
-        assert source.shape(name) == tuple(whole.shape)
-        for start, length in ((0, 7), (whole.numel() // 3, whole.numel() // 2), (whole.numel() - 5, 9)):
-            assert torch.equal(source.read_flat(name, start, length), whole.flatten()[start : start + length]), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.count_parameters import described
 from kit.engines.huggingface.loaded import hf_weights
-from kit.engines.huggingface.models import HfDirectory, random_model
+from kit.engines.huggingface.models import HfDirectory, hf_config, random_model
 from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.approximate import approximated
@@ -94,8 +93,6 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 """Model type → what its tiny model has beside the sizes. Not phimoe, whose router draws random numbers in training
 (modeling_phimoe.py, sparsemixer)."""
-DAYS = 3
-"""A type is tested on one of as many days."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP2": {"engine": "torch", "zero_stage": 3, "dp": 2, "gradient_accumulation_steps": 2},
     "ZeRO-3": {"engine": "deepspeed", "zero_stage": 3, "dp": 2, "gradient_accumulation_steps": 2},
@@ -104,7 +101,7 @@ TOLERANCE = 1e-5
 
 
 def spec_of(model_type: str, **own: Any) -> ModelSpec:
-    config = {"model_type": model_type, **SIZES, **TYPES.get(model_type, own)}
+    config = {"model_type": model_type, **SIZES, **TYPES.get(model_type, {}), **own}
     return approximated(config, described(config), model_type, "tiny")
 
 
@@ -124,11 +121,9 @@ def first_step(chosen: Plan, directory: Path) -> tuple[dict[str, torch.Tensor], 
     return weights, gradients, loss
 
 
-@pytest.mark.everyday("arcee-FSDP2")
+@pytest.mark.everyday("llama4_text-FSDP2", "olmo3-ZeRO-3")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "model_type", [name for k, name in enumerate(TYPES) if (k + datetime.date.today().toordinal()) % DAYS == 0]
-)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_gradients_are_plain_transformers(model_type: str, layout: str, tmp_path: Path) -> None:
     spec = spec_of(model_type)
     chosen = tiny.plan(spec, **LAYOUTS[layout])
@@ -145,13 +140,18 @@ def test_gradients_are_plain_transformers(model_type: str, layout: str, tmp_path
     assert plain.gradient_error(*curves) < TOLERANCE
 
 
+def test_dropout_is_left_out_and_no_other_number() -> None:
+    config = hf_config(spec_of("stablelm", attention_dropout=0.5, hidden_dropout=0.25, layer_norm_eps=0.125))
+    assert (config.attention_dropout, config.hidden_dropout, config.layer_norm_eps) == (0.0, 0.0, 0.125)
+
+
 def test_a_type_with_parameters_that_are_never_trained_is_refused() -> None:
     own = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1}
     with pytest.raises(EngineError, match=r"ernie4_5_moe has parameters that are not trained, first .*correction_bias"):
         random_model(spec_of("ernie4_5_moe", **own), seed=0)
 
 
-@pytest.mark.everyday("granitemoe")
+@pytest.mark.everyday("qwen3_next")
 @pytest.mark.parametrize("model_type", ["granitemoe", "llama4_text", "qwen3_next", "smollm3"])
 def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Path) -> None:
     """An exchange checkpoint of ZeRO-3, loaded bit for bit by a fresh engine, and the model that transformers loads."""

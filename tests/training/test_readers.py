@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -34,34 +36,36 @@ def test_what_kit_writes_is_taken(tmp_path, family, architecture):
     assert gguf.endswith(f"has a name for every tensor, of architecture {architecture}")
 
 
-def test_another_name_and_another_shape_are_said(tmp_path):
+@pytest.fixture
+def model(tmp_path):
     random_model(tiny.model(), seed=1).save_pretrained(tmp_path)
-    path, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.k_proj.weight"
+    return tmp_path
+
+
+def test_another_name_and_another_shape_are_said(model):
+    path, name = model / "model.safetensors", "model.layers.0.self_attn.k_proj.weight"
     tensors = load_file(path)
     save_file(tensors | {name: tensors[name][:8].clone()}, path, metadata={"format": "pt"})
-    assert "tensors 1 misshapen" in readers.readers(tmp_path)[0] or "does not load it" in readers.readers(tmp_path)[0]
+    assert "tensors 1 misshapen" in readers.readers(model)[0] or "does not load it" in readers.readers(model)[0]
     tensors["model.layers.0.self_attn.key.weight"] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    transformers, gguf, _ = readers.readers(tmp_path)
+    transformers, gguf, _ = readers.readers(model)
     assert f"tensors 1 missing, as {name}; 1 unknown, as model.layers.0.self_attn.key.weight" in transformers
     assert "has no name for 1 tensors of architecture llama, as model.layers.0.self_attn.key.weight" in gguf
 
 
-def test_other_architectures_and_a_missing_package_are_said(tmp_path, monkeypatch):
-    random_model(tiny.model(), seed=1).save_pretrained(tmp_path)
-    config = (tmp_path / "config.json").read_text()
+def test_other_architectures_and_a_missing_package_are_said(model, monkeypatch):
+    config = (model / "config.json").read_text()
     for name in ("OtherForCausalLM", "pipeline"):
-        (tmp_path / "config.json").write_text(config.replace("LlamaForCausalLM", name))
-        transformers, _, vllm = readers.readers(tmp_path)
+        (model / "config.json").write_text(config.replace("LlamaForCausalLM", name))
+        transformers, _, vllm = readers.readers(model)
         assert transformers.endswith(f"has no class {name}")
         assert f"was not found to list {name}" in vllm
     assert readers._gguf("other_model", 2, []).endswith("has no architecture for model_type other_model")
-
-    def absent(name):
-        raise readers.PackageNotFoundError(name)
-
-    monkeypatch.setattr(readers, "version", absent)
-    assert readers.readers(tmp_path)[1] == "GGUF: not checked; pip install 'deepspeed-megatron-kit[gguf]'"
+    monkeypatch.setattr(readers, "version", mock.Mock(side_effect=readers.PackageNotFoundError("gguf")))
+    assert readers.readers(model)[1] == "GGUF: not checked; pip install 'deepspeed-megatron-kit[gguf]'"
+    (model / "model.safetensors").unlink()
+    assert readers.readers(model) == []
 
 
 def test_vllm_lists_the_decoders_of_every_family():

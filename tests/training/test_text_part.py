@@ -81,7 +81,7 @@ def read(directory: Path) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.everyday("Gemma3")
+@pytest.mark.everyday("Gemma3", "Idefics3")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_part_has_the_logits_of_the_whole_model(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
