@@ -38,7 +38,7 @@ SPLITS = {
     "FSDP2, tensor parallel": {"zero_stage": 3, "tp": 2, "gradient_accumulation_steps": 4},
 }
 TRIED = [(name, split) for name in RATES for split in ("DDP", "FSDP2, stage 3")]
-TRIED += [("muon", "FSDP2, stage 2"), ("muon", "FSDP2, tensor parallel"), ("adamw-8bit", "FSDP2, tensor parallel")]
+TRIED += [(name, split) for name in ("muon", "adamw-8bit") for split in ("FSDP2, stage 2", "FSDP2, tensor parallel")]
 BOUND = 1e-5
 """Of ‖found − expected‖ / ‖expected‖ over all master weights."""
 IN_8_BITS = {"adamw-8bit": 1e-4, "lion-8bit": 5e-3}
