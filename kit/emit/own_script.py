@@ -7,6 +7,8 @@ DeepSpeed plan for CPUs, while DeepSpeed trains on all ranks.
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from kit.emit import accelerate
 from kit.emit.deepspeed import runs_deepspeed
 from kit.emit.derived_file import DerivedFile
@@ -49,6 +51,13 @@ _ON_GPUS = """
 _ON_CPUS = '''    join_by_gloo()
 
 
+def leave():
+    """Ends the process without finalising Python, during which gloo's threads may abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def join_by_gloo():
     """accelerate looks for CUDA and NCCL only: it is told to join the ranks by gloo."""
     os.environ.update(ACCELERATE_TORCH_DEVICE="cpu", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
@@ -79,15 +88,26 @@ _DEEPSPEED_ON_CPUS = """
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
 """
 
-_TAIL = """
+_MAIN = """
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("error: own_script.py SCRIPT ARGUMENTS: no script is named")
-    check()
+"""
+
+_RUN = """    check()
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+_RUN_ON_CPUS = f"""    status = 1  # after an exception
+    atexit.register(leave)  # the first one is called last: after those of the script and its libraries
+    try:
+{indent(_RUN, "    ")}        status = 0
+    except SystemExit as end:
+        status = end.code & 255 if isinstance(end.code, int) else int(end.code is not None)
+        raise
 """
 
 
@@ -100,8 +120,8 @@ def text(plan: Plan) -> str:
     """The script; it imports nothing of kit's."""
     head = _HEAD.format(processes=plan.layout.world_size)
     if plan.cluster.gpu.device == "cuda":
-        return head + _ON_GPUS + _TAIL
-    return head + _ON_CPUS + (_DEEPSPEED_ON_CPUS if runs_deepspeed(plan) else "") + _TAIL
+        return head + _ON_GPUS + _MAIN + _RUN
+    return head + _ON_CPUS + (_DEEPSPEED_ON_CPUS if runs_deepspeed(plan) else "") + _MAIN + _RUN_ON_CPUS
 
 
 FILES = (DerivedFile(NAME, text, applies),)

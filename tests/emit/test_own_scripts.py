@@ -25,6 +25,8 @@ from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Pins
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.shipped import recipe_names
+from tests.emit.plans import TORCH as ON_TORCH
+from tests.emit.plans import plan_of
 from tests.system.examples.cases import EXAMPLES, TIME_LIMIT_S, start
 from tests.system.examples.inputs import BLOCK, plan_for, prepare
 
@@ -54,22 +56,76 @@ def test_a_plan_that_only_kits_loop_runs_asks_for_data(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+TORCH = """
+import os
+class Group:
+    __del__ = lambda self: os.abort()  # as a thread of gloo's may while Python finalises
+group = Group()
+is_initialized = lambda: True
+destroy_process_group = lambda: print("group left")
+"""
+STAND_INS = {
+    "torch/__init__.py": "import os\nclass cuda:\n    device_count = lambda: int(os.environ['GPUS'])\n",
+    "torch/distributed.py": TORCH,
+    "accelerate/__init__.py": "",
+    "accelerate/state.py": "class PartialState:\n    _prepare_backend = None\n",
+    "accelerate/utils.py": "class DistributedType: MULTI_GPU = MULTI_CPU = None\n",
+}
+
+
+def ended(place: Path, cluster: str, script: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """``own_script.py`` with a script, beside stand-ins for torch and accelerate."""
+    plan = plan_of(cluster=cluster, **ON_TORCH, dp=int(cluster[0]))
+    for name, text in {**STAND_INS, "own_script.py": own_script.text(plan), "work/train.py": script}.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    words = [sys.executable, "own_script.py", *["work/train.py", "--x"] * bool(script)]
+    return subprocess.run(words, cwd=place, env=os.environ | given, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
-    ("cluster", "ranks", "said"),
-    [("2xA100-40", 2, "torch sees 0 of 2"), ("2xA100-40", 1, "WORLD_SIZE is 1"), ("2xcpu", 1, "WORLD_SIZE is 1")],
+    ("cluster", "script", "given", "said"),
+    [
+        ("2xA100-40", "train", {"GPUS": "0", "LOCAL_WORLD_SIZE": "2"}, "torch sees 0 of 2 of this node"),
+        ("2xA100-40", "train", {"GPUS": "1", "LOCAL_WORLD_SIZE": "2"}, "torch sees 1 of 2 of this node"),
+        ("2xA100-40", "train", {"GPUS": "2", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 and the plan has 2 processes"),
+        ("2xcpu", "train", {"WORLD_SIZE": "1"}, "WORLD_SIZE is 1 and the plan has 2 processes"),
+        ("2xcpu", "", {}, "no script is named"),
+    ],
 )
-def test_ranks_that_would_train_apart_end_with_an_error(tmp_path: Path, cluster: str, ranks: int, said: str) -> None:
+def test_ranks_that_would_train_apart_end_with_an_error(
+    cluster: str, script: str, given: dict[str, str], said: str, tmp_path: Path
+) -> None:
     """accelerate starts one run of one process for each rank where there is no GPU, and exits with 0."""
-    plan = plan_for(prepare() / "model", SFT["FSDP2"], cluster)
-    (tmp_path / "own_script.py").write_text(own_script.text(plan))
-    (tmp_path / "train.py").write_text("print('trained')\n")
-    given = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "RANK": "0"}
-    done = subprocess.run(
-        [sys.executable, "own_script.py", "train.py"], cwd=tmp_path, env=given, capture_output=True, text=True
-    )
-    assert done.returncode == 1
+    done = ended(tmp_path, cluster, script and "print('trained')", **{"WORLD_SIZE": "2"} | given)
+    assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
-    assert "trained" not in done.stdout
+
+
+ENDS = {
+    "": (0, ""),
+    "sys.exit()": (0, ""),
+    "sys.exit(3)": (3, ""),
+    "sys.exit(256 + 7)": (7, ""),
+    "sys.exit('no data')": (1, "no data\n"),
+    "raise ValueError('planted')": (1, "ValueError: planted\n"),
+}
+SCRIPT = """
+import atexit, os, sys
+atexit.register(print, "trackers closed,", end=" ")
+print(sys.argv[1], os.path.basename(sys.path[0]), __name__, end=", ")
+"""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_rank_on_cpus_leaves_with_its_own_code_and_words(end: str, tmp_path: Path) -> None:
+    """After all that libraries do at exit, and without finalising Python, which gloo's threads can turn into an abort
+    of a run that is done."""
+    code, said = ENDS[end]
+    done = ended(tmp_path, "2xcpu", SCRIPT + end, WORLD_SIZE="2")
+    assert (done.returncode, done.stdout) == (code, "--x work __main__, trackers closed, group left\n")
+    assert done.stderr.endswith(said) if said else done.stderr == ""
+    assert ended(tmp_path, "2xA100-40", SCRIPT + end, WORLD_SIZE="2", GPUS="2").returncode == code
 
 
 SFT = {
