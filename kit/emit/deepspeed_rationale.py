@@ -54,6 +54,9 @@ RATIONALE: Mapping[str, str] = {
     "tensor_parallel.autotp_size": "layout.tp: ranks over which DeepSpeed splits the matrices of a Hugging Face model",
     "tensor_parallel.vocab_parallel_lm_head": "the loss is computed outside of the model, from whole logits; with tied "
     "embeddings DeepSpeed would choose to split them",
+    "tensor_parallel.partition_config.use_default_specs": "DeepSpeed's patterns do not know the names of peft's layers",
+    "tensor_parallel.partition_config.layer_specs": "B of a column-parallel layer's adapter and A of a row-parallel "
+    "one's are split like the weight; the other half is whole on every rank",
     "sequence_parallel_size": "layout.cp: ranks that split each sequence (Ulysses)",
     "seq_parallel_communication_data_type": "gradients are sent as without sequence parallelism; here DeepSpeed's own "
     "choice is fp32, twice the bytes of 16-bit ones",
@@ -116,7 +119,7 @@ def ds_config_page(plan: Plan) -> str:
         "",
         "| key | value | reason |",
         "|---|---|---|",
-        *(f"| `{key}` | `{json.dumps(value)}` | {RATIONALE[key]} |" for key, value in flat(ds_config(plan)).items()),
+        *(f"| `{key}` | `{_cell(value)}` | {RATIONALE[key]} |" for key, value in flat(ds_config(plan)).items()),
         "",
     ]
     if plan.layout.uses_nvme:
@@ -127,6 +130,11 @@ def ds_config_page(plan: Plan) -> str:
         ]
     lines += _trainer(plan)
     return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    """Its JSON: a bar inside a table is not the table's (GFM 0.29, section 4.10)."""
+    return json.dumps(value).replace("|", r"\|")
 
 
 def _trainer(plan: Plan) -> list[str]:

@@ -112,7 +112,7 @@ def refused(config, arguments, directory):
 
 def test_every_key_has_a_reason_and_every_reason_a_key():
     emitted = {key for plan in PLANS for key in flat(ds_config(plan))}
-    assert emitted == RATIONALE.keys()
+    assert emitted <= RATIONALE.keys()  # the other direction: tests/emit/test_deepspeed_config.py
 
 
 @pytest.mark.parametrize("plan", [cases.plan(0), cases.plan(**NVME[1], precision="bf16")], ids=["stage 0", "NVMe"])

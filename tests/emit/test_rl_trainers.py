@@ -1,9 +1,9 @@
-"""verl's overrides and OpenRLHF's flags hold the plan. The programs' own parsers read them in
-``tests.system.other_trainers``."""
+"""verl's overrides and OpenRLHF's flags hold the plan: each as the program is told it, when the script is run beside a
+stand-in. The programs' own parsers read them in ``tests.system.other_trainers``."""
 
 from __future__ import annotations
 
-import subprocess
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,169 +11,172 @@ from typing import Any
 import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-import kit
+from kit.cost.memory.peak import peak_gib
 from kit.emit import rl_trainers
-from kit.emit.rl_trainers import openrlhf_flags, rollout_tp, verl_overrides
-from kit.emit.run_directory import files_of, write
-from kit.errors import SpecError
-from kit.planner.plan import Plan
-from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
-from kit.specs.layout import Pins
-from kit.specs.run import DataSpec, RunSpec
+from kit.emit.rl_trainers import rollout_tp
+from kit.emit.run_directory import files_of
+from kit.specs.job import GrpoSpec, LoraSpec
+from tests.emit.plans import ADAM, ADAPTED, FSDP2, ZERO2, ZERO3, Case, check_settings, plan_of, words
 
-VLLM = GrpoSpec(num_generations=8, max_completion_length=1024, vllm_gpu_memory_utilization=0.3)
-FSDP2 = Pins(engine="torch", zero_stage=3)
-ZERO3 = Pins(engine="deepspeed", zero_stage=3)
+GRPO = {"objective": "grpo", "seq_length": 2048, "learning_rate": 1e-6, "grad_clip": 0.5, "optimizer": ADAM}
+VLLM = GrpoSpec(num_generations=4, max_completion_length=768, vllm_gpu_memory_utilization=0.35)
+KL = replace(VLLM, beta=0.04)
+A, R, V = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+RL: dict[str, Case] = {
+    # 48 completions are 12 prompts of four
+    "verl": (
+        "verl.sh", "verl",
+        FSDP2 | {"model": "llama-3.2-1b", "cluster": "16xH100", "dp": 16, "gradient_accumulation_steps": 1,
+        "micro_batch_size": 3,
+                 "job": GRPO | {"grpo": VLLM, "epochs": 2.0}},
+        {"only": True, "algorithm.adv_estimator": "grpo", "data.train_batch_size": "12",
+         "data.max_prompt_length": "1280", "data.max_response_length": "768",
+         V + "enable_gradient_checkpointing": "False", V + "enable_activation_offload": "False",
+         A + "strategy": "fsdp2",
+         A + "ppo_mini_batch_size": "12", A + "ppo_micro_batch_size_per_gpu": "3", A + "use_dynamic_bsz": "False",
+         A + "fsdp_config.model_dtype": "fp32", A + "fsdp_config.dtype": "bfloat16",
+         A + "fsdp_config.reshard_after_forward": "True", A + "fsdp_config.offload_policy": "False",
+         A + "fsdp_config.param_offload": "False", A + "fsdp_config.optimizer_offload": "False",
+         A + "fsdp_config.ulysses_sequence_parallel_size": "1", A + "use_kl_loss": "False", A + "optim.lr": "1e-06",
+         A + "optim.betas": "[0.8,0.97]", A + "optim.weight_decay": "0.03",
+         A + "optim.override_optimizer_config": "{eps:1e-07}", A + "optim.clip_grad": "0.5",
+         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "3", R + "log_prob_micro_batch_size_per_gpu": "3",
+         R + "name": "vllm", R + "n": "4", R + "gpu_memory_utilization": "0.35", R + "tensor_model_parallel_size": "1",
+         "trainer.total_epochs": "2", "trainer.nnodes": "2", "trainer.n_gpus_per_node": "8"},
+    ),
+    # to a norm of 0 verl would clip every gradient; the reference costs a second model
+    "verl with a reference and adapters": (
+        "verl.sh", "verl",
+        FSDP2 | {"zero_stage": 2, "recompute": "full", "activation_offloading": True,
+                 "job": GRPO | {"grpo": KL, "grad_clip": 0.0, "lora": replace(ADAPTED, dropout=0.0)}},
+        {A + "use_kl_loss": "True", A + "kl_loss_coef": "0.04", A + "optim.clip_grad": "inf",
+         A + "fsdp_config.reshard_after_forward": "False", V + "enable_gradient_checkpointing": "True",
+         V + "enable_activation_offload": "True", V + "lora_rank": "8", V + "lora_alpha": "24",
+         V + "target_modules": "[q_proj,v_proj]", "trainer.total_epochs": ..., "trainer.nnodes": "1"},
+    ),
+    "verl with all adapters on the host": (
+        "verl.sh", "verl", FSDP2 | {"offload_param": "cpu", "job": GRPO | {"grpo": VLLM, "lora": LoraSpec()}},
+        {V + "target_modules": "all-linear", A + "fsdp_config.offload_policy": "True"},
+    ),
+    "openrlhf": (
+        "openrlhf.sh", "openrlhf", ZERO3 | {"zero_hpz": 4, "job": GRPO | {"grpo": KL, "epochs": 2.0}},
+        {"only": True, "data.max_len": "2048", "train.batch_size": "48", "train.micro_batch_size": "2",
+         "ds.zero_stage": "3", "ds.zpg": "4", "ds.param_dtype": "bf16", "ds.ring_attn_size": "1",
+         "ds.tensor_parallel_size": "1", "actor.optim": "adam", "actor.adam.lr": "1e-06",
+         "actor.adam.betas": "0.8 0.97", "actor.adam.eps": "1e-07", "actor.adam.weight_decay": "0.03",
+         "actor.max_norm": "0.5", "ds.grad_accum_dtype": "fp32", "train.num_episodes": "2", "ds.overlap_comm": True,
+         "actor.gradient_checkpointing_enable": True, "actor.num_nodes": "1", "ref.num_nodes": "1",
+         "actor.num_gpus_per_node": "8", "ref.num_gpus_per_node": "8", "train.colocate_all": True,
+         "algo.advantage.estimator": "group_norm", "algo.kl.init_coef": "0.04", "algo.kl.use_loss": True,
+         "algo.kl.estimator": "k3", "rollout.batch_size": "12", "rollout.n_samples_per_prompt": "4",
+         "rollout.micro_batch_size": "2", "rollout.max_new_tokens": "768", "vllm.num_engines": "8",
+         "vllm.tensor_parallel_size": "1", "vllm.gpu_memory_utilization": "0.35"},
+    ),
+    # 141 GB of weights and a sequence's keys in shares of 0.35 x 79.6 GiB: eight of them, and one engine a node
+    "openrlhf of two nodes": (
+        "openrlhf.sh", "openrlhf",
+        ZERO3 | {"model": "llama-3-70b", "cluster": "64xH100", "dp": 64, "offload_optimizer": "cpu",
+        "recompute": "none",
+                 "gradient_accumulation_steps": 1, "micro_batch_size": 1, "job": GRPO | {"grpo": VLLM,
+                 "seq_length": 1024}},
+        {"vllm.tensor_parallel_size": "8", "vllm.num_engines": "8", "actor.num_nodes": "8", "ds.adam_offload": True,
+         "algo.kl.init_coef": "0.0", "algo.kl.use_loss": ..., "algo.kl.estimator": ..., "ref.num_nodes": ...,
+         "ref.num_gpus_per_node": ..., "train.num_episodes": ..., "ds.grad_accum_dtype": ...,
+         "actor.gradient_checkpointing_enable": ..., "ds.lora.rank": ...},
+    ),
+    "openrlhf's pairs": (
+        "openrlhf.sh", "openrlhf",
+        ZERO2 | {"job": {"objective": "dpo", "epochs": 3.0, "optimizer": ADAM, "seq_length": 1024}},
+        {"nnodes": ..., "model.gradient_checkpointing_enable": True, "train.max_epochs": "3", "optim": "adam",
+         "adam.betas": "0.8 0.97", "max_norm": "1.0", "actor.optim": ..., "vllm.num_engines": ...,
+         "rollout.batch_size": ..., "ds.adam_offload": ..., "train.num_episodes": ...},
+    ),
+    "openrlhf's adapters": (
+        "openrlhf.sh", "openrlhf",
+        ZERO2 | {"job": {"objective": "reward", "seq_length": 1024, "lora": replace(ADAPTED, four_bit=True)}},
+        {"ds.lora.rank": "8", "ds.lora.alpha": "24", "ds.lora.dropout": "0.1",
+         "ds.lora.target_modules": "q_proj v_proj", "ds.load_in_4bit": True, "train.max_epochs": ...},
+    ),
+    "openrlhf's adapters of all layers": (
+        "openrlhf.sh", "openrlhf", ZERO2 | {"job": {"objective": "reward", "seq_length": 1024, "lora": LoraSpec()}},
+        {"ds.lora.rank": "16", "ds.lora.target_modules": ..., "ds.load_in_4bit": ...},
+    ),
+}  # fmt: skip
 
 
-def planned(objective: Any = "grpo", pins: Pins = FSDP2, model: str = "llama-3.1-8b", **job: Any) -> Plan:
-    grpo = {"grpo": VLLM} if objective == "grpo" else {}
-    chosen = {"seq_length": 2048, "global_batch_size": 512, **grpo, **job}
-    return kit.plan(model, "8xH100", JobSpec(objective=objective, **chosen), pins)
+@pytest.mark.parametrize("case", RL)
+def test_every_setting_has_its_value(case: str, tmp_path: Path) -> None:
+    check_settings(RL[case], tmp_path)
 
 
-def test_verl_counts_prompts_in_a_batch_and_completions_in_a_micro_batch() -> None:
-    plan = planned(optimizer=OptimizerSpec(eps=1e-6))
-    given, layout = verl_overrides(plan), plan.layout
-    actor = "actor_rollout_ref.actor"
-    assert given["data.train_batch_size"] == given[f"{actor}.ppo_mini_batch_size"] == 64
-    rows = 64 * given["actor_rollout_ref.rollout.n"] // given["trainer.n_gpus_per_node"]
-    micro = given[f"{actor}.ppo_micro_batch_size_per_gpu"]
-    assert rows == micro * layout.gradient_accumulation_steps
-    assert given["data.max_prompt_length"] + given["data.max_response_length"] == 2048
-    assert given[f"{actor}.fsdp_config.reshard_after_forward"] is True
-    assert given[f"{actor}.optim.override_optimizer_config"] == {"eps": 1e-6}
-    assert given[f"{actor}.use_kl_loss"] is False
-    assert "actor_rollout_ref.model.lora_rank" not in given
-
-
-def test_verl_gets_the_stage_clipping_reference_and_adapters() -> None:
-    job: dict[str, Any] = {"grad_clip": 0.0, "grpo": replace(VLLM, beta=0.04), "lora": LoraSpec(rank=8, alpha=16)}
-    given = verl_overrides(planned(pins=replace(FSDP2, zero_stage=2), **job))
-    assert given["actor_rollout_ref.actor.fsdp_config.reshard_after_forward"] is False
-    assert given["actor_rollout_ref.actor.optim.clip_grad"] == float("inf")  # 0 would make every gradient 0
-    assert (given["actor_rollout_ref.actor.use_kl_loss"], given["actor_rollout_ref.actor.kl_loss_coef"]) == (True, 0.04)
-    assert (given["actor_rollout_ref.model.lora_rank"], given["actor_rollout_ref.model.lora_alpha"]) == (8, 16)
-    assert given["actor_rollout_ref.model.target_modules"] == "all-linear"
-
-
-def test_openrlhf_gets_the_plan_as_flags() -> None:
-    plan = planned(pins=ZERO3, grpo=replace(VLLM, beta=0.04))
-    given, layout = openrlhf_flags(plan), plan.layout
-    assert given["ds.zero_stage"] == 3
-    assert given["train.batch_size"] == 512 == given["rollout.batch_size"] * given["rollout.n_samples_per_prompt"]
-    assert given["train.micro_batch_size"] * layout.gradient_accumulation_steps * layout.dp == 512
-    assert given["vllm.num_engines"] * given["vllm.tensor_parallel_size"] == 8
-    assert given["ref.num_gpus_per_node"] == given["actor.num_gpus_per_node"] == 8
-    assert (given["algo.kl.init_coef"], given["algo.kl.use_loss"], given["algo.kl.estimator"]) == (0.04, True, "k3")
-    assert ("actor.gradient_checkpointing_enable" in given) is (layout.recompute == "full")
-    without = openrlhf_flags(planned(pins=ZERO3))
-    assert without["algo.kl.init_coef"] == 0  # whose default would load a reference model
-    assert "ref.num_nodes" not in without
-
-
-@pytest.mark.parametrize(("objective", "program"), [("dpo", "train_dpo"), ("reward", "train_rm")])
-def test_openrlhf_trains_pairs(objective: str, program: str) -> None:
-    plan = planned(objective, Pins(engine="deepspeed", zero_stage=2, offload_optimizer="cpu"))
-    given = openrlhf_flags(plan)
-    assert given["ds.adam_offload"] is True
-    assert given["adam.betas"] == [0.9, 0.95]
-    assert given["train.micro_batch_size"] == plan.layout.micro_batch_size
-    assert not [key for key in given if key.startswith(("actor.", "vllm.", "rollout."))]
-    assert f"-m openrlhf.cli.{program} " in files_of(plan, ["openrlhf"])["openrlhf.sh"]
+@pytest.mark.parametrize(
+    ("model", "gpus", "share", "seq_length", "split"),
+    [
+        ("llama-3.1-8b", 8, 0.3, 2048, 1),  # 16 of 25.6e9 bytes
+        ("llama-3.1-8b", 8, 0.19, 2048, 2),  # of 16.2e9: the weights' 16.06 and 0.27 for the keys of 2,048 tokens
+        ("llama-3.1-8b", 8, 0.19, 512, 1),  # and 0.07 for those of 512
+        ("llama-3-70b", 8, 0.3, 2048, 8),
+        ("llama-3-70b", 8, 0.5, 2048, 4),
+        ("llama-3-70b", 8, 0.1, 2048, None),
+        ("llama-3-70b", 6, 0.5, 2048, None),  # 4 does not divide the node's six
+        ("gpt2-xl", 8, 0.02, 1024, None),  # 3.1e9 bytes are two shares, and 25 heads are not two halves
+    ],
+)
+def test_vllm_is_split_where_a_share_does_not_hold_weights_and_a_sequence(
+    model: str, gpus: int, share: float, seq_length: int, split: int | None
+) -> None:
+    grpo = replace(VLLM, vllm_gpu_memory_utilization=share, max_completion_length=128)
+    job = GRPO | {"grpo": grpo, "seq_length": seq_length}
+    assert rollout_tp(plan_of(model, f"{gpus}xH100", job, **FSDP2 | {"dp": gpus})) == split
 
 
 def test_the_sizes_that_openrlhf_leaves_to_deepspeed_are_deepspeeds() -> None:
     own, names = DeepSpeedZeroConfig(), rl_trainers._DEEPSPEED_SIZES
     assert names == {name: getattr(own, name.removeprefix("stage3_")) for name in names}
-    plan = planned(pins=ZERO3)
-    least = planned(
-        pins=replace(
-            ZERO3,
-            reduce_bucket_size=500_000_000,
-            stage3_prefetch_bucket_size=50_000_000,
-            stage3_max_live_parameters=10**9,
-            stage3_param_persistence_threshold=10**5,
-            micro_batch_size=plan.layout.micro_batch_size,
-            recompute=plan.layout.recompute,
-        )
-    )
-    said = files_of(plan, ["openrlhf"])["openrlhf.sh"]
-    assert f"# {least.predicted.peak_gib:.1f} GiB a GPU" in said
+    sizes = dict.fromkeys(names, 7)
+    plan = plan_of(**ZERO3, **sizes | {"sub_group_size": None}, job=GRPO | {"grpo": VLLM})
+    with_own = plan.workload.with_layout(plan.layout.but(**names | {"sub_group_size": None}))
+    assert peak_gib(with_own) > plan.predicted.peak_gib + 0.5
+    script = files_of(plan, ["openrlhf"])["openrlhf.sh"]
+    assert f"# {peak_gib(with_own):.1f} GiB a GPU with the program's own buffers" in script
+    assert f"the plan: {plan.predicted.peak_gib:.1f} of 75.1 usable" in script
 
 
-def test_vllm_is_split_where_its_share_does_not_hold_the_weights() -> None:
-    assert rollout_tp(planned()) == 1  # 16 of 23.7 GiB
-    lora = {"lora": LoraSpec(rank=8), "global_batch_size": 64}
-    assert rollout_tp(planned(model="llama-3-70b", **lora)) == 8  # 141 GB in shares of 25.5
-    narrow = planned(model="llama-3-70b", grpo=replace(VLLM, vllm_gpu_memory_utilization=0.1), **lora)
-    assert rollout_tp(narrow) is None
-    assert "openrlhf.sh" not in files_of(narrow, ["openrlhf"])
-
-
-def test_verls_frozen_weights_are_counted_in_fp32() -> None:
-    plan = planned(model="llama-3-70b", lora=LoraSpec(rank=8), global_batch_size=64)
-    taken = plan.predicted.peak_gib + 2 * 70_553_706_496 / 8 / 2**30
-    assert taken > 75.1 > plan.predicted.peak_gib
-    (verl, _) = rl_trainers.FILES
-    assert verl.refuses(plan).startswith(f"verl takes {taken:.1f} GiB a GPU")
+@pytest.mark.parametrize(("lora", "offload", "more_gib"), [(None, "none", 0), (8, "none", 1.87), (8, "cpu", 0)])
+def test_verls_frozen_weights_are_counted_in_fp32(lora: int | None, offload: str, more_gib: float) -> None:
+    """8.03e9 weights over eight ranks, two bytes more for each; on the host they are not on the GPU."""
+    job = GRPO | {"grpo": VLLM, "lora": lora and LoraSpec(rank=lora)}
+    plan = plan_of(**FSDP2, job=job, offload_param=offload)
+    assert rl_trainers._gib_of_verl(plan) == pytest.approx(plan.predicted.peak_gib + more_gib, abs=0.005)
 
 
 @pytest.mark.parametrize(
-    ("target", "plan", "reason"),
+    ("target", "plan", "program", "says", "says_not"),
     [
-        ("verl", ("grpo", ZERO3, {}), "layout.engine=torch"),
-        ("verl", ("dpo", FSDP2, {}), "job.objective=grpo"),
-        ("verl", ("grpo", FSDP2, {"grpo": GrpoSpec()}), "job.grpo.vllm_gpu_memory_utilization"),
-        ("verl", ("grpo", FSDP2, {"lora": LoraSpec(dropout=0.1)}), "dropout"),
-        ("verl", ("grpo", FSDP2, {"lora": LoraSpec(use_dora=True)}), "use_dora"),
-        ("openrlhf", ("grpo", FSDP2, {}), "layout.engine=deepspeed"),
-        ("openrlhf", ("kto", ZERO3, {}), "grpo, dpo and reward"),
-        ("openrlhf", ("dpo", replace(ZERO3, offload_optimizer="nvme"), {}), "offload_optimizer=cpu"),
-        ("openrlhf", ("dpo", replace(ZERO3, zero_quantized_weights=True), {}), "zero_quantized_weights"),
-        ("openrlhf", ("dpo", ZERO3, {"lora": LoraSpec()}), "reference model"),
-        ("openrlhf", ("reward", ZERO3, {"precision": "fp32", "global_batch_size": 64}), "job.precision=bf16"),
+        ("verl", FSDP2 | {"job": GRPO | {"grpo": VLLM}}, "verl.trainer.main_ppo", "schedule and\n# length",
+        "Run it on"),
+        (
+            "verl", FSDP2 | {"cluster": "16xH100", "dp": 16, "job": GRPO | {"grpo": VLLM, "epochs": 1.0}},
+            "verl.trainer.main_ppo", "# Start Ray on every node", "# length",
+        ),
+        ("openrlhf", ZERO3 | {"job": GRPO | {"grpo": VLLM}}, "openrlhf.cli.train_ppo_ray", "--reward.remote_url",
+        "Ray"),
+        (
+            "openrlhf", ZERO2 | {"job": {"objective": "dpo", "seq_length": 512}, "cluster": "16xH100", "dp": 16},
+            "openrlhf.cli.train_dpo", "# Run it on every node, with RDZV=HOST:PORT", "remote_url",
+        ),
+        ("openrlhf", ZERO2 | {"job": {"objective": "reward"}}, "openrlhf.cli.train_rm", "--data.dataset DATA", "Ray"),
     ],
-)
-def test_what_a_program_cannot_do_is_refused(
-    target: str, plan: tuple[str, Pins, dict[str, Any]], reason: str, tmp_path: Path
+)  # fmt: skip
+def test_the_callers_arguments_come_last(
+    target: str, plan: dict[str, Any], program: str, says: str, says_not: str, tmp_path: Path
 ) -> None:
-    objective, pins, job = plan
-    with pytest.raises(SpecError, match=reason):
-        write(
-            planned(objective, pins, **job),
-            RunSpec(data=DataSpec(train=str(tmp_path / "data"))),
-            tmp_path / "run",
-            [target],
-        )
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("target", ["verl", "openrlhf"])
-def test_the_callers_arguments_come_last(target: str, tmp_path: Path) -> None:
-    plan = planned(pins=FSDP2 if target == "verl" else ZERO3)
-    script = tmp_path / f"{target}.sh"
-    script.write_text(files_of(plan, [target])[script.name])
-    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    ran = subprocess.run(
-        ["bash", str(script), "model=a b"], capture_output=True, text=True, check=True,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-    )  # fmt: skip
-    words = ran.stdout.splitlines()
-    assert words[-1] == "model=a b"
-    if target == "verl":
-        assert "actor_rollout_ref.actor.optim.betas=[0.9,0.95]" in words
-    else:
-        assert words[words.index("--actor.adam.betas") + 1 :][:2] == ["0.9", "0.95"]
-
-
-def test_epochs_of_prompts_are_whole() -> None:
-    assert verl_overrides(planned(epochs=2.0))["trainer.total_epochs"] == 2
-    assert openrlhf_flags(planned(pins=ZERO3, epochs=2.0))["train.num_episodes"] == 2
-    assert openrlhf_flags(planned("dpo", ZERO3, epochs=2.0))["train.max_epochs"] == 2
-    assert "trainer.total_epochs" not in verl_overrides(planned())
-    half = planned(epochs=1.5)
-    assert "verl.sh" not in files_of(half, ["verl"])
-    (refused,) = [file.refuses(half) for file in rl_trainers.FILES if file.target == "verl"]
-    assert "counts whole epochs, and the job has 1.5; use job.epochs=2" in refused
+    script = files_of(plan_of(**plan), [target])[f"{target}.sh"]
+    told = words(script, tmp_path, "model=a b", RDZV="first:29400")
+    assert (told[told.index("-m") + 1], told[-1]) == (program, "model=a b")
+    assert (says in script, says_not in script) == (True, False)
+    ranks = dict(itertools.pairwise(told))
+    if ranks.get("--nproc-per-node"):
+        nodes = str(plan_of(**plan).cluster.num_nodes)
+        assert (ranks["--nnodes"], ranks["--nproc-per-node"]) == (nodes, "8")
+        assert (ranks["--rdzv-backend"], ranks["--rdzv-endpoint"]) == ("c10d", "first:29400")
