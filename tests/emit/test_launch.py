@@ -1,4 +1,5 @@
-"""Launch files of several nodes: bash reads them, launchers get the right words, and variables travel with a reason."""
+"""Launch files: run by bash beside stand-ins, each launcher gets exactly the right words, and processes exactly the
+variables that their GPUs and fabric need."""
 
 from __future__ import annotations
 
@@ -14,173 +15,224 @@ from typing import Any
 
 import pytest
 
-import kit
 from kit.diagnose.lint import SCRIPTS, lint
-from kit.emit.accelerate import accelerate_config
 from kit.emit.environment import assignments, deepspeed_env, fabric_of, fabrics
-from kit.emit.megatron import megatron_settings
 from kit.emit.run_directory import files_of, write
-from kit.emit.slurm import notice_s, sbatch
-from kit.planner.plan import Plan
+from kit.emit.slurm import sbatch
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
+from tests.emit.plans import DENSE, MEGATRON, TORCH, ZERO2, ZERO3, plan_of, stand_in
 
 ROOT = Path(__file__).parents[2]
 INTEGRATORS = {
-    "hgx-a100-40",
-    "hgx-a100-80",
-    "hgx-h100",
-    "hgx-h20",
-    "hgx-h200",
-    "hgx-b200",
-    "hgx-a800",
-    "hgx-h800",
-    "gh200-node",
-    "server-mi325x",
-    "server-mi355x",
-}
+    "hgx-a100-40", "hgx-a100-80", "hgx-h100", "hgx-h20", "hgx-h200", "hgx-b200", "hgx-a800", "hgx-h800", "gh200-node",
+    "server-mi325x", "server-mi355x",
+}  # fmt: skip
 SLINGSHOT = {"frontier"}
 """Its site's modules set what the plugin for libfabric needs."""
 SPY = """#!/usr/bin/env bash
-printf '%s\\n' "$@" > "$SPY_FILE"
+printf '%s\\n' "$@" -- > "$SPY_FILE"
 env | sort >> "$SPY_FILE"
-[ -z "${DS_ENV_FILE:-}" ] || cat "$DS_ENV_FILE" >> "$SPY_FILE"
+[ -z "${DS_ENV_FILE:-}" ] || cat -- - "$DS_ENV_FILE" <<< -- >> "$SPY_FILE"
 """
+FSDP2 = TORCH | {"dp": 8, "zero_stage": 3}
+DDP16 = TORCH | {"model": "llama-3.2-1b", "dp": 16}
+P5, LOST = "p5.48xlarge:2", "hgx-h100:2"
+SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ON_GPUS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+RECORDED = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "RUN/flight/rank_",
+}  # fmt: skip
+RANKS = SHARED | ON_GPUS | RECORDED
+EFA = {"FI_EFA_USE_HUGE_PAGE": "0"}
+IB = {"NCCL_NET": "IB"}
+AMD = SHARED | RECORDED | {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True", "GPU_MAX_HW_QUEUES": "2"}
+AMD |= {"TORCH_NCCL_HIGH_PRIORITY": "1"}
+FIRMWARE = {"HSA_NO_SCRATCH_RECLAIM": "1"}
+ORDERED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+STOPPABLE = "-m kit.training.interruptible -m"
+TORCHRUN = f"{STOPPABLE} torch.distributed.run --nproc-per-node"
+OF_NODE = "--node-rank 1 --master-addr 127.0.0.1 --master-port 29500"
+WORKER = "-m kit.training . --stop-at-step 3"
+ACCELERATE = f"{STOPPABLE} accelerate.commands.launch --config_file accelerate.yaml"
+LAUNCHES: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+    "one process": (TORCH | {"cluster": "1xH100"}, WORKER, ON_GPUS),
+    "one node": (FSDP2, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS),
+    "a part of a node": (FSDP2 | {"dp": 4}, f"{TORCHRUN} 4 --standalone {WORKER}", RANKS),
+    "two nodes": (DDP16 | {"cluster": P5}, f"{TORCHRUN} 8 --nnodes 2 {OF_NODE} {WORKER}", RANKS | EFA),
+    "cpus": (
+        TORCH | {"cluster": "2xcpu", "dp": 2}, f"{TORCHRUN} 2 --standalone {WORKER}", SHARED | {"OMP_NUM_THREADS": "1"}
+    ),
+    "zero": (ZERO2, f"{ACCELERATE} --module kit.training . --stop-at-step 3", RANKS),
+    "zero of two nodes": (
+        ZERO2 | {"dp": 16, "cluster": LOST},
+        f"{ACCELERATE} --machine_rank 1 --main_process_ip 127.0.0.1 --main_process_port 29500 --module kit.training . "
+        "--stop-at-step 3",
+        RANKS,
+    ),
+    # megatron-core overlaps split tensors and sequences by one connection to the device
+    "megatron splits tensors": (DENSE | {"dp": 1}, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS | ORDERED),
+    "megatron splits sequences": (MEGATRON | {"cp": 8}, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS | ORDERED),
+    "megatron splits nothing": (MEGATRON | {"dp": 4, "pp": 2}, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS),
+    "FSDP2 splits tensors": (FSDP2 | {"dp": 4, "tp": 2}, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS),
+    "amd": (
+        DDP16 | {"cluster": "nd96isr-mi300x-v5:2"},
+        f"{TORCHRUN} 8 --nnodes 2 {OF_NODE} {WORKER}",
+        AMD | FIRMWARE | IB,
+    ),
+    "amd's megatron": (
+        DENSE | {"cluster": "8xMI355X", "dp": 1}, f"{TORCHRUN} 8 --standalone {WORKER}", AMD | FIRMWARE | ORDERED
+    ),
+    "older amd": (FSDP2 | {"cluster": "8xMI250X"}, f"{TORCHRUN} 8 --standalone {WORKER}", AMD),
+    "one of amd's": (
+        TORCH | {"cluster": "1xMI300X"}, WORKER, {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}
+    ),
+    "tcp": (
+        DDP16 | {"cluster": "a2-highgpu-8g:2"},
+        f"{TORCHRUN} 8 --nnodes 2 {OF_NODE} {WORKER}",
+        RANKS | {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "bond7"},
+    ),
+    "a file that is not there": (
+        DDP16 | {"cluster": "nd96isr-h100-v5:2"}, f"{TORCHRUN} 8 --nnodes 2 {OF_NODE} {WORKER}", RANKS | IB
+    ),
+    "one node of a fabric": (
+        DDP16 | {"dp": 8, "cluster": "p5.48xlarge:1"}, f"{TORCHRUN} 8 --standalone {WORKER}", RANKS
+    ),
+}  # fmt: skip
 
 
-def planned(engine: str, cluster: str) -> Plan:
-    layers = "huggingface" if engine == "deepspeed" else None
-    return kit.plan("llama-3.1-8b", cluster, pins=kit.Pins(engine=engine, implementation=layers))
-
-
-@pytest.fixture(scope="module", params=["torch", "deepspeed", "megatron"])
-def plan(request: pytest.FixtureRequest) -> Plan:
-    return planned(request.param, "p5.48xlarge:2")
-
-
-def run(script: str, plan: Plan, directory: Path, **environment: str) -> list[str]:
-    """Words that the interpreter was started with, then the environment it saw, then what was in ``DS_ENV_FILE``."""
-    for name, text in files_of(plan).items():
+def run(script: str, plan: dict[str, Any], directory: Path, *words: str, **environment: str) -> list[list[str]]:
+    """Words that the interpreter was started with, the lines of its environment, and of ``DS_ENV_FILE``."""
+    for name, text in files_of(plan_of(**plan)).items():
         (directory / name).write_text(text)
-    spy = directory / "spy"
-    spy.write_text(SPY)
-    spy.chmod(0o755)
-    given = {"PATH": os.environ["PATH"], "PYTHON": str(spy), "SPY_FILE": str(directory / "seen"), **environment}
-    subprocess.run(["bash", str(directory / script), "--stop-at-step", "3"], env=given, check=True, timeout=30)
-    return (directory / "seen").read_text().splitlines()
+    path = stand_in(directory, spy=SPY)["PATH"]
+    given = {"PATH": path, "PYTHON": str(directory / "spy"), "SPY_FILE": str(directory / "seen"), **environment}
+    subprocess.run(["bash", str(directory / script), *words], env=given, check=True, timeout=30, cwd="/")
+    return [part.split("\n") for part in (directory / "seen").read_text().removesuffix("\n").split("\n--\n")]
 
 
-def test_bash_reads_every_script(plan: Plan, tmp_path: Path) -> None:
-    scripts = {name: text for name, text in files_of(plan).items() if name.endswith((".sh", ".sbatch"))}
-    assert {"launch.sh", "launch_elastic.sh", "launch_hosts.sh", "slurm.sbatch"} <= set(scripts)
-    for text in scripts.values():
-        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_launcher_gets_these_words_and_processes_these_variables(case: str, tmp_path: Path) -> None:
+    plan, words, variables = LAUNCHES[case]
+    given = {"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "bond7"}
+    told, environment = run("launch.sh", plan, tmp_path, "--stop-at-step", "3", **given)
+    assert " ".join(told) == words
+    bash = {*given, "PATH", "PWD", "OLDPWD", "SHLVL", "_", "PYTHON", "SPY_FILE"}
+    found = dict(line.split("=", maxsplit=1) for line in environment)
+    assert {name: value for name, value in found.items() if name not in bash} == {
+        name: value.replace("RUN", str(tmp_path)) for name, value in variables.items()
+    }
+    assert found["PWD"] == str(tmp_path)
 
 
-def test_a_node_gets_its_rank_and_the_fabric(plan: Plan, tmp_path: Path) -> None:
-    seen = run("launch.sh", plan, tmp_path, NODE_RANK="1", MASTER_ADDR="127.0.0.1")
+def test_what_the_caller_set_stays(tmp_path: Path) -> None:
+    given = dict.fromkeys(RANKS | EFA, "mine") | {"MASTER_PORT": "29600"}
+    plan = DDP16 | {"cluster": P5}
+    told, seen = run("launch.sh", plan, tmp_path, NODE_RANK="0", MASTER_ADDR="127.0.0.1", **given)
+    assert {f"{name}=mine" for name in RANKS | EFA} <= set(seen)
+    assert told[told.index("--master-port") + 1] == "29600"
+    missing = subprocess.run(["bash", str(tmp_path / "launch.sh")], env={}, capture_output=True, text=True)
+    assert "NODE_RANK: rank of this node" in missing.stderr
+
+
+ELASTIC = "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29600 --rdzv-id"
+
+
+@pytest.mark.parametrize("plan", [DDP16, ZERO3 | {"dp": 16}, DENSE | {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    ("given", "nodes", "words"),
+    [
+        ({}, f"2:2 {ELASTIC} RUN --max-restarts 3", ""),
+        (
+            {"MIN_NODES": "1", "RDZV_ID": "a", "MAX_RESTARTS": "7"},
+            f"1:2 {ELASTIC} a --max-restarts 7",
+            " --min-nodes 1",
+        ),
+    ],
+)
+def test_elastic_needs_no_rank_and_goes_on_with_fewer_nodes_where_asked(
+    plan: dict[str, Any], given: dict[str, str], nodes: str, words: str, tmp_path: Path
+) -> None:
+    told, seen = run(
+        "launch_elastic.sh", plan | {"cluster": P5}, tmp_path, "--stop-at-step", "3",
+        RDZV_ENDPOINT="127.0.0.1:29600", GLOO_SOCKET_IFNAME="bond7", **given,
+    )  # fmt: skip
+    expected = f"{TORCHRUN} 8 --nnodes {nodes} -m kit.training . --resume auto{words} --stop-at-step 3"
+    assert " ".join(told) == expected.replace("RUN", tmp_path.name)
     assert {"FI_EFA_USE_HUGE_PAGE=0", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000"} <= set(seen)
-    assert seen[seen.index("--node-rank" if "--node-rank" in seen else "--machine_rank") + 1] == "1"
-    assert seen[seen.index("--stop-at-step") + 1] == "3"
-
-
-def test_elastic_needs_no_rank(plan: Plan, tmp_path: Path) -> None:
-    seen = run("launch_elastic.sh", plan, tmp_path, RDZV_ENDPOINT="127.0.0.1:29600")
-    for word, value in (("--rdzv-backend", "c10d"), ("--rdzv-endpoint", "127.0.0.1:29600"), ("--nnodes", "2:2")):
-        assert seen[seen.index(word) + 1] == value
-    assert seen[seen.index("--resume") + 1] == "auto"
-    assert "--min-nodes" not in seen
-
-
-def test_elastic_goes_on_with_fewer_nodes_where_asked(plan: Plan, tmp_path: Path) -> None:
-    seen = run("launch_elastic.sh", plan, tmp_path, RDZV_ENDPOINT="127.0.0.1:29600", MIN_NODES="1")
-    assert seen[seen.index("--nnodes") + 1] == "1:2"
-    assert seen[seen.index("--min-nodes") + 1] == "1"
 
 
 @pytest.mark.parametrize("least", ["0", "3", "-1", "1 2", "*", "one"])
 def test_elastic_refuses_other_numbers_of_nodes(least: str, tmp_path: Path) -> None:
-    script = files_of(planned("torch", "p5.48xlarge:2"))["launch_elastic.sh"]
+    script = files_of(plan_of(**DDP16, gradient_accumulation_steps=2, cluster=P5))["launch_elastic.sh"]
     environment = {**os.environ, "RDZV_ENDPOINT": "127.0.0.1:29600", "MIN_NODES": least, "PYTHON": "false"}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert f"error: MIN_NODES={least}: the plan keeps its global batch on 1 2 nodes" in done.stderr
 
 
-def test_what_the_caller_set_stays(tmp_path: Path) -> None:
-    plan = planned("torch", "p5.48xlarge:2")
-    given = {"FI_EFA_USE_HUGE_PAGE": "1", "GLOO_SOCKET_IFNAME": "bond7"}
-    seen = run("launch.sh", plan, tmp_path, NODE_RANK="0", MASTER_ADDR="127.0.0.1", **given)
-    assert {"FI_EFA_USE_HUGE_PAGE=1", "GLOO_SOCKET_IFNAME=bond7"} <= set(seen)
+OF_LAUNCHER = "--hostfile hostfile --master_addr node-0 --master_port 29500"
 
 
 @pytest.mark.parametrize(
     ("launcher", "words"),
     [
-        ("pdsh", ["--hostfile", "rank.py"]),
-        ("openmpi", ["--mca btl_tcp_if_include bond7 --bind-to none"]),
-        ("slurm", ["slurm"]),
-        ("no-ssh", ["--no_ssh", "--node_rank"]),
+        ("", ""),
+        ("openmpi", " --launcher openmpi --launcher_args --mca btl_tcp_if_include bond7 --bind-to none"),
+        ("slurm", " --launcher slurm"),
+        ("no-ssh", " --no_ssh --node_rank 1"),
     ],
 )
-def test_the_deepspeed_launcher(launcher: str, words: list[str], tmp_path: Path) -> None:
+def test_the_deepspeed_launcher(launcher: str, words: str, tmp_path: Path) -> None:
     """What it does not hand on by itself is in the file that it reads, which has no blank line."""
-    plan = planned("deepspeed", "p5.48xlarge:2")
-    seen = run("launch_hosts.sh", plan, tmp_path, LAUNCHER=launcher, NODE_RANK="1", GLOO_SOCKET_IFNAME="bond7")
-    assert [word for word in words if word not in seen] == []
-    # Once in the environment, once in DS_ENV_FILE; MASTER_ADDR is the first of the hostfile.
-    for line in ("FI_EFA_USE_HUGE_PAGE=0", "GLOO_SOCKET_IFNAME=bond7", "MASTER_ADDR=node-0"):
-        assert seen.count(line) == 2, line
-    assert "" not in seen
+    given = {"NODE_RANK": "1", "GLOO_SOCKET_IFNAME": "bond7"} | ({"LAUNCHER": launcher} if launcher else {})
+    plan = ZERO2 | {"dp": 16, "cluster": P5}
+    told, seen, handed = run("launch_hosts.sh", plan, tmp_path, "--resume", "auto", **given)
+    assert " ".join(told) == f"-m deepspeed.launcher.runner {OF_LAUNCHER}{words} rank.py . --resume auto"
+    names = {*RANKS, *EFA, "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "PATH"}
+    assert {line.split("=")[0] for line in handed} == names
+    assert set(handed) <= set(seen)  # MASTER_ADDR is the first of the hostfile
     assert not list(tmp_path.glob("tmp.*"))
-
-
-def test_deepspeed_env_is_what_its_reader_takes() -> None:
-    """launcher/runner.py: ``var.split('=', maxsplit=1)`` on every line."""
-    for cluster in ("p5.48xlarge:2", "a3-highgpu-8g:2", "nd96asr-v4:2", "16xH100"):
-        lines = deepspeed_env(planned("deepspeed", cluster)).splitlines()
-        assert lines
-        assert all(len(line.split("=", maxsplit=1)) == 2 and line[0].isalpha() for line in lines)
-
-
-def test_deepspeed_env_names_no_file_that_a_node_may_lack() -> None:
-    """Its reader cannot ask whether one is there; the scripts do."""
-    plan = planned("deepspeed", "nd96isr-h100-v5:2")
-    of_files = [line for line in assignments(plan) if line.startswith("if [ -r")]
-    assert any("NCCL_TOPO_FILE" in line for line in of_files)
-    assert "NCCL_TOPO_FILE" not in deepspeed_env(plan)
-    assert "NCCL_" in deepspeed_env(plan)
-
-
-@pytest.mark.parametrize(("stage", "again"), [(2, False), (3, True)])
-def test_fsdp_gathers_weights_again_in_backward_at_stage_3_alone(stage: int, again: bool) -> None:
-    pins = kit.Pins(engine="torch", zero_stage=stage)
-    config = accelerate_config(kit.plan("llama-3.2-1b", "8xH100", pins=pins))
-    assert config["fsdp_config"]["fsdp_reshard_after_forward"] is again
-
-
-def test_shared_experts_are_one_mlp_as_wide_as_all_of_them() -> None:
-    """Megatron-core's size is that of the shared MLP, not of one expert (moe_shared_expert_intermediate_size)."""
-    plan = kit.plan("deepseek-v3", "1024xH100", kit.JobSpec(global_batch_size=8192), kit.Pins(engine="megatron"))
-    two = dataclasses.replace(plan, model=dataclasses.replace(plan.model, num_shared_experts=2))
-    widths = [
-        megatron_settings(each)["transformer_config"]["moe_shared_expert_intermediate_size"] for each in (plan, two)
-    ]
-    assert widths == [2048, 4096]
-
-
-@pytest.mark.parametrize(("seq_length", "windowed"), [(4096, False), (8192, True)])
-def test_a_window_is_named_only_where_it_hides_something(seq_length: int, windowed: bool) -> None:
-    """Gemma 2's window is 4,096 tokens: a sequence as short is plain causal attention, which kernels do faster."""
-    plan = kit.plan("gemma-2-9b", "8xH100", kit.JobSpec(seq_length=seq_length), kit.Pins(engine="megatron"))
-    settings = megatron_settings(plan)["transformer_config"]
-    assert ("window_size" in settings, "window_attn_skip_freq" in settings) == (windowed, windowed)
 
 
 def test_an_unknown_launcher_is_refused(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        run("launch_hosts.sh", planned("deepspeed", "p5.48xlarge:2"), tmp_path, LAUNCHER="rsh")
+        run("launch_hosts.sh", ZERO2 | {"dp": 16, "cluster": P5}, tmp_path, LAUNCHER="rsh", GLOO_SOCKET_IFNAME="lo")
     assert caught.value.returncode == 2
+
+
+def test_pdsh_starts_launch_sh_on_the_hosts_of_the_file(tmp_path: Path) -> None:
+    """With the words that were given, and the variables that were set here, quoted once for the shell there."""
+    files = files_of(plan_of(**DDP16, cluster=P5))
+    assert files["hostfile"].endswith("hosts'; every host needs the same paths.\nnode-0 slots=8\nnode-1 slots=8\n")
+    (tmp_path / "launch_hosts.sh").write_text(files["launch_hosts.sh"])
+    (tmp_path / "hostfile").write_text("# a comment\n\nfirst slots=8\n  second slots=8\n")
+    given = stand_in(tmp_path, pdsh='#!/bin/bash\nprintf "%s\\n" "$@"; eval "${@: -1}"\n')
+    stand_in(tmp_path, **{"launch.sh": '#!/bin/bash\nprintf "%s\\n" "$@" "$HF_HOME" $MASTER_ADDR $NCCL_TRACE\n'})
+    given |= {"HF_HOME": "/a b", "PYTHON": "/opt/python"}
+    words = ["bash", "launch_hosts.sh", "--resume", "a b"]
+    told = subprocess.run(words, cwd=tmp_path, env=given, stdout=-1, text=True, check=True).stdout.splitlines()
+    assert told[:5] == ["-S", "-R", "ssh", "-w", "first,second"]
+    assert told[5].startswith(
+        f"cd {tmp_path} && exec env NODE_RANK=%n PYTHON=/opt/python MASTER_ADDR=first MASTER_PORT="
+    )
+    assert told[6:] == ["--resume", "a b", "/a b", "first"]
+
+
+def test_deepspeed_env_is_what_its_reader_takes() -> None:
+    """launcher/runner.py: ``var.split('=', maxsplit=1)`` on every line. It cannot ask whether a file is there, or which
+    interface leads to the others; the scripts do."""
+    fixed = [f"{name}={value}" for name, value in RANKS.items() if not value.startswith("RUN")]
+    for cluster, own in (
+        (P5, ["FI_EFA_USE_HUGE_PAGE=0"]),
+        ("nd96isr-h100-v5:2", ["NCCL_NET=IB"]),
+        ("a2-highgpu-8g:2", ["NCCL_NET=Socket"]),
+        (LOST, []),
+    ):
+        plan = plan_of(**ZERO2 | {"dp": 16}, cluster=cluster)
+        assert deepspeed_env(plan).splitlines() == [*fixed, *own]
+        assert files_of(plan)[".deepspeed_env"] == deepspeed_env(plan)
 
 
 def test_every_node_with_a_fabric_is_in_one_row() -> None:
@@ -188,137 +240,155 @@ def test_every_node_with_a_fabric_is_in_one_row() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) | INTEGRATORS | SLINGSHOT == set(node_names())
     for fabric in fabrics():
-        assert fabric.source
+        assert (bool(fabric.name), bool(fabric.title), bool(fabric.source)) == (True, True, True)
         assert all(len(variable.why) > 10 for variable in fabric.variables)
+    assert [fabric.name for fabric in fabrics() if P5.split(":")[0] in fabric.nodes] == ["efa"]
+    (cpus, of_azure) = (plan_of(**TORCH, dp=2, cluster=name) for name in ("2xcpu", "nd96isr-h100-v5:1"))
+    assert (fabric_of(cpus).name, fabric_of(of_azure).title) == ("gloo", "Azure ND H100 v5, InfiniBand")  # type: ignore[union-attr]
 
 
-AMD = {
-    "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True",
-    "GPU_MAX_HW_QUEUES=2",
-    "TORCH_NCCL_HIGH_PRIORITY=1",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-    "HSA_NO_SCRATCH_RECLAIM=1",
-    "NCCL_NET=IB",
-}
-
-
-@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
-def test_processes_on_amds_gpus_get_amds_variables_and_none_of_nvidias(engine: str, tmp_path: Path) -> None:
-    plan = planned(engine, "nd96isr-mi300x-v5:2")
-    seen = run("launch.sh", plan, tmp_path, NODE_RANK="1", MASTER_ADDR="127.0.0.1")
-    assert set(seen) >= AMD
-    sets = [line for line in seen if line.startswith(("CUDA_", "PYTORCH_CUDA_", "NVTE_", "NVIDIA_"))]
-    asked = ["CUDA_DEVICE_MAX_CONNECTIONS=1"] if engine == "megatron" and plan.layout.tp * plan.layout.cp > 1 else []
-    assert sets == asked
-    texts = "".join(text for name, text in files_of(plan, ("k8s", "sky")).items() if name.endswith((".sh", ".sbatch")))
-    assert [word for word in ("nsys", "--nv ", "PYTORCH_CUDA_ALLOC") if word in texts] == []
-    assert "apptainer exec --rocm " in texts
-    if engine == "deepspeed":
-        assert set(deepspeed_env(plan).splitlines()) >= AMD
-
-
-@pytest.mark.parametrize(
-    ("cluster", "communicates", "old_firmware"),
-    [("1xMI300X", False, False), ("8xMI355X", True, True), ("8xMI250X", True, False)],
-)
-def test_rccls_variables_are_for_ranks_that_communicate(cluster: str, communicates: bool, old_firmware: bool) -> None:
-    pins = kit.Pins(engine="torch")
-    text = "\n".join(assignments(kit.plan("llama-3.2-1b", cluster, pins=pins)))
-    assert "PYTORCH_HIP_ALLOC_CONF" in text
-    assert ("GPU_MAX_HW_QUEUES" in text, "HSA_NO_SCRATCH_RECLAIM" in text) == (communicates, old_firmware)
-
-
-def test_a_profile_of_the_host_is_read_where_it_is(tmp_path: Path) -> None:
-    plan = planned("torch", "a3-ultragpu-8g:2")
-    fabric = fabric_of(plan)
-    assert fabric is not None
-    assert fabric.profile is not None
+def test_a_profile_and_a_file_of_the_host_are_read_where_they_are(tmp_path: Path) -> None:
+    plan = plan_of(**DDP16, cluster="a3-ultragpu-8g:2")
     text = "\n".join(assignments(plan))
-    profile = tmp_path / "profile.sh"
-    script = "set -euo pipefail\n" + text.replace(fabric.profile, str(profile)) + "\nenv\n"
+    assert "# Between nodes: Google Cloud A3 Ultra and A4, RoCE by gIB.\n" in text
+    profile, topology = tmp_path / "profile.sh", tmp_path / "topology.xml"
+    script = "set -euo pipefail\n" + text.replace("/usr/local/gib/scripts/set_nccl_env.sh", str(profile)) + "\nenv\n"
     without = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "plain TCP" in without.stderr
     profile.write_text('export NCCL_NET=gIB X="$UNSET"\n')
     found = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "NCCL_NET=gIB" in found.stdout
-    assert found.stderr == ""
+    assert ("NCCL_NET=gIB" in found.stdout, found.stderr) == (True, "")
+    azure = "\n".join(assignments(plan_of(**DDP16, cluster="nd96isr-h100-v5:2")))
+    script = azure.replace("/opt/microsoft/ndv5-topo.xml", str(topology)) + "\nenv\n"
+    for expected in (False, True):
+        seen = subprocess.run(["bash", "-c", script], cwd=tmp_path, stdout=-1, text=True, check=True).stdout
+        assert (f"NCCL_TOPO_FILE={topology}\n" in seen) == expected
+        topology.touch()
 
 
-def test_every_assignment_has_its_reason_above() -> None:
-    for cluster in ("p5.48xlarge:2", "nd96isr-h100-v5:2", "a3-highgpu-8g:2", "a2-highgpu-8g:2"):
-        lines = assignments(planned("megatron", cluster))
+def test_every_assignment_has_its_reason_above_in_a_sentence() -> None:
+    for cluster in (P5, "nd96isr-h100-v5:2", "a3-highgpu-8g:2", "a2-highgpu-8g:2", "nd96isr-mi300x-v5:2", LOST):
+        lines = assignments(plan_of(**DENSE | {"dp": 2}, cluster=cluster))
         for above, line in itertools.pairwise(lines):
             if line.startswith(("export", "if [ -r")) and "TEMP_FILE" not in line:
-                assert above.startswith("# "), line
+                assert re.fullmatch(r"# [^a-z].*\.", above), line
+        assert any(line.startswith("# Fabric not known") for line in lines) == (cluster == LOST)
+    assert "# Segments that grow in place fragment less when sequence lengths or stages differ." in lines
+    ordered = [line for line in lines if line.startswith("# Kernels start in the order")]
+    of_amd = assignments(plan_of(**DENSE | {"dp": 1}, cluster="8xMI300X"))
+    assert (len(ordered), any("AMD's runtime does not read it" in line for line in of_amd)) == (1, True)
 
 
 def test_one_node_has_no_files_of_several() -> None:
-    files = files_of(kit.plan("llama-3.2-1b", "8xH100", pins=kit.Pins(engine="deepspeed", zero_stage=2)))
-    assert not {"hostfile", "launch_hosts.sh", "launch_elastic.sh", ".deepspeed_env", "rank.py"} & set(files)
-    assert "GLOO_SOCKET_IFNAME" not in files["launch.sh"]
-
-
-def test_slurm_gives_notice_and_queues_again() -> None:
-    plan = planned("deepspeed", "p5.48xlarge:2")
-    text = files_of(plan)["slurm.sbatch"]
-    for part in ("#SBATCH --requeue", f"#SBATCH --signal=B:USR1@{notice_s(plan)}", "scontrol requeue"):
-        assert part in text
-    assert notice_s(plan) >= 3 * plan.predicted.step_time_s
+    several = {"hostfile", "launch_hosts.sh", "launch_elastic.sh", ".deepspeed_env", "rank.py"}
+    files = files_of(plan_of(**ZERO2))
+    assert (several & set(files), "GLOO_SOCKET_IFNAME" in files["launch.sh"]) == (set(), False)
+    of_two = files_of(plan_of(**DDP16, cluster=LOST))
+    assert several & set(of_two) == {"hostfile", "launch_hosts.sh", "launch_elastic.sh"}
+    assert several <= set(files_of(plan_of(**ZERO2 | {"dp": 16}, cluster=LOST)))
+    nsight = [plan_of(**plan) for plan in (FSDP2, FSDP2 | {"cluster": "8xMI300X"}, FSDP2 | {"cluster": "8xcpu"})]
+    assert ["nsys profile" in files_of(plan)["launch.sh"] for plan in nsight] == [True, False, False]
 
 
 @pytest.mark.parametrize(
     ("cluster", "changes", "asked"),
     [
-        ("p5.48xlarge:2", {}, ["--exclusive", "--mem=0"]),  # 0 is all of a node's memory (sbatch's manual)
+        (P5, {}, ["--exclusive", "--mem=0"]),  # 0 is all of a node's memory (sbatch's manual)
         ("8xH100", {}, ["--exclusive", "--mem=0"]),
         ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": 512.5}, ["--mem=512G"]),
         ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": None}, []),
         ("p5.48xlarge:1", {"gpus_per_node": 2, "name": "mine"}, ["--exclusive", "--mem=0"]),  # a user's own node
+        ("2x2xcpu", {}, []),
     ],
 )
 def test_slurm_is_asked_for_cpus_and_memory(cluster: str, changes: dict[str, Any], asked: list[str]) -> None:
     spec = dataclasses.replace(parse_cluster(cluster), **changes)
-    text = sbatch(kit.plan("llama-3.2-1b", spec, pins=kit.Pins(engine="torch", zero_stage=0)))
-    found = re.findall(r"^#SBATCH (--(?:exclusive|mem|cpus-per-task).*)$", text, re.MULTILINE)
-    assert found == asked
-    assert ("sbatch --cpus-per-task=N" in text.partition("set -euo")[0]) == ("--exclusive" not in asked)
+    text = sbatch(plan_of("llama-3.2-1b", spec, **TORCH, dp=spec.num_gpus))
+    head = text.partition("set -euo")[0]
+    assert re.findall(r"^#SBATCH (--(?:exclusive|mem|cpus-per-task).*)$", text, re.MULTILINE) == asked
+    by_hand = re.findall(r"sbatch (--cpus-per-task=N.*) slurm.sbatch", head)
+    known = spec.host_ram_gib is not None
+    parts = spec.gpu.device == "cuda" and "--exclusive" not in asked
+    assert by_hand == ["--cpus-per-task=N" + " --mem=MEMORY" * (not known)] * parts
+    assert ("whose cores and memory kit does not know" in head) == (parts and not known)
+    gpus = [str(spec.gpus_per_node)] * (spec.gpu.device == "cuda")
+    assert re.findall(r"^#SBATCH --gpus-per-node=(\d+)$", text, re.MULTILINE) == gpus
+    assert f"#SBATCH --nodes={spec.num_nodes}\n#SBATCH --ntasks-per-node=1\n" in text
 
 
-@pytest.mark.parametrize(("cpus", "warned"), [(96, False), (4, True), (None, False)])
-def test_a_slurm_step_gets_all_cpus_of_the_job(cpus: int | None, warned: bool, tmp_path: Path) -> None:
-    """Without --cpus-per-task srun gives a task one."""
-    for name, text in (("srun", '#!/bin/sh\necho "$@"\n'), ("scontrol", "#!/bin/sh\necho node-0\n")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "slurm.sbatch").write_text(files_of(planned("torch", "p5.48xlarge:2"))["slurm.sbatch"])
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
-    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", **({} if cpus is None else {"SLURM_CPUS_ON_NODE": str(cpus)})}
-    done = subprocess.run(["bash", str(tmp_path / "slurm.sbatch")], env=given, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("days", "hours", "said"),
+    [
+        (0.01, 1, "0.01 days for the whole run"),
+        (0.5, 15, "0.50 days for the whole run"),  # a quarter more than predicted
+        (3.0, 24, "3.00 days for the whole run"),
+        (None, 24, "at most 2.5 s a step; the number of steps follows from the data"),
+    ],
+)
+def test_slurm_is_asked_for_as_many_hours_as_a_run_may_need_or_a_site_allows(
+    days: float | None, hours: int, said: str
+) -> None:
+    plan = plan_of(**FSDP2)
+    predicted = dataclasses.replace(plan.predicted, days=days, step_time_s=2.5)
+    model = dataclasses.replace(plan.model, name="a (b) c")
+    text = sbatch(dataclasses.replace(plan, predicted=predicted, model=model))
+    assert f"#SBATCH --time={hours}:00:00\n" in text
+    assert f"# Predicted: {said}.\n" in text
+    assert "#SBATCH --job-name=a-b-c\n" in text
+    assert "slurm.sbatch" not in files_of(plan_of(**TORCH, cluster="2xcpu", dp=2))
+
+
+MPI = {"CONTAINER_IMAGE": "a b.sqsh"}, {"APPTAINER_IMAGE": "a b.sif"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "given", "told", "warned"),
+    [
+        (P5, {}, "bash -c trap", False),
+        (P5, {"SLURM_CPUS_ON_NODE": "96"}, "--cpus-per-task=96 bash -c trap", False),
+        (P5, {"SLURM_CPUS_ON_NODE": "4"}, "--cpus-per-task=4 bash -c trap", True),  # srun would give a task one
+        (
+            P5, MPI[0],
+            "--container-image=a b.sqsh --container-mounts=DIR:DIR --container-workdir=DIR bash -c trap", False,
+        ),
+        (P5, MPI[1], "apptainer exec --nv --bind DIR --pwd DIR a b.sif bash -c trap", False),
+        ("nd96isr-mi300x-v5:2", MPI[1], "apptainer exec --rocm --bind DIR --pwd DIR a b.sif bash -c trap", False),
+    ],
+)  # fmt: skip
+def test_a_slurm_step_gets_all_cpus_of_the_job_and_its_container(
+    cluster: str, given: dict[str, str], told: str, warned: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "slurm.sbatch").write_text(files_of(plan_of(**DDP16, cluster=cluster))["slurm.sbatch"])
+    path = stand_in(tmp_path, srun='#!/bin/sh\necho "$@"\n', scontrol="#!/bin/sh\necho node-0\n")
+    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]"}
+    words = ["bash", str(tmp_path / "slurm.sbatch")]
+    done = subprocess.run(words, env=path | job | given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"--cpus-per-task=(\d+)", done.stdout) == ([] if cpus is None else [str(cpus)])
+    assert done.stdout.startswith(f"--kill-on-bad-exit=1 {told.replace('DIR', str(tmp_path))}")
     assert ("4 CPUs to 8 processes" in done.stderr) == warned
-    assert parse_cluster("1xcpu").gpu.device == "cpu"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*/accelerate.yaml")), ids=lambda path: path.parent.name)
-def test_committed_accelerate_files_lint_clean(path: Path, tmp_path: Path) -> None:
-    """Beside the DeepSpeed configuration that each names; on several machines too."""
-    for beside in ("accelerate.yaml", "megatron.yaml"):
-        if (path.parent / beside).is_file():
-            (tmp_path / beside).write_text((path.parent / beside).read_text())
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "ds_configs").glob("*.json")), *sorted((ROOT / "launch").glob("*/accelerate.yaml"))],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_committed_files_lint_clean(path: Path, tmp_path: Path) -> None:
+    """accelerate.yaml beside the DeepSpeed configuration that it names; on several machines too."""
+    for beside in path.parent.glob("*.yaml"):
+        (tmp_path / beside.name).write_text(beside.read_text())
     if (config := ROOT / "ds_configs" / f"{path.parent.name}.json").is_file():
         (tmp_path / "ds_config.json").write_text(config.read_text())
-    assert [str(finding) for finding in lint(tmp_path / path.name) if finding.severity != "note"] == []
+    read = path if path.suffix == ".json" else tmp_path / path.name
+    assert [str(finding) for finding in lint(read) if finding.severity != "note"] == []
 
 
-@pytest.mark.parametrize("cluster", ["8xH100", "p5.48xlarge:2"])
-@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
-def test_a_run_directory_lints_clean(engine: str, cluster: str, tmp_path: Path) -> None:
-    rundir = write(planned(engine, cluster), RunSpec(data=DataSpec(train="train")), tmp_path / "run")
-    assert [str(finding) for finding in lint(rundir.path)] == []
+@pytest.mark.parametrize("plan", [FSDP2, DDP16 | {"cluster": P5}, ZERO3, ZERO2 | {"dp": 16, "cluster": P5}, DENSE])
+def test_a_run_directory_lints_clean(plan: dict[str, Any], tmp_path: Path) -> None:
+    rundir = write(plan_of(**plan), RunSpec(data=DataSpec(train="train")), tmp_path / "run")
     scripts = [file for file in rundir.path.iterdir() if file.suffix in SCRIPTS]
-    assert scripts
-    assert [str(finding) for file in scripts for finding in lint(file)] == []
+    assert len(scripts) > 1
+    assert [str(finding) for file in [rundir.path, *scripts] for finding in lint(file)] == []
     broken = rundir.path / "accelerate.yaml"
     if broken.is_file():  # and lint does look at it
         broken.write_text(broken.read_text().replace("same_network:", "same_netwrok:"))
@@ -339,14 +409,12 @@ CONTROL = """#!/usr/bin/env bash
 @pytest.mark.parametrize(("told", "expected"), [(True, ["started", "saved", "requeue 7"]), (False, ["started"])])
 def test_the_batch_script_hands_the_signal_on(told: bool, expected: list[str], tmp_path: Path) -> None:
     """Beside stand-ins for srun and scontrol; ``tests.system.slurm`` does it in a real Slurm."""
-    for name, text in (("srun", STEP), ("scontrol", CONTROL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "slurm.sbatch").write_text(files_of(planned("torch", "p5.48xlarge:2"))["slurm.sbatch"])
+    script = files_of(plan_of(**DDP16, cluster=P5))["slurm.sbatch"]
+    assert "#SBATCH --requeue\n" in script
     seen = tmp_path / "seen"
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SEEN": str(seen), "SLURM_SUBMIT_DIR": str(tmp_path)}
-    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_JOB_ID": "7"}
-    job = subprocess.Popen(["bash", str(tmp_path / "slurm.sbatch")], env=given, stdout=subprocess.DEVNULL)
+    given = stand_in(tmp_path, srun=STEP, scontrol=CONTROL, batch=script) | {"SEEN": str(seen), "SLURM_JOB_ID": "7"}
+    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    job = subprocess.Popen(["bash", str(tmp_path / "batch")], env=given, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
     while not seen.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
