@@ -89,3 +89,14 @@ def test_a_wrong_command_is_noticed() -> None:
     assert refusal("kit convert model", True)
     assert refusal("kit convert model", False) == ""
     assert sum(1 for page in PAGES if page.is_file() for _ in commands(page.read_text(encoding="utf-8"))) > 80
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        targets = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
+        assert [t for t in targets if not (page.parent / t).exists()] == [], page.name
+
+
+def test_every_make_target_exists() -> None:
+    makefile, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md"))
+    assert {*re.findall(r"make ([a-z-]+)", readme)} <= {*re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)}

@@ -10,6 +10,7 @@ from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.markdown import plain
 from kit.emit.trainer import for_trainer, training_arguments
+from kit.emit.trl import words
 from kit.planner.plan import Plan
 
 _ROOT = "zero_optimization"
@@ -140,7 +141,7 @@ def _cell(value: object) -> str:
 def _trainer(plan: Plan) -> list[str]:
     if not for_trainer(plan):
         return []
-    arguments = " ".join(f"--{key} {_word(value)}" for key, value in training_arguments(plan).items())
+    arguments = " ".join(words(training_arguments(plan)))
     return [
         "## With the Hugging Face Trainer",
         "",
@@ -169,10 +170,6 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return keys
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 FILES = (DerivedFile("ds_config.md", ds_config_page, runs_deepspeed),)

@@ -17,8 +17,12 @@ from kit.specs.objectives import TRL
 
 def words(arguments: Mapping[str, Any]) -> list[str]:
     """``--key value …`` of each; true and false as transformers' parser reads them."""
-    listed = {key: value if isinstance(value, list) else [str(value).lower()] for key, value in arguments.items()}
-    return [word for key, values in listed.items() for word in (f"--{key}", *values)]
+    listed = {key: value if isinstance(value, list) else [value] for key, value in arguments.items()}
+    return [word for key, values in listed.items() for word in (f"--{key}", *map(_word, values))]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def trl_arguments(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""What a generator writes and git keeps is what the generator writes today. It catches no bug: whoever writes the files
+again accepts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kit.emit import generated
+from kit.specs.schema import json_schema
+from scripts import compile_catalog, readme
+
+ROOT = Path(__file__).parents[1]
+TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
+WRITE_TABLES = """
+import contextlib, io, json, runpy, sys
+written, tables = {}, sys.argv[1:]
+del sys.argv[1:]
+for table in tables:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        runpy.run_path(f"scripts/{table}.py", run_name="__main__")
+    written[f"kit/diagnose/lint/{table}.yaml"] = stream.getvalue()
+print(json.dumps(written))
+"""
+
+
+def other(files: dict[str, str]) -> list[str]:
+    return [name for name, text in files.items() if (ROOT / name).read_text(encoding="utf-8") != text]
+
+
+def tables() -> list[str]:
+    """What the installed launchers and trainers read; all in one process, because importing them is what takes time."""
+    words = [sys.executable, "-c", WRITE_TABLES, *TABLES]
+    made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    return other(json.loads(made.stdout.splitlines()[-1]))
+
+
+WRITERS: dict[str, Callable[[], list[str]]] = {
+    "kit emit --write-shipped": lambda: generated.check(ROOT),
+    "python scripts/readme.py": lambda: other({"README.md": readme.refreshed((ROOT / "README.md").read_text())}),
+    "python scripts/compile_catalog.py": lambda: other({"kit/specs/catalog/catalog.json": compile_catalog.compiled()}),
+    "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(
+        {"recipes/recipe.schema.json": json.dumps(json_schema(), indent=2) + "\n"}
+    ),
+    "python scripts/TABLE.py > kit/diagnose/lint/TABLE.yaml": tables,
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_generated_files_are_todays(command: str) -> None:
+    assert WRITERS[command]() == [], f"run: {command}"
