@@ -6,20 +6,18 @@ Control characters are refused where text is read; every other character is quot
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml as pyyaml
-from hypothesis import assume
+from hypothesis import assume, given
 from markdown_it import MarkdownIt
 
 from kit.emit.markdown import code
+from kit.emit.markdown import plain as plain_or_code
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import SpecError
 from kit.specs import strict_yaml
@@ -28,23 +26,21 @@ from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.schema import RecipeFile
 from tests.emit.injection_cases import (
-    CONTROLS,
-    ENGINES,
+    OF_ENGINE,
     PLACES,
-    STUBS,
     Place,
     files,
-    fuzz,
-    harmless,
-    hostile,
     leaves,
     plain,
     planned,
     put,
-    replaced,
     texts,
+    with_texts,
 )
+from tests.emit.plans import stand_in
 from tests.emit.test_preflight import CONFIG
+from tests.emit.test_run_directory import resealed
+from tests.support import hostile
 
 # What is refused
 
@@ -59,7 +55,7 @@ def test_every_text_of_a_spec_is_checked() -> None:
     ("kind", "place", "is_key"), PLACES, ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else ""
 )
 def test_control_characters_are_refused_when_read(kind: type, place: Place, is_key: bool) -> None:
-    for control in CONTROLS:
+    for control in hostile.CONTROLS:
         data, text = plain(kind), f"x{control}touch CANARY"
         put(data, place, is_key, text)
         with pytest.raises(SpecError) as caught:
@@ -132,124 +128,99 @@ def test_paths_are_refused_whatever_made_them(tmp_path: Path) -> None:
 def test_an_edited_run_directory_is_refused(name: str, tmp_path: Path) -> None:
     """The hash of the edited file is made to fit, as whoever edits it can."""
     path = write(planned("torch"), RunSpec(data=DataSpec(train="train")), tmp_path / "run").path
-    text = re.sub(r"(train|rule): .*", r'\1: "x\\ntouch CANARY"', (path / name).read_text())
-    (path / name).write_text(text)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    resealed(path, name, re.sub(r"(train|rule): .*", r'\1: "x\\ntouch CANARY"', (path / name).read_text()))
     with pytest.raises(SpecError, match=r"control character U\+000A"):
         RunDirectory.open(path)
 
 
 # What is quoted
 
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_yaml_and_json_hold_each_value_under_its_own_key(engine: str, tmp_path: Path) -> None:
-    cases = 0
-
-    @fuzz(30)
-    def hold(value: str) -> None:
-        nonlocal cases
-        emitted = files(engine, value)
-        for name, text in emitted.items():
-            if name.endswith((".json", ".yaml")):
-                for parse in [json.loads] if name.endswith(".json") else [pyyaml.safe_load, own]:
-                    # Names by DNS rules are made of a value and have none of its signs: letters, digits, dashes.
-                    text, usual = (
-                        re.sub(r"\bkit(-[a-z0-9-]*)?", "NAME", each) for each in (text, harmless(engine)[name])
-                    )
-                    found, expected = leaves(parse(text)), replaced(leaves(parse(usual)), value)
-                    assert found == expected, name
-                cases += 1
-        if not emitted:
-            return
-        run = RunSpec(data=DataSpec(train=value, validation=value), model_path=value, nvme_path=value)
-        for parse in (pyyaml.safe_load, own):
-            assert parse(strict_yaml.dump(strict_yaml.to_plain(run))) == strict_yaml.to_plain(run)
-
-    hold()
-    assert cases >= 24
+STUBS = ("accelerate", "deepspeed", "nsys", "pdsh", "python", "scontrol", "srun", "torchrun")
+OF_NODE = {
+    "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "RDZV_ENDPOINT": "127.0.0.1:29600", "GLOO_SOCKET_IFNAME": "lo",
+    "MEGATRON_LM": ".", "SLURM_SUBMIT_DIR": ".", "SLURM_JOB_NODELIST": "node-0", "SLURM_JOB_ID": "7",
+}  # fmt: skip
+PARSERS = {".json": [json.loads], ".yaml": [pyyaml.safe_load, lambda text: strict_yaml.parse_text(text, "file").data]}
 
 
-def own(text: str) -> dict[str, Any]:
-    return strict_yaml.parse_text(text, "file").data
+def check_values(text: str, usual: str, value: str, suffix: str) -> None:
+    """Each value stands under its own key. Names by DNS rules are made of a value and have none of its signs."""
+    text, usual = (re.sub(r"\bkit(-[a-z0-9-]*)?", "NAME", each) for each in (text, usual))
+    for parse in PARSERS[suffix]:
+        assert leaves(parse(text), value) == leaves(parse(usual), value)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_value_makes_a_line(engine: str) -> None:
-    """Scripts, hostfile, .deepspeed_env and pages: as many lines as with harmless values, and the same directives."""
-    assert {"launch.sh", "launch_elastic.sh", "launch_hosts.sh", "slurm.sbatch", "hostfile"} <= set(harmless(engine))
-
-    @fuzz(30)
-    def hold(value: str) -> None:
-        for name, text in files(engine, value).items():
-            lines, expected = text.splitlines(), harmless(engine)[name].splitlines()
-            if name.endswith((".json", ".yaml")):
-                continue
-            assert len(lines) == len(expected), name
-            for line, other in zip(lines, expected, strict=True):
-                comment = name.endswith(".sh") and line.startswith("# ") and other.startswith("# ")
-                heading = name in ("ds_config.md", "README.md") and "harmless" in other
-                job = re.fullmatch(r"#SBATCH --job-name=[A-Za-z0-9_.-]*", line) and "--job-name=" in other
-                assert line == other or comment or heading or job, (name, line)
-
-    hold()
+def check_lines(name: str, text: str, usual: str) -> None:
+    """As many lines as with harmless values, and the same ones but for comments, headings and a job's name."""
+    for line, other in zip(text.splitlines(), usual.splitlines(), strict=True):
+        comment = name.endswith(".sh") and line.startswith("# ") and other.startswith("# ")
+        heading = name in ("ds_config.md", "README.md") and "harmless" in other
+        job = re.fullmatch(r"#SBATCH --job-name=[A-Za-z0-9_.-]*", line) and "--job-name=" in other
+        assert line == other or comment or heading or job, (name, line)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_value_is_executed(engine: str, tmp_path: Path) -> None:
-    """Every script is read by ``bash -n`` and run, beside stand-ins for what it starts."""
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", OF_ENGINE)
+def test_no_value_becomes_a_key_a_line_or_a_command(engine: str, tmp_path: Path) -> None:
+    """In YAML and JSON, scripts, hostfile, .deepspeed_env and pages. Scripts are read by ``bash -n`` and run, beside
+    stand-ins for what they start."""
     (tmp_path / "bin").mkdir()
-    for name in STUBS:
-        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "RDZV_ENDPOINT": "127.0.0.1:29600",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "MEGATRON_LM": str(tmp_path),
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_NODELIST": "node-0",
-        "SLURM_JOB_ID": "7",
-        "TMPDIR": str(tmp_path),
-    }
-    done: set[str] = set()
+    environment = stand_in(tmp_path / "bin", **dict.fromkeys(STUBS, "#!/bin/sh\nexit 0\n")) | OF_NODE
+    environment["TMPDIR"] = str(tmp_path)
+    usual, done = files(engine, "harmless"), set()
+    assert {"launch.sh", "launch_elastic.sh", "launch_hosts.sh", "slurm.sbatch", "hostfile"} <= set(usual)
 
-    @fuzz(30)
     def hold(value: str) -> None:
         emitted = files(engine, value)
-        scripts = {name: text for name, text in emitted.items() if name.endswith((".sh", ".sbatch"))}
         for name, text in emitted.items():
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
-        for name, text in scripts.items():
-            if text in done:
-                continue
-            done.add(text)
+            if (suffix := Path(name).suffix) in PARSERS:
+                check_values(text, usual[name], value, suffix)
+            else:
+                check_lines(name, text, usual[name])
+        for name in [name for name, text in emitted.items() if name.endswith((".sh", "batch")) and text not in done]:
+            done.add(emitted[name])
             for words in (["bash", "-n", name], ["bash", name]):
                 ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
                 assert not list(tmp_path.rglob("CANARY*")), (name, value)
                 assert (ended.returncode, ended.stderr) == (0, ""), (name, value)
+        if emitted:
+            run = RunSpec(data=DataSpec(train=value, validation=value), model_path=value, nvme_path=value)
+            for parse in PARSERS[".yaml"]:
+                assert parse(strict_yaml.dump(strict_yaml.to_plain(run))) == strict_yaml.to_plain(run)
 
-    hold()
+    for value in hostile.CANARY:
+        hold(value)
+    hostile.fuzz(8)(given(hostile.TEXTS)(hold))()
     assert len(done) >= 24
 
 
-@fuzz(100)
+@hostile.fuzz(100)
+@given(hostile.TEXTS)
 def test_pages_show_a_value_as_it_is(value: str) -> None:
-    assume(not set(value) & set(CONTROLS))
+    assume(not set(value) & set(hostile.CONTROLS))
     (paragraph,) = (token for token in MarkdownIt().parse(f"- {code(value)}") if token.type == "inline")
     assert [(part.type, part.content.strip(" ")) for part in paragraph.children or []] == [
         ("code_inline", value.strip(" "))
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("A-1.5b:x/y z", "A-1.5b:x/y z"), ("a: b", "`a: b`"),
+        ("a_b", "`a_b`"), ("a  b", "`a  b`"), ("`a", "`` `a ``"), ("a`", "`` a` ``"),
+        ("a``b", "```a``b```"), (" a", "`  a `"), ("-a", "`-a`"),
+    ],
+)  # fmt: skip
+def test_plain_words_are_no_code(text: str, shown: str) -> None:
+    assert plain_or_code(text) == shown
+
+
 def test_the_configuration_page_shows_names_as_they_are() -> None:
     value = "**x** <b> [y](z) `` |"
-    text = files_of(hostile(planned("deepspeed"), lambda index: value))["ds_config.md"]
+    text = files_of(with_texts(planned("deepspeed"), value))["ds_config.md"]
     paragraph = next(token for token in MarkdownIt().parse(text) if token.type == "inline" and value in token.content)
     kinds = [(part.type, part.content) for part in paragraph.children or []]
     assert kinds.count(("code_inline", value)) == 2
