@@ -18,7 +18,7 @@ from kit.planner.plan import Plan
 from kit.preflight.run_checks import preflight
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
-from tests.emit.test_preflight import CONFIG
+from tests.emit.plans import CONFIG
 from tests.support.in_process import kit_main
 
 SMALL = kit.JobSpec(seq_length=32, global_batch_size=8, total_tokens=10_000, precision="fp32")

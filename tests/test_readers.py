@@ -34,7 +34,7 @@ from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, exchange_json
 from kit.training.checkpoint.files import sealed
 from kit.training.logging.metrics import MetricsLog, logged_steps
-from tests.emit.test_preflight import CONFIG
+from tests.emit.plans import CONFIG
 from tests.support import hostile
 from tests.support.hostile import HERE, spelt
 

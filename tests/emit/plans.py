@@ -38,6 +38,21 @@ ON_CPU = {"cluster": "2xcpu", "dp": 2}
 Case = tuple[str, str, dict[str, Any], dict[str, Any]]
 """Name of a file, the target that writes it, the plan, and key → value: ``...`` is a key that the file must not have,
 ``"only"`` says that it has no others."""
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+}
+"""config.json of the smallest model."""
 ECHO = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 """A program that prints its arguments."""
 

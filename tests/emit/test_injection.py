@@ -37,8 +37,7 @@ from tests.emit.injection_cases import (
     texts,
     with_texts,
 )
-from tests.emit.plans import stand_in
-from tests.emit.test_preflight import CONFIG
+from tests.emit.plans import CONFIG, stand_in
 from tests.emit.test_run_directory import resealed
 from tests.support import hostile
 

@@ -1,8 +1,12 @@
-"""What can be known before a process starts is said before a process starts."""
+"""What can be known before a process starts is said before a process starts: packages, GPUs, model, data, disks, memory
+and the checkpoint to resume from. A run that lacks one thing differs in nothing else from one that passes."""
 
-import dataclasses
+from __future__ import annotations
+
+import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,91 +17,450 @@ import s3fs
 import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError, RunDirectoryError
-from kit.preflight.requirements import requirements_of
-from kit.preflight.run_checks import preflight
-from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
+from kit.planner.plan import Plan
+from kit.preflight import requirements, run_checks
+from kit.preflight.check_result import require
+from kit.preflight.requirements import (
+    check_gpus,
+    check_host_memory,
+    check_nvme,
+    check_optimizer,
+    check_versions,
+    gpus_here,
+    requirements_of,
+    swap_directory,
+)
+from kit.preflight.run_checks import missing_packages, preflight
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.local import host_memory
+from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec, StreamSpec
+from kit.units import to_gib
+from tests.emit.plans import CONFIG, DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
 from tests.support.s3 import s3_server
+from tests.test_bad_input import answer
 
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 128,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "tie_word_embeddings": False,
-}
+GOOD = {"max_token_id": 127, "num_tokens": 1000}
+ROWS = GOOD | {"objective": "sft", "longest": 33}
+OURS = GOOD | {"tokenizer": "ours", "vocab_size": 128, "chat_template": "a"}
+JOB = {"seq_length": 32, "total_tokens": 10_000, "precision": "fp32"}
+
+
+def written(place: Path, name: str, facts: dict[str, Any] | None) -> str:
+    """The prefix of a pair of files; empty ones."""
+    for suffix in (".bin", ".idx"):
+        (place / f"{name}{suffix}").touch()
+    if facts is not None:
+        (place / f"{name}.json").write_text(json.dumps(facts))
+    return str(place / name)
 
 
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDirectory:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 127}}, "added_tokens": []}))
-    for suffix in (".bin", ".idx"):
-        (tmp_path / f"train{suffix}").touch()
-    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 127, "num_tokens": 1000}))
-    job = kit.JobSpec(seq_length=32, global_batch_size=8, total_tokens=10_000, precision="fp32")
-    plan = kit.plan(model, "1xcpu", job, kit.Pins(engine="torch"))
-    return write(plan, RunSpec(model_path=str(model), data=DataSpec(train=str(tmp_path / "train"))), tmp_path / "run")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    tokens = {"model": {"vocab": {"a": 0, "b": 127}}, "added_tokens": []}
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokens))
+    plan = plan_of(load_model(str(tmp_path / "model")), "1xcpu", JOB, **TORCH)
+    data = DataSpec(train=written(tmp_path, "train", GOOD))
+    return write(plan, RunSpec(model_path=str(tmp_path / "model"), data=data), tmp_path / "run")
 
 
-def test_a_good_run_passes(rundir: RunDirectory) -> None:
-    preflight(rundir)
+def with_(rundir: RunDirectory, run: dict[str, Any] | None = None, **plan: Any) -> RunDirectory:
+    """With other fields of its run, and of its plan's job, layout or model."""
+    made = rundir.plan
+    for part, fields in plan.items():
+        made = replace(made, **{part: replace(getattr(made, part), **fields)})
+    return replace(rundir, plan=made, run=replace(rundir.run, **run or {}))
 
 
-def test_a_tokenizer_larger_than_the_model(rundir: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 128}}}))
-    check(rundir, "has 129 tokens and the model's vocab_size is 128")
+def check(rundir: RunDirectory, *parts: str) -> None:
+    with pytest.raises(KitError) as caught:
+        preflight(rundir)
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
-def test_another_model_than_planned(rundir: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 3}))
-    check(rundir, "num_layers=3 where the plan has 2")
+SFT = {"job": {"objective": "sft"}}
+CASES: dict[str, tuple[str, dict[str, Any] | str | None, dict[str, Any], list[str]]] = {
+    # file → its content (None: gone), changes of the plan, what is said; nothing for a run that passes
+    "a good run": ("train.json", GOOD, {}, []),
+    "the largest token": ("model/tokenizer.json", {"model": {"vocab": {"a": 127}}}, {}, []),
+    "a token too many": (
+        "model/tokenizer.json", {"model": {"vocab": {"a": 128}}}, {},
+        ["has 129 tokens and the model's vocab_size is 128", "use the model's own tokenizer"],
+    ),
+    "an added token too many": (
+        "model/tokenizer.json", {"model": {"vocab": {"a": 1}}, "added_tokens": [{"id": 128}]}, {}, ["has 129 tokens"],
+    ),
+    "a list of tokens": ("model/tokenizer.json", {"model": {"vocab": [["a", 0.0]] * 129}}, {}, ["has 129 tokens"]),
+    "no tokens": ("model/tokenizer.json", {}, {}, []),
+    "no tokenizer": ("model/tokenizer.json", None, {}, []),
+    "half a tokenizer": ("model/tokenizer.json", "{", {}, ["tokenizer.json cannot be read as a tokenizer"]),
+    "another model": ("model/config.json", CONFIG | {"num_hidden_layers": 3}, {},
+    ["num_layers=3 where the plan has 2"]),
+    "two other sizes": (
+        "model/config.json", CONFIG | {"vocab_size": 200, "hidden_size": 64}, {},
+        ["hidden_size=64 where the plan has 32, vocab_size=200 where the plan has 128", "plan that model"],
+    ),
+    "no model": ("model/config.json", None, {}, ["no config.json there", "null for random weights"]),
+    "a model that is none": ("model/config.json", "{", {}, ["config.json"]),
+    "no index": (
+        "train.idx", None, {},
+        ["train.idx is missing", "kit convert data TEXT --tokenizer DIRECTORY --out train"],
+    ),
+    "no index of rows": ("train.idx", None, SFT, ["--objective sft --out train"]),
+    "no data": ("train.bin", None, {}, ["train.bin is missing"]),
+    "no text": ("train.json", None, {}, ["holds no text; leave it out"]),
+    "half a sidecar": ("train.json", "{", {}, ["train.json cannot be read", "tokenise again"]),
+    "the largest token of data": ("train.json", GOOD | {"max_token_id": 128}, {}, [
+        "holds token 128 and the model's vocab_size is 128"]),
+    "no sample": ("train.json", GOOD | {"num_tokens": 32}, {}, ["32 tokens make no sample of job.seq_length=32"]),
+    "one sample": ("train.json", GOOD | {"num_tokens": 33}, {}, []),
+    "rows for text": ("train.json", GOOD | {"objective": "sft"}, {}, [
+        "was written for objective=sft and the job has pretrain", "--objective pretrain"]),
+    "text for rows": ("train.json", GOOD, SFT, ["was written for objective=pretrain and the job has sft"]),
+    # a row of sft is one token longer than what is predicted
+    "rows": ("train.json", ROWS | {"num_tokens": 3}, SFT, []),
+    "rows too long": ("train.json", ROWS | {"longest": 34}, SFT,
+    ["its longest row has 34 tokens and job.seq_length=32"]),
+    "pairs too long": (
+        "train.json", ROWS | {"objective": "seq2seq"}, {"job": {"objective": "seq2seq"}}, ["longest row has 33 tokens"],
+    ),
+    "pairs": ("train.json", ROWS | {"objective": "seq2seq", "longest": 32}, {"job": {"objective": "seq2seq"}}, []),
+    "a disk too small": (
+        "train.json", GOOD, {"model": {"num_layers": 2000, "hidden_size": 2**18, "head_dim": 2**12}},
+        ["run is on a disk with", "GiB free and one checkpoint takes", "make room"],
+    ),
+    "another trainer's": (
+        "train.json", None, {"job": {"objective": "dpo"}},
+        ["job.objective=dpo is trained by TRL's DPOTrainer, not by kit's own loop; start it as README.md"],
+    ),
+}  # fmt: skip
 
 
-def test_missing_model_and_data_are_reported_together(rundir: RunDirectory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_checked_before_it_starts(case: str, rundir: RunDirectory, tmp_path: Path) -> None:
+    name, content, changes, said = CASES[case]
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if said:
+        check(with_(rundir, **changes), *said)
+    else:
+        preflight(with_(rundir, **changes))
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "no weights": ({"model_path": None}, {}, []),
+    "adapters of nothing": ({"model_path": None}, {"job": {"lora": LoraSpec()}}, ["job.lora without run.model_path"]),
+    "no data": ({"data": DataSpec()}, {}, ["run.data.train is missing, which kit's own loop trains on; name it"]),
+    "an unknown protocol": ({"checkpoint": CheckpointSpec(remote="s4://b/c")}, {}, ["run.checkpoint.remote=s4://b/c"]),
+    "disks in the background": (
+        {"checkpoint": CheckpointSpec(asynchronous=True), "nvme_path": "/tmp"},
+        {"layout": {"offload_optimizer": "nvme"}}, ["run.checkpoint.asynchronous=true with state on NVMe", "use false"],
+    ),
+    "in the background": ({"checkpoint": CheckpointSpec(asynchronous=True)}, {}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_what_a_run_asks_for_goes_together(case: str, rundir: RunDirectory) -> None:
+    run, changes, said = RUNS[case]
+    if said:
+        check(with_(rundir, run, **changes), *said)
+    else:
+        preflight(with_(rundir, run, **changes))
+
+
+def test_all_problems_are_told_at_once(rundir: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").unlink()
     (tmp_path / "train.idx").unlink()
     check(rundir, "no config.json there", "train.idx is missing")
 
 
-def test_data_that_the_model_cannot_read(rundir: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 128, "num_tokens": 1000}))
-    check(rundir, "holds token 128 and the model's vocab_size is 128")
-    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 1, "num_tokens": 32}))
-    check(rundir, "32 tokens make no sample of job.seq_length=32")
+@pytest.mark.parametrize(
+    ("manifest", "layout", "said"),
+    [
+        ({"exchange.json": "{}"}, {}, ""),
+        ({"hub.json": "{}"}, {}, ""),
+        ({}, {}, "not a checkpoint (no exchange.json, no manifest.json); give auto"),
+        ({"manifest.json": '{"world_size": 1}'}, {}, ""),
+        (
+            {"manifest.json": '{"world_size": 2}'},
+            {},
+            "written by 2 ranks where the plan has 1, and layout.engine=torch",
+        ),
+        ({"manifest.json": '{"world_size": 2}'}, {"engine": "megatron"}, ""),
+        ({"manifest.json": "{"}, {}, "manifest.json is damaged"),
+        ({"manifest.json": '{"world_size": "x"}'}, {}, "manifest.json is damaged"),
+    ],
+)
+def test_a_checkpoint_to_resume_from_fits_the_layout(
+    manifest: dict[str, str], layout: dict[str, Any], said: str, rundir: RunDirectory, tmp_path: Path
+) -> None:
+    (tmp_path / "step").mkdir()
+    for name, text in manifest.items():
+        (tmp_path / "step" / name).write_text(text)
+    result = run_checks._checkpoint(with_(rundir, layout=layout), tmp_path / "step")
+    assert (said in result.said + "; " + result.fix) if result else said == ""
+    assert run_checks._checkpoint(rundir, None) is None
 
 
 def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path: Path) -> None:
     def with_second(**facts: object) -> RunDirectory:
-        known: dict[str, object] = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128}
-        known["chat_template"] = "a"
-        for name, values in (("train", known), ("second", known | facts)):
-            for suffix in (".bin", ".idx"):
-                (tmp_path / f"{name}{suffix}").touch()
-            (tmp_path / f"{name}.json").write_text(json.dumps(values))
-        sets = {name: BlendedSetSpec(path=str(tmp_path / name), weight=1) for name in ("train", "second")}
-        return dataclasses.replace(rundir, run=RunSpec(data=DataSpec(blend=sets)))
+        made = {"train": written(tmp_path, "train", OURS), "second": written(tmp_path, "second", OURS | facts)}
+        sets = {name: BlendedSetSpec(path=path, weight=1) for name, path in made.items()}
+        return with_(rundir, {"data": DataSpec(blend=sets)})
 
     preflight(with_second())
-    check(with_second(tokenizer="theirs"), "run.data.blend.second.path=", "was tokenised with theirs", "with ours")
-    check(with_second(vocab_size=100), "(100 ids)")
-    check(with_second(chat_template="b"), "were written with different chat templates", "with the same --chat-template")
     preflight(with_second(chat_template=None))  # prompts and completions have none
-    check(with_second(num_tokens=0), "second: 0 tokens make no sample")
-    check(with_second(max_token_id=128), "second: holds token 128")
-    without_sidecar = with_second()
-    (tmp_path / "second.json").unlink()
-    check(without_sidecar, "second: holds no text")
-    (tmp_path / "second.idx").unlink()
-    check(without_sidecar, "second.idx is missing")
+    for facts, said in (
+        (
+            {"tokenizer": "theirs"},
+            ["run.data.blend.second.path=", "was tokenised with theirs (128 ids)", "with ours (128"],
+        ),
+        ({"vocab_size": 100}, ["with ours (100 ids)", "one model reads both", f"into {tmp_path / 'second'}.json"]),
+        ({"chat_template": "b"}, ["were written with different chat templates", "with the same --chat-template"]),
+        ({"num_tokens": 0}, ["second: 0 tokens make no sample"]),
+    ):
+        check(with_second(**facts), *said)
+    several = DataSpec(
+        train=written(tmp_path, "train", OURS), validation=written(tmp_path, "v", OURS | {"tokenizer": "b"})
+    )
+    preflight(with_(rundir, {"data": several}))  # one set each: what is validated is no part of the training data
+
+
+ALL = {"torch", "transformers", "deepspeed", "accelerate", "megatron.core", "transformer_engine", "datasets", "peft"}
+ALL |= {"bitsandbytes", "torchao", "liger_kernel"}
+LORA, EIGHT = {"lora": LoraSpec()}, {"optimizer": OptimizerSpec(name="adamw-8bit")}
+NEEDS: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
+    "torch": (FSDP2, {"torch", "transformers"}, [("layout.engine=torch needs torch, transformers,", "[torch]'")]),
+    "zero": (ZERO2, {"deepspeed", "accelerate"}, [("layout.engine=deepspeed needs deepspeed, accelerate,",
+    "[deepspeed]'")]),
+    "zero over megatron": (
+        ZERO2 | {"implementation": "local"}, {"megatron.core"}, [("=deepspeed needs megatron.core,", "[deepspeed]'")],
+    ),
+    "megatron": (DENSE, {"transformer_engine"}, [("needs transformer_engine,", "install torch for your GPU first")]),
+    "megatron on amd": (
+        DENSE | {"cluster": "8xMI300X"}, {"transformer_engine"}, [("needs transformer_engine,", "ROCm/Transf")],
+    ),
+    "megatron's own layers": (DENSE | {"implementation": "local"}, {"transformer_engine"}, []),
+    "adapters": (FSDP2 | {"job": LORA}, {"peft", "bitsandbytes"}, [("job.lora needs peft,", "[lora]'")]),
+    "4 bits": (
+        FSDP2 | {"job": {"lora": LoraSpec(four_bit=True)}}, {"bitsandbytes"},
+        [("job.lora.four_bit needs bitsandbytes,", "[lora]'")],
+    ),
+    "8 bits": (
+        ZERO2 | {"job": EIGHT}, {"bitsandbytes"}, [("optimizer.name=adamw-8bit needs bitsandbytes,", "[eight-bit]'")],
+    ),
+    "fp8": (
+        FSDP2 | {"job": {"precision": "fp8"}}, {"torchao"},
+        [("precision=fp8 on layout.engine=torch needs torchao,", "[torchao]'")],
+    ),
+    "fp8 of megatron": (DENSE | {"job": {"precision": "fp8"}}, {"torchao"}, []),
+    "liger": (
+        FSDP2 | {"chunked_loss": True, "loss_kernel": "liger"}, {"liger_kernel"},
+        [("layout.loss_kernel=liger needs liger_kernel,", "pip install liger-kernel")],
+    ),
+    "a stream": (FSDP2 | {"stream": True}, {"datasets"}, [("run.data.stream needs datasets,", "[data]'")]),
+    "all": (FSDP2, ALL - {"torch", "transformers"}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEEDS)
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    case: str, rundir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, absent, expected = NEEDS[case]
+    stream = StreamSpec(path="json", data_files=("a",), tokenizer="b") if plan.get("stream") else None
+    run = RunSpec(data=DataSpec(stream=stream))
+    monkeypatch.setattr(run_checks, "_is_installed", lambda name: name not in absent)
+    made = plan_of(**{key: value for key, value in plan.items() if key != "stream"})
+    found = missing_packages(replace(rundir, plan=made, run=run))
+    assert [(said in result.said, fix in result.fix) for result, (said, fix) in zip(found, expected, strict=True)] == [
+        (True, True) for _ in expected
+    ]
+    assert all("not installed for python" in result.said for result in found)
+
+
+def test_a_package_whose_parent_is_missing_is_not_installed() -> None:
+    assert [run_checks._is_installed(name) for name in ("json", "json.decoder", "no_such.part", "no_such")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert importlib.util.find_spec("no_such") is None
+
+
+def test_packages_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {"torch": "2.13.0+cpu", "transformers": "5.23", "a": "2.9.9", "b": "10.1", "c": None}
+    monkeypatch.setattr(requirements, "installed_version", have.get)
+    assert check_versions() is None
+    assert check_versions({"a": "2.9", "b": "9.12", "c": "1.0"}) is None
+    found = check_versions({"a": "2.10", "b": "10.2", "torch": "2.13"})
+    assert found is not None
+    assert (
+        found.said
+        == "a 2.9.9 is installed and kit needs 2.10 or newer; b 10.1 is installed and kit needs 10.2 or newer"
+    )
+    assert "pip install 'a>=2.10' 'b>=10.2'; without a network" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("core", "python", "refused"),
+    [("0.19.2", "3.12.1", False), ("0.18.9", "3.12.1", True), ("0.19.2", "3.11.7", True), (None, "3.12.1", True)],
+)
+def test_an_optimizer_asks_for_versions_of_its_own(
+    core: str | None, python: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's Muon: docs/optimizers.md."""
+    monkeypatch.setattr(requirements, "installed_version", lambda name: core if name == "megatron-core" else "99")
+    monkeypatch.setattr(requirements.platform, "python_version", lambda: python)
+    found = check_optimizer(plan_of(**DENSE, job={"optimizer": OptimizerSpec(name="muon")}))
+    assert (found is not None) == refused
+    if found is not None:
+        assert f"megatron-core 0.19 or newer ({core or 'none'} here)" in found.said
+        assert "or use layout.engine=torch" in found.fix
+    assert check_optimizer(plan_of(**DENSE)) is None
+
+
+GIB = parse_cluster("4xH100").gpu.memory_gib
+H100, A100, A100_40 = ("NVIDIA H100 80GB HBM3", 79.6), ("NVIDIA A100-SXM4-80GB", 80.0), ("NVIDIA A100-SXM4-40GB", 40.0)
+SLICE, SMALL = ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.5), ("NVIDIA H100 80GB HBM3", GIB * 0.969)
+OWN = replace(parse_cluster("4xH100"), gpu=replace(parse_cluster("4xH100").gpu, name="mine"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "found", "said"),
+    [
+        ("4xH100", [H100] * 4, None),
+        ("4xH100", [H100] * 8, None),
+        ("4xH100", None, None),
+        ("4xH100", [A100_40, *[H100] * 4], None),
+        ("4xH100", [(H100[0], GIB * 0.971)] * 4, None),  # drivers reserve different amounts
+        ("4xH100", [SMALL] * 4, "has 4 x NVIDIA H100 80GB HBM3 (77 GiB)"),
+        ("4xA100-80", [A100] * 4, None),
+        ("hgx-h100:2", [H100] * 8, None),
+        ("2xcpu", [], None),
+        (OWN, [A100] * 4, None),  # of a GPU that a user describes only the size is known
+        (OWN, [A100_40] * 4, "the plan is for 4 x mine"),
+        ("4xH100", [H100] * 3, "has 3 x NVIDIA H100 80GB HBM3 (80 GiB)"),
+        ("4xH100", [A100] * 4, "has 4 x NVIDIA A100-SXM4-80GB (80 GiB)"),
+        ("4xA100-80", [A100_40] * 4, "has 4 x NVIDIA A100-SXM4-40GB (40 GiB)"),
+        (
+            "4xH100",
+            [A100_40, *[H100] * 3],
+            "has 1 x NVIDIA A100-SXM4-40GB (40 GiB), 3 x NVIDIA H100 80GB HBM3 (80 GiB)",
+        ),
+        ("4xH100", [SLICE] * 4, "(40 GiB)"),
+        ("hgx-h100:2", [], "has no GPU"),
+    ],
+)
+def test_other_gpus_than_planned_are_refused(cluster: Any, found: Any, said: str | None) -> None:
+    spec = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    plan = plan_of("llama-3.2-1b", spec, **TORCH, dp=spec.num_gpus)
+    result = check_gpus(plan, found)
+    assert (result is None) == (said is None)
+    if result is not None:
+        assert (result.state, str(said) in result.said) == ("failure", True)
+        several = "COUNTxGPU" if spec.num_nodes > 1 else "local"
+        assert f"plan for what is here: kit emit RECIPE cluster={several}" in result.fix
+
+
+def test_a_run_ends_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command, on a machine whose nvidia-smi lists two A100."""
+    data = DataSpec(train=written(tmp_path, "train", GOOD))
+    run = write(plan_of("llama-3.2-1b", "4xH100", **ZERO2 | {"dp": 4}), RunSpec(data=data), tmp_path / "run").path
+    rows = "#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\necho 'NVIDIA H100 PCIe, 81559'\n"
+    monkeypatch.setenv("PATH", stand_in(tmp_path, **{"nvidia-smi": rows})["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    said = answer(["train", str(run)], capsys, monkeypatch)
+    assert "the plan is for 4 x H100 (80 GiB) a node" in said or "the plan is for 4 x H100 (79 GiB) a node" in said
+    assert "1 x NVIDIA A100-SXM4-40GB (40 GiB), 1 x NVIDIA H100 PCIe (80 GiB)" in said
+    first, second = ("NVIDIA A100-SXM4-40GB", 40.0), ("NVIDIA H100 PCIe", 81559 / 1024)
+    for visible, expected in (
+        ({}, [first, second]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [second]),
+        ({"CUDA_VISIBLE_DEVICES": "1, 0,7"}, [second, first]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f0a"}, [first, second]),
+    ):
+        assert gpus_here(visible) == expected
+
+
+SWAPPING = ZERO3 | ON_CPU | {"cluster": replace(parse_cluster("2xcpu"), host_ram_gib=8.0, nvme_gib=10.0), "job": JOB}
+
+
+def swapping(path: Path | None, gib: float = 0.01, **layout: Any) -> tuple[Plan, RunSpec]:
+    plan = plan_of("llama-3.2-1b", **SWAPPING | {"offload_optimizer": "nvme"} | layout)
+    predicted = replace(plan.predicted, nvme_gib_per_node=gib)
+    return replace(plan, predicted=predicted), RunSpec(nvme_path=None if path is None else str(path))
+
+
+def test_a_good_disk_passes_and_is_left_empty(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    assert check_nvme(*swapping(disk), tmp_path / "run") is None
+    assert check_nvme(*swapping(None, offload_optimizer="cpu"), tmp_path / "run") is None
+    assert list(disk.iterdir()) == []
+    first, second = (swap_directory(*swapping(disk), tmp_path / name) for name in ("a", "b"))
+    assert first is not None
+    assert (first.parent, first == second) == (disk, False)  # two runs never share swap files
+    assert swap_directory(*swapping(disk, offload_optimizer="cpu"), tmp_path / "a") is None
+
+
+def refusing(error: Exception) -> Callable[..., int]:
+    def free(*_: object, **__: object) -> int:
+        raise error
+
+    return free
+
+
+@pytest.mark.parametrize(
+    ("path", "gib", "free", "said"),
+    [
+        (None, 1.0, None, "run.nvme_path is missing"),
+        ("absent", 1.0, None, "no such directory"),
+        (".", 1.0, refusing(PermissionError(13, "Permission denied")), "not writable on .*Permission denied"),
+        (".", 1.0, refusing(ValueError("tmpfs")), "its file system refuses direct I/O \\(tmpfs\\)"),
+        (".", 1.51, lambda *_, **__: 3 << 29, "1.50 GiB free on .* and the swap files take 1.51; make room"),
+        (".", 1.5, lambda *_, **__: 3 << 29, None),
+    ],
+)
+def test_a_disk_for_swap_files_is_there_writable_and_large_enough(
+    path: str | None, gib: float, free: Any, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if free is not None:
+        monkeypatch.setattr(requirements, "free_bytes", free)
+    result = check_nvme(*swapping(path and tmp_path / path, gib), tmp_path / "run")
+    if said is None:
+        require(result)
+    else:
+        with pytest.raises(RunDirectoryError, match=said):
+            require(result)
+
+
+def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "free_bytes", lambda *_, **__: 1 << 29)
+    asked = swapping(tmp_path, 0.75)
+    assert check_nvme(*asked, tmp_path / "run") is not None
+    folder = swap_directory(*asked, tmp_path / "run")
+    assert folder is not None
+    (folder / "rank0").mkdir(parents=True)
+    with (folder / "rank0" / "a.swp").open("wb") as file:
+        file.truncate(1 << 28)
+    assert check_nvme(*asked, tmp_path / "run") is None
+
+
+def test_host_memory_that_is_not_free() -> None:
+    """Of CPU processes, what they compute with as well as what is offloaded."""
+    plan = plan_of("llama-3.2-1b", **SWAPPING | {"offload_optimizer": "cpu"})
+    available, own = to_gib(host_memory()["MemAvailable"]), 2 * plan.predicted.peak_gib
+    for more, refused in ((-9.0, False), (9.0, True)):
+        predicted = replace(plan.predicted, host_ram_gib_per_node=available - own + more)
+        result = check_host_memory(replace(plan, predicted=predicted))
+        assert (result is not None) == refused
+        assert result is None or f"offload needs {available + more:.0f}"[:-2] in result.said
+    assert check_host_memory(replace(plan, predicted=replace(plan.predicted, host_ram_gib_per_node=0.0))) is None
 
 
 @pytest.fixture
@@ -109,73 +472,52 @@ def address(rundir: RunDirectory, tmp_path: Path) -> Iterator[str]:
         yield "s3://bucket/sets/a"
 
 
-class TestASetInObjectStorage:
-    def test_is_checked_as_one_on_a_disk(self, rundir: RunDirectory, address: str) -> None:
-        def facts(**changed: object) -> None:
-            known = {"max_token_id": 127, "num_tokens": 1000, "tokenizer": "ours", "vocab_size": 128} | changed
-            boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=json.dumps(known).encode())
-
-        run = with_data(rundir, train=address)
-        preflight(run)
-        facts(max_token_id=128)
-        check(run, "run.data.train=s3://bucket/sets/a: holds token 128")
-        facts(num_tokens=32)
-        check(run, "32 tokens make no sample")
-        facts(objective="sft")
-        check(run, "was written for objective=sft")
-        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=b"{")
-        check(run, "a.json cannot be read")
-        boto3.client("s3").delete_object(Bucket="bucket", Key="sets/a.json")
-        check(run, "s3://bucket/sets/a: holds no text")
-        boto3.client("s3").delete_object(Bucket="bucket", Key="sets/a.idx")
-        check(run, "a.idx is missing", "--out s3://bucket/sets/a")
-
-    def test_has_the_tokenizer_of_the_others(self, rundir: RunDirectory, address: str, tmp_path: Path) -> None:
-        known = {"max_token_id": 127, "num_tokens": 1000, "vocab_size": 128}
-        (tmp_path / "train.json").write_text(json.dumps(known | {"tokenizer": "ours"}))
-        body = json.dumps(known | {"tokenizer": "theirs"}).encode()
-        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.json", Body=body)
-        data = {"train": str(tmp_path / "train"), "validation_sets": {"b": address}}
-        check(with_data(rundir, **data), "validation_sets.b=s3://bucket/sets/a: was tokenised with theirs")
-
-    def test_a_wrong_bucket_rights_and_credentials(
-        self, rundir: RunDirectory, address: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        check(with_data(rundir, train="s3://no-such-bucket/a"), "s3://no-such-bucket/a: a.bin is missing")
-        check(
-            with_data(rundir, train="s4://bucket/a"), "run.data.train=s4://bucket/a", "deepspeed-megatron-kit[storage]"
-        )
-        s3fs.S3FileSystem.clear_instance_cache()
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        check(with_data(rundir, train=address), "reading a.bin of s3://bucket/sets failed", "credentials")
-
-    def test_keeps_its_address_in_the_run_directory(self, rundir: RunDirectory, address: str) -> None:
-        blend = {"x": BlendedSetSpec(path=address, weight=1)}
-        run = RunSpec(data=DataSpec(blend=blend, validation=address, validation_sets={"v": address}))
-        written = write(rundir.plan, run, rundir.path.parent / "another")
-        assert RunDirectory.open(written.path).run.data == run.data
-        assert requirements_of(written).packages[-1] == "s3fs"
-        assert not [path for path in requirements_of(written).paths if "s3:" in path]
+def test_a_set_in_object_storage_is_checked_as_one_on_a_disk(
+    rundir: RunDirectory, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = boto3.client("s3")
+    run = with_(rundir, {"data": DataSpec(train=address)})
+    preflight(run)
+    for body, said in (
+        (json.dumps(OURS | {"max_token_id": 128}), ["run.data.train=s3://bucket/sets/a: holds token 128"]),
+        (json.dumps(OURS | {"num_tokens": 32}), ["32 tokens make no sample"]),
+        ("{", ["a.json cannot be read"]),
+    ):
+        client.put_object(Bucket="bucket", Key="sets/a.json", Body=body.encode())
+        check(run, *said)
+    client.put_object(Bucket="bucket", Key="sets/a.json", Body=json.dumps(OURS | {"tokenizer": "b"}).encode())
+    here = written(tmp_path, "train", OURS)
+    check(
+        with_(rundir, {"data": DataSpec(train=here, validation_sets={"b": address})}),
+        "validation_sets.b=s3://bucket/sets/a: was tokenised with b",
+    )
+    client.delete_object(Bucket="bucket", Key="sets/a.json")
+    check(run, "s3://bucket/sets/a: holds no text")
+    client.delete_object(Bucket="bucket", Key="sets/a.idx")
+    check(run, "a.idx is missing", "--out s3://bucket/sets/a")
+    check(with_(rundir, {"data": DataSpec(train="s3://no-such-bucket/a")}), "s3://no-such-bucket/a: a.bin is missing")
+    check(with_(rundir, {"data": DataSpec(train="s4://bucket/a")}), "run.data.train=s4://bucket/a", "kit[storage]")
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    check(run, "reading a.bin of s3://bucket/sets failed", "credentials")
 
 
-def with_data(rundir: RunDirectory, **data: Any) -> RunDirectory:
-    return dataclasses.replace(rundir, run=RunSpec(data=DataSpec(**data)))
+def test_an_address_stays_one_in_the_run_directory(rundir: RunDirectory) -> None:
+    address = "s3://bucket/sets/a"
+    blend = {"x": BlendedSetSpec(path=address, weight=1)}
+    run = RunSpec(data=DataSpec(blend=blend, validation=address, validation_sets={"v": address}))
+    made = write(rundir.plan, run, rundir.path.parent / "another")
+    assert RunDirectory.open(made.path).run.data == run.data
+    assert requirements_of(made).packages[-1] == "s3fs"
+    assert not [path for path in requirements_of(made).paths if "s3:" in path]
 
 
-def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
-    huge = dataclasses.replace(rundir.plan.model, vocab_size=2**24, hidden_size=2**18, head_dim=2**12)
-    plan = dataclasses.replace(rundir.plan, model=huge)
-    check(dataclasses.replace(rundir, plan=plan, run=RunSpec(data=rundir.run.data)), "one checkpoint takes", "GiB free")
-
-
-def test_a_resume_path_that_is_no_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="not a checkpoint"):
-        preflight(rundir, tmp_path)
-
-
-def check(rundir: RunDirectory, *parts: str) -> None:
-    with pytest.raises(KitError) as caught:
-        preflight(rundir)
-    assert [part for part in parts if part not in str(caught.value)] == []
+def test_the_command_says_so_before_anything_starts(
+    rundir: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rundir.path.parent / "train.idx").unlink()
+    assert "train.idx is missing" in answer(["train", str(rundir.path)], capsys, monkeypatch)
+    with pytest.raises(kit.KitError, match="not a checkpoint"):
+        preflight(with_(rundir), rundir.path.parent)
