@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,42 +79,11 @@ def test_the_export_loads_with_plain_transformers(
     assert str(exported) in answer(["convert", "model", str(exchange), "--out", str(exported)], capsys, monkeypatch)
 
 
-def test_an_existing_run_directory_is_refused(run: Path) -> None:
-    assert "exists already and is not overwritten" in kit("emit", RECIPE, "--out", run, ok=False).stderr
-
-
 def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> None:
     assert "is trained where it is; omit --out" in kit("train", run, "--out", tmp_path / "x", ok=False).stderr
 
 
-def test_more_processes_than_planned_are_refused(run: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kit.training", str(run)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: 2 processes were started where the plan has 1")
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
-    done = kit("train", RECIPE, "model.vocab_size=512", "--out", tmp_path / "run", ok=False)
-    assert done.returncode == 2
-    assert "vocab_size=1024 where the plan has 512" in done.stderr
-
-
-def test_resuming_from_something_else_is_refused(run: Path, tmp_path: Path) -> None:
-    done = kit("train", run, "--resume", tmp_path, ok=False)
-    assert "not a checkpoint (no exchange.json" in done.stderr
-
-
 def test_a_truncated_exchange_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
-    import shutil
-
     exchange = tmp_path / "exchange"
     shutil.copytree(run / "checkpoints" / f"exchange-step-{STEPS:08d}", exchange)
     victim = next(exchange.glob("exp_avg-*.safetensors"))

@@ -17,54 +17,32 @@ MOST_FILES = 3
 """Tests aside."""
 
 
-def blocks(page: Path, kind: str) -> str:
-    return "".join(re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The tracked files of this tree, pictures aside, in a folder named as ``git clone`` names it: as the package."""
-    tree = tmp_path / "kit"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("docs/images"):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-    return tree
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_diff_applies_and_touches_few_files(page: Path) -> None:
-    diff = blocks(page, "diff")
-    touched = [name for name in re.findall(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE) if not name.startswith("tests/")]
-    assert 1 <= len(touched) <= MOST_FILES, touched
-    applied = subprocess.run(
-        ["git", "apply", "--check", "-"], input=diff, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert applied.returncode == 0, applied.stderr
+def done(*words: str, given: str, tree: Path) -> None:
+    """A program with ``given`` as its input, in the tree as the package."""
+    path = {"PYTHONPATH": str(tree), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = os.environ | path | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    ended = subprocess.run(words, input=given, cwd=tree, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 
 
 @pytest.mark.everyday("add-a-family")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_does_what_it_promises(page: Path, copy: Path) -> None:
-    diff, commands = blocks(page, "diff"), blocks(page, "bash")
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(copy.parent)}
-    applied = subprocess.run(
-        ["git", "apply", "-"], input=diff, cwd=copy, env=environment, capture_output=True, text=True, check=False
-    )
-    assert applied.returncode == 0, applied.stderr
-    environment |= {"PYTHONPATH": str(copy), "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail"],
-        input=commands,
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+def test_a_page_does_what_it_promises(page: Path, tmp_path: Path) -> None:
+    """In a copy of the sources, pictures aside, in a folder named as ``git clone`` names it: as the package."""
+    text, tree = page.read_text(encoding="utf-8"), tmp_path / "kit"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "images", "build", "runs")
+    shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
+    diff, commands = ("".join(re.findall(rf"^```{kind}\n(.*?)^```$", text, re.S | re.M)) for kind in ("diff", "bash"))
+    done("git", "apply", "-", given=diff, tree=tree)
+    done("bash", "-euo", "pipefail", given=commands, tree=tree)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_diff_applies_and_touches_few_files(page: Path) -> None:
+    diff = "".join(re.findall(r"^```diff\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+    touched = [name for name in re.findall(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE) if not name.startswith("tests/")]
+    assert 1 <= len(touched) <= MOST_FILES, touched
+    done("git", "apply", "--check", "-", given=diff, tree=ROOT)
 
 
 def test_there_is_a_page_for_each_thing() -> None:

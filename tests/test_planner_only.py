@@ -40,18 +40,11 @@ def providers(module: str) -> set[str]:
 
 
 def test_every_module_is_of_the_base_or_of_the_extra_that_is_named() -> None:
-    imported = {
-        name.partition(".")[0]
-        for file in (ROOT / "kit").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "kit").rglob("*.py"))
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.partition(".")[0] for name in names}
     base = distributions(DISTRIBUTION)
     foreign = {name for name in imported - sys.stdlib_module_names - {"kit", ""} if not providers(name) & base}
     assert foreign - EXTRAS.keys() == OF_NO_EXTRA

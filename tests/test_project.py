@@ -41,15 +41,15 @@ def test_what_pip_is_told_to_install_is_this_project() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     extras = PROJECT["optional-dependencies"].keys()
     assert extras >= {*EXTRAS.values()}
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if Path(name).suffix in (".py", ".md", ".toml", ".sh", ".yaml") and name != "CHANGELOG.md":
-            text = (ROOT / name).read_text(encoding="utf-8")
+    folders = [ROOT / name for name in ("benchmarks", "docker", "docs", "examples", "kit", "scripts", "tests")]
+    files = [path for place in folders for path in place.rglob("*")] + [*ROOT.glob("*.md"), ROOT / "pyproject.toml"]
+    for path in files:
+        if path.suffix in (".py", ".md", ".toml", ".sh", ".yaml") and path.name != "CHANGELOG.md":
+            text = path.read_text(encoding="utf-8")
             named = re.findall(r"\b([\w-]*kit)\[([\w,-]+)\]|\binstall\(['\"]([\w-]+)['\"]\)", text)
-            for project, several, one in named:
-                assert project in (DISTRIBUTION, ""), name
-                assert {*several.split(","), one} - {""} <= extras, name
-            assert not re.search(r"pip install ['\"]?kit\b", text.replace(r"pip install ['\"]?kit", "")), name
+            assert {project for project, _, _ in named} <= {DISTRIBUTION, ""}, path
+            assert {extra for _, several, one in named for extra in (*several.split(","), one)} <= extras | {""}, path
+            assert not re.search(r"pip install ['\"]?kit\b", text.replace(r"pip install ['\"]?kit", "")), path
 
 
 def test_beside_a_clone_the_package_is_the_package(tmp_path: Path) -> None:

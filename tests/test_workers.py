@@ -20,21 +20,13 @@ def _sum_of_ranks(offset):
     return value.item(), os.getpid()
 
 
-def _one_rank_raises():
+def _raise():
+    raise ValueError("a planted failure")
+
+
+def _one_rank(fault, *arguments):
     if dist.get_rank() == 1:
-        raise ValueError("a planted failure")
-    dist.barrier()
-
-
-def _one_rank_dies():
-    if dist.get_rank() == 1:
-        os._exit(3)
-    dist.barrier()
-
-
-def _one_rank_hangs():
-    if dist.get_rank() == 1:
-        time.sleep(600)
+        fault(*arguments)
     dist.barrier()
 
 
@@ -63,11 +55,9 @@ def test_groups_that_are_kept_do_not_poll(pair):
 
 
 def test_results_in_rank_order_and_processes_are_kept(pair):
-    first, second = pair.run(_sum_of_ranks, 10), pair.run(_sum_of_ranks, 20)
-    assert [value for value, _ in first] == [21, 21]
-    assert [value for value, _ in second] == [41, 41]
-    assert [pid for _, pid in first] == [pid for _, pid in second]
-    assert first[0][1] != first[1][1]
+    (first, second), (again, _) = pair.run(_sum_of_ranks, 10), pair.run(_sum_of_ranks, 20)
+    assert (first[0], second[0], again) == (21, 21, (41, first[1]))
+    assert first[1] != second[1]
 
 
 def _end_before_its_callback():
@@ -96,15 +86,14 @@ def test_imports_are_paid_once_for_all_pools(pair):
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
-    [(_one_rank_raises, "rank 1:\n.*a planted failure"), (_one_rank_dies, "rank 1:\nthe process died")],
+    ("fault", "limit_s", "message"),
+    [
+        ((_raise,), 60, "rank 1:\n.*a planted failure"),
+        ((os._exit, 3), 60, "rank 1:\nthe process died"),
+        ((time.sleep, 600), 1, "said nothing within 1 s"),
+    ],
 )
-def test_failures_surface_and_the_pool_recovers(pair, case, message):
+def test_failures_surface_and_the_pool_recovers(pair, fault, limit_s, message):
     with pytest.raises(WorkerError, match=f"(?s){message}"):
-        pair.run(case)
+        pair.run(_one_rank, *fault, timeout_s=limit_s)
     assert pair.run(_sum_of_ranks, 0)[0][0] == 1
-
-
-def test_a_hang_surfaces(pair):
-    with pytest.raises(WorkerError, match="said nothing within 1 s"):
-        pair.run(_one_rank_hangs, timeout_s=1)

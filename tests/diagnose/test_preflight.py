@@ -81,7 +81,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("packages", {"packages": {"torch": "2.13", "deepspeed": None}}, {}, "failure",
      "not installed: transformers, deepspeed, accelerate", "'deepspeed-megatron-kit[torch,deepspeed]' there"),
     ("packages", {"packages": {"torch": "2.13"}}, NO_PLAN, "ok", "torch 2.13", ""),
-    ("packages", {"packages": {}}, NO_PLAN, "failure", "not installed: torch", "kit[torch]' there"),
+    ("packages", {"packages": {}}, NO_PLAN, "failure", "not installed: torch", "deepspeed-megatron-kit[torch]' there"),
     ("compilers", {}, {}, "ok", "g++ 12.2, ninja 1.11", ""),
     ("compilers", {}, NO_PLAN, "skipped", "no plan that compiles operators", ""),
     ("compilers", {"tools": dict.fromkeys(HEALTHY["tools"])}, UNUSED, "skipped", "no plan that compiles operators", ""),

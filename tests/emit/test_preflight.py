@@ -496,7 +496,11 @@ def test_a_set_in_object_storage_is_checked_as_one_on_a_disk(
     client.delete_object(Bucket="bucket", Key="sets/a.idx")
     check(run, "a.idx is missing", "--out s3://bucket/sets/a")
     check(with_(rundir, {"data": DataSpec(train="s3://no-such-bucket/a")}), "s3://no-such-bucket/a: a.bin is missing")
-    check(with_(rundir, {"data": DataSpec(train="s4://bucket/a")}), "run.data.train=s4://bucket/a", "kit[storage]")
+    check(
+        with_(rundir, {"data": DataSpec(train="s4://bucket/a")}),
+        "run.data.train=s4://bucket/a",
+        "deepspeed-megatron-kit[storage]",
+    )
     s3fs.S3FileSystem.clear_instance_cache()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -109,7 +109,7 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
     assert "extends" not in text
     assert text.startswith(f"# {headline(recipe_path(SFT))}\n# A copy of kit's {SFT}: change it, then kit emit")
     for part in (
-        "- `data/train`\n", "- `data/validation`\n", "- `models/llama-3.1-8b`\n",
+        "- `data/train`\n- `data/validation`\n- `models/llama-3.1-8b`\n",
         "kit convert data rows/*.jsonl --tokenizer models/llama-3.1-8b --objective sft --out data/train",
         "\nkit train run   ",
     ):  # fmt: skip
@@ -148,17 +148,6 @@ def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
         < page.index("With kit's own loop:")
         < page.index("--objective sft --out data")
     )
-
-
-def test_an_edited_copy_that_cannot_run_says_why(tmp_path: Path) -> None:
-    made = copy_recipe("llama-65b-pretrain-tp8-pp4-800xa100-80", tmp_path / "mine")
-    recipe = made / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("global_batch_size: 2000", "global_batch_size: 2048"))
-    done = kit("emit", str(recipe), "--out", str(tmp_path / "run"))
-    assert done.returncode == 2
-    assert "2048" in done.stderr
-    assert "2000" in done.stderr or "2025" in done.stderr or "2050" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_line_lists_and_copies(tmp_path: Path) -> None:

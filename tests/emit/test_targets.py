@@ -55,6 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
         {
             "cpu": ({"cluster": "8xcpu"}, "OpenRLHF needs GPUs"),
             "objective": ({"job": {"objective": "kto"}}, "OpenRLHF's grpo, dpo and reward"),
+            "rows": ({"job": {"objective": "sft"}}, "OpenRLHF's grpo, dpo and reward"),
             "engine": ({"engine": "torch", "offload_optimizer": "none"}, "use layout.engine=deepspeed"),
             "ranks of a sequence": ({"dp": 4, "cp": 2, "cp_comm_type": "a2a"}, "use layout.engine=deepspeed"),
             "precision": ({"job": {"precision": "fp32"}}, "use job.precision=bf16, without layout.autocast"),
