@@ -72,23 +72,25 @@ def refusal(command: str, whole: bool) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.is_file()], ids=lambda page: page.name)
 def test_every_command_is_one(page: Path) -> None:
-    refused = {
-        command: said
-        for command, whole in commands(page.read_text(encoding="utf-8"))
-        if (said := refusal(command, whole))
-    }
-    assert refused == {}
+    found = list(commands(page.read_text(encoding="utf-8")))
+    assert {command: said for command, whole in found if (said := refusal(command, whole))} == {}
+    assert len(found) >= {"README.md": 8, "training.md": 8}.get(page.name, 0)
 
 
-def test_a_wrong_command_is_noticed() -> None:
-    assert refusal("kit plan llama-3.1-8b --gpu 8xH100", True)
-    assert refusal("kit plann llama-3.1-8b", True)
-    assert refusal("kit memory llama-3.1-8b --zero 3", True)
-    assert refusal("kit train runs/a --stop-at-step soon", True)
-    assert refusal("kit emit recipe.yaml --out runs/a", True) == ""
-    assert refusal("kit convert model", True)
-    assert refusal("kit convert model", False) == ""
-    assert sum(1 for page in PAGES if page.is_file() for _ in commands(page.read_text(encoding="utf-8"))) > 80
+@pytest.mark.parametrize(
+    ("command", "whole", "refused"),
+    [
+        ("kit plan llama-3.1-8b --gpu 8xH100", True, True),
+        ("kit plann llama-3.1-8b", True, True),
+        ("kit memory llama-3.1-8b --zero 3", True, True),
+        ("kit train runs/a --stop-at-step soon", True, True),
+        ("kit emit recipe.yaml --out runs/a", True, False),
+        ("kit convert model", True, True),
+        ("kit convert model", False, False),
+    ],
+)
+def test_a_wrong_command_is_noticed(command: str, whole: bool, refused: bool) -> None:
+    assert bool(refusal(command, whole)) == refused
 
 
 def test_every_link_leads_somewhere() -> None:
