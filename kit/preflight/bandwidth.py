@@ -143,7 +143,7 @@ def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
         if swaps:
             return failure(check, f"{path}: {told}", "a directory on a disk of the node's own", place.host)
         return skipped(check, f"{path}: {told}", place.host)
-    return judged_disk(json.loads(done.stdout), plan, place.host)
+    return judged_disk(json.loads(done.stdout.splitlines()[-1]), plan, place.host)
 
 
 def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
@@ -181,4 +181,4 @@ def _interface(place: Place, first: str) -> str | None:
         "    if w[3].split('/')[0] == a: print(w[1])\n"
     )
     done = run(place, ["-c", script, first])
-    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
+    return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else None

@@ -88,7 +88,7 @@ def clock_skews(places: Sequence[Place]) -> dict[str, float]:
         after = time.time()
         if done.returncode != 0:
             return 0.0
-        skew = float(done.stdout) - (before + after) / 2
+        skew = float(done.stdout.split()[-1]) - (before + after) / 2
         surely = max(0.0, abs(skew) - (after - before) / 2)
         return surely if skew > 0 else -surely
 
@@ -110,12 +110,12 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
     try:
         for listener in listeners:
             assert listener.stdout is not None
-            listener.stdout.readline()
+            next((line for line in listener.stdout if line == b"listening\n"), None)
 
         def ask(index: int) -> dict[str, str | None]:
             targets = sorted({names[0], names[(index + 1) % len(names)]} - {names[index]})
             done = run(places[index], [SOCKETS, "connect", str(port), "3", *targets])
-            found: dict[str, str | None] = json.loads(done.stdout) if done.returncode == 0 else {}
+            found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
             return found
 
         return dict(zip(names, at_once(ask, range(len(places))), strict=True))
@@ -125,7 +125,8 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
 
 
 def run(place: Place, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs kit's Python with ``arguments`` on the host. Raises TimeoutExpired."""
+    """Runs kit's Python with ``arguments`` on the host. The answer is the last line: a login may print others before
+    it. Raises TimeoutExpired."""
     return subprocess.run(place.words(arguments), capture_output=True, text=True, timeout=LIMIT_S)
 
 

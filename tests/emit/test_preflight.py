@@ -383,6 +383,7 @@ def test_a_run_ends_before_it_starts(
         ({"CUDA_VISIBLE_DEVICES": "1"}, [second]),
         ({"CUDA_VISIBLE_DEVICES": "1, 0,7"}, [second, first]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-8f0a"}, [first, second]),
+        ({"CUDA_VISIBLE_DEVICES": "1,GPU-8f0a"}, [first, second]),
     ):
         assert gpus_here(visible) == expected
 
