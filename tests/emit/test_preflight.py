@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -444,11 +445,10 @@ def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(requirements, "free_bytes", lambda *_, **__: 1 << 29)
     asked = swapping(tmp_path, 0.75)
     assert check_nvme(*asked, tmp_path / "run") is not None
-    folder = swap_directory(*asked, tmp_path / "run")
-    assert folder is not None
-    (folder / "rank0").mkdir(parents=True)
-    with (folder / "rank0" / "a.swp").open("wb") as file:
-        file.truncate(1 << 28)
+    file = Path(str(swap_directory(*asked, tmp_path / "run"))) / "rank0" / "a.swp"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    os.truncate(file, 1 << 28)
     assert check_nvme(*asked, tmp_path / "run") is None
 
 
