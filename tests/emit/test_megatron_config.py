@@ -5,16 +5,18 @@ tests/megatron, Megatron-LM's recorded parser the flags."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.emit.pretrain_gpt import pretrain_gpt_script, refusing_stream, why_not, with_blend
 from kit.specs.balancing import BalancingSpec
 from kit.specs.catalog import load_model
 from kit.specs.job import OptimizerSpec
-from tests.emit.plans import ADAM, DENSE, MEGATRON, ZERO2, check_settings
+from tests.emit.plans import ADAM, DENSE, MEGATRON, ZERO2, check_settings, plan_of, stand_in, words
 
 M, T, D, OPT = "model.", "transformer_config.", "distributed_data_parallel.", "optimizer."
 PARALLEL = {
@@ -276,3 +278,54 @@ CASES = {f"{name}: {case}": (name, target, *both) for name, target, table in TAB
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting_has_its_value(case: str, tmp_path: Path) -> None:
     check_settings(CASES[case], tmp_path)
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+GS = (1.0, "gs://b/a")
+OF_STORAGE = ["--no-mmap-bin-files", "--object-storage-cache-path", "HERE/indexes"]
+
+
+@pytest.mark.parametrize(
+    ("blend", "data"),
+    [
+        ([], []),
+        ([(0.5, "../a b"), (2.0, "~/$x")], ["--data-path", "0.5", "HERE/../a b", "2.0", "HOME/$x"]),
+        ([(1.0, "s3://b/a"), (0.25, "c")], ["--data-path", "1.0", "s3://b/a", "0.25", "HERE/c", *OF_STORAGE]),
+        ([(1.0, "gs://b/a"), (0.25, "c")], []),  # which Megatron-LM does not read
+    ],
+)
+def test_a_blend_is_the_data_path(blend: list[tuple[float, str]], data: list[str], tmp_path: Path) -> None:
+    text = with_blend(pretrain_gpt_script(plan_of(**DENSE)), blend)
+    (tmp_path / "gpt.sh").write_text(text)
+    told = words("exec bash ./gpt.sh", tmp_path, HOME="/home/me", MEGATRON_LM="/M")
+    found = told[told.index("/M/pretrain_gpt.py") + 1 : told.index("--num-layers")]
+    assert found == [word.replace("HERE", str(tmp_path)).replace("HOME", "/home/me") for word in data]
+    assert ("# It reads sets on a disk and at s3://, and run.data.blend has gs://b/a: " in text) == (blend[:1] == [GS])
+
+
+@pytest.mark.parametrize(("given", "code"), [([], 2), (["--data-path", "a"], 0)])
+def test_a_run_that_streams_asks_for_a_data_path(given: list[str], code: int, tmp_path: Path) -> None:
+    script = refusing_stream(pretrain_gpt_script(plan_of(**DENSE)))
+    environment = stand_in(tmp_path, python="#!/bin/sh\nexit 0\n") | {"MEGATRON_LM": "/M"}
+    done = subprocess.run(["bash", "-c", script, "x", *given], env=environment, cwd=tmp_path, stderr=-1, text=True)
+    assert (done.returncode, "Megatron-LM reads .bin/.idx pairs only" in done.stderr) == (code, code == 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rope_scaling": None}, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}}, None),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA3, "low_freq_factor": 2.0}},
+            "no flag for the RoPE",
+        ),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "it has no flag for the RoPE scaling of this model"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": "8", **LLAMA3}}, "--rope-scaling-factor is a number"),
+        ({"rope_theta": 10_000.5}, "--rotary-base is an integer, and the model has 10000.5"),
+    ],
+)
+def test_a_model_that_megatrons_flags_cannot_say(changes: dict[str, Any], reason: str | None) -> None:
+    found = why_not(plan_of(replace(load_model("llama-3.1-8b"), **changes), **DENSE))
+    assert (reason or "") in (found or "")
+    assert (found is None) == (reason is None)
