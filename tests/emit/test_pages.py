@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.emit.generated import shipped_plan
-from kit.emit.not_carried import flags
+from kit.emit.not_carried import flags, note
 from kit.emit.readme import readme
 from kit.emit.run_directory import files_of
 from kit.planner.plan import Plan
@@ -362,3 +362,30 @@ def test_a_flag_is_left_out_unless_a_file_or_an_argument_carries_it(
     plan: dict[str, Any], trainer: bool, missing: list[str]
 ) -> None:
     assert flags(plan_of(**plan), trainer) == missing
+
+
+SGD = {"job": {"optimizer": OptimizerSpec(name="sgd")}}
+
+
+@pytest.mark.parametrize(
+    ("plan", "trainer", "trl", "missing"),
+    [
+        (FSDP2 | SGD, False, False, ""),  # an accelerate script makes its own optimizer
+        (FSDP2 | SGD, True, False, "the optimizer sgd (AdamW instead)"),
+        (ZERO3 | {"recompute": "none"} | SGD, True, False, ""),
+        (FSDP2 | {"job": {"optimizer": ADAM8}}, True, False, ""),
+        (FSDP2 | {"job": {"lora": ADAPTED}}, True, True, ""),
+        (FSDP2 | {"job": {"lora": ADAPTED}}, True, False, "adapters (job.lora; see above)"),
+        (FSDP2 | {"job": {"lora": LoraSpec(alpha=16.5)}}, True, True, "job.lora.alpha=16.5"),
+        (
+            FSDP2 | {"job": {"lora": LoraSpec(alpha_pattern={"a": 2.0})}},
+            True,
+            True,
+            "job.lora.alpha_pattern={'a': 2.0}",
+        ),
+        (FSDP2 | {"job": {"precision": "fp8"}}, False, False, "fp8 (bf16 instead)"),
+    ],
+)
+def test_what_of_a_job_a_script_does_not_get(plan: dict[str, Any], trainer: bool, trl: bool, missing: str) -> None:
+    said = [f"**Of the plan it does not get {missing}**, unless the script does that itself."] if missing else []
+    assert note(plan_of(**plan), trainer, trl) == said
