@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
+from kit.emit.accelerate import accelerate_config
 from kit.emit.run_directory import files_of
+from kit.errors import EngineError
 from tests.emit.plans import ADAPTED, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
 
 START = {
@@ -172,3 +174,10 @@ def test_accelerates_launcher_reads_them(
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert args.num_processes == made.layout.world_size
     assert {key: getattr(args, key) for key in read} == read
+
+
+@pytest.mark.parametrize("plan", [DENSE, FSDP2 | {"cluster": "1xH100", "dp": 1}])
+def test_accelerate_does_not_start_the_others(plan: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="use torchrun"):
+        accelerate_config(plan_of(**plan))
+    assert "accelerate.yaml" not in files_of(plan_of(**plan))

@@ -143,6 +143,7 @@ COMMANDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "one process": (TORCH | {"cluster": "1xH100"}, []),
     "split tensors": (FSDP2 | {"dp": 4, "tp": 2}, []),
+    "split tensors under zero": (ZERO2 | {"dp": 4, "tp": 2}, []),
     "megatron": (DENSE, []),
 }  # fmt: skip
 
