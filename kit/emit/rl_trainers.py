@@ -58,9 +58,7 @@ def _gib_of_verl(plan: Plan) -> float:
 
 def _gib_of_openrlhf(plan: Plan) -> float:
     """OpenRLHF leaves the sizes of DeepSpeed's buffers to DeepSpeed (utils/deepspeed/deepspeed_utils.py)."""
-    layout = plan.layout
-    read = {name: size for name, size in _DEEPSPEED_SIZES.items() if getattr(layout, name) is not None}
-    return peak_gib(plan.workload.with_layout(layout.with_sizes(read)))
+    return peak_gib(plan.workload.with_layout(plan.layout.with_sizes(_DEEPSPEED_SIZES)))
 
 
 def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:

@@ -12,7 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from kit.emit.accelerate import accelerate_config
 from kit.emit.run_directory import files_of
 from kit.errors import EngineError
-from tests.emit.plans import ADAPTED, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
+from tests.emit.plans import ADAPTED, DENSE, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
 
 START = {
     "compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "main_training_function": "main",

@@ -134,8 +134,8 @@ def test_the_sizes_that_openrlhf_leaves_to_deepspeed_are_deepspeeds() -> None:
     own, names = DeepSpeedZeroConfig(), rl_trainers._DEEPSPEED_SIZES
     assert names == {name: getattr(own, name.removeprefix("stage3_")) for name in names}
     sizes = dict.fromkeys(names, 7)
-    plan = plan_of(**ZERO3, **sizes | {"sub_group_size": None}, job=GRPO | {"grpo": VLLM})
-    with_own = plan.workload.with_layout(plan.layout.but(**names | {"sub_group_size": None}))
+    plan = plan_of(**ZERO3, **sizes, job=GRPO | {"grpo": VLLM})
+    with_own = plan.workload.with_layout(plan.layout.but(**names))
     assert peak_gib(with_own) > plan.predicted.peak_gib + 0.5
     script = files_of(plan, ["openrlhf"])["openrlhf.sh"]
     assert f"# {peak_gib(with_own):.1f} GiB a GPU with the program's own buffers" in script
