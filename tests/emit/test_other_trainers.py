@@ -145,7 +145,16 @@ OTHERS: dict[str, Case] = {
          "parallelism.pipeline-parallel-degree": "1 activation-checkpoint:full"},
     ),
 }  # fmt: skip
-CASES = OTHERS | {f"accelerate.yaml: {case}": ("accelerate.yaml", "", *both) for case, both in ACCELERATE.items()}
+OWN: Case = (
+    "accelerate.own_optimizer.yaml", "", ZERO3,
+    {"distributed_type": "DEEPSPEED", "deepspeed_config.deepspeed_config_file": "ds_config.own_optimizer.json",
+     "deepspeed_config.zero3_init_flag": True, "num_processes": 8},
+)  # fmt: skip
+CASES = (
+    OTHERS
+    | {"own optimizer": OWN}
+    | {f"accelerate.yaml: {case}": ("accelerate.yaml", "", *both) for case, both in ACCELERATE.items()}
+)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -336,7 +336,7 @@ OWN = replace(parse_cluster("4xH100"), gpu=replace(parse_cluster("4xH100").gpu, 
         ("4xH100", [H100] * 8, None),
         ("4xH100", None, None),
         ("4xH100", [A100_40, *[H100] * 4], None),
-        ("4xH100", [(H100[0], GIB * 0.971)] * 4, None),  # drivers reserve different amounts
+        ("4xH100", [(H100[0], 0.97 * GIB)] * 4, None),  # drivers reserve different amounts
         ("4xH100", [SMALL] * 4, "has 4 x NVIDIA H100 80GB HBM3 (77 GiB)"),
         ("4xA100-80", [A100] * 4, None),
         ("hgx-h100:2", [H100] * 8, None),
