@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from kit.emit.generated import shipped_plan
 from kit.emit.not_carried import flags, note
 from kit.emit.readme import readme
 from kit.emit.run_directory import files_of
-from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
-from kit.specs.shipped import recipe_names
 from tests.emit.plans import ADAPTED, DENSE, FSDP2, MEGATRON, ON_CPU, SFT, TORCH, ZERO2, ZERO3, plan_of
 
 QLORA = LoraSpec(rank=4, alpha=12, target_modules=("q_proj", "v_proj"), four_bit=True)
@@ -298,34 +295,6 @@ def test_the_page_says_what_belongs_to_the_plan_and_nothing_else(case: str) -> N
 def test_a_page_without_data_says_so() -> None:
     page = readme(plan_of(**FSDP2), own_loop=False)
     assert ("needs data (`run.data.train` in the recipe)" in page, "launch.sh" in page) == (True, False)
-
-
-PROMISES = {
-    "chunked_loss": "chunked loss",
-    "compile_layers": "compiled blocks",
-    "tiled_mlp": "tiled MLP",
-    "activation_offloading": "saved layer inputs on host",
-    "attention_kernel": "attention",
-}
-"""Flag of a layout that no file or argument of accelerate, the Trainer or DeepSpeed has → its words in a plan."""
-
-
-def lost(plan: Plan) -> list[str]:
-    """Promises of a plan that a section of its page with commands does not name."""
-    found = re.split(r"^## ", readme(plan), flags=re.MULTILINE)
-    return [
-        name
-        for text in found
-        for name, words in PROMISES.items()
-        if commands(text) and getattr(plan.layout, name) not in (False, "default") and words not in text
-        if not (text.startswith("TRL's") and name == "chunked_loss")
-    ]
-
-
-def test_no_promise_of_a_shipped_recipe_is_lost() -> None:
-    plans = [plan for name in recipe_names() if (plan := shipped_plan(name)) is not None]
-    assert {plan.job.objective: lost(plan) for plan in plans if lost(plan)} == {}
-    assert sum(len(commands(readme(plan))) for plan in plans) > 40
 
 
 def test_memory_without_what_a_script_does_not_get_is_told() -> None:

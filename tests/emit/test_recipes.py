@@ -34,7 +34,15 @@ def test_every_recipe_says_what_it_is_for_and_plans(name: str) -> None:
     assert plan.layout.global_batch_size == recipe.job.global_batch_size
 
 
-def test_drift_is_noticed_and_mended(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, str]:
+    """All of them are planned once."""
+    return generated.shipped_files()
+
+
+@pytest.mark.slow
+def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "shipped_files", lambda: shipped)
     for folder in ("ds_configs", "launch"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     edited, script = tmp_path / "ds_configs/zero2.json", next((tmp_path / "launch").rglob("launch.sh"))
@@ -53,22 +61,22 @@ def test_drift_is_noticed_and_mended(tmp_path: Path) -> None:
     assert (script.stat().st_mode & 0o777, edited.stat().st_mode & 0o777) == (0o755, 0o644)
 
 
-def test_what_is_committed_of_a_recipe() -> None:
+@pytest.mark.slow
+def test_what_is_committed_of_a_recipe(shipped: dict[str, str]) -> None:
     """Of those that fit and are for GPUs: what starts them; DeepSpeed's configuration with the disk of the recipe, or a
     placeholder, beside its reasons."""
-    files = generated.shipped_files()
-    assert not [name for name in files if "cpu" in name]
+    assert not [name for name in shipped if "cpu" in name]
     folder = "launch/llama-3-70b-sft-zero-infinity-8xh100/"
-    assert {name.removeprefix(folder) for name in files if name.startswith(folder)} == {
+    assert {name.removeprefix(folder) for name in shipped if name.startswith(folder)} == {
         "accelerate.yaml", "launch.sh", "README.md", "slurm.sbatch",
     }  # fmt: skip
     for name in ("llama-3-70b-sft-zero-infinity-8xh100", "zero-infinity-nvme"):
-        zero = json.loads(files[f"ds_configs/{name}.json"])["zero_optimization"]
+        zero = json.loads(shipped[f"ds_configs/{name}.json"])["zero_optimization"]
         assert zero["offload_optimizer"]["nvme_path"] == "/mnt/nvme"
-    page = files["ds_configs/README.md"]
+    page = shipped["ds_configs/README.md"]
     assert "| [llama-3.1-8b-sft-zero2-8xh100](llama-3.1-8b-sft-zero2-8xh100.json) | deepspeed" in page
-    assert "# ds_config.json, key by key" in files["ds_configs/llama-3.1-8b-sft-zero2-8xh100.md"]
-    assert not [name for name in files if name.startswith("ds_configs/llama-3-70b-pretrain-64xh100")]
+    assert "# ds_config.json, key by key" in shipped["ds_configs/llama-3.1-8b-sft-zero2-8xh100.md"]
+    assert not [name for name in shipped if name.startswith("ds_configs/llama-3-70b-pretrain-64xh100")]
 
 
 SHARDING = {
