@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from kit.preflight import bandwidth, facts, hosts, measurements, remote, sockets
 from kit.preflight.check_result import CheckResult, failure, merged, ok, require, skipped, table, warning
 from kit.preflight.host_checks import CHECKS, check_host
 from kit.preflight.requirements import Requirements, requirements_of
+from kit.specs.catalog import parse_cluster
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec
 from tests.emit.plans import DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
 from tests.support import namespaces
@@ -109,6 +111,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("cuda", {"tools": {"nvcc": "11.8"}}, NO_PLAN, "ok", "", ""),
     ("cuda", {"tools": {"nvcc": None, "g++": "1", "ninja": "1"}}, {}, "ok", "", ""),
     ("gpus", {}, {}, "ok", f"8 x {H100S}, 79.6 GiB", ""),
+    ("gpus", {"gpus": gpus(H100S, "another", 7)}, {}, "ok", f"8 x {H100S}, 79.6 GiB", ""),
     ("gpus", {}, NO_PLAN, "skipped", "no plan for NVIDIA's GPUs", ""),
     ("gpus", {}, {"cuda": False}, "skipped", "no plan for NVIDIA's GPUs", ""),
     ("gpus", {"gpus": None}, {}, "skipped", "or none here", ""),
@@ -282,7 +285,8 @@ def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pyte
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         found = facts.gather(
-            {"ports": [port], "writable": [str(tmp_path), absent], "paths": [str(ROOT / "README.md"), absent],
+            {"ports": [port], "writable": [str(tmp_path), absent, str(tmp_path / "ninja")],
+            "paths": [str(ROOT / "README.md"), absent],
              "names": ["localhost", "no-such-name.invalid"]}
         )  # fmt: skip
     assert found.keys() >= HEALTHY.keys()
@@ -290,7 +294,8 @@ def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pyte
     assert facts.gather({"ports": [port]})["ports"] == {str(port): True}
     assert (found["contents"][absent], found["hub_token"], bool(found["packages"]["torch"])) == (None, True, True)
     assert found["writable"][str(tmp_path)]["free_bytes"] > 0
-    assert "No such file" in found["writable"][absent]["error"]
+    errors = [found["writable"][name]["error"] for name in (absent, str(tmp_path / "ninja"))]
+    assert errors == ["No such file or directory", "Not a directory"]
     assert found["names"] == {"localhost": ["127.0.0.1"], "no-such-name.invalid": []}
     assert (found["tools"]["nvcc"], found["tools"]["pdsh"]) == ("11.2", str(tmp_path / "pdsh"))
     assert json.loads(json.dumps(found))["memory"]["MemAvailable"] > 0
@@ -633,7 +638,8 @@ def test_a_step_that_is_longer_by_a_tenth_or_a_half(ratio: float, state: str, mo
     assert (found.state, found.hosts, found.said) == (state, ("node-1",), said)
 
 
-SWAPPING = ZERO3 | {"cluster": "dgx-h100", "offload_optimizer": "nvme"}
+DISKS = replace(parse_cluster("dgx-h100"), nvme_gbytes_per_s=33.0)
+SWAPPING = ZERO3 | {"cluster": DISKS, "offload_optimizer": "nvme"}
 
 
 @pytest.mark.parametrize(
@@ -643,7 +649,7 @@ SWAPPING = ZERO3 | {"cluster": "dgx-h100", "offload_optimizer": "nvme"}
 def test_copies_and_disks_are_judged_by_this_plan(plan: dict[str, Any], share: float, disk: str, copies: str) -> None:
     """A plan whose state is on NVMe lives on both; one that keeps all on the GPU needs neither."""
     made = plan_of(**plan)
-    assumed = made.cluster.nvme_gbytes_per_s or bandwidth.shared().nvme_gbytes_per_s
+    assumed = made.cluster.nvme_gbytes_per_s or 1.0
     found = bandwidth.judged_disk({"write": share * assumed, "read": 9 * assumed}, made, "node-1")
     check = "nvme" if plan is SWAPPING else "disk-speed"
     assert (found.check, found.state, found.hosts) == (check, disk, ("node-1",))
@@ -660,7 +666,75 @@ def test_a_disk_is_measured(tmp_path: Path) -> None:
         found = measurements.disk_speed(tmp_path, 32 << 20)
     except OSError:
         pytest.skip("this file system refuses direct I/O: give pytest --basetemp on a disk")
+    assert set(found) == {"write", "read"}
     assert 0 < min(found.values()) <= max(found.values()) < 100  # GB/s: something was written and read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bus_bandwidths_are_those_of_nccl_tests(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nccl-tests, doc/PERFORMANCE.md: 2(n-1)/n of the bytes for an all-reduce, (n-1)/n for an all-gather. Two ranks on
+    a node and four in all, in a group whose collectives do nothing and take half a second; rank 0 alone tells."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def joined(*_: object, **__: object) -> None:
+        begin("fake", rank=rank, world_size=4, store=FakeStore())
+
+    begin, sizes = dist.init_process_group, []
+    monkeypatch.setattr(dist, "init_process_group", joined)
+    monkeypatch.setattr(measurements.os, "_exit", lambda code: sizes.append(code))
+    monkeypatch.setattr(measurements, "_seconds_each", lambda collective, seconds: (collective() and 0.5) or 0.5)
+    for name, value in (("LOCAL_RANK", str(rank)), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    measurements.measure_collectives(1 << 20, 0.1)
+    assert sizes == [0]
+    mib = (1 << 20) / 1e9
+    expected = {"all_reduce_inside": 2 * mib, "all_gather_inside": mib} | {
+        "all_reduce_between": 3 * mib, "all_gather_between": 1.5 * mib,
+    }  # fmt: skip
+    assert (json.loads(capsys.readouterr().out or "{}") == pytest.approx(expected)) == (rank == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.5, 3), (7.5, 7), (1000.0, 200)])
+def test_as_many_rounds_as_fit(seconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a collective that takes a second: three at least, two hundred at most, after two to warm up and to time."""
+    import torch.distributed as dist
+
+    clock, calls = iter(range(99)), []
+    for name in ("barrier", "broadcast"):
+        monkeypatch.setattr(dist, name, lambda *_: None)
+    monkeypatch.setattr(measurements.time, "perf_counter", lambda: float(next(clock)))
+    assert measurements._seconds_each(lambda: calls.append(1), seconds) == pytest.approx(1 / rounds)
+    assert len(calls) == 2 + rounds
+
+
+def test_a_listener_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+    listener = threading.Thread(target=sockets.listen, args=(PORT, 30.0), daemon=True)
+    listener.start()
+    deadline = time.monotonic() + 10
+    while sockets.connect(["127.0.0.1"], PORT, 1.0) != {"127.0.0.1": None} and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert sockets.connect(["127.0.0.1", "127.0.0.2"], PORT, 1.0) == {"127.0.0.1": None, "127.0.0.2": None}
+    os.close(writing)
+    listener.join(5)
+    assert (listener.is_alive(), capsys.readouterr().out) == (False, "listening\n")
+    sockets.listen(PORT, 0.0)
+
+
+def test_the_interpreter_of_another_host_finds_this_kit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, there in (("kit", str(Path("kit").resolve())), ("/a:b", "/a:b"), ("", "")):
+        monkeypatch.setenv("PYTHONPATH", path)
+        expected = [f"PYTHONPATH={there}"] * bool(path)
+        assert remote.Place("localhost").words(["-m", "x"], {"A": "1"}) == [
+            "env", "A=1", *expected, sys.executable, "-m", "x",
+        ]  # fmt: skip
+    assert remote.Place("node").words(["a b"])[-2:] == ["node", f"env {sys.executable} 'a b'"]
 
 
 # How results are told
