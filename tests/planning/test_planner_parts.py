@@ -32,6 +32,7 @@ from kit.planner.explain import decisions, fewer_gpus, infeasible, last_resort, 
 from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, without_loss
 from kit.planner.make_plan import make_plan, request_for
 from kit.planner.request import Request
+from kit.planner.rules import violations
 from kit.planner.search import Candidate, SearchResult, _best, _needs_no_less, engine_simplicity, simplicity
 from kit.specs.epoch import Epoch
 from kit.specs.job import LoraSpec, OptimizerSpec
@@ -494,6 +495,13 @@ INFEASIBLE: Rows = [
      ["vp=2 on engine=torch, which does not take it; use engine=megatron, or leave it out",
       "engine=megatron would refuse it too: vp=2 with pp=1: virtual stages interleave pipeline stages; use pp>1, or "
       "vp=1"]),
+    ("ranks beside GPUs", lambda: [next((each.message for each in violations(work(
+        layout)) if each.rule == "world_size"), "") for layout in (
+        megatron(tp=2, pp=2, dp=2), megatron(tp=2, pp=2, dp=8), megatron(pp=3, dp=2), megatron(cp=3), torch(dp=4))],
+     ["", "dp·cp·tp·pp=32 is not the 8 GPUs of dgx-h100; use dp=2",
+      "tp·pp·cp=3 does not divide the 8 GPUs of dgx-h100; use sizes whose product is 1, 2, 4 or 8",
+      "tp·pp·cp=3 does not divide the 8 GPUs of dgx-h100; use sizes whose product is 1, 2, 4 or 8",
+      "dp·cp·tp·pp=4 is not the 8 GPUs of dgx-h100; use dp=8"]),
     ("halves", lambda: [(each.cluster.num_nodes,
         each.cluster.gpus_per_node) for each in fewer_gpus._halved(request(machines=replace(NODES, num_nodes=4)))],
      [(2, 8), (1, 8), (1, 4), (1, 2), (1, 1)]),
