@@ -129,6 +129,7 @@ def test_the_line_that_starts_it_comes_before_the_file(tmp_path: Path) -> None:
         ("--num_processes 4", set()),
         ("--num_processes $N", {"unset-variable"}),
         ("--multi_gpu", set()),
+        ("--use_fsdp", set()),
         ("--parallelism_config_tp_size 1", set()),
     ):
         script.write_text(f"accelerate launch --config_file a.yaml {line} train.py")

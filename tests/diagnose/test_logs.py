@@ -237,6 +237,7 @@ def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     assert flight_recorder.records([tmp_path, tmp_path / "rank_3"]) == {12: ("trace_12", {"entries": []})}
 
 
+@pytest.mark.slow
 def test_the_command_line() -> None:
     words = [sys.executable, "-m", "kit", "doctor", LOGS / "disk-full.log", "--json"]
     run = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -55,7 +55,7 @@ def see(page: Any) -> dict[str, Any]:
         "status": page.status.text,
         "plan": page.words.text if page.words.visible else "",
         "changed": [row["what"] for row in page.changed.rows] if page.changed.visible else [],
-        "charts": [name for name, (box, _) in page.charts.items() if box.visible],
+        "charts": [name for name, (box, chart) in page.charts.items() if box.visible and chart.options["series"]],
         "files": page.file.options if page.files_box.visible else [],
     }
 
@@ -116,7 +116,8 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
         "link": "model=llama-3.2-3b&cluster=8xH100&job.precision=fp8", "model": "llama-3.2-3b"}),
     "a link that is wrong": ("model=gpt2&model=gpt2", [], {
         "message": "this link has 2 values; use each key once, and at most 60 of them", "plan": ""}),
-    "a model that does not fit": ("model=llama-3.1-405b&cluster=1xA100-80", [], {"plan": "", "files": []}),
+    "a model that does not fit": ("model=llama-3.1-405b&cluster=1xA100-80", [], {"plan": "", "files": [],
+    "charts": ["layouts"]}),
     "a pipeline": (f"{LLAMA}&layout.pp=2&layout.engine=megatron", [], {
         "charts": ["layouts", "memory", "schedule", "step", "cost"]}),
 }  # fmt: skip
