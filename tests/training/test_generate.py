@@ -54,11 +54,11 @@ def test_a_model_and_a_checkpoint_of_it_continue_alike(model: Path, tmp_path: Pa
 
 
 def test_a_decoder_s_answer_is_all_of_its_text(model: Path, tmp_path: Path) -> None:
-    """Of an encoder-decoder, whose output does not begin with the prompt."""
+    """Of an encoder-decoder, whose output begins with a special token, and not with the prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     directory = tmp_path / "t5"
     made = random_model(tiny.model("t5", vocab_size=len(tokenizer)), 0)
-    made.generation_config.decoder_start_token_id = 0
+    made.generation_config.decoder_start_token_id = tokenizer.eos_token_id
     made.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     (found,) = generate(directory, ["import os"], max_new_tokens=4)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from kit.errors import DataError
 from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
-from kit.training.data.loader import DataLoader, Prefetcher
+from kit.training.data.fine_tuning_rows import Row
+from kit.training.data.loader import DataLoader, Prefetcher, pin
+from kit.training.data.samples import packed
 from tests.support import tiny
 from tests.training import runs
 
@@ -48,6 +52,17 @@ def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
     with pytest.raises(DataError, match="damaged"):
         ahead.step(99, 2)
     ahead.close()
+
+
+def test_all_but_what_the_host_reads_is_page_locked(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1000)
+    row = Row(inputs=np.arange(3), labels=np.arange(3))
+    batch = packed([[row, row]], 8)
+    pinned = pin(batch)
+    for name in ("input_ids", "labels", "position_ids"):
+        assert torch.equal(getattr(pinned, name), getattr(batch, name) + 1000)
+    assert torch.equal(pinned.sequence_ids, batch.sequence_ids)
+    assert (pinned.padding, pinned.source_ids) == (2, None)
 
 
 @pytest.mark.usefixtures("one_process")
