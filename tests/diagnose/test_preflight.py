@@ -712,6 +712,19 @@ def test_as_many_rounds_as_fit(seconds: float, rounds: int, monkeypatch: pytest.
     assert len(calls) == 2 + rounds
 
 
+def test_a_file_system_that_refuses_direct_io_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(path: str, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError("Invalid argument")
+        return opened(path, flags, *rest, **named)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", refusing)
+    assert facts.free_bytes(tmp_path) > 0
+    with pytest.raises(ValueError, match="tmpfs and overlays"):
+        facts.free_bytes(tmp_path, direct=True)
+
+
 def test_a_listener_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     monkeypatch.setattr(sys, "stdin", os.fdopen(reading))

@@ -203,7 +203,8 @@ def test_a_checkpoint_to_resume_from_fits_the_layout(
     for name, text in manifest.items():
         (tmp_path / "step" / name).write_text(text)
     result = run_checks._checkpoint(with_(rundir, layout=layout), tmp_path / "step")
-    assert (said in result.said + "; " + result.fix) if result else said == ""
+    assert (result is None) == (said == "")
+    assert result is None or said in f"{result.said}; {result.fix}"
     assert run_checks._checkpoint(rundir, None) is None
 
 

@@ -135,6 +135,13 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
     assert ("cd run && sbatch slurm.sbatch" in page, "\nkit train run  " in page) == (True, False)
 
 
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.emit.copy_recipe.for_run", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        copy_recipe(SFT, tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
     page = (copy_recipe(DPO, tmp_path / "dpo") / "README.md").read_text()
     assert (
