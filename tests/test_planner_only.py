@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 import sysconfig
@@ -35,8 +36,11 @@ def distributions(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
     return {each.partition("[")[0].lower().replace("_", "-") for each in found}
 
 
+installed = functools.cache(packages_distributions)
+
+
 def providers(module: str) -> set[str]:
-    return {each.lower().replace("_", "-") for each in packages_distributions().get(module, [])}
+    return {each.lower().replace("_", "-") for each in installed().get(module, [])}
 
 
 def test_every_module_is_of_the_base_or_of_the_extra_that_is_named() -> None:
