@@ -9,6 +9,7 @@ Each row names the symbol to replace, the file of megatron-core that needs the p
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.tensor_parallel import mappings
+from megatron.core.transformer.moe.router import TopKRouter
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
@@ -209,6 +211,12 @@ PATCHES: tuple[Patch, ...] = (
         "optimizer/cpu_offloading/hybrid_optimizer.py",
         "chooses parameters on the GPU, whose state it moves to page-locked memory",
         _split_over_host_and_gpu,
+    ),
+    Patch(
+        "megatron.core.transformer.moe.router.TopKRouter._apply_expert_bias",
+        "transformer/moe/router.py",
+        "a sum of counts, for which torch.compile would call a C++ compiler in every process",
+        inspect.unwrap(TopKRouter._apply_expert_bias),
     ),
     Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
     Patch(
