@@ -20,4 +20,6 @@ def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
     for block in (block for blocks in gathered for block in blocks):
         tensor = found.setdefault(block.name, torch.empty(block.shape))
         place(tensor, block.row, block.column, block.values)
+    exported = sum(block.values.numel() for blocks in gathered for block in blocks)
+    assert exported == sum(tensor.numel() for tensor in found.values()), "every element once"
     return found if dist.get_rank() == 0 else {}

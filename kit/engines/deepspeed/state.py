@@ -139,7 +139,7 @@ class ParameterState(ABC):
         """The optimizer's step count, 0 before the first."""
         if not self._counts:
             return int(self._adam.param_groups[0].get("step", 0))
-        return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
+        return next((int(state["step"]) for state in self._adam.state.values() if "step" in state), 0)
 
     def set_optimizer_steps(self, steps: int) -> None:
         """Set the optimizer's step count. Creates zero moments if there are none yet."""

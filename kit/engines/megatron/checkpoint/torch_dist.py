@@ -244,7 +244,8 @@ class _Writer(filesystem.FileSystemWriter):
 
 
 def _place(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
-    return index.fqn, tuple(index.offset or ())
+    assert index.offset is not None
+    return index.fqn, tuple(index.offset)
 
 
 def _of_about(most_bytes: int, items: Sequence[WriteItem]) -> list[list[WriteItem]]:
@@ -274,7 +275,7 @@ class _SavePlanner(DefaultSavePlanner):
         return SavePlan([_write_item(block) for block in self._blocks.values()])
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        block = self._blocks[write_item.index.fqn, tuple(write_item.index.offset or ())]
+        block = self._blocks[_place(write_item.index)]
         return block.read().reshape(block.sizes)
 
 
@@ -311,8 +312,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         return torch.empty(read_item.lengths, dtype=self._tensors[read_item.dest_index.fqn].properties.dtype)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        index = read_item.dest_index
-        self._blocks[index.fqn, tuple(index.offset or ())].take(tuple(read_item.dest_offsets), tensor)
+        self._blocks[_place(read_item.dest_index)].take(tuple(read_item.dest_offsets), tensor)
 
 
 def _write_item(block: WriteBlock) -> WriteItem:

@@ -42,24 +42,21 @@ _SHARED_EXPERTS = (
 CORRECTION = dataclasses.replace(
     in_layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", sharding=Replicated()), frozen=True
 )
+_ROUTED = (CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *_SHARED_EXPERTS)
+_MLP = (*_DENSE_MLP, *(dataclasses.replace(mapping, experts=True) for mapping in _ROUTED))
+"""The MLP of layers without experts, and router and experts of the other layers. On disk a model without shared experts
+has them with a width of 0."""
 
 
 def deepseek_v3(model: ModelSpec) -> tuple[ParamMapping, ...]:
     """The weight map of DeepSeek-V3."""
     assert model.latent is not None
     query = _QUERY if model.latent.q_lora_rank is None else _COMPRESSED_QUERY
-    return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_mlp(model)))
+    return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_MLP))
 
 
 def glm4_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
     """The weight map of GLM-4.5. Some models have biases on query, key and value, and norms per head."""
     biases = (QKV_BIAS,) if model.qkv_bias else ()
     norms = QK_NORMS if model.traits.qk_norm == "head" else ()
-    return llama(model, (*WITHOUT_MLP, *biases, *norms, *_mlp(model)))
-
-
-def _mlp(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The MLP of layers without experts, and router and experts of the other layers."""
-    shared = _SHARED_EXPERTS if model.num_shared_experts else ()
-    routed = (CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
-    return (*_DENSE_MLP, *(dataclasses.replace(mapping, experts=True) for mapping in routed))
+    return llama(model, (*WITHOUT_MLP, *biases, *norms, *_MLP))
