@@ -7,29 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
-from kit.engines.base import MicroBatch, StateKind
+from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
+from kit.errors import EngineError
 from kit.planner.plan import Plan
-from kit.specs.job import Objective
+from kit.specs.job import LoraSpec, Objective
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
+from tests.megatron.cases import sets_are_the_step
 from tests.support import tiny
 
 WORLD_SIZE = 2
-Settings = Callable[[Plan], dict[str, Any]]
-"""From a plan to the ds_config that the engine gets."""
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
@@ -42,15 +44,17 @@ def plan(
     eps: float = OPTIMIZER.eps,
     objective: Objective = "pretrain",
     seq_length: int = tiny.SEQ_LENGTH,
+    lora: LoraSpec | None = None,
     **layout: Any,
 ) -> Plan:
     """A DeepSpeed plan on 2 CPU processes; 2 micro batches of 2 unless ``layout`` says otherwise."""
     chosen = {"dp": WORLD_SIZE, "micro_batch_size": 2, "gradient_accumulation_steps": 2} | layout
     optimizer = dataclasses.replace(OPTIMIZER, eps=eps)
     job = {"precision": precision, "optimizer": optimizer, "grad_clip": GRAD_CLIP, "objective": objective}
-    job["seq_length"] = seq_length
     model = spec or tiny.model(tied_embeddings=tied)
-    return tiny.plan(model, job=job, engine="deepspeed", zero_stage=stage, **chosen)
+    return tiny.plan(
+        model, job=job | {"seq_length": seq_length, "lora": lora}, engine="deepspeed", zero_stage=stage, **chosen
+    )
 
 
 def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) -> Path:
@@ -84,12 +88,15 @@ def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str,
 
 
 def advance(
-    engine: Any, chosen: Plan, first: int, last: int
+    engine: Any, chosen: Plan, first: int, last: int, fault: str | None = None
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Steps first … last-1: losses, gradient norms, and the first step's gradients (on the main rank)."""
     losses, norms, gradients = [], [], {}
     for step in range(first, last):
-        losses.append(engine.forward_backward(micro_batches(engine, chosen, step)).mean)
+        batches = micro_batches(engine, chosen, step)
+        loss = engine.forward_backward([dataclasses.replace(each, data_set=n % 2) for n, each in enumerate(batches)])
+        assert fault or sets_are_the_step(engine, loss, chosen.layout.tp)
+        losses.append(loss.mean)
         if step == first:
             gradients = exported(engine, StateKind.GRADIENT)
         norms.append(engine.apply(learning_rate(step)).gradient)
@@ -129,16 +136,24 @@ def train(
     in ``zero``, the section zero_optimization."""
     from tests.system.parity.faults import planted
 
-    with planted(fault):
-        engine = build(chosen, start, directory, resized(chosen, zero))
+    with planted(fault), closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
         evaluated = engine.evaluate(micro_batches(engine, chosen, 0))
         curve = Curve(
-            *advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER), engine.held_bytes().get("nvme", 0)
+            *advance(engine, chosen, 0, steps, fault),
+            exported(engine, StateKind.MASTER),
+            engine.held_bytes().get("nvme", 0),
         )
-        engine.close()
     # On every layout: of the same batch and weights, before the first step.
-    assert fault or abs(evaluated.mean / curve.losses[0] - 1) < 1e-5, (evaluated, curve.losses[0])
+    assert fault or (abs(evaluated.mean / curve.losses[0] - 1) < 1e-5 and evaluated.tokens == counted(chosen, 0))
     return curve
+
+
+def counted(chosen: Plan, step: int) -> int:
+    """Labels that count in a step of all ranks."""
+    layout, objective = chosen.layout, chosen.job.objective
+    each = {"mbs": layout.micro_batch_size, "accumulation": layout.gradient_accumulation_steps * layout.dp}
+    rows = samples.micro_batches(objective, step, **each, dp_rank=0, dp_size=1)
+    return sum(int((each.labels[:, -chosen.job.seq_length :] != IGNORE_INDEX).sum()) for each in rows)
 
 
 def resized(chosen: Plan, zero: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -149,15 +164,21 @@ def resized(chosen: Plan, zero: Mapping[str, Any] | None) -> dict[str, Any]:
     return settings
 
 
-def leave(chosen: Plan, start: Path, directory: Path, steps: int, zero: Mapping[str, Any] | None = None) -> None:
-    """Some steps, and an exchange checkpoint after them."""
-    engine = build(chosen, start, directory, resized(chosen, zero))
-    advance(engine, chosen, 0, steps)
-    counters = Counters(
-        step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps, samples_skipped=0
-    )
-    export_exchange(engine, directory / "exchange", counters, model=chosen.model)
-    engine.close()
+def leave(
+    chosen: Plan,
+    start: Path,
+    directory: Path,
+    steps: int,
+    zero: Mapping[str, Any] | None = None,
+    more: int = 0,
+) -> Curve:
+    """Some steps, an exchange checkpoint after them, and the curve of ``more`` steps."""
+    with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
+        advance(engine, chosen, 0, steps)
+        made = engine.optimizer_steps
+        counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=made, samples_skipped=0)
+        export_exchange(engine, directory / "exchange", counters, model=chosen.model)
+        return Curve(*advance(engine, chosen, steps, steps + more), exported(engine, StateKind.MASTER))
 
 
 def go_on(
@@ -182,84 +203,92 @@ def go_on(
     ]
     if engine.optimizer_steps != counters.optimizer_steps:
         different.append("optimizer_steps")
-    curve = Curve(*advance(engine, chosen, counters.step, counters.step + steps), exported(engine, StateKind.MASTER))
+    steps += counters.step
+    curve = Curve(*advance(engine, chosen, counters.step, steps, fault), exported(engine, StateKind.MASTER))
     engine.close()
     return curve, different
 
 
 def through_the_exchange_checkpoint(
-    before: Plan, after: Plan, start: Path, directory: Path, settings: Settings = ds_config
-) -> tuple[Curve, Curve]:
-    """Two steps, export, and two steps more; and the same two after an import into a fresh engine of another plan."""
-    engine = build(before, start, directory, settings(before))
-    advance(engine, before, 0, 2)
-    counters = Counters(
-        step=2, samples_seen=16, tokens_seen=0, optimizer_steps=engine.optimizer_steps, samples_skipped=0
-    )
-    export_exchange(engine, directory / "exchange", counters, model=before.model)
-    whole = Curve(*advance(engine, before, 2, 4), exported(engine, StateKind.MASTER))
-    engine.close()
-
-    engine = build(after, None, directory, settings(after))
-    import_exchange(engine, directory / "exchange")
-    resumed = Curve(*advance(engine, after, 2, 4), exported(engine, StateKind.MASTER))
-    engine.close()
-    return whole, resumed
+    before: Plan, after: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None
+) -> tuple[Curve, Curve, list[str]]:
+    """Two steps, export, and two steps more; the same two after an import into a fresh engine of another plan; and what
+    that did not load bit for bit."""
+    whole = leave(before, start, directory, 2, zero, more=2)
+    return whole, *go_on(after, directory / "exchange", directory, 2, zero=zero)
 
 
 def natively(
-    chosen: Plan, start: Path, directory: Path, settings: Settings = ds_config
-) -> tuple[list[float], list[float], list[str]]:
-    """Losses after a native save, those of a fresh engine that loaded it, and tensors that differ at the end."""
-    native = directory / "native"
-    native.mkdir(exist_ok=True)
-    engine = build(chosen, start, directory, settings(chosen))
-    advance(engine, chosen, 0, 2)
-    engine.save(native)
-    losses, _, _ = advance(engine, chosen, 2, 4)
-    states = {kind: exported(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
-    engine.close()
+    chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None
+) -> tuple[list[float], list[list[float]], list[str]]:
+    """Losses after a native save; those of a fresh engine that loaded it, and then what a snapshot of the same moment
+    wrote later, which state on NVMe has not; and tensors that differ at the end."""
+    native, later = directory / "native", directory / "later"
+    for path in (native, later):
+        path.mkdir(parents=True, exist_ok=True)
+    swapped = chosen.layout.uses_nvme
+    with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
+        advance(engine, chosen, 0, 2)
+        engine.save(native)
+        with pytest.raises(EngineError, match="state on NVMe") if swapped else nullcontext():
+            write = engine.snapshot()
+        losses, _, _ = advance(engine, chosen, 2, 4)
+        states = {kind: exported(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
+        if not swapped:
+            write(later, None)
+    torch.distributed.barrier()
+    found, different = [], []
+    with closing(build(chosen, None, directory, resized(chosen, zero))) as engine:
+        for path in (native,) if swapped else (native, later):
+            assert not (path / "latest").exists()
+            engine.load(path)
+            found.append(advance(engine, chosen, 2, 4)[0])
+            assert engine.optimizer_steps == 4
+            different += [
+                f"{kind} {name}"
+                for kind, tensors in states.items()
+                for name, tensor in exported(engine, kind).items()
+                if not torch.equal(tensor, tensors[name])
+            ]
+    return losses, found, different
 
-    engine = build(chosen, None, directory, settings(chosen))
-    engine.load(native)
-    again, _, _ = advance(engine, chosen, 2, 4)
-    different = [
-        f"{kind} {name}"
-        for kind, tensors in states.items()
-        for name, tensor in exported(engine, kind).items()
-        if not torch.equal(tensor, tensors[name])
-    ]
-    assert engine.optimizer_steps == 4
-    engine.close()
-    return losses, again, different
 
-
-def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_config) -> tuple[Any, Any]:
+def disturb(chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
     """Two steps; and two steps with moments exported before them, and with discarded gradients and evaluations before,
     between and within them."""
-    engine = build(chosen, start, directory, settings(chosen))
-    plain = advance(engine, chosen, 0, 2)[:2]
-    engine.close()
-
-    engine = build(chosen, start, directory, settings(chosen))
-    if chosen.layout.offload_optimizer != "nvme":
-        exported(engine, StateKind.EXP_AVG)  # makes moments, which no step has
-        assert engine.optimizer_steps == 0
-    losses, norms = [], []
-    for step in range(2):
-        engine.forward_backward(micro_batches(engine, chosen, step + 5))
-        engine.discard()
-        engine.evaluate(micro_batches(engine, chosen, step + 7))
-        losses.append(engine.forward_backward(micro_batches(engine, chosen, step)).mean)
-        engine.evaluate(micro_batches(engine, chosen, step + 9))
-        norms.append(engine.apply(learning_rate(step)).gradient)
-    engine.close()
+    with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
+        plain = advance(engine, chosen, 0, 2)[:2]
+    with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
+        if chosen.layout.offload_optimizer != "nvme":
+            exported(engine, StateKind.EXP_AVG)  # makes moments, which no step has
+            assert engine.optimizer_steps == 0
+        losses, norms = [], []
+        for step in range(2):
+            engine.forward_backward(micro_batches(engine, chosen, step + 5))
+            engine.discard()
+            engine.evaluate(micro_batches(engine, chosen, step + 7))
+            losses.append(engine.forward_backward(micro_batches(engine, chosen, step)).mean)
+            engine.evaluate(micro_batches(engine, chosen, step + 9))
+            norms.append(engine.apply(learning_rate(step)).gradient)
     return plain, (losses, norms)
 
 
 def initial(chosen: Plan, start: Path | None, directory: Path) -> dict[str, torch.Tensor]:
     """What an engine exports before its first step, on the main rank."""
-    engine = build(chosen, start, directory)
-    found = exported(engine, StateKind.MASTER)
-    engine.close()
-    return found
+    return inside(chosen, start, directory, _masters)
+
+
+def _masters(engine: Any, chosen: Plan) -> dict[str, torch.Tensor]:
+    return exported(engine, StateKind.MASTER)
+
+
+def inside(
+    chosen: Plan,
+    start: Path | None,
+    directory: Path,
+    look: Callable[[Any, Plan], Any],
+    run: Mapping[str, Any] | None = None,
+) -> Any:
+    """``look(engine, plan)`` of a fresh engine. ``run``: more arguments of ``build``."""
+    with closing(build(chosen, start, directory, **(run or {}))) as engine:
+        return look(engine, chosen)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
@@ -23,6 +25,10 @@ from tests.training import batches
 
 SAVED_AT, STEPS = 3, 6
 """The step of each checkpoint, and the last step of the run that wrote it."""
+
+
+Curve = list[tuple[float, float]]
+"""Loss and gradient norm of each step."""
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -48,7 +54,7 @@ def _config(chosen: Plan) -> dict[str, Any]:
     return config
 
 
-def by_kit(chosen: Plan, exchange: Path, directory: Path) -> list[tuple[float, float]]:
+def by_kit(chosen: Plan, exchange: Path, directory: Path) -> Curve:
     """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from an exchange checkpoint."""
     if chosen.layout.engine == "deepspeed":
         engine = cases.build(chosen, None, directory, _config(chosen))
@@ -71,32 +77,39 @@ def by_kit(chosen: Plan, exchange: Path, directory: Path) -> list[tuple[float, f
 def as_kit(step: int, engine: Any, plan: Plan) -> list[MicroBatch]:
     """The same step's micro batches of this rank as kit's engines take them: the last label does not count."""
     layout = plan.layout
-    found = batches.micro_batches(
-        step,
-        mbs=layout.micro_batch_size,
-        accumulation=layout.gradient_accumulation_steps,
-        dp_rank=engine.dp_rank,
-        dp_size=engine.dp_size,
-    )
+    sizes = {"mbs": layout.micro_batch_size, "accumulation": layout.gradient_accumulation_steps}
+    found = batches.micro_batches(step, **sizes, dp_rank=engine.dp_rank, dp_size=engine.dp_size)
     for each in found:
         each.labels[:, -1] = IGNORE_INDEX
     return found
 
 
-def by_trainer(chosen: Plan, start: Path, out: Path, resume: bool = False, config: dict[str, Any] | None = None) -> Any:
-    """Train by the Hugging Face Trainer on DeepSpeed: a checkpoint at step 3, then on to step 6; with ``resume``, from
-    that checkpoint. Returns the losses and gradient norms that it logs."""
+@contextmanager
+def _deepspeed() -> Iterator[Any]:
+    """DeepSpeed with this case's process group; afterwards nothing keeps it."""
     import deepspeed
     from accelerate.state import AcceleratorState
     from deepspeed.utils import groups
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
-        False  # otherwise it compiles one (engines/deepspeed/build)
-    )
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it compiles one (deepspeed/build.py)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     try:
+        yield deepspeed
+        groups._release_process_group_references(group=None)
+    finally:
+        unset_hf_deepspeed_config()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def by_trainer(
+    chosen: Plan, start: Path, out: Path, resume: bool = False, config: dict[str, Any] | None = None
+) -> Curve:
+    """Train by the Hugging Face Trainer on DeepSpeed: a checkpoint at step 3, then on to step 6; with ``resume``, from
+    that checkpoint. Returns the losses and gradient norms that it logs."""
+    from transformers import Trainer, TrainingArguments
+
+    with _deepspeed():
         args = TrainingArguments(
             output_dir=str(out),
             deepspeed=copy.deepcopy(config or trainer_config(chosen)),
@@ -111,103 +124,67 @@ def by_trainer(chosen: Plan, start: Path, out: Path, resume: bool = False, confi
             save_total_limit=5,
             **training_arguments(chosen),
         )
-        model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
-        trainer = Trainer(model=model, args=args, train_dataset=Rows())
+        trainer = Trainer(model=_model(start), args=args, train_dataset=Rows())
         trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{SAVED_AT}") if resume else None)
-        groups._release_process_group_references(group=None)  # those of this case
         return [(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "grad_norm" in row]
-    finally:
-        unset_hf_deepspeed_config()
-        AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
 
 
-def by_deepspeed(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
-    """Train on DeepSpeed's engine alone: its checkpoint at step 3, then on to step 6. Returns losses and norms."""
-    import deepspeed
-    from deepspeed.utils import groups
+def _model(start: Path, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[chosen.job.precision]
-    model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=dtype)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=_config(chosen))
-    for group in engine.optimizer.param_groups:
-        group["lr"] = chosen.job.learning_rate
-
-    def stepped(loss: torch.Tensor) -> None:
-        engine.backward(loss)
-        engine.step()
-
-    curve = _steps(engine, stepped, lambda: engine.save_checkpoint(str(out)))
-    engine.destroy()
-    groups._release_process_group_references(group=None)
-    return curve
+    return AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=dtype)
 
 
-def by_accelerate(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
+def by_deepspeed(chosen: Plan, start: Path, out: Path) -> Curve:
+    """Train on DeepSpeed's engine alone: its checkpoint at step 3, then on to step 6. Returns losses and norms."""
+    with _deepspeed() as deepspeed:
+        model = _model(
+            start, {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[chosen.job.precision]
+        )
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=_config(chosen))
+        for group in engine.optimizer.param_groups:
+            group["lr"] = chosen.job.learning_rate
+
+        def stepped(loss: torch.Tensor) -> Any:
+            engine.backward(loss)
+            engine.step()
+            return engine.get_global_grad_norm()
+
+        curve = _steps(engine, stepped, lambda: engine.save_checkpoint(str(out)))
+        engine.destroy()
+        return curve
+
+
+def by_accelerate(chosen: Plan, start: Path, out: Path) -> Curve:
     """Train by accelerate's Accelerator on DeepSpeed; ``save_state`` at step 3, then on to step 6. Returns losses and
     norms."""
-    import deepspeed
     from accelerate import Accelerator, DeepSpeedPlugin
-    from accelerate.state import AcceleratorState
     from accelerate.utils import DummyOptim
-    from deepspeed.utils import groups
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    try:
+    with _deepspeed():
         accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config(chosen)))
-        model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
+        model = _model(start)
         engine, _ = accelerator.prepare(model, DummyOptim(model.parameters(), lr=chosen.job.learning_rate))
-        curve = _steps(engine, accelerator.backward, lambda: accelerator.save_state(str(out)))
+
+        def stepped(loss: torch.Tensor) -> Any:
+            accelerator.backward(loss)
+            return engine.get_global_grad_norm()
+
+        curve = _steps(engine, stepped, lambda: accelerator.save_state(str(out)))
         engine.destroy()
-        groups._release_process_group_references(group=None)
         return curve
-    finally:
-        unset_hf_deepspeed_config()
-        AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def _steps(
-    engine: Any, stepped: Callable[[torch.Tensor], object], save: Callable[[], object]
-) -> list[tuple[float, float]]:
-    """Losses and norms of every step of a DeepSpeed engine. ``stepped``: backward and optimizer of a loss; ``save``:
-    writes the checkpoint."""
-    import torch.distributed as dist
-
-    curve = []
-    for step in range(STEPS):
-        rows = [Rows()[step * 4 + dist.get_rank() * 2 + k] for k in range(2)]
-        inputs, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
-        tokens = torch.tensor(int((labels != IGNORE_INDEX).sum()))
-        dist.all_reduce(tokens)
-        loss = engine(input_ids=inputs, labels=labels, num_items_in_batch=tokens).loss
-        stepped(loss * dist.get_world_size())
-        total = loss.detach().float()
-        dist.all_reduce(total)
-        curve.append((float(total), float(engine.get_global_grad_norm())))
-        if step + 1 == SAVED_AT:
-            save()
-    return curve
-
-
-def by_fsdp(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
+def by_fsdp(chosen: Plan, start: Path, out: Path) -> Curve:
     """Train on torch's FSDP2; at step 3 accelerate's functions write its sharded checkpoint (on CPUs its Accelerator
     would take DDP); then on to step 6. Returns the losses and gradient norms."""
-    import torch.distributed as dist
     from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils.fsdp_utils import save_fsdp_model, save_fsdp_optimizer
     from torch.distributed.fsdp import fully_shard
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model, mesh = _model(start), dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh)
     optimizer = chosen.job.optimizer
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": optimizer.weight_decay},
@@ -215,6 +192,27 @@ def by_fsdp(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
     ]
     betas = (optimizer.beta1, optimizer.beta2)
     adam = torch.optim.AdamW(groups, lr=chosen.job.learning_rate, betas=betas, eps=optimizer.eps)
+
+    def stepped(loss: torch.Tensor) -> Any:
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.job.grad_clip).full_tensor()
+        adam.step()
+        adam.zero_grad()
+        return norm
+
+    def save() -> None:
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+        where = PartialState(cpu=True)
+        save_fsdp_model(plugin, where, model, str(out))
+        save_fsdp_optimizer(plugin, where, adam, model, str(out))
+        PartialState._reset_state()
+
+    return _steps(model, stepped, save)
+
+
+def _steps(model: Any, stepped: Callable[[torch.Tensor], Any], save: Callable[[], object]) -> Curve:
+    """Losses and norms of every step. ``stepped``: backward and optimizer of a loss, returns the norm; ``save``: writes
+    the checkpoint."""
     curve = []
     for step in range(STEPS):
         rows = [Rows()[step * 4 + dist.get_rank() * 2 + k] for k in range(2)]
@@ -222,17 +220,9 @@ def by_fsdp(chosen: Plan, start: Path, out: Path) -> list[tuple[float, float]]:
         tokens = torch.tensor(int((labels != IGNORE_INDEX).sum()))
         dist.all_reduce(tokens)
         loss = model(input_ids=inputs, labels=labels, num_items_in_batch=tokens).loss
-        (loss * dist.get_world_size()).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.job.grad_clip).full_tensor()
-        adam.step()
-        adam.zero_grad()
-        total = loss.detach().clone()
+        total, norm = loss.detach().float(), stepped(loss * dist.get_world_size())
         dist.all_reduce(total)
         curve.append((float(total), float(norm)))
         if step + 1 == SAVED_AT:
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
-            where = PartialState(cpu=True)
-            save_fsdp_model(plugin, where, model, str(out))
-            save_fsdp_optimizer(plugin, where, adam, model, str(out))
-            PartialState._reset_state()
+            save()
     return curve

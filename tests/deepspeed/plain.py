@@ -137,10 +137,18 @@ def gradient_error(found: Curve, expected: Curve) -> float:
             errors.append(error / size)
         elif error >= nothing:
             errors.append(float("inf"))
-    return max(errors)
+    return float(torch.tensor(errors).max())
 
 
 def curve_error(found: list[float], expected: list[float]) -> float:
     """Largest relative difference over the steps."""
     pairs = itertools.zip_longest(found, expected, fillvalue=float("inf"))
-    return max(abs(x - x_ref) / abs(x_ref) for x, x_ref in pairs)
+    return float(torch.tensor([abs(x - x_ref) / abs(x_ref) for x, x_ref in pairs]).max())
+
+
+def worst(found: Curve, expected: Curve) -> float:
+    """Largest relative error of a first gradient, a loss, a norm and a master after the last step; NaN stays NaN."""
+    masters = [float((found.masters[n] - t).norm() / (t.norm() or 1.0)) for n, t in expected.masters.items()]
+    curves = [curve_error(found.losses, expected.losses), curve_error(found.norms, expected.norms)]
+    assert found.masters.keys() == expected.masters.keys()
+    return float(torch.tensor([gradient_error(found, expected), *curves, *masters]).max())

@@ -33,8 +33,7 @@ CLOSEST = 1e-5
 """Relative, of losses and norms: other orders of sums in fp32."""
 
 
-Curve = list[tuple[float, float]]
-"""Loss and gradient norm of each step."""
+Curve = foreign.Curve
 
 
 def plan(target: str, decay: float) -> Any:
@@ -62,49 +61,52 @@ def with_precision(chosen: Any, writer: str) -> Any:
     return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, precision=named))
 
 
-def write(writer: str, start: Path, out: Path) -> list[tuple[float, float]]:
+def write(writer: str, start: Path, out: Path) -> Curve:
     """Train by another program; returns its curve. ZeRO-2 with the Trainer's own AdamW, in two groups of parameters;
     ZeRO-3 with that of the ds_config, in one."""
-    if writer == "accelerate-fsdp":
-        return pool("deepspeed", 2).run(foreign.by_fsdp, plan("zero-2", decay(writer)), start, out)[0]
-    chosen = plan(writer[-6:], decay(writer))
+    program, chosen = writer.split("-")[0], plan(f"zero-{2 if 'fsdp' in writer else writer[-1]}", decay(writer))
     if "offload" in writer:
         chosen = dataclasses.replace(chosen, layout=dataclasses.replace(chosen.layout, offload_optimizer="cpu"))
-    if "accelerate" in writer:
-        return pool("deepspeed", 2).run(foreign.by_accelerate, chosen, start, out)[0]
-    if "deepspeed" in writer:
-        return pool("deepspeed", 2).run(foreign.by_deepspeed, with_precision(chosen, writer), start, out)[0]
+    by = foreign.by_fsdp if "fsdp" in writer else getattr(foreign, f"by_{program}")
     config = trainer_config(chosen)
     if decay(writer):
         del config["optimizer"]
-    return pool("deepspeed", 2).run(foreign.by_trainer, chosen, start, out, False, config)[0]
+    arguments = (False, config) if program == "trainer" else ()
+    return pool("deepspeed", 2).run(by, with_precision(chosen, writer), start, out, *arguments)[0]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("foreign"))
+    """``written(writer) → (its checkpoint of step 3, the curve of its steps 4 to 6)``, each written once."""
+    known = {}
+
+    def write_once(writer: str) -> tuple[Path, Curve]:
+        if writer not in known:
+            known.update(write_all(tmp_path_factory.mktemp("foreign"), [writer]))
+        return known[writer]
+
+    return write_once
 
 
-def write_all(root: Path, writers: Sequence[str] = WRITERS) -> dict[str, tuple[Path, list[tuple[float, float]]]]:
+def write_all(root: Path, writers: Sequence[str] = WRITERS) -> dict[str, tuple[Path, Curve]]:
     """Writer → (its checkpoint of step 3, the curve of its steps 4 to 6)."""
-    start = cases.hf_directory(root)
-    found = {}
+    start, found = cases.hf_directory(root), {}
     for writer in writers:
         curve = write(writer, start, root / writer)
         path = root / writer / ("checkpoint-3" if "trainer" in writer else "")
-        found[writer] = (path, curve[foreign.SAVED_AT :])
+        found[writer] = path, curve[foreign.SAVED_AT :]
         if not (path / "config.json").exists():
             shutil.copy(start / "config.json", path)
     return found
 
 
-def error(found: list[tuple[float, float]], expected: list[tuple[float, float]]) -> float:
+def error(found: Curve, expected: Curve) -> float:
     """Largest relative difference of losses and norms."""
     assert len(found) == len(expected) == foreign.STEPS - foreign.SAVED_AT
     return max(abs(a / b - 1) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def continued(target: str, writer: str, exchange: Path, directory: Path) -> list[tuple[float, float]]:
+def continued(target: str, writer: str, exchange: Path, directory: Path) -> Curve:
     chosen = with_precision(plan(target, decay(writer)), writer)
     if target == "torch on 1":
         with process_group_of_one():
@@ -113,7 +115,7 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> list
     return pool(engine, 2).run(foreign.by_kit, chosen, exchange, directory)[0]
 
 
-@pytest.mark.everyday("trainer-zero-2-zero-3")
+@pytest.mark.everyday("trainer-zero-2-zero-3", "accelerate-fsdp-torch on 1")
 @pytest.mark.parametrize(
     ("writer", "target"),
     [
@@ -125,7 +127,7 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> list
     ],
 )
 def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
-    path, expected = written[writer]
+    path, expected = written(writer)
     assert convert(path, "exchange", tmp_path / "exchange").endswith("with Adam's state")
     counters = ExchangeCheckpoint(tmp_path / "exchange").counters
     assert (counters.step, counters.optimizer_steps) == (3, 3)
@@ -134,9 +136,9 @@ def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
 
 @pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_kit_continues_a_run_in_fp16(stage, tmp_path):
+def test_kit_continues_a_run_in_fp16(stage, written, tmp_path):
     writer = f"deepspeed-fp16-zero-{stage}"
-    path, expected = write_all(tmp_path, [writer])[writer]
+    path, expected = written(writer)
     assert inspected(path).layout["precision"] == "fp16"
     convert(path, "exchange", tmp_path / "exchange")
     assert error(continued(f"zero-{stage}", writer, tmp_path / "exchange", tmp_path / "run"), expected) < 1e-6
@@ -152,7 +154,7 @@ def change(path: Path, edit: Any) -> None:
 
 
 def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path):
-    path, expected = written["trainer-zero-3"]
+    path, expected = written("trainer-zero-3")
     shutil.copytree(path, tmp_path / "copy")
     state = "optimizer_state_dict"
     for file in (tmp_path / "copy").glob("*/*_optim_states.pt"):
@@ -163,9 +165,17 @@ def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path)
     assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "exchange", tmp_path / "run"), expected) > 1e-3
 
 
+def same(found: ExchangeCheckpoint, expected: ExchangeCheckpoint) -> bool:
+    """Whether weights and moments are equal bit for bit."""
+    pairs = [(found.source(kind), expected.source(kind)) for kind in KINDS]
+    return found.kinds == expected.kinds == KINDS and all(
+        torch.equal(one.read(name), other.read(name)) for one, other in pairs for name in other.names()
+    )
+
+
 @pytest.mark.parametrize("writer", ["trainer-zero-2", "trainer-zero-3"])
 def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written, tmp_path, writer):
-    path, _ = written[writer]
+    path, _ = written(writer)
     out = tmp_path / "universal" / "global_step3_universal"
     ds_to_universal.main(
         SimpleNamespace(
@@ -183,16 +193,13 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
     convert(out.parent, "exchange", tmp_path / "exchange")
     found, expected = (ExchangeCheckpoint(tmp_path / name) for name in ("exchange", "expected"))
     assert found.counters == expected.counters
-    assert found.kinds == expected.kinds == KINDS
-    for kind in KINDS:
-        tensors, same = found.source(kind), expected.source(kind)
-        assert all(torch.equal(tensors.read(name), same.read(name)) for name in same.names())
+    assert same(found, expected)
 
 
 @pytest.mark.everyday("trainer-zero-3-2")
 @pytest.mark.parametrize(("writer", "stage"), [("trainer-zero-3", 2), ("trainer-zero-3", 3), ("trainer-zero-2", 1)])
 def test_deepspeed_continues_from_the_universal_checkpoint_that_kit_writes(written, tmp_path, writer, stage):
-    path, expected = written[writer]
+    path, expected = written(writer)
     checkpoint = tmp_path / "checkpoint-3"
     assert convert(path, "universal", checkpoint).endswith("with Adam's state")
     if stage == 3:
@@ -209,7 +216,7 @@ def a_tensor_for_torch(checkpoint: Path) -> None:
     change(path, lambda loaded: loaded["optimizer_state_dict"]["state"].update({0: {"step": torch.tensor(3.0)}}))
 
 
-def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) -> list[tuple[float, float]]:
+def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) -> Curve:
     """Steps 4 to 6 of the Trainer in one process, from the universal checkpoint in ``root``. ``optimizer``: parameters
     of that in the ds_config."""
     job = {"optimizer": dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay(writer)), "grad_clip": 0.7}
@@ -222,35 +229,33 @@ def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) 
     return pool("deepspeed", 1).run(foreign.by_trainer, chosen, start, root, True, config)[0][foreign.SAVED_AT :]
 
 
-def test_weights_alone_make_no_universal_checkpoint(written, tmp_path):
+def test_weights_alone_make_no_universal_checkpoint(start, tmp_path):
     with pytest.raises(CheckpointError, match="has no state of Adam, which DeepSpeed's load_universal needs"):
-        convert(cases.hf_directory(tmp_path), "universal", tmp_path / "out")
+        convert(start, "universal", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_path):
-    path, _ = written["trainer-zero-2"]
+    path, _ = written("trainer-zero-2")
     convert(path, "exchange", tmp_path / "exchange")
     assert convert(tmp_path / "exchange", "dcp", tmp_path / "dcp").endswith("with Adam's state")
     exchange = ExchangeCheckpoint(tmp_path / "exchange")
-    wanted = {kind: exchange.source(kind) for kind in KINDS}
-    names = wanted[StateKind.MASTER].names()
-    shapes = {name: wanted[StateKind.MASTER].shape(name) for name in names}
-    states = {name: {kind.value: torch.zeros(shapes[name]) for kind in KINDS[1:]} for name in names}
+    master, *moments = (exchange.source(kind) for kind in KINDS)
+    shapes = {name: master.shape(name) for name in master.names()}
+    states = {name: {kind.value: torch.zeros(shape) for kind in KINDS[1:]} for name, shape in shapes.items()}
     found: dict[str, Any] = {
-        "model": {name: torch.zeros(shapes[name]) for name in names},
+        "model": {name: torch.zeros(shape) for name, shape in shapes.items()},
         "optimizer": {"state": {name: state | {"step": torch.zeros(())} for name, state in states.items()}},
     }
     dcp.load(found, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    for name in names:
-        assert torch.equal(found["model"][name], wanted[StateKind.MASTER].read(name))
-        state = found["optimizer"]["state"][name]
-        assert float(state["step"]) == 3
-        assert all(torch.equal(state[kind.value], wanted[kind].read(name)) for kind in KINDS[1:])
+    for name, state in found["optimizer"]["state"].items():
+        assert float(state.pop("step")) == 3
+        pairs = zip([found["model"][name], *state.values()], (master, *moments), strict=True)
+        assert all(torch.equal(tensor, source.read(name)) for tensor, source in pairs)
     convert(tmp_path / "dcp", "exchange", tmp_path / "back", model=str(path))
     back = ExchangeCheckpoint(tmp_path / "back")
     assert back.counters.optimizer_steps == 3
-    assert all(torch.equal(back.source(kind).read(name), wanted[kind].read(name)) for kind in KINDS for name in names)
+    assert same(back, exchange)
 
 
 INSPECTED = {
@@ -261,15 +266,14 @@ INSPECTED = {
 }
 
 
+@pytest.mark.everyday("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_inspect_says_what_it_is(written, writer):
-    path, _ = written[writer]
-    found = inspected(path)
-    program, layout = INSPECTED[writer]
-    assert (found.program, found.step, found.optimizer_steps, found.adam) == (program, 3, 3, True)
+    path, _ = written(writer)
+    found, (program, layout) = inspected(path), INSPECTED[writer]
+    said = found.program, found.step, found.optimizer_steps, found.adam, found.parameters, found.dtypes
+    assert said == (program, 3, 3, True, 26_784, ["float32"])
     assert {key: found.layout[key] for key in layout} == layout
-    assert found.parameters == 26_784
-    assert found.dtypes == ["float32"]
     assert any("--to exchange" in command for command in found.can)
 
 
@@ -277,11 +281,9 @@ def test_inspect_says_what_it_is(written, writer):
 def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
-    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    model = random_model(tiny.model(), seed=1)
-    listed = targets if targets == "all-linear" else attention
+    listed = targets if targets == "all-linear" else ["q_proj", "k_proj", "v_proj", "o_proj"]
     config = LoraConfig(r=4, lora_alpha=8, target_modules=listed, use_dora=targets == "attention")
-    adapted = get_peft_model(model, config)
+    adapted = get_peft_model(random_model(tiny.model(), seed=1), config)
     adapted.save_pretrained(tmp_path / "peft")
     hf_config(tiny.model()).save_pretrained(tmp_path / "base")
     found = inspected(tmp_path / "peft")
@@ -290,127 +292,116 @@ def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
     convert(tmp_path / "peft", "exchange", tmp_path / "exchange", model=str(tmp_path / "base"))
     exchange = ExchangeCheckpoint(tmp_path / "exchange")
     assert exchange.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
-    source = exchange.source(StateKind.MASTER)
-    wanted = get_peft_model_state_dict(adapted)
-    assert all(torch.equal(source.read(name), wanted[name]) for name in source.names())
-    assert len(source.names()) == len(wanted)
+    source, wanted = exchange.source(StateKind.MASTER), get_peft_model_state_dict(adapted)
+    assert sorted(source.names()) == sorted(wanted)
+    assert all(torch.equal(source.read(name), tensor) for name, tensor in wanted.items())
     said = tmp_path / "peft" / "adapter_config.json"
-    said.write_text(said.read_text().replace('"modules_to_save": null', '"modules_to_save": ["lm_head"]'))
+    edit(said, lambda text: text.replace(b'"modules_to_save": null', b'"modules_to_save": ["lm_head"]'))
     with pytest.raises(CheckpointError, match="modules_to_save, which kit does not train"):
         convert(tmp_path / "peft", "exchange", tmp_path / "other", model=str(tmp_path / "base"))
 
 
+STEP, MODEL, OPTIMIZER = "global_step3", "pytorch_model_fsdp_0", "optimizer_0"
+OPTIM, STATES = (f"{STEP}/zero_pp_rank_{{}}_mp_rank_00_{kind}_states.pt" for kind in ("optim", "model"))
+TERABYTES = b"\x80\x05\x96" + (1 << 46).to_bytes(8, "little")
+"""A BYTEARRAY8: unpickling raises MemoryError."""
 DAMAGES = {
     "a rank is missing": (
-        lambda root: (root / "global_step3" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink(),
+        "trainer-zero-3",
+        lambda root: (root / OPTIM.format(1)).unlink(),
         "was written by 2 ranks and rank 1 is missing",
     ),
     "mixed steps": (
-        lambda root: change(
-            root / "global_step3" / "zero_pp_rank_1_mp_rank_00_model_states.pt",
-            lambda loaded: loaded.update(global_steps=2),
-        ),
+        "trainer-zero-3",
+        lambda root: change(root / STATES.format(1), lambda loaded: loaded.update(global_steps=2)),
         "has files of step 3 and of step 2",
     ),
     "a truncated archive": (
-        lambda root: cut(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        "trainer-zero-3",
+        lambda root: edit(root / OPTIM.format(0), lambda content: content[: len(content) // 2]),
         "rank_00_optim_states.pt cannot be read",
     ),
     "a flipped byte of a tensor": (
-        lambda root: flip(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        "trainer-zero-3",
+        lambda root: edit(root / OPTIM.format(0), flipped),
         r"rank_00_optim_states.pt is damaged \(.*data/",
     ),
     "an archive that says it spans two disks": (
-        lambda root: of_two_disks(root / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        "trainer-zero-3",
+        lambda root: edit(root / OPTIM.format(0), of_two_disks),
         r"rank_00_optim_states.pt is damaged \(zipfiles that span multiple disks",
     ),
     "an unknown class": (
-        lambda root: change(
-            root / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt",
-            lambda loaded: loaded.update(extra=Path("x")),
-        ),
+        "trainer-zero-3",
+        lambda root: change(root / STATES.format(0), lambda loaded: loaded.update(extra=Path("x"))),
         "names pathlib.*, which is not in the closed list",
     ),
     "another model": (
-        lambda root: (root / "config.json").write_text(
-            (root / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 64')
-        ),
+        "trainer-zero-3",
+        lambda root: edit(root / "config.json", lambda said: said.replace(b'"hidden_size": 32', b'"hidden_size": 64')),
         r"has shape \[.*\] in the checkpoint and",
     ),
     "a step that the Trainer does not say": (
+        "trainer-zero-3",
         lambda root: (root / "trainer_state.json").write_text('{"global_step": 4}'),
         "is of step 4 by trainer_state.json and of step 3",
+    ),
+    "a flipped byte of a distributed checkpoint": (
+        "accelerate-fsdp",
+        lambda root: edit(root / MODEL / "__1_0.distcp", flipped),
+        r"__1_0\.distcp is damaged",
+    ),
+    "a table of contents that claims terabytes": (
+        "accelerate-fsdp",
+        lambda root: edit(root / OPTIMIZER / ".metadata", lambda _: TERABYTES),
+        r"optimizer_0 is not a torch_dist checkpoint",
+    ),
+    # A flipped bit in a name of .metadata: found by the fuzz, which saw a KeyError.
+    "a tensor that is in no file": (
+        "accelerate-fsdp",
+        lambda root: edit(root / MODEL / ".metadata", without_a_query),
+        r"does not say in which file model\.model\.layers\.0\..*is: it is damaged",
+    ),
+    "a sharded optimizer without its metadata": (
+        "accelerate-fsdp",
+        lambda root: (root / OPTIMIZER / ".metadata").unlink(),
+        r"optimizer_0 has no .metadata, which torch writes last",
     ),
 }
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def edit(path: Path, new: Any) -> None:
+    path.write_bytes(new(path.read_bytes()))
 
 
-def test_a_flipped_byte_of_a_distributed_checkpoint_is_named(written, tmp_path):
-    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
-    flip(tmp_path / "copy" / "pytorch_model_fsdp_0" / "__1_0.distcp")
-    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is damaged"):
-        convert(tmp_path / "copy", "exchange", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def test_a_table_of_contents_that_claims_terabytes_is_named(written, tmp_path):
-    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
-    claim = b"\x80\x05\x96" + (1 << 46).to_bytes(8, "little")  # BYTEARRAY8: unpickling raises MemoryError
-    (tmp_path / "copy" / "optimizer_0" / ".metadata").write_bytes(claim)
-    with pytest.raises(CheckpointError, match=r"optimizer_0 is not a torch_dist checkpoint"):
-        convert(tmp_path / "copy", "exchange", tmp_path / "out")
+def of_two_disks(content: bytes) -> bytes:
+    place = content.rindex(b"PK\x06\x07") + 16  # ZIP64: its last four bytes are the number of disks
+    return content[:place] + b"\x02" + content[place + 1 :]
 
 
-def test_a_tensor_that_is_in_no_file_is_named(written, tmp_path):
-    """A flipped bit in a name of .metadata: found by the fuzz, which saw a KeyError."""
-    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
-    table = tmp_path / "copy" / "pytorch_model_fsdp_0" / ".metadata"
-    metadata, name = pickle.loads(table.read_bytes()), "model.model.layers.0.self_attn.q_proj.weight"
+def without_a_query(content: bytes) -> bytes:
+    metadata, name = pickle.loads(content), "model.model.layers.0.self_attn.q_proj.weight"
     metadata.storage_data = {index: info for index, info in metadata.storage_data.items() if index.fqn != name}
-    table.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(
-        CheckpointError, match=r"does not say in which file model\.model\.layers\.0\..*is: it is damaged"
-    ):
-        convert(tmp_path / "copy", "exchange", tmp_path / "exchange")
-    assert not (tmp_path / "exchange").exists()
+    return pickle.dumps(metadata)
 
 
-def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):
-    shutil.copytree(written["trainer-zero-2"][0], tmp_path / "copy")
-    (tmp_path / "copy" / "trainer_state.json").unlink()
-    (path,) = (tmp_path / "copy" / "global_step3").glob("*_model_states.pt")
-    change(path, lambda loaded: loaded.update(global_steps=4))
-    assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "exchange", tmp_path / "out")
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def of_two_disks(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    locator = content.rindex(b"PK\x06\x07")  # ZIP64: its last four bytes are the number of disks
-    content[locator + 16] = 2
-    path.write_bytes(bytes(content))
-
-
-def test_a_sharded_optimizer_without_its_metadata_is_not_left_out(written, tmp_path):
-    shutil.copytree(written["accelerate-fsdp"][0], tmp_path / "copy")
-    (tmp_path / "copy" / "optimizer_0" / ".metadata").unlink()
-    with pytest.raises(CheckpointError, match=r"optimizer_0 has no .metadata, which torch writes last"):
-        convert(tmp_path / "copy", "exchange", tmp_path / "out")
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_nothing_written(written, tmp_path, damage):
-    shutil.copytree(written["trainer-zero-3"][0], tmp_path / "copy")
-    harm, message = DAMAGES[damage]
+@pytest.mark.parametrize(("writer", "harm", "message"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_damage_is_named_and_nothing_written(written, tmp_path, writer, harm, message):
+    shutil.copytree(written(writer)[0], tmp_path / "copy")
     harm(tmp_path / "copy")
     with pytest.raises(CheckpointError, match=message):
         convert(tmp_path / "copy", "exchange", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):
+    shutil.copytree(written("trainer-zero-2")[0], tmp_path / "copy")
+    (tmp_path / "copy" / "trainer_state.json").unlink()
+    (path,) = (tmp_path / "copy" / "global_step3").glob("*_model_states.pt")
+    change(path, lambda loaded: loaded.update(global_steps=4))
+    assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "exchange", tmp_path / "out")

@@ -11,7 +11,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from kit.cost.memory.peak import parts_of
 from kit.cost.workload import Workload
 from kit.engines.deepspeed.whole_model import whole_model
-from kit.engines.huggingface.models import build_model, random_model
+from kit.engines.huggingface.models import random_model
 from tests.deepspeed import cases
 from tests.support import tiny
 from tests.support.peak_memory import Peak, own_bytes, return_freed_memory
@@ -24,12 +24,6 @@ def spec():
     return tiny.model(num_layers=12, head_dim=64, vocab_size=2048, **SIZE)
 
 
-def start(directory):
-    seed = tiny.run_directory(directory / "seed", tiny.plan(spec()))
-    build_model(seed, torch.float32, "cpu").save_pretrained(directory / "hf")
-    return directory / "hf"
-
-
 def weigh(chosen, begun, directory):
     """Building the engine: bytes at most, and bytes when the matrices have been copied into the flat buffer."""
     flat, original = [], DeepSpeedZeroOptimizer._update_model_bit16_weights
@@ -40,13 +34,10 @@ def weigh(chosen, begun, directory):
 
     return_freed_memory()
     cases.build(chosen, begun, directory).close()  # what is imported and cached the first time is not the model's
-    DeepSpeedZeroOptimizer._update_model_bit16_weights = watched
-    try:
-        with Peak() as peak:
-            before = own_bytes()
-            engine = cases.build(chosen, begun, directory)
-    finally:
-        DeepSpeedZeroOptimizer._update_model_bit16_weights = original
+    with pytest.MonkeyPatch.context() as patch, Peak() as peak:
+        patch.setattr(DeepSpeedZeroOptimizer, "_update_model_bit16_weights", watched)
+        before = own_bytes()
+        engine = cases.build(chosen, begun, directory)
     engine.close()
     return peak.grown, flat[0] - before
 
@@ -59,27 +50,22 @@ def test_weights_are_never_there_twice(tmp_path, begun):
     workload = Workload(spec(), chosen.cluster, dataclasses.replace(chosen.job, objective="sft"), chosen.layout)
     total, load, largest = workload.parameters[0].total, parts_of(workload, 0).load, 2048 * 512
     assert load == (2 + 4 + 4) * total  # weights, master weights, and gradients that DeepSpeed makes and frees
-    path = start(tmp_path) if begun == "directory" else None
+    path = cases.hf_directory(tmp_path, spec=spec()) if begun == "directory" else None
     ((most, flat),) = pool("deepspeed", 1).run(weigh, chosen, path, tmp_path)
     assert flat == pytest.approx(2 * total + 2 * largest, abs=4 * largest)
     assert most == pytest.approx(load, abs=3 * 4 * largest)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_share_memory_until_they_are_flat(stage, tied):
-    model = whole_model(tiny.model(tied_embeddings=tied), stage, torch.bfloat16, torch.device("cpu"))
-    assert len({parameter.untyped_storage().data_ptr() for parameter in model.parameters()}) == 1
+    """Of stage 0 nothing copies them, so each has memory of its own."""
+    spec = tiny.model(tied_embeddings=tied, ffn_hidden_size=400)  # whose largest matrix is not the first
+    model = whole_model(spec, stage, torch.bfloat16, torch.device("cpu"))
+    parameters = list(model.parameters())
+    assert len({each.untyped_storage().data_ptr() for each in parameters}) == (1 if stage else len(parameters))
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    assert len(list(model.parameters())) == len(list(random_model(tiny.model(tied_embeddings=tied), 0).parameters()))
-
-
-def test_stage_0_keeps_its_parameters():
-    """Nothing copies them, so each has memory of its own."""
-    model = whole_model(tiny.model(), 0, torch.bfloat16, torch.device("cpu"))
-    assert len({parameter.untyped_storage().data_ptr() for parameter in model.parameters()}) == len(
-        list(model.parameters())
-    )
+    assert len(parameters) == len(list(random_model(spec, 0).parameters()))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "gpt2", "qwen3"])
@@ -94,19 +80,17 @@ def test_buffers_are_those_of_a_model_that_deepspeed_casts(family):
         assert found.dtype == expected.dtype
 
 
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_random_weights_are_those_of_a_cast_model(tmp_path, stage):
     """On every rank, though rank 0 alone has built the model."""
     chosen = cases.plan(stage, precision="bf16")
     plain = random_model(chosen.model, tiny.run_directory(tmp_path, chosen).run.seed)
     expected = {name: parameter.detach().bfloat16().float() for name, parameter in plain.named_parameters()}
-    for found in pool("deepspeed", 2).run(weights, chosen, tmp_path):
+    for found in pool("deepspeed", 2).run(cases.inside, chosen, None, tmp_path, weights):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def weights(chosen, directory):
-    engine = cases.build(chosen, None, directory)
-    found = {name: parameter.detach().float().clone() for name, parameter in engine.modules()[""].named_parameters()}
-    engine.close()
-    return found
+def weights(engine, chosen):
+    return {name: parameter.detach().float().clone() for name, parameter in engine.modules()[""].named_parameters()}

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.utils import cpp_extension
 
-from kit.engines.deepspeed import ops
+from kit.engines.deepspeed import build, nvme, ops
+from kit.errors import EngineError
+from tests.deepspeed import cases
+from tests.support.alone import process_group_of_one
 
 HOLD = """
-import sys, time
-from kit.engines.deepspeed.ops import BuildLock
-lock = BuildLock(sys.argv[1])
-assert lock.try_acquire()
+import fcntl, sys, time
+file = open(f"{sys.argv[1]}.kit", "w")
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 print("held", flush=True)
 time.sleep(600)
 """
@@ -89,3 +95,55 @@ def test_a_folder_that_was_named_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     ops.prepare_builds()
     assert ops.library().parents[1] == tmp_path
+
+
+def test_a_build_that_fails_says_its_first_line_and_what_it_needs(monkeypatch):
+    monkeypatch.setattr(ops.AsyncIOBuilder, "is_compatible", lambda self, verbose: True)
+
+    def load(self, verbose):
+        raise RuntimeError("\ng++ is gone\nand so on")
+
+    monkeypatch.setattr(ops.AsyncIOBuilder, "load", load)
+    with pytest.raises(EngineError, match=r"could not be built \(g\+\+ is gone\); it needs g\+\+ and ninja"):
+        ops.load_async_io()
+    monkeypatch.setattr(ops, "load_async_io", lambda: load(None, False))
+    assert ops.compile_all() == {"async_io": "g++ is gone"}
+    monkeypatch.setattr(ops, "load_async_io", lambda: None)
+    assert 0 <= ops.compile_all()["async_io"] < 1
+
+
+OTHER = "/mnt/other"
+
+
+def test_swap_files_go_to_the_runs_own_folder_unless_edited_and_each_rank_removes_its_own(tmp_path, monkeypatch):
+    chosen = cases.plan(3, offload_optimizer="nvme", offload_param="nvme")
+    keys = {"ds_config.json": "offload_param", "accelerate.yaml": "offload_optimizer"}
+    edits = [SimpleNamespace(file=file, key=f"zero_optimization.{key}.nvme_path") for file, key in keys.items()]
+    run = SimpleNamespace(plan=chosen, run=SimpleNamespace(nvme_path=str(tmp_path)), path=tmp_path / "run", edits=edits)
+    section = {"device": "nvme", "nvme_path": OTHER}
+    zero = {"offload_optimizer": dict(section), "offload_param": dict(section)}
+    for name in ("require", "check_nvme"):
+        monkeypatch.setattr(nvme, name, lambda *_: None)
+    monkeypatch.setattr(nvme.ops, "load_async_io", lambda: None)
+    with process_group_of_one():
+        nvme.prepare_swapping(run, {"zero_optimization": zero})
+        folder = Path(zero["offload_optimizer"]["nvme_path"])
+        for rank in (0, 1):
+            (folder / "zero_stage_3" / "optimizer" / f"rank{rank}" / "more").mkdir(parents=True)
+        nvme.remove_swap_files(run)
+        assert [path.name for path in folder.glob("*/*/*")] == ["rank1"]
+        shutil.rmtree(folder / "zero_stage_3" / "optimizer" / "rank1")
+        nvme.remove_swap_files(run)
+    assert folder.parent == tmp_path
+    assert not folder.exists()
+    assert zero["offload_param"]["nvme_path"] == OTHER
+
+
+def test_a_process_that_no_launcher_started_gets_the_variables_of_one(monkeypatch):
+    """zero.Init reads LOCAL_RANK; where one is missing DeepSpeed searches for MPI."""
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with process_group_of_one():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        build._complete_environment()
+        assert {name: os.environ[name] for name in names} == names

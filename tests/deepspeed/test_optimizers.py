@@ -4,6 +4,7 @@ process, bytes, and resumes to the bit."""
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,36 +50,30 @@ def plan(name: OptimizerName, stage: int, **changes: Any) -> Plan:
     return dataclasses.replace(chosen, job=dataclasses.replace(chosen.job, optimizer=OptimizerSpec(name=name, eps=EPS)))
 
 
-def train(chosen: Plan, start: Path, directory: Path, fault: bool = False) -> dict[str, Any]:
+def train(chosen: Plan, start: Path, directory: Path) -> dict[str, Any]:
     """Two steps, both checkpoints, one more; and that again by engines that read the files."""
     counters = dataclasses.replace(COUNTERS, step=2, optimizer_steps=2)
-    engine = cases.build(chosen, start, directory)
-    losses, norms, _ = cases.advance(engine, chosen, 0, 2)
-    (directory / "native").mkdir(exist_ok=True)
-    engine.save(directory / "native")
-    export_exchange(engine, directory / "exchange", counters, model=chosen.model)
-    saved = exported_moments(engine, chosen)
-    last = cases.advance(engine, chosen, 2, 3)[:2]
-    held, ends = engine.held_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
-    moments = exported_moments(engine, chosen)
-    engine.close()
+    (directory / "native").mkdir(parents=True, exist_ok=True)
+    with closing(cases.build(chosen, start, directory)) as engine:
+        losses, norms, _ = cases.advance(engine, chosen, 0, 2)
+        engine.save(directory / "native")
+        export_exchange(engine, directory / "exchange", counters, model=chosen.model)
+        saved = exported_moments(engine, chosen)
+        last = cases.advance(engine, chosen, 2, 3)[:2]
+        held, ends = engine.held_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
+        moments = exported_moments(engine, chosen)
     found = {"curve": Curve([*losses, *last[0]], [*norms, *last[1]], {}, ends), "held": held}
     for way in ("native", "exchange"):
-        engine = cases.build(chosen, None, directory)
-        if way == "native":
-            engine.load(directory / "native")
-        else:
-            import_exchange(engine, directory / "exchange")
-            read = exported_moments(engine, chosen)
-            found["imported"] = max((farthest(read[key], tensor) for key, tensor in saved.items()), default=0.0)
-        if fault:
-            for _, master in engine._state.master_weights():
-                for tensor in engine._state._adam.state[master].values():
-                    tensor.zero_() if torch.is_tensor(tensor) else None
-        cases.advance(engine, chosen, 2, 3)
-        assert engine.optimizer_steps == 3
-        masters, again = cases.exported(engine, StateKind.MASTER), exported_moments(engine, chosen)
-        engine.close()
+        with closing(cases.build(chosen, None, directory)) as engine:
+            if way == "native":
+                engine.load(directory / "native")
+            else:
+                import_exchange(engine, directory / "exchange")
+                read = exported_moments(engine, chosen)
+                found["imported"] = max((farthest(read[key], tensor) for key, tensor in saved.items()), default=0.0)
+            cases.advance(engine, chosen, 2, 3)
+            assert engine.optimizer_steps == 3
+            masters, again = cases.exported(engine, StateKind.MASTER), exported_moments(engine, chosen)
         found[way] = all(torch.equal(masters[name], ends[name]) for name in ends) and all(
             torch.equal(again[name], moments[name]) for name in moments
         )
@@ -102,21 +97,14 @@ def exported_moments(engine: Any, chosen: Plan) -> dict[tuple[str, str], torch.T
     return {(kind, name): tensor for kind in kinds for name, tensor in cases.exported(engine, kind).items()}
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
-    return cases.hf_directory(tmp_path_factory.mktemp("start"))
-
-
-@pytest.mark.everyday("sgd-0")
+@pytest.mark.everyday("sgd-0", "adafactor-0", "adamw-8bit-2", "lion-8bit-3")
 @pytest.mark.parametrize(("name", "stage"), TRIED)
 def test_steps_bytes_and_resumes(start, tmp_path, name, stage):
     chosen = plan(name, stage)
     found = pool("deepspeed", 2).run(train, chosen, start, tmp_path)[0]
     expected, curve = reference(start, 3, build=PLAIN[name]), found["curve"]
     assert curve_error(curve.losses, expected.losses) < 1e-5
-    error = largest(curve.masters, expected.masters)
-    print(f"| {name} | ZeRO-{stage} | {error:.1e} |")
-    assert error < 1e-5
+    assert largest(curve.masters, expected.masters) < 1e-5
     assert found["native"]
     # Adafactor's factors are computed again from their product.
     within = {"adafactor": 1e-6, "adamw-8bit": ROUNDED_AGAIN, "lion-8bit": ROUNDED_AGAIN}
@@ -141,20 +129,12 @@ def test_bf16_keeps_masters_and_moments(start, tmp_path, name, stages):
     assert max(largest(each, masters[0]) for each in masters[1:]) < (1e-3 if name == "sgd" else 5e-3)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("sgd", 0), ("adamw-8bit", 2)])
-def test_lost_moments_are_seen(start, tmp_path, name, stage):
-    found = pool("deepspeed", 2).run(train, plan(name, stage), start, tmp_path, True)[0]
-    assert not found["native"]
-    assert not found["exchange"]
-
-
 @pytest.mark.everyday("sgd")
 @pytest.mark.parametrize("name", ["sgd", "adamw-8bit"])
 def test_over_megatrons_tensor_parallelism(start, tmp_path, name):
     split = {"implementation": "local", "tp": 2, "dp": 1, "sp": True, "gradient_accumulation_steps": 4}
     found = pool("megatron", 2).run(train, plan(name, 2, **split), start, tmp_path)[0]
-    error = largest(found["curve"].masters, reference(start, 3, build=PLAIN[name]).masters)
-    print(f"| {name} | ZeRO-2, tensor parallel | {error:.1e} |")
-    assert error < (1e-5 if name == "sgd" else 5e-3)  # blocks of other elements
+    expected = reference(start, 3, build=PLAIN[name]).masters
+    assert largest(found["curve"].masters, expected) < (1e-5 if name == "sgd" else 5e-3)  # blocks of other elements
     assert found["native"]
     assert found["exchange"] or 0 < found["imported"] <= ROUNDED_AGAIN

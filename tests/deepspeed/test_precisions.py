@@ -13,18 +13,18 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
+from kit.errors import EngineError
+from kit.specs.run import LoggingSpec
 from tests.deepspeed import cases, plain
 from tests.support.workers import pool
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return cases.hf_directory(tmp_path_factory.mktemp("precisions"))
+def run(*arguments):
+    return pool("deepspeed", cases.WORLD_SIZE).run(*arguments)[0]
 
 
-def train_fp16(chosen, start, directory, settings):
-    """Losses, norms, which steps were skipped, the scale after each, and gradients of the first."""
-    engine = cases.build(chosen, start, directory, settings)
+def six_steps(engine, chosen):
+    """(loss, norms, steps taken) of each, and gradients of the first."""
     rows, gradients = [], {}
     for step in range(6):
         loss = engine.forward_backward(cases.micro_batches(engine, chosen, step)).mean
@@ -33,19 +33,16 @@ def train_fp16(chosen, start, directory, settings):
         before = engine.optimizer_steps
         norms = engine.apply(plain.learning_rate(step))
         rows.append((loss, norms, engine.optimizer_steps - before))
-    engine.close()
     return rows, gradients
 
 
 @pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_fp16_trains_like_fp32(stage, start, tmp_path):
-    chosen = cases.plan(stage, precision="fp16")
-    rows, gradients = pool("deepspeed", cases.WORLD_SIZE).run(train_fp16, chosen, start, tmp_path, ds_config(chosen))[0]
-    expected = plain.reference(start, 6)
-    kept = [row for row in rows if not row[1].skipped]
+def test_fp16_trains_like_fp32(stage, references, tmp_path):
+    start, expected = references()
+    rows, gradients = run(cases.inside, cases.plan(stage, precision="fp16"), start, tmp_path, six_steps)
     assert all(taken == (0 if norms.skipped else 1) for _, norms, taken in rows)
-    assert len(kept) >= 4
+    assert sum(not norms.skipped for _, norms, _ in rows) >= 4
     # Ten bits of mantissa; what was skipped delays the rest, so only the first loss is compared.
     assert rows[0][0] == pytest.approx(expected.losses[0], rel=2e-3)
     if not rows[0][1].skipped:
@@ -54,76 +51,80 @@ def test_fp16_trains_like_fp32(stage, start, tmp_path):
         assert worst < 2e-2
 
 
-def unscaled(chosen, start, directory):
+def unscaled(engine, chosen):
     """The gradient that backward leaves and the scale that the step divides it by, without ZeRO."""
-    engine = cases.build(chosen, start, directory)
     engine.forward_backward(cases.micro_batches(engine, chosen, 0))
     held = dict(engine._engine.module.named_parameters())["model.norm.weight"].grad.float().clone()
-    scale = engine._engine.optimizer.loss_scale_config.cur_scale
-    engine.close()
-    return held, scale
+    return held, engine._engine.optimizer.loss_scale_config.cur_scale
 
 
-def test_without_zero_deepspeed_divides_by_a_scale_that_it_never_applied(start, tmp_path):
+@pytest.mark.nightly
+def test_without_zero_deepspeed_divides_by_a_scale_that_it_never_applied(references, tmp_path):
     """Why a rule refuses it; when this fails, DeepSpeed has been mended and the rule can go."""
+    start, curve = references()
     chosen = cases.plan(0, precision="fp16", micro_batch_size=4, gradient_accumulation_steps=1)
-    held, scale = pool("deepspeed", cases.WORLD_SIZE).run(unscaled, chosen, start, tmp_path)[0]
-    expected = plain.reference(start, 1).gradients["model.norm.weight"]
+    held, scale = run(cases.inside, chosen, start, tmp_path, unscaled)
+    expected = curve.gradients["model.norm.weight"]
     assert scale == 65536
     assert float((held - expected).norm() / expected.norm()) < 2e-2
 
 
-def test_an_overflow_skips_the_step_and_halves_the_scale(start, tmp_path):
+@pytest.mark.everyday("2")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_overflow_skips_the_step_and_halves_the_scale(stage, start, tmp_path):
     """A scale of 2^40 overflows for certain: the first steps change nothing, and none of them is an error."""
-    chosen = cases.plan(2, precision="fp16")
+    chosen = cases.plan(stage, precision="fp16")
     settings = ds_config(chosen)
     settings["fp16"] |= {"initial_scale_power": 40, "hysteresis": 1}
-    rows, _ = pool("deepspeed", cases.WORLD_SIZE).run(train_fp16, chosen, start, tmp_path, settings)[0]
+    rows, _ = run(cases.inside, chosen, start, tmp_path, six_steps, {"settings": settings})
     assert all(norms.skipped and math.isinf(norms.gradient) and taken == 0 for _, norms, taken in rows)
+    assert [norms.loss_scale for _, norms, _ in rows] == [2.0 ** (40 - step) for step in range(6)]
 
 
-def train(chosen, start, directory):
-    return cases.train(chosen, start, directory, 3)
+def at_the_minimum(engine, chosen):
+    engine.forward_backward(cases.micro_batches(engine, chosen, 0))
+    with pytest.raises(EngineError) as error:
+        engine.apply(1e-3)
+    return str(error.value)
+
+
+def test_an_overflow_at_the_smallest_scale_ends_the_run(start, tmp_path):
+    chosen = cases.plan(2, precision="fp16")
+    settings = ds_config(chosen)
+    settings["fp16"] |= {"initial_scale_power": 40, "hysteresis": 1, "min_loss_scale": 2**40}
+    said = run(cases.inside, chosen, start, tmp_path, at_the_minimum, {"settings": settings})
+    assert "overflow at optimizer step 1 though fp16's loss scale is at its minimum" in said
 
 
 @pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 3])
-def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, start, tmp_path):
+def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, references, tmp_path):
     """Nearer to fp32 than bf16 weights are: these are rounded once more, at each step."""
-    expected = plain.reference(start, 3)
-    curves = {
-        autocast: pool("deepspeed", cases.WORLD_SIZE).run(
-            train, cases.plan(stage, precision="bf16", autocast=autocast), start, tmp_path / str(autocast)
-        )[0]
+    start, expected = references()
+    curves = [
+        run(cases.train, cases.plan(stage, precision="bf16", autocast=autocast), start, tmp_path / str(autocast), 3)
         for autocast in (True, False)
-    }
-    errors = {autocast: plain.gradient_error(curve, expected) for autocast, curve in curves.items()}
-    assert errors[True] < errors[False] < 0.1
-    assert plain.curve_error(curves[True].losses, expected.losses) < 1e-3
+    ]
+    under_autocast, in_bf16 = (plain.gradient_error(curve, expected) for curve in curves)
+    assert under_autocast < in_bf16 < 0.1
+    assert plain.curve_error(curves[0].losses, expected.losses) < 1e-3
     if stage == 3:  # weights are partitioned while they are made: in fp32, which master weights are cloned from
         chosen = cases.plan(stage, precision="bf16", autocast=True)
-        masters = pool("deepspeed", cases.WORLD_SIZE).run(cases.initial, chosen, None, tmp_path)[0]
+        masters = run(cases.initial, chosen, None, tmp_path)
         assert not any(torch.equal(m, m.bfloat16().float()) for m in masters.values() if m.ndim > 1)
 
 
-def observed(chosen, start, directory):
-    """Two steps of two micro batches, with a profile of the second and a monitor that needs no package."""
-    from kit.specs.run import LoggingSpec
-
-    logging = LoggingSpec(flops_profiler_at_step=2, monitors=("csv_monitor",))
-    engine = cases.build(chosen, start, directory, logging=logging)
-    losses, norms, _ = cases.advance(engine, chosen, 0, 3)
-    engine.close()
-    return losses, norms
+def three_steps(engine, chosen):
+    return cases.advance(engine, chosen, 0, 3)[:2]
 
 
-def test_the_flops_profiler_and_a_monitor_change_nothing_and_write_what_they_say(start, tmp_path):
-    chosen = cases.plan(2)
-    losses, norms = pool("deepspeed", cases.WORLD_SIZE).run(observed, chosen, start, tmp_path)[0]
-    expected = plain.reference(start, 3)
+def test_the_flops_profiler_and_a_monitor_change_nothing_and_write_what_they_say(references, tmp_path):
+    """A profile of the second step of two micro batches, and a monitor that needs no package."""
+    start, expected = references()
+    logging = {"logging": LoggingSpec(flops_profiler_at_step=2, monitors=("csv_monitor",))}
+    losses, norms = run(cases.inside, cases.plan(2), start, tmp_path, three_steps, logging)
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     assert norms == pytest.approx(expected.norms, rel=1e-5)
-    profile = (tmp_path / "flops_profile.txt").read_text()
-    assert "Profile Summary at step 2" in profile
+    assert "Profile Summary at step 2" in (tmp_path / "flops_profile.txt").read_text()
     rates = [line.split(",") for line in (tmp_path / "csv_monitor" / "Train_Samples_lr.csv").read_text().splitlines()]
     assert [float(rate) for _, rate in rates[1:]] == pytest.approx([plain.learning_rate(step) for step in range(3)])
