@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
-from kit.engines.base import IGNORE_INDEX, GeneratedSource, MicroBatch, StateKind, TensorSource
+from kit.engines.base import IGNORE_INDEX, GeneratedSource, LossSum, MicroBatch, StateKind, TensorSource
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
@@ -56,6 +58,7 @@ class Trajectory:
     """Metrics of the last step's experts."""
 
 
+KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 HF_DIRECTORY = "model"
 """Beside the run directories of a shape (conftest.py)."""
 
@@ -112,12 +115,31 @@ def micro_batches(
     return [MicroBatch(*fields) for fields in zip(*own, strict=True)]
 
 
+def batches_of(engine: Any, rundir: Any, step: int, packed: bool = False) -> list[MicroBatch]:
+    """This rank's part of a step, in turns of two sets of a blend."""
+    plan = rundir.plan
+    size = plan.layout.micro_batch_size
+    found = micro_batches(plan.model.vocab_size, step, engine.dp_rank, engine.dp_size, packed, size)
+    return [dataclasses.replace(each, data_set=number % 2) for number, each in enumerate(found)]
+
+
+def sets_are_the_step(engine: Any, loss: LossSum, copies: int) -> bool:
+    """Whether losses and labels by set of a blend, of which ranks have those of their own micro batches, are those of
+    the step; so many ranks compute the same."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for each in engine.set_sums.values():
+        sums += torch.tensor(each, dtype=torch.float64)
+    torch.distributed.all_reduce(sums)
+    whole = [copies * loss.loss_sum, copies * loss.tokens]
+    return sums.tolist() == pytest.approx(whole, rel=1e-6) and engine.set_sums.keys() <= {0, 1}
+
+
 def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = False) -> Trajectory:
     """Inside a worker: ``train``, where one is named with a fault of ``tests/system/parity/faults.py``."""
     from tests.system.parity.faults import planted
 
     with planted(fault):
-        return train(rundir, steps, packed)
+        return inside(rundir, _train, steps, packed, fault)
 
 
 def built(rundir: Any) -> Any:
@@ -132,6 +154,12 @@ def built(rundir: Any) -> Any:
     return Engine(rundir)
 
 
+def inside(rundir: Any, look: Callable[..., Any], *arguments: Any) -> Any:
+    """Inside a worker: ``look(engine, rundir, *arguments)`` of a fresh engine."""
+    with closing(built(rundir)) as engine:
+        return look(engine, rundir, *arguments)
+
+
 class RandomAdapters(GeneratedSource):
     """Adapters whose B is random too: with B = 0, the gradients of A are 0."""
 
@@ -142,27 +170,28 @@ class RandomAdapters(GeneratedSource):
 
 def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
-    engine = built(rundir)
+    return inside(rundir, _train, steps, packed)
+
+
+def _train(engine: Any, rundir: Any, steps: int, packed: bool, fault: str | None = None) -> Trajectory:
     if rundir.plan.job.lora is not None:
         adapters = RandomAdapters(checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora), seed=0)
         engine.import_state(StateKind.MASTER, adapters)
     result = Trajectory(initial=export(engine, StateKind.MASTER))
+    evaluated = engine.evaluate(batches_of(engine, rundir, 0, packed))
+    result.evaluated.append(evaluated.mean)
+    result.tokens.append(evaluated.tokens)
     for step in range(steps):
-        size = rundir.plan.layout.micro_batch_size
-        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size, packed, size)
-        if step == 0:
-            evaluated = engine.evaluate(batches)
-            result.evaluated.append(evaluated.mean)
-            result.tokens.append(evaluated.tokens)
-        loss = engine.forward_backward(batches)
+        loss = engine.forward_backward(batches_of(engine, rundir, step, packed))
+        assert fault or sets_are_the_step(engine, loss, rundir.plan.layout.tp)
         if step == 0:
             result.gradients = export(engine, StateKind.GRADIENT)
         result.losses.append(loss.mean)
         result.tokens.append(loss.tokens)
         result.norms.append(engine.apply(LEARNING_RATE).gradient)
     result.masters = export(engine, StateKind.MASTER)
+    engine.evaluate(batches_of(engine, rundir, steps, packed))  # which is none of the step's metrics
     result.routing = dict(engine.routing_metrics())
-    engine.close()
     return result
 
 
@@ -213,7 +242,6 @@ def reference(
         if step == 0:
             result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in trained.items()})
             result.gradients |= dict(buffers.export(StateKind.GRADIENT))
-        if step == 0:
             result.evaluated.append(loss.item())
             result.tokens.append(count)
         result.losses.append(loss.item())
@@ -302,54 +330,44 @@ def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, An
 
 def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     """Inside a worker: train 4 steps, saving after 2; then resume in two ways, natively and through full tensors."""
-    vocab_size = rundir.plan.model.vocab_size
 
     def two_steps(engine: Any, first: int) -> list[float]:
-        losses = []
+        curve = []
         for step in (first, first + 1):
-            batches = micro_batches(vocab_size, step, engine.dp_rank, engine.dp_size)
-            losses.append(engine.forward_backward(batches).mean)
-            losses.append(engine.apply(LEARNING_RATE).gradient)
-        return losses
+            curve.append(engine.forward_backward(batches_of(engine, rundir, step)).mean)
+            curve.append(engine.apply(LEARNING_RATE).gradient)
+        return curve
 
-    kinds = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-    engine = built(rundir)
-    two_steps(engine, 0)
-    if engine.is_main:
-        checkpoint.mkdir()
-    torch.distributed.barrier()
-    engine.save(checkpoint)
-    exported = {kind: export(engine, kind) for kind in kinds}
-    held = engine.held_bytes()["optimizer"]
-    expected = two_steps(engine, 2)
-    final = export(engine, StateKind.MASTER)
-    engine.close()
+    found: dict[str, Any] = {}
+    with closing(built(rundir)) as engine:
+        two_steps(engine, 0)
+        if engine.is_main:
+            checkpoint.mkdir()
+        torch.distributed.barrier()
+        engine.save(checkpoint)
+        everywhere: list[Any] = [{kind: export(engine, kind) for kind in KINDS}]
+        torch.distributed.broadcast_object_list(everywhere, src=0)
+        found["held"], found["exported"] = engine.held_bytes()["optimizer"], everywhere[0]
+        found["expected"], final = two_steps(engine, 2), export(engine, StateKind.MASTER)
+    with closing(built(rundir)) as engine:
+        engine.load(checkpoint)
+        found["native_steps"] = engine.optimizer_steps
+        found["native"], after_load = two_steps(engine, 2), export(engine, StateKind.MASTER)
+    with closing(built(rundir)) as engine:
+        for kind in KINDS:
+            engine.import_state(kind, InMemory(found["exported"][kind]))
+        engine.set_optimizer_steps(2)
+        found["again"] = {kind: export(engine, kind) for kind in KINDS}
+        found["imported"], after_import = two_steps(engine, 2), export(engine, StateKind.MASTER)
+    return found | {"finals": (final, after_load, after_import)}
 
-    fresh = built(rundir)
-    fresh.load(checkpoint)
-    native_steps = fresh.optimizer_steps
-    native = two_steps(fresh, 2)
-    native_final = export(fresh, StateKind.MASTER)
-    fresh.close()
 
-    everywhere: list[Any] = [exported]
-    torch.distributed.broadcast_object_list(everywhere, src=0)
-    full = everywhere[0]
-    fresh = built(rundir)
-    for kind in kinds:
-        fresh.import_state(kind, InMemory(full[kind]))
-    fresh.set_optimizer_steps(2)
-    again = {kind: export(fresh, kind) for kind in kinds}
-    imported = two_steps(fresh, 2)
-    imported_final = export(fresh, StateKind.MASTER)
-    fresh.close()
-    return {
-        "expected": expected,
-        "native": native,
-        "native_steps": native_steps,
-        "imported": imported,
-        "finals": (final, native_final, imported_final),
-        "exported": full,
-        "held": held,
-        "again": again,
-    }
+def resumed_otherwise(found: dict[str, Any]) -> list[str]:
+    """What of ``resume`` on the main rank is not what the undisturbed run had, bit for bit."""
+    final, *others = found["finals"]
+    return [
+        *(way for way in ("native", "imported") if found[way] != found["expected"]),
+        *(["steps"] if found["native_steps"] != 2 else []),
+        *(name for after in others for name in final.keys() ^ after.keys()),
+        *(name for after in others for name in final if not torch.equal(after[name], final[name])),
+    ]

@@ -11,24 +11,23 @@ import torch.distributed as dist
 
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
+from kit.engines.huggingface.models import HfDirectory
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.megatron.cases import LEARNING_RATE, micro_batches
+from tests.megatron.cases import KINDS, LEARNING_RATE, batches_of
 from tests.training.disk import full_disk
 
 COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2, samples_skipped=0)
-KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
 def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
     """Losses and gradient norms of some steps."""
     curve = []
     for step in range(first, first + count):
-        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
-        curve.append(engine.forward_backward(batches).mean)
+        curve.append(engine.forward_backward(batches_of(engine, rundir, step)).mean)
         curve.append(engine.apply(LEARNING_RATE).gradient)
     return curve
 
@@ -39,24 +38,16 @@ def checkpoints(rundir: Any, root: Path) -> NativeCheckpoints:
     return NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=9, model=model, log=lambda _: None)
 
 
-def save(rundir: Any, root: Path) -> list[float]:
+def save(engine: Any, rundir: Any, root: Path) -> list[float]:
     """Train 2 steps, save natively and to an exchange checkpoint; returns the curve of the 2 steps after."""
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     steps(engine, rundir, 0)
     checkpoints(rundir, root).save(engine, COUNTERS)
     export_exchange(engine, root / "exchange", COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
-    curve = steps(engine, rundir, 2)
-    engine.close()
-    return curve
+    return steps(engine, rundir, 2)
 
 
-def load(rundir: Any, root: Path) -> dict[str, Any]:
+def load(engine: Any, rundir: Any, root: Path) -> dict[str, Any]:
     """Load what ``save`` wrote on another layout: whether the state equals the exchange checkpoint, and the curve."""
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     counters = checkpoints(rundir, root / "elsewhere").load(engine, root / "step-00000002")
     exchange = ExchangeCheckpoint(root / "exchange")
     differing = [
@@ -66,28 +57,19 @@ def load(rundir: Any, root: Path) -> dict[str, Any]:
         if not torch.equal(tensor, exchange.source(kind).read(name))
     ]
     found = {"counters": counters, "steps": engine.optimizer_steps, "differing": differing}
-    found["curve"] = steps(engine, rundir, 2)
-    engine.close()
-    return found
+    return found | {"curve": steps(engine, rundir, 2)}
 
 
-def through_the_exchange_checkpoint(rundir: Any, root: Path) -> list[float]:
+def after_exchange(engine: Any, rundir: Any, root: Path) -> list[float]:
     """The curve after importing the exchange checkpoint that ``save`` wrote."""
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     import_exchange(engine, root / "exchange")
-    curve = steps(engine, rundir, 2)
-    engine.close()
-    return curve
+    return steps(engine, rundir, 2)
 
 
-def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
+def in_the_background(engine: Any, rundir: Any, root: Path) -> dict[str, Any]:
     """Save in a thread while training goes on, then see that the checkpoint is of the moment at which it was begun."""
     from kit.engines.megatron.checkpoint import torch_dist
-    from kit.engines.megatron.engine import MegatronEngine
 
-    engine = MegatronEngine(rundir)
     steps(engine, rundir, 0)
     written = checkpoints(rundir, root)
     background = CheckpointManager(written, asynchronous=True)
@@ -105,68 +87,43 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
     assert background.wait() is None
 
     with full_disk(1_000):
-        background.save(
-            engine,
-            Counters(4, 32, 1024, 4, 0),
-            wait=False,
-        )
+        background.save(engine, Counters(4, 32, 1024, 4, 0), wait=False)
         steps(engine, rundir, 4, 1)
         failure = background.wait() or "none"
-    engine.close()
     dist.barrier()
-
-    fresh = MegatronEngine(rundir)
-    counters = written.load_newest(fresh)
-    found = steps(fresh, rundir, 2)
-    fresh.close()
+    counters = written.load_newest(engine)
+    found = steps(engine, rundir, 2)
     return {"expected": expected, "found": found, "counters": counters, "failure": failure}
 
 
-def roundtrip(rundir: Any, exchange: Path) -> None:
+def roundtrip(engine: Any, rundir: Any, exchange: Path) -> None:
     """Hugging Face → this layout → an exchange checkpoint, in blocks smaller than any matrix."""
     from kit.engines.io import parallel_safetensors
-    from kit.engines.megatron.engine import MegatronEngine
 
     whole, parallel_safetensors.BLOCK_BYTES = parallel_safetensors.BLOCK_BYTES, 1000
-    engine = MegatronEngine(rundir)
     export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
-    engine.close()
     parallel_safetensors.BLOCK_BYTES = whole
 
 
-def load_plain(rundir: Any, directory: Path) -> list[float]:
+def after_native(engine: Any, rundir: Any, directory: Path) -> list[float]:
     """The curve after loading a Megatron checkpoint that has no manifest of ours."""
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     engine.load(directory)
     assert engine.optimizer_steps == 2
-    curve = steps(engine, rundir, 2)
-    engine.close()
-    return curve
+    return steps(engine, rundir, 2)
 
 
-def from_the_start(rundir: Any, model: Path) -> list[float]:
+def from_the_start(engine: Any, rundir: Any, model: Path) -> list[float]:
     """The curve of steps 2 and 3 with the weights of a Hugging Face directory."""
-    from kit.engines.huggingface.models import HfDirectory
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     engine.import_state(StateKind.MASTER, HfDirectory(model))
-    curve = steps(engine, rundir, 2)
-    engine.close()
-    return curve
+    return steps(engine, rundir, 2)
 
 
-def read_by_megatron(rundir: Any, directory: Path, exchange: Path) -> list[str]:
+def read_by_megatron(engine: Any, rundir: Any, directory: Path, exchange: Path) -> list[str]:
     """Load with megatron-core's own loader; names whose tensors differ from the exchange checkpoint."""
     from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.utils import unwrap_model
 
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
     # Names of norms as its own layers say them; before experts those of Transformer Engine's layers are others.
     names = dict(get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map)
     if rundir.plan.model.num_experts:
@@ -184,10 +141,8 @@ def read_by_megatron(rundir: Any, directory: Path, exchange: Path) -> list[str]:
         assert all("_extra_state" in key for key in absent), absent
         chunk.load_state_dict(found, strict=False)
     source = ExchangeCheckpoint(exchange).source(StateKind.MASTER)
-    differing = [
+    return [
         name
         for name, tensor in full_tensors(engine, StateKind.MASTER).items()
         if not torch.equal(tensor, source.read(name))
     ]
-    engine.close()
-    return differing

@@ -38,7 +38,7 @@ GRANITE = {
     "logits_divisor": 2.0,
     "query_pre_attn_scalar": 4,
 }
-OLMO3 = WINDOW | {"full_attention_every": 2, "local_rope_theta": 10000.0, "rope_scaling": YARN}
+OLMO3 = {"sliding_window": 11, "full_attention_every": 2, "local_rope_theta": 10000.0, "rope_scaling": YARN}
 GLM = {
     "num_experts": 8,
     "experts_per_token": 4,

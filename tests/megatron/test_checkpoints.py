@@ -39,27 +39,24 @@ def test_another_layout_goes_on_where_one_was(references, tmp_path, family, inde
     directory, _ = references(spec)
     written_on, read_on = LAYOUTS[family][index]
 
-    def rundir(layout):
-        return cases.run_directory(directory / "run", spec, **layout)
+    def run(layout, look):
+        rundir = cases.run_directory(directory / "run", spec, **layout)
+        return pool("megatron", rundir.plan.layout.world_size).run(cases.inside, rundir, look, tmp_path)[0]
 
-    def workers(layout):
-        return pool("megatron", rundir(layout).plan.layout.world_size)
-
-    expected = workers(written_on).run(checkpoints.save, rundir(written_on), tmp_path)[0]
+    expected = run(written_on, checkpoints.save)
     for layout in read_on:
-        found = workers(layout).run(checkpoints.load, rundir(layout), tmp_path)[0]
-        assert found["counters"] == checkpoints.COUNTERS
-        assert found["steps"] == 2
-        assert found["differing"] == [], layout
+        found = run(layout, checkpoints.load)
+        assert (found["counters"], found["steps"], found["differing"]) == (checkpoints.COUNTERS, 2, []), layout
         assert found["curve"] == pytest.approx(expected, rel=1e-4), layout
 
 
+@pytest.mark.everyday("distributed optimizer")
 @pytest.mark.parametrize("layout", [ZERO, {"tp": 2}], ids=["distributed optimizer", "tp2"])
 def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, layout):
     spec = spec_of("llama")
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, **layout)
-    for found in pool("megatron", 2).run(checkpoints.in_the_background, rundir, tmp_path):
+    for found in pool("megatron", 2).run(cases.inside, rundir, checkpoints.in_the_background, tmp_path):
         assert found["found"] == found["expected"]
         assert found["counters"] == checkpoints.COUNTERS
         assert "could not be written" in found["failure"]
@@ -77,7 +74,7 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name)
     for number, layout in enumerate(({"tp": 2, "sp": True} | expert, {"pp": 2, "vp": 2}, ZERO | expert)):
         exchange = tmp_path / f"exchange{number}"
         rundir = cases.run_directory(directory / "run", spec, **layout)
-        pool("megatron", 2).run(checkpoints.roundtrip, rundir, exchange)
+        pool("megatron", 2).run(cases.inside, rundir, checkpoints.roundtrip, exchange)
         exchange_to_hf(exchange, tmp_path / f"hf{number}", dtype="float32")
         again = HfDirectory(tmp_path / f"hf{number}")
         assert sorted(again.names()) == sorted(original.names())
@@ -88,7 +85,7 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name)
 def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):
     """torch keeps the tensors of a file in memory until the file is complete."""
     monkeypatch.setattr(torch_dist, "_FILE_BYTES", 100)
-    tensors = {name: torch.arange(length, dtype=torch.float32) for name, length in (("a", 20), ("b", 5), ("c", 90))}
+    tensors = {name: torch.arange(length, dtype=torch.float32) for name, length in (("c", 90), ("a", 20), ("b", 5))}
     blocks = [
         torch_dist.WriteBlock(name, shape := tuple(tensor.shape), (0,), shape, torch.float32, lambda t=tensor: t)
         for name, tensor in tensors.items()

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory, hf_config
+from kit.engines.megatron.checkpoint import torch_dist
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
 from kit.training.checkpoint.engine_checkpoint import MANIFEST
@@ -29,17 +31,30 @@ from tests.support import tiny
 from tests.support.workers import pool
 
 
-@pytest.fixture(scope="module", params=["llama", "mixtral"])
-def saved(request, references, tmp_path_factory):
-    """(spec, directory of the run directories, checkpoints of two steps on TP2 (and EP2), the curve after them)."""
-    spec = tiny.model(request.param, num_layers=4, vocab_size=127)
-    directory, _ = references(spec)
-    layout = {"tp": 2, "sp": True} | ({"ep": 2} if spec.num_experts else {})
-    rundir = cases.run_directory(directory / "run", spec, **layout)
-    root = tmp_path_factory.mktemp("run")
-    rundir.plan.save(root / "plan.yaml")
-    curve = pool("megatron", 2).run(checkpoints.save, rundir, root / "checkpoints")[0]
-    return spec, directory, root / "checkpoints", curve
+@pytest.fixture(scope="module")
+def saved(references, tmp_path_factory):
+    """``saved(family) → (spec, directory of the run directories, checkpoints of two steps on TP2 (and EP2), the curve
+    after them)``."""
+
+    def save(family="llama"):
+        spec = tiny.model(family, num_layers=4, vocab_size=127)
+        directory, _ = references(spec)
+        layout = {"tp": 2, "sp": True} | ({"ep": 2} if spec.num_experts else {})
+        rundir = cases.run_directory(directory / "run", spec, **layout)
+        root = tmp_path_factory.mktemp("run")
+        rundir.plan.save(root / "plan.yaml")
+        curve = pool("megatron", 2).run(cases.inside, rundir, checkpoints.save, root / "checkpoints")[0]
+        return spec, directory, root / "checkpoints", curve
+
+    return lru_cache(save)
+
+
+FULLY_RESHARDABLE = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+"""What megatron-core's loader reads in common.pt (optimizer/distrib_optimizer.py)."""
 
 
 def same(found, expected):
@@ -48,48 +63,56 @@ def same(found, expected):
 
 
 @pytest.mark.everyday("llama")
-def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path):
-    _, _, root, _ = saved
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path, family):
+    _, _, root, _ = saved(family)
     convert(root / "step-00000002", "exchange", tmp_path / "exchange")
     found, expected = ExchangeCheckpoint(tmp_path / "exchange"), ExchangeCheckpoint(root / "exchange")
     found.verify()
     assert (found.counters, found.model) == (expected.counters, expected.model)
-    for kind in checkpoints.KINDS:
-        assert same(found.source(kind), expected.source(kind))
+    assert all(same(found.source(kind), expected.source(kind)) for kind in cases.KINDS)
+    common = torch_dist.Checkpoint(root / "step-00000002" / "state").common()
+    of_optimizer = common["optimizer"]["param_state_sharding_type"], common["optimizer"]["optimizer"]["param_groups"]
+    assert common["content_metadata"] == FULLY_RESHARDABLE
+    assert of_optimizer[0] == FULLY_RESHARDABLE["distrib_optim_sharding_type"]
+    assert [(group["step"], "params" in group) for group in of_optimizer[1]] == [(2, False)] * len(of_optimizer[1])
 
 
 def test_inspect_proposes_the_conversion_only_of_megatrons_own_files(saved, tmp_path):
-    native = saved[2] / "step-00000002"
+    native = saved()[2] / "step-00000002"
     assert any("--to exchange" in command for command in inspected(native).can)
     (tmp_path / "state").mkdir()  # as an engine with files of its own leaves it
     shutil.copyfile(native / MANIFEST, tmp_path / MANIFEST)
     assert list(inspected(tmp_path).can) == ["kit train RUN --resume auto"]
 
 
-def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):
-    spec, directory, root, curve = saved
+NAMES = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": StateKind.EXP_AVG_SQ}
+"""Adam's state under the names that megatron-core's distributed optimizer gives it."""
+
+
+@pytest.mark.everyday("mixtral")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes_and_megatron_core_reads(saved, tmp_path, family):
+    """Masters and moments keep fp32 beside weights in bf16. megatron-core's own loader reads its own names and shapes,
+    on another layout than the one that wrote them."""
+    spec, directory, root, curve = saved(family)
     words = convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
     assert words == f"a megatron checkpoint of {spec.name}, with Adam's state"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "2"
-    rundir = cases.run_directory(directory / "run", spec, pp=2)
-    found = pool("megatron", 2).run(checkpoints.load_plain, rundir, tmp_path / "out" / "iter_0000002")[0]
+    rundir, written = cases.run_directory(directory / "run", spec, pp=2), tmp_path / "out" / "iter_0000002"
+    found = pool("megatron", 2).run(cases.inside, rundir, checkpoints.after_native, written)[0]
     assert found == pytest.approx(curve, rel=1e-4)
-
-
-def test_megatron_core_reads_what_is_written(saved, tmp_path):
-    """megatron-core's own loader reads its own names and shapes, on another layout than the one that wrote them."""
-    spec, directory, root, _ = saved
-    convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
-    rundir = cases.run_directory(directory / "run", spec, pp=2)
-    for path in (root / "step-00000002" / "state", tmp_path / "out" / "iter_0000002"):
-        differing = pool("megatron", 2).run(checkpoints.read_by_megatron, rundir, path, root / "exchange")
-        assert differing == [[], []]
-    # Adam's state under the names that its distributed optimizer gives it.
-    names = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": StateKind.EXP_AVG_SQ}
-    found = {f"optimizer.state.{name}.decoder.final_layernorm.weight": torch.empty(spec.hidden_size) for name in names}
-    dcp.load(found, checkpoint_id=tmp_path / "out" / "iter_0000002", no_dist=True)
-    for tensor, kind in zip(found.values(), names.values(), strict=True):
-        assert torch.equal(tensor, ExchangeCheckpoint(root / "exchange").source(kind).read("model.norm.weight")), kind
+    for path in (root / "step-00000002" / "state", written):
+        arguments = checkpoints.read_by_megatron, path, root / "exchange"
+        assert pool("megatron", 2).run(cases.inside, rundir, *arguments) == [[], []]
+    convert(root / "exchange", "megatron", tmp_path / "bf16", dtype="bfloat16")
+    keys = {f"optimizer.state.{name}.decoder.final_layernorm.weight": kind for name, kind in NAMES.items()}
+    for path in (written, tmp_path / "bf16" / "iter_0000002"):
+        found = {key: torch.empty(spec.hidden_size) for key in keys}
+        dcp.load(found, checkpoint_id=path, no_dist=True)
+        for key, kind in keys.items():
+            assert torch.equal(found[key], ExchangeCheckpoint(root / "exchange").source(kind).read("model.norm.weight"))
+            assert torch_dist.Checkpoint(path).tensors[key].properties.dtype is torch.float32
 
 
 class OfAProgram(enum.Enum):
@@ -112,13 +135,19 @@ def harm(name):
     os.mkdir(name)
 
 
+def left_by(saved, tmp_path, monkeypatch):
+    """(A Megatron checkpoint, its common.pt, a function that converts it)."""
+    monkeypatch.chdir(tmp_path)
+    _, directory, root, _ = saved()
+    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
+    to_exchange = partial(convert, tmp_path / "theirs", "exchange", model=str(directory / "model"))
+    return tmp_path / "theirs/iter_0000002/common.pt", to_exchange
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_path, monkeypatch, several):
     """Arguments, classes that are not there, a word that would run code; with experts an optimizer each."""
-    monkeypatch.chdir(tmp_path)
-    _, directory, root, _ = saved
-    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
-    common = tmp_path / "theirs/iter_0000002/common.pt"
+    common, to_exchange = left_by(saved, tmp_path, monkeypatch)
     values = torch.load(common, weights_only=True)
     if several:
         values["optimizer"] = {0: values["optimizer"], 1: values["optimizer"]}
@@ -128,35 +157,32 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
         "now": Harmful(harm),
     }
     torch.save(own | values, common)
-    words = convert(tmp_path / "theirs", "exchange", tmp_path / "exchange", model=str(directory / "model"))
-    assert words.endswith("with Adam's state")
+    assert to_exchange(tmp_path / "exchange").endswith("with Adam's state")
     found = ExchangeCheckpoint(tmp_path / "exchange").counters
     assert (found.step, found.optimizer_steps) == (2, 2)
-    if several:  # what does not say its iteration has made as many steps as its optimizer
-        torch.save({"optimizer": values["optimizer"]}, common)
-        convert(tmp_path / "theirs", "exchange", tmp_path / "unsaid", model=str(directory / "model"))
-        assert ExchangeCheckpoint(tmp_path / "unsaid").counters == found
+    # What does not say its iteration has made as many steps as its optimizer.
+    torch.save({"optimizer": values["optimizer"]}, common)
+    to_exchange(tmp_path / "unsaid")
+    assert ExchangeCheckpoint(tmp_path / "unsaid").counters == found
     assert not (tmp_path / "harm").exists()
 
 
 def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
-    _, directory, root, _ = saved
-    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
-    torch.save({"iteration": 2}, tmp_path / "theirs/iter_0000002/common.pt")
-    words = convert(tmp_path / "theirs", "exchange", tmp_path / "exchange", model=str(directory / "model"))
-    assert words.endswith("weights only")
-    monkeypatch.chdir(tmp_path)
+    common, to_exchange = left_by(saved, tmp_path, monkeypatch)
+    torch.save({"iteration": 2}, common)
+    assert to_exchange(tmp_path / "exchange").endswith("weights only")
     # Neither in torch's format nor in its older one, a bare pickle.
-    (tmp_path / "theirs/iter_0000002/common.pt").write_bytes(pickle.dumps(Harmful(harm)))
+    common.write_bytes(pickle.dumps(Harmful(harm)))
     with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy the checkpoint again"):
-        convert(tmp_path / "theirs", "exchange", tmp_path / "other", model=str(directory / "model"))
+        to_exchange(tmp_path / "other")
     # What calls the operating system is refused as a whole.
-    torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, tmp_path / "theirs/iter_0000002/common.pt")
+    torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, common)
     with pytest.raises(CheckpointError, match=r"common\.pt names posix\.mkdir, which is not in the closed list"):
-        convert(tmp_path / "theirs", "exchange", tmp_path / "other", model=str(directory / "model"))
+        to_exchange(tmp_path / "other")
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.everyday("phi3", "qwen3_moe")
 @pytest.mark.parametrize("family", ["llama", "gpt2", "phi3", "qwen3_moe"])
 def test_a_hugging_face_model_there_and_back(references, tmp_path, family):
     spec = tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "gpt2")
@@ -171,29 +197,48 @@ def test_a_hugging_face_model_there_and_back(references, tmp_path, family):
 
 
 def test_an_engine_starts_from_an_exchange_checkpoint_of_weights_alone(saved, tmp_path):
-    spec, directory, _, _ = saved
+    spec, directory, _, _ = saved()
     convert(directory / "model", "exchange", tmp_path / "exchange")
     rundir = cases.run_directory(directory / "run", spec, pp=2, model_path=None)
-    curve = pool("megatron", 2).run(checkpoints.through_the_exchange_checkpoint, rundir, tmp_path)[0]
-    assert curve == pytest.approx(pool("megatron", 2).run(checkpoints.from_the_start, rundir, directory / "model")[0])
+    curve = pool("megatron", 2).run(cases.inside, rundir, checkpoints.after_exchange, tmp_path)[0]
+    whole = pool("megatron", 2).run(cases.inside, rundir, checkpoints.from_the_start, directory / "model")[0]
+    assert curve == pytest.approx(whole)
 
 
-class TestBadInput:
-    def test_what_is_no_checkpoint(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"is not a checkpoint: neither exchange.json"):
-            convert(tmp_path, "hf", tmp_path / "out")
+def of_nobody(root, tmp_path):
+    """A native checkpoint away from its run."""
+    return shutil.copytree(root / "step-00000002", tmp_path / "a" / "step")
 
-    def test_an_unknown_format(self, tmp_path):
-        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, exchange, megatron, dcp"):
-            convert(tmp_path, "onnx", tmp_path / "out")
 
-    def test_the_same_format(self, saved, tmp_path):
-        with pytest.raises(CheckpointError, match="is of format exchange already"):
-            convert(saved[2] / "exchange", "exchange", tmp_path / "out")
+class LooksUp:
+    """Stands for ``getattr(torch.Size, "mro")``: what no enumeration is may not be looked up."""
 
-    @pytest.mark.parametrize(
-        ("to", "options", "said"),
-        [
+    def __reduce__(self):
+        return getattr, (torch.Size, "mro")
+
+
+def table_of_contents(content):
+    """Source of ``BAD``: a directory with this ``.metadata``."""
+
+    def write(_, tmp_path):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(content))
+        return tmp_path
+
+    return write
+
+
+BAD = {
+    "what is no checkpoint": (lambda _, tmp_path: tmp_path, "hf", {}, "is not a checkpoint: neither exchange.json"),
+    "an unknown format": (
+        lambda _, tmp_path: tmp_path,
+        "onnx",
+        {},
+        "--to onnx is unknown; use one of hf, exchange, megatron, dcp",
+    ),
+    "the same format": (lambda root, _: root / "exchange", "exchange", {}, "is of format exchange already"),
+    **{
+        f"an option that would not be used: {said}": (lambda root, _: root / "exchange", to, options, said)
+        for to, options, said in (
             ("dcp", {"dtype": "bfloat16"}, "--dtype bfloat16 with --to dcp, which holds fp32 always"),
             ("exchange", {"dtype": "float16"}, "--dtype float16 with --to exchange, which holds fp32 always"),
             ("universal", {"extras_from": Path("hf")}, "--extras-from hf with --to universal, which holds"),
@@ -201,61 +246,67 @@ class TestBadInput:
             ("hf", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
             ("dcp", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
             ("hf", {"merge_into": Path("hf")}, "holds a whole model and no adapters; omit merge_into=hf"),
-        ],
-    )
-    def test_an_option_that_would_not_be_used(self, saved, tmp_path, to, options, said):
-        with pytest.raises(CheckpointError, match=said):
-            convert(saved[2] / "exchange", to, tmp_path / "out", **options)
-        assert not (tmp_path / "out").exists()
-
-    def test_a_directory_without_a_tokenizer_to_copy(self, saved, tmp_path):
-        with pytest.raises(CheckpointError, match=r"--extras-from .* has no tokenizer; give"):
-            convert(saved[2] / "exchange", "hf", tmp_path / "out", extras_from=tmp_path)
-        assert not (tmp_path / "out").exists()
-
-    def test_the_model_of_a_model(self, saved, tmp_path):
-        with pytest.raises(CheckpointError, match=r"--model llama-3.2-1b: .* has a config\.json, which says its model"):
-            convert(saved[1] / "model", "exchange", tmp_path / "out", model="llama-3.2-1b")
-
-    def test_a_megatron_checkpoint_of_nobody(self, saved, tmp_path):
-        shutil.copytree(saved[2] / "step-00000002", tmp_path / "a" / "step")
-        with pytest.raises(CheckpointError, match="add --model"):
-            convert(tmp_path / "a" / "step", "hf", tmp_path / "out")
-
-    def test_a_damaged_file(self, saved, tmp_path):
-        shutil.copytree(saved[2].parent, tmp_path / "run")
-        directory = tmp_path / "run" / "checkpoints" / "step-00000002"
-        path = next((directory / "state").glob("*.distcp"))
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
-        with pytest.raises(CheckpointError, match=r"distcp has \d+ bytes where"):
-            convert(directory, "hf", tmp_path / "out")
-        (directory / "manifest.json").unlink()  # as another program would have left it
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            convert(directory, "hf", tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-
-    def test_a_table_of_contents_that_would_run_code(self, saved, tmp_path):
-        (tmp_path / ".metadata").write_bytes(pickle.dumps(Harmful(os.mkdir)))
-        with pytest.raises(CheckpointError, match=r"names posix.mkdir, which no table of contents has"):
-            convert(tmp_path, "hf", tmp_path / "out", model=str(saved[1] / "model"))
-
-    def test_another_model(self, saved, tmp_path):
-        root = saved[2]
-        other = "llama-3.2-1b"
-        with pytest.raises(KitError, match=r"has shape|is not in the checkpoint"):
-            convert(root / "step-00000002", "hf", tmp_path / "out", model=other)
-
-    def test_a_smaller_model(self, saved, tmp_path):
-        """Not its first layers either."""
-        spec, _, root, _ = saved
-        hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
-        with pytest.raises(KitError, match=r"has shape \[4, .* and \[3, .* in the model"):
-            convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
+            ("hf", {"extras_from": Path(__file__).parent}, r"--extras-from .* has no tokenizer; give"),
+        )
+    },
+    "a Megatron checkpoint of nobody": (of_nobody, "hf", {}, "add --model"),
+    "a table of contents that would run code": (
+        table_of_contents(Harmful(os.mkdir)),
+        "hf",
+        {"model": "llama-3.2-1b"},
+        "names posix.mkdir, which no table of contents has",
+    ),
+    "a table of contents that looks up what is no enumeration": (
+        table_of_contents(LooksUp()),
+        "hf",
+        {"model": "llama-3.2-1b"},
+        "looks up mro of .*torch.Size.*, which no table of contents does",
+    ),
+    "another model": (
+        lambda root, _: root / "step-00000002",
+        "hf",
+        {"model": "llama-3.2-1b"},
+        "has shape|is not in the checkpoint",
+    ),
+}
 
 
-@pytest.mark.everyday("llama")
+@pytest.mark.parametrize(("source", "to", "options", "said"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_and_nothing_written(saved, tmp_path, source, to, options, said):
+    with pytest.raises(KitError, match=said):
+        convert(source(saved()[2], tmp_path), to, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_model_of_a_model(saved, tmp_path):
+    with pytest.raises(CheckpointError, match=r"--model llama-3.2-1b: .* has a config\.json, which says its model"):
+        convert(saved()[1] / "model", "exchange", tmp_path / "out", model="llama-3.2-1b")
+
+
+def test_a_damaged_file(saved, tmp_path):
+    shutil.copytree(saved()[2].parent, tmp_path / "run")
+    directory = tmp_path / "run" / "checkpoints" / "step-00000002"
+    path = next((directory / "state").glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
+    with pytest.raises(CheckpointError, match=r"distcp has \d+ bytes where"):
+        convert(directory, "hf", tmp_path / "out")
+    (directory / "manifest.json").unlink()  # as another program would have left it
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        convert(directory, "hf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_smaller_model(saved, tmp_path):
+    """Not its first layers either."""
+    spec, _, root, _ = saved()
+    hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
+    with pytest.raises(KitError, match=r"has shape \[4, .* and \[3, .* in the model"):
+        convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
+
+
+@pytest.mark.nightly
 def test_the_command(saved, tmp_path):
-    command = [sys.executable, "-m", "kit", "convert", "model", str(saved[2] / "step-00000002"), "--to", "hf"]
+    command = [sys.executable, "-m", "kit", "convert", "model", str(saved()[2] / "step-00000002"), "--to", "hf"]
     ran = subprocess.run([*command, "--out", str(tmp_path / "hf")], capture_output=True, text=True, check=True)
     assert "a Hugging Face model in bfloat16" in ran.stdout
     assert {tensor.dtype for tensor in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}

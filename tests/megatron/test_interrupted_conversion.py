@@ -40,12 +40,12 @@ def source(tmp_path_factory) -> Path:
     return directory / "universal"
 
 
-def small_files() -> None:
+def small_files(patch: Callable[..., None] = setattr) -> None:
     """Files of a tensor or a few, so that there is something to go on with."""
     plan_files = conversions.plan_files
     for module in (conversions, to_huggingface):
-        module.plan_files = lambda names, shapes, itemsize, _: plan_files(names, shapes, itemsize, 1 << 14)
-    torch_dist._FILE_BYTES = 1 << 14
+        patch(module, "plan_files", lambda names, shapes, itemsize, _: plan_files(names, shapes, itemsize, 1 << 14))
+    patch(torch_dist, "_FILE_BYTES", 1 << 14)
 
 
 def killed_after(files: int, source: Path, to: str, out: Path) -> None:
@@ -81,9 +81,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def in_small_files(monkeypatch):
-    for module, name in ((conversions, "plan_files"), (to_huggingface, "plan_files"), (torch_dist, "_FILE_BYTES")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
-    small_files()
+    small_files(monkeypatch.setattr)
 
 
 @pytest.fixture
@@ -99,18 +97,12 @@ def written(monkeypatch) -> list[str]:
     return names
 
 
-def of_format(source: Path, to: str, tmp_path: Path) -> Path:
-    """A source that ``to`` can be made of."""
-    if to != "universal":
-        return source
-    convert(source, "exchange", tmp_path / "exchange")
-    return tmp_path / "exchange"
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
 def test_killed_twice_it_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files, written):
-    source = of_format(source, to, tmp_path)
+    if to == "universal":  # which the source is
+        convert(source, "exchange", tmp_path / "exchange")
+        source = tmp_path / "exchange"
     written.clear()
     convert(source, to, tmp_path / "undisturbed", dtype="float32")
     all_files = list(written)
@@ -130,26 +122,25 @@ def test_killed_twice_it_writes_what_an_undisturbed_one_does(to, source, tmp_pat
     assert not partial_name(tmp_path / "out").exists()
 
 
-@pytest.mark.everyday("dtype")
-@pytest.mark.parametrize("change", ["dtype", "source", "a file is shorter", "the list is damaged"])
-def test_what_another_conversion_left_is_written_again(change, source, tmp_path, in_small_files, written):
+CHANGES = {
+    "dtype": (lambda *_: None, "bfloat16", 0),
+    "source": (lambda source, _: os.utime(source / "master-00001.safetensors", ns=(0, 0)), "float32", 0),
+    "a file is shorter": (lambda _, left: os.truncate(sorted(left.glob("*.safetensors"))[1], 100), "float32", 2),
+    "the list is damaged": (lambda _, left: (left / ".finished.jsonl").write_bytes(b"\xff[]\n{}"), "float32", 0),
+}
+"""What changes after a conversion was killed in its fourth file, the dtype of the next one, the files that it keeps."""
+
+
+@pytest.mark.everyday("a file is shorter")
+@pytest.mark.parametrize(("change", "dtype", "kept"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_another_conversion_left_is_written_again(change, dtype, kept, source, tmp_path, in_small_files, written):
     convert(source, "exchange", tmp_path / "exchange")
-    source, dtype = tmp_path / "exchange", "float32"
-    kill(source, "hf", tmp_path / "out", 3)
-    partial = partial_name(tmp_path / "out")
-    if change == "dtype":
-        dtype = "bfloat16"
-    elif change == "source":
-        os.utime(source / "master-00001.safetensors", ns=(0, 0))
-    elif change == "a file is shorter":
-        os.truncate(sorted(partial.glob("*.safetensors"))[1], 100)
-    else:
-        (partial / ".finished.jsonl").write_bytes(b"\xff[]\n{}")
-    convert(source, "hf", tmp_path / "undisturbed", dtype=dtype)
+    kill(tmp_path / "exchange", "hf", tmp_path / "out", 3)
+    change(tmp_path / "exchange", partial_name(tmp_path / "out"))
+    convert(tmp_path / "exchange", "hf", tmp_path / "undisturbed", dtype=dtype)
     all_files = [name for name in written if name.startswith("model")]
     written.clear()
-    convert(source, "hf", tmp_path / "out", dtype=dtype)
-    kept = 2 if change == "a file is shorter" else 0
+    convert(tmp_path / "exchange", "hf", tmp_path / "out", dtype=dtype)
     assert len(all_files) - len(written) == kept
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 

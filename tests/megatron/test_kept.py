@@ -20,7 +20,7 @@ def test_gathered_keys_the_ring_and_attention_computed_again(tmp_path):
         for layers in (2, 3):
             spec = tiny.model(num_layers=layers)
             rundir = cases.run_directory(tmp_path / f"{number}-{layers}", spec, model_path=None, cp=2, **variant)
-            measured.append(pool("megatron", 2).run(inside.kept_bytes, rundir)[0])
+            measured.append(pool("megatron", 2).run(cases.inside, rundir, inside.kept_bytes)[0])
         plan = rundir.plan
         tokens = plan.layout.micro_batch_size * plan.job.seq_length / plan.layout.cp
         per_token = (measured[1] - measured[0]) / tokens

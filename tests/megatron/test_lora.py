@@ -47,7 +47,7 @@ def compare(references, name, fault=None):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.everyday("tp2-llama")
+@pytest.mark.everyday("pp2-recompute-qwen3", "tp2-sp-ep2-deepseek")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_peft(references, name):
     assert compare(references, name) == []
@@ -73,7 +73,7 @@ def test_planted_faults_show(references, fault, name, shows_in):
 def test_adapters_resume_bit_for_bit(references, tmp_path):
     rundir, _ = prepared(references, "tp2-sp-llama")
     found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
-    assert found["native"] == found["imported"] == found["expected"]
+    assert cases.resumed_otherwise(found) == []
     assert all(".lora_" in name for name in found["exported"][StateKind.MASTER])
     rundir.plan.save(tmp_path / "plan.yaml")
     convert(tmp_path / "checkpoint", "exchange", tmp_path / "exchange", model=str(tmp_path))
@@ -82,7 +82,3 @@ def test_adapters_resume_bit_for_bit(references, tmp_path):
     for kind in exchange.kinds:
         for name, tensor in found["exported"][kind].items():
             assert torch.equal(exchange.source(kind).read(name), tensor), (kind, name)
-    final, after_load, after_import = found["finals"]
-    for name, tensor in final.items():
-        assert torch.equal(after_load[name], tensor), name
-        assert torch.equal(after_import[name], tensor), name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from functools import lru_cache
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ import torch
 from kit.cost.memory.peak import parts_of
 from kit.emit import run_directory
 from kit.engines.base import StateKind
+from kit.engines.megatron.muon import mark_matrices
 from kit.errors import RunDirectoryError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_optimizer
 from kit.preflight.run_checks import preflight
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from tests.deepspeed.test_optimizers import largest
 from tests.megatron import cases
 from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
@@ -66,9 +69,21 @@ def refused(rundir) -> bool:
     return True
 
 
-def load(rundir, checkpoint):
-    """Inside a worker."""
-    cases.built(rundir).load(checkpoint)
+@pytest.fixture
+def run_of(references):
+    """``run_of(optimizer, layout)``: its run directory, or a skip where the installed megatron-core is too old."""
+
+    def run(name, layout, spec=SPEC, **job):
+        rundir = cases.run_directory(references(spec)[0] / "run", spec, job=JOBS[name] | job, **layout)
+        if refused(rundir):
+            pytest.skip("Muon needs megatron-core 0.19: python -m tests.system.megatron_019 installs it")
+        return rundir
+
+    return run
+
+
+def load(engine, rundir, checkpoint):
+    engine.load(checkpoint)
 
 
 def beside_torchs(rundir, fault=None):
@@ -76,14 +91,13 @@ def beside_torchs(rundir, fault=None):
     with planted(fault):
         engine = cases.built(rundir)
     if rundir.plan.job.lora is not None:
-        shapes = {name: tensor.shape for name, tensor in cases.export(engine, StateKind.MASTER).items()}
-        everywhere = [shapes]
+        everywhere = [{name: tensor.shape for name, tensor in cases.export(engine, StateKind.MASTER).items()}]
         torch.distributed.broadcast_object_list(everywhere, src=0)
         engine.import_state(StateKind.MASTER, cases.RandomAdapters(everywhere[0], seed=0))
     plain = {name: torch.nn.Parameter(each) for name, each in cases.export(engine, StateKind.MASTER).items()}
     steppers = plain_optimizers("muon", plain) if plain else []
     for step in range(3):
-        engine.forward_backward(cases.micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size))
+        engine.forward_backward(cases.batches_of(engine, rundir, step))
         gradients, norm = cases.export(engine, StateKind.GRADIENT), engine.gradient_norm()
         for name, parameter in plain.items():
             parameter.grad = gradients[name] * min(1.0, cases.JOB["grad_clip"] / (norm + 1e-6))
@@ -95,149 +109,121 @@ def beside_torchs(rundir, fault=None):
     return found, {name: parameter.detach() for name, parameter in plain.items()}
 
 
-def continued(rundir, exchange, write):
-    """Inside a worker: the masters after step 3, of a run that writes an exchange checkpoint after 2, or goes on from
-    it."""
-    engine = cases.built(rundir)
-
-    def step(number):
-        vocab_size = rundir.plan.model.vocab_size
-        engine.forward_backward(cases.micro_batches(vocab_size, number, engine.dp_rank, engine.dp_size))
+def continued(engine, rundir, exchange, write):
+    """The masters after step 3, of a run that writes an exchange checkpoint after 2, or goes on from it."""
+    for step in range(3):
+        if step == 2:
+            if write:
+                export_exchange(engine, exchange, AFTER_2, model=rundir.plan.model)
+            else:
+                import_exchange(engine, exchange)
+        engine.forward_backward(cases.batches_of(engine, rundir, step))
         engine.apply(RATES["muon"])
+    return cases.export(engine, StateKind.MASTER)
 
-    if write:
-        step(0)
-        step(1)
-        export_exchange(engine, exchange, AFTER_2, model=rundir.plan.model)
-    else:
-        import_exchange(engine, exchange)
-    step(2)
-    masters = cases.export(engine, StateKind.MASTER)
-    engine.close()
-    return masters
+
+def matrices(engine, rundir):
+    mark_matrices(engine._resharder)
+    return {name: (each.is_qkv, each.qkv_split_shapes) for name, each in engine._resharder.parameters.items()}
+
+
+def test_muon_is_told_which_rows_are_a_matrix_of_hugging_faces(references):
+    """On each of two ranks: one group of two queries, a key and a value of 8 rows; and half of gate and of up."""
+    rundir = cases.run_directory(references(SPEC)[0] / "run", SPEC, tp=2)
+    for found in pool("megatron", 2).run(cases.inside, rundir, matrices):
+        layer = "decoder.layers.3."
+        assert found[f"{layer}self_attention.linear_qkv.weight"] == (True, [16, 8, 8])
+        assert found[f"{layer}mlp.linear_fc1.weight"] == (True, [32, 32])
+        assert found[f"{layer}mlp.linear_fc2.weight"] == (False, [32])
 
 
 @pytest.fixture(scope="module")
 def alone(references):
-    """Optimizer → masters of the torch engine in one process."""
-    directory, _ = references(SPEC)
-    masters = {}
-    for name, job in JOBS.items():
+    """``alone(optimizer)``: masters of the torch engine in one process."""
+
+    def masters(name):
         layout = {"engine": "torch", "implementation": "huggingface", "gradient_accumulation_steps": 4}
-        rundir = cases.run_directory(directory / "torch", SPEC, job=job, **layout)
-        masters[name] = pool("torch", 1).run(cases.train, rundir, 3)[0].masters
-    return masters
+        rundir = cases.run_directory(references(SPEC)[0] / "torch", SPEC, job=JOBS[name], **layout)
+        return pool("torch", 1).run(cases.train, rundir, 3)[0].masters
+
+    return lru_cache(masters)
 
 
 @pytest.mark.everyday("sgd-tp2-sp")
 @pytest.mark.parametrize(("name", "layout"), CASES)
-def test_layouts_agree_and_resume(references, alone, tmp_path, name, layout):
-    directory, _ = references(SPEC)
-    rundir = cases.run_directory(directory / "run", SPEC, job=JOBS[name], **LAYOUTS[layout])
-    if refused(rundir):
-        return
+def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
+    rundir = run_of(name, LAYOUTS[layout])
     masters = pool("megatron", 2).run(cases.train, rundir, 3)[0].masters
-    error = max(float((masters[each] - tensor).norm() / tensor.norm()) for each, tensor in alone[name].items())
-    print(f"| {name} | {layout} | {error:.1e} |")
-    assert error < BOUND
-    ranks = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")
-    found = ranks[0]
-    assert found["native"] == found["imported"] == found["expected"]
-    assert found["native_steps"] == 2
-    final, after_load, after_import = found["finals"]
-    for parameter, tensor in final.items():
-        assert torch.equal(after_load[parameter], tensor), parameter
-        assert torch.equal(after_import[parameter], tensor), parameter
-    if layout == "dp2":
-        other = cases.run_directory(directory / "adam", SPEC, **LAYOUTS[layout])
+    assert largest(masters, alone(name)) < BOUND
+    found, *others = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")
+    assert cases.resumed_otherwise(found) == []
+    if layout == "tp2-sp":
+        other = cases.run_directory(rundir.path.parent / "adam", SPEC, **LAYOUTS[layout])
         with pytest.raises(WorkerError, match=f"has the state of {name}, and this run has optimizer.name=adamw"):
-            pool("megatron", 2).run(load, other, tmp_path / "checkpoint")
+            pool("megatron", 2).run(cases.inside, other, load, tmp_path / "checkpoint")
     assert all(float(tensor.abs().max()) > 0 for tensor in found["exported"][StateKind.EXP_AVG].values())
     second = {each for each, tensor in found["exported"][StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}
-    rest = {each for each, tensor in final.items() if tensor.ndim == 1 or "embed" in each or "lm_head" in each}
+    rest = {name for name, t in found["finals"][0].items() if t.ndim == 1 or "embed" in name or "lm_head" in name}
     assert second == (rest if name == "muon" else set())
-    for stage in range(rundir.plan.layout.pp):
+    for stage, held in enumerate([found, *others][: rundir.plan.layout.pp]):
         # The vocabulary of 127 is padded; small norms are whole on every rank.
         planned = parts_of(rundir.plan.workload, stage).states.optimizer
-        assert ranks[stage]["held"] == pytest.approx(planned, rel=0.02)
+        assert held["held"] == pytest.approx(planned, rel=0.02)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_hugging_face_matrix_is_stepped_as_torchs_muon_does(references, name):
+def test_each_hugging_face_matrix_is_stepped_as_torchs_muon_does(run_of, name):
     family, layout, job = FAMILIES[name]
     spec = tiny.model(family, **{"num_layers": 4, "vocab_size": 127} | BY_FAMILY.get(family, {}))
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, job=JOBS["muon"] | job, **layout)
-    if refused(rundir):
-        return
-    found, expected = pool("megatron", rundir.plan.layout.world_size).run(beside_torchs, rundir)[0]
-    error = max(float((found[each] - tensor).norm() / tensor.norm()) for each, tensor in expected.items())
-    print(f"| muon | {name} | {error:.1e} |")
-    assert error < BOUND
+    rundir = run_of("muon", layout, spec, **job)
+    assert largest(*pool("megatron", rundir.plan.layout.world_size).run(beside_torchs, rundir)[0]) < BOUND
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", ["torch", "megatron"])
-def test_muons_exchange_checkpoints_move_between_engines(references, tmp_path, first):
-    directory, _ = references(SPEC)
-    layouts = {"torch": {"engine": "torch", "implementation": "huggingface"}, "megatron": {"tp": 2, "sp": True}}
+def test_muons_exchange_checkpoints_move_between_engines(run_of, tmp_path, first):
+    four = {"gradient_accumulation_steps": 4}
     runs = {
-        engine: cases.run_directory(directory / engine, SPEC, job=JOBS["muon"], gradient_accumulation_steps=4, **layout)
-        for engine, layout in layouts.items()
+        "torch": run_of("muon", {"engine": "torch", "implementation": "huggingface", **four}),
+        "megatron": run_of("muon", {"tp": 2, "sp": True, **four}),
     }
-    if refused(runs["megatron"]):
-        return
-    masters = {
-        engine: pool(engine, rundir.plan.layout.world_size).run(
-            continued, rundir, tmp_path / "exchange", engine == first
-        )[0]
-        for engine, rundir in sorted(runs.items(), key=lambda each: each[0] != first)
-    }
-    error = max(float((masters["megatron"][each] - to).norm() / to.norm()) for each, to in masters["torch"].items())
-    print(f"| muon | exchange from {first} | {error:.1e} |")
-    assert error < BOUND
+    masters = {}
+    for engine in sorted(runs, key=lambda each: each != first):
+        workers = pool(engine, runs[engine].plan.layout.world_size)
+        masters[engine] = workers.run(cases.inside, runs[engine], continued, tmp_path / "exchange", engine == first)[0]
+    assert largest(masters["megatron"], masters["torch"]) < BOUND
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["own shards", "megatron-muon-of-fused-matrices"])
-def test_a_muon_of_other_matrices_is_seen(references, alone, fault):
-    directory, _ = references(SPEC)
-    rundir = cases.run_directory(directory / "run", SPEC, job=JOBS["muon"], **LAYOUTS["tp2-sp"])
-    if refused(rundir):
-        return
+def test_a_muon_of_other_matrices_is_seen(run_of, alone, fault):
+    rundir = run_of("muon", LAYOUTS["tp2-sp"])
     if fault == "own shards":
         rundir.settings["optimizer"]["muon_tp_mode"] = "blockwise"
     replaced = fault if fault.startswith("megatron") else None
     found = pool("megatron", 2).run(cases.train_with_fault, rundir, 3, replaced)[0].masters
-    error = relative(found, alone["muon"])
-    print(f"| muon | {fault} | {error:.1e} |")
-    assert error > 100 * BOUND
+    assert relative(found, alone("muon")) > 100 * BOUND
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", JOBS)
-def test_a_lost_momentum_is_seen(references, tmp_path, name):
-    directory, _ = references(SPEC)
-    rundir = cases.run_directory(directory / "run", SPEC, job=JOBS[name], **LAYOUTS["dp2"])
-    if refused(rundir):
-        return
-    found = pool("megatron", 2).run(cases.resume_with_fault, rundir, tmp_path / "checkpoint", "megatron-lost-momentum")[
-        0
-    ]
+def test_a_lost_momentum_is_seen(run_of, tmp_path, name):
+    rundir, fault = run_of(name, LAYOUTS["dp2"]), "megatron-lost-momentum"
+    found = pool("megatron", 2).run(cases.resume_with_fault, rundir, tmp_path / "checkpoint", fault)[0]
     assert found["native"] != found["expected"] != found["imported"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [None, "megatron-muon-of-fused-matrices"])
-def test_master_weights_beside_bf16_are_split_too(references, fault):
+def test_master_weights_beside_bf16_are_split_too(run_of, fault):
     """torch rounds the matrix and normalises it, megatron-core normalises it and rounds."""
-    directory, _ = references(SPEC)
-    job = JOBS["muon"] | {"precision": "bf16"}
-    rundir = cases.run_directory(directory / "run", SPEC, job=job, **LAYOUTS["tp2-sp"])
-    if refused(rundir):
-        return
-    found, expected = pool("megatron", 2).run(beside_torchs, rundir, fault)[0]
-    error = relative(found, expected)
-    print(f"| muon | tp2-sp in bf16, {fault} | {error:.1e} |")
+    rundir = run_of("muon", LAYOUTS["tp2-sp"], precision="bf16")
+    error = relative(*pool("megatron", 2).run(beside_torchs, rundir, fault)[0])
     assert (error < 2e-3) == (fault is None)
 
 
+@pytest.mark.nightly
 def test_the_worker_starts_where_the_installed_versions_suffice_and_nowhere_else(tmp_path):
     plan = tiny.plan(SPEC, job=JOBS["muon"], engine="megatron", implementation="local")
     rundir = run_directory.write(plan, tiny.run_directory_spec(), tmp_path / "run")

@@ -77,7 +77,7 @@ def problems(references, name, factor=FACTOR, train=cases.train, *args, **job):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.everyday("dp2")
+@pytest.mark.everyday("pp2-vp2-two-heads", "tp2-sp-ep2")
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert problems(references, name) == []
@@ -105,18 +105,15 @@ def test_planted_faults_show(references, fault, name, shows_in):
 def test_resumes_bit_for_bit(references, tmp_path, name):
     rundir, _ = run_directory(references, name)
     found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
-    assert found["native"] == found["imported"] == found["expected"]
-    final, after_load, after_import = found["finals"]
-    assert "model.layers.2.eh_proj.weight" in final
-    for parameter, tensor in final.items():
-        assert torch.equal(after_load[parameter], tensor), parameter
-        assert torch.equal(after_import[parameter], tensor), parameter
+    assert cases.resumed_otherwise(found) == []
+    assert "model.layers.2.eh_proj.weight" in found["finals"][0]
 
 
+@pytest.mark.everyday("pp2-uneven")
 @pytest.mark.parametrize("name", ["pp2-uneven", "tp2-sp-ep2"])
 def test_a_rank_holds_the_parameters_that_the_planner_counts(references, name):
     rundir, _ = run_directory(references, name)
-    held = pool("megatron", 2).run(inside.held_bytes, rundir)
+    held = pool("megatron", 2).run(cases.inside, rundir, inside.held_bytes)
     counted = [4 * stage.total for stage in rundir.plan.workload.parameters] * 2
     assert [rank["weights"] for rank in held] == counted[:2]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -94,8 +92,6 @@ def test_experts_of_transformer_engine_are_one_grouped_gemm():
 
 
 def test_fp8_is_emitted_as_the_gpu_has_it():
-    import dataclasses
-
     from kit.engines.megatron.model.build import transformer_config
 
     plan = tiny.plan(
@@ -112,12 +108,16 @@ def test_fp8_is_emitted_as_the_gpu_has_it():
     assert "fp8" not in megatron_settings(next(plans()))["transformer_config"]
 
 
-def test_transformer_engine_is_asked_for_by_name_where_it_is_missing():
+def test_transformer_engine_is_asked_for_by_name_where_it_is_missing(monkeypatch):
+    from kit.engines.megatron.model import transformer_engine
     from kit.engines.megatron.model.transformer_engine import fused_block_spec, plain_name
     from kit.errors import EngineError
 
     with pytest.raises(EngineError, match="transformer_engine and it is not installed"):
         fused_block_spec(None, None)
+    monkeypatch.setattr(transformer_engine.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(transformer_engine, "get_gpt_decoder_block_spec", lambda *given, **named: (*given, named))
+    assert fused_block_spec("config", 1) == ("config", {"use_transformer_engine": True, "vp_stage": 1})
     fused = "decoder.layers.3.self_attention.linear_qkv.layer_norm_weight"
     assert plain_name(fused) == "decoder.layers.3.input_layernorm.weight"
     assert plain_name("decoder.layers.3.mlp.linear_fc1.layer_norm_bias") == "decoder.layers.3.pre_mlp_layernorm.bias"
@@ -152,22 +152,21 @@ def test_megatron_core_takes_overlapped_all_to_alls():
 
 
 def test_guarded_keys_exist_and_name_recipe_keys():
-    emitted = set()
-    for plan in plans():
-        emitted |= {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys}
-    # rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own.
-    # fp8 and the options of experts have their own tests.
-    options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
-    own = {"model.rotary_base", "transformer_config.fp8", *(f"transformer_config.moe_{option}" for option in options)}
-    own.add("transformer_config.overlap_moe_expert_parallel_comm")
-    on_request = {
-        f"layout.{name}" for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype")
+    """rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own. fp8, options
+    of experts and those of the state have tests of their own."""
+    emitted = {
+        f"{section}.{key}" for plan in plans() for section, keys in megatron_settings(plan).items() for key in keys
     }
-    own |= {key for key, name in PLAN_OWNED_KEYS.items() if name in on_request}
-    assert set(PLAN_OWNED_KEYS) - emitted == own
-    sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
-    for recipe_key in PLAN_OWNED_KEYS.values():
-        section, _, name = recipe_key.partition(".")
+    options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
+    moe = {f"transformer_config.moe_{option}" for option in options}
+    other = {"model.rotary_base", "transformer_config.fp8", "transformer_config.overlap_moe_expert_parallel_comm"}
+    on_request = [
+        f"layout.{name}" for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype")
+    ]
+    of_state = {key for key, name in PLAN_OWNED_KEYS.items() if name in on_request}
+    assert set(PLAN_OWNED_KEYS) - emitted == moe | other | of_state
+    sections = {name: type(getattr(next(plans()), name)) for name in ("model", "job", "layout")}
+    for section, _, name in (key.partition(".") for key in PLAN_OWNED_KEYS.values()):
         assert name in sections[section].__dataclass_fields__
 
 
@@ -175,14 +174,3 @@ def test_guarded_keys_exist_and_name_recipe_keys():
 def test_vocabulary_is_padded_to_a_multiple_of_tp(vocab_size, tp, rows):
     plan = tiny.plan(tiny.model(vocab_size=vocab_size), engine="megatron", implementation="local", tp=tp)
     assert padded_vocab_size(plan.model, plan.layout) == rows
-
-
-def test_deterministic_and_without_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.modules['megatron'] = None\n"
-        "import kit.emit.megatron\n"
-        "assert kit.emit.megatron.PLAN_OWNED_KEYS"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    plan = next(plans())
-    assert list(megatron_settings(plan)["transformer_config"]) == list(megatron_settings(plan)["transformer_config"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import combinations
 
@@ -21,56 +22,51 @@ from tests.support import tiny
 
 
 def shards_of(sharding, tensors, spec, tp):
-    """Every rank's shard, put together as the engine does it."""
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    found = []
-    for rank in range(tp):
-        slices = sharding.slices(shapes, spec, tp, rank)
-        dim = slices[0].dim
-        ends = [piece.at + piece.length for r in range(tp) for piece in sharding.slices(shapes, spec, tp, r)]
+    """Every rank's shard, put together as the engine does it; what no piece fills is 0."""
+    shapes, found = [tuple(tensor.shape) for tensor in tensors], []
+    longest = max(piece.at + piece.length for rank in range(tp) for piece in sharding.slices(shapes, spec, tp, rank))
+    for slices in (sharding.slices(shapes, spec, tp, rank) for rank in range(tp)):
         shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
-        shape[dim] = max(ends)
-        shard = torch.zeros(shape)
+        shape[slices[0].dim] = longest
+        found.append(torch.zeros(shape))
         for piece in slices:
             block = tensors[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length)
-            shard.narrow(dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
-        found.append(shard)
+            found[-1].narrow(piece.dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
     return found
 
 
+LATENT = dataclasses.replace(tiny.model("deepseek_v3").latent, q_lora_rank=None)
+WITHOUT = {
+    "deepseek without shared experts": ("deepseek_v3", {"num_shared_experts": 0}),
+    "deepseek without a compressed query": ("deepseek_v3", {"latent": LATENT}),
+    "glm without biases and norms of heads": ("glm4_moe", {"biases": None, "qk_norm": None}),
+}
+FAMILIES = {family: (family, {}) for family in families_where("megatron")} | WITHOUT
+
+
 def specs(family, tied):
+    family, without = FAMILIES[family]
     fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "minimax_m2")
-    own = BY_FAMILY.get(family, {}) | ({} if fixed else {"head_dim": 16})  # which does not split the hidden size
+    own = (
+        BY_FAMILY.get(family, {}) | without | ({} if fixed else {"head_dim": 16})
+    )  # which does not split the hidden size
     return tiny.model(family, vocab_size=127, tied_embeddings=tied, **own)
 
 
-@pytest.mark.parametrize("family", families_where("megatron"))
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, tp):
+def test_every_element_is_on_one_rank_where_its_block_says_and_replicated_ones_are_on_all(family, tied, tp):
     spec = specs(family, tied)
-    shapes = tensor_shapes(spec)
-    seen = []
+    shapes, seen = tensor_shapes(spec), []
     for group in mapped_params(weight_map(spec), spec):
-        of_group = [shapes[name] for name in group.hugging_face]
-        counts = [torch.zeros(shape) for shape in of_group]
+        of_group = [tuple(shapes[name]) for name in group.hugging_face]
+        counts, tensors = [torch.zeros(shape) for shape in of_group], [torch.rand(shape) for shape in of_group]
         for rank in range(tp):
             for piece in group.sharding.slices(of_group, spec, tp, rank):
                 counts[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length).add_(1)
         expected = 1 if group.sharding.sharded else tp
         assert all(bool((count == expected).all()) for count in counts), group.megatron
-        seen += group.hugging_face
-    assert sorted(seen) == sorted(shapes)
-
-
-@pytest.mark.parametrize("family", families_where("megatron"))
-@pytest.mark.parametrize("tp", [2, 4])
-def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp):
-    spec = specs(family, tied=False)
-    shapes = tensor_shapes(spec)
-    for group in mapped_params(weight_map(spec), spec):
-        tensors = [torch.rand(shapes[name]) for name in group.hugging_face]
-        of_group = [tuple(tensor.shape) for tensor in tensors]
         (whole,) = shards_of(group.sharding, tensors, spec, 1)
         assert whole_shape(group.sharding, of_group, spec) == tuple(whole.shape)
         for rank, shard in enumerate(shards_of(group.sharding, tensors, spec, tp)):
@@ -79,6 +75,8 @@ def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp)
                 found = whole.narrow(block.dim, block.start, block.length)
                 again.narrow(block.dim, block.at, block.length).copy_(found)
             assert torch.equal(again, shard), group.megatron
+        seen += group.hugging_face
+    assert sorted(seen) == sorted(shapes)
 
 
 def test_qkv_is_interleaved_per_key_value_head():

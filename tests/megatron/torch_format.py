@@ -16,18 +16,16 @@ import torch
 import torch.distributed as dist
 
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
-from tests.megatron.cases import built
 from tests.megatron.checkpoints import COUNTERS, steps
 
 ITERATION = 2
 
 
-def save(rundir: Any, root: Path) -> list[float]:
+def save(engine: Any, rundir: Any, root: Path) -> list[float]:
     """Train 2 steps, write what Megatron-LM would, and kit's exchange checkpoint; the curve of the 2 steps after."""
     from megatron.core import parallel_state
     from megatron.core.transformer.enums import AttnBackend
 
-    engine = built(rundir)
     steps(engine, rundir, 0, ITERATION)
     model, layout = rundir.plan.model, rundir.plan.layout
     arguments = Namespace(
@@ -60,15 +58,10 @@ def save(rundir: Any, root: Path) -> list[float]:
     if dist.get_rank() == 0:
         (root / "megatron/latest_checkpointed_iteration.txt").write_text(str(ITERATION))
     export_exchange(engine, root / "expected", COUNTERS, model=model, shard_bytes=20_000)
-    curve = steps(engine, rundir, ITERATION)
-    engine.close()
-    return curve
+    return steps(engine, rundir, ITERATION)
 
 
-def continued(rundir: Any, exchange: Path) -> list[float]:
+def continued(engine: Any, rundir: Any, exchange: Path) -> list[float]:
     """The curve of 2 steps from an exchange checkpoint, on the engine of the plan."""
-    engine = built(rundir)
     import_exchange(engine, exchange)
-    curve = steps(engine, rundir, ITERATION)
-    engine.close()
-    return curve
+    return steps(engine, rundir, ITERATION)
