@@ -117,7 +117,7 @@ def _pytest(tree: Path, files: Sequence[str], names: Sequence[str]) -> str:
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if child == 0:
-            code = 70
+            status = 70
             with suppress(BaseException):
                 os.setsid()
                 os.dup2(output.fileno(), 1)
@@ -127,9 +127,9 @@ def _pytest(tree: Path, files: Sequence[str], names: Sequence[str]) -> str:
                 sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
                 for name in [name for name in sys.modules if name.split(".")[0] in ("kit", "tests", "benchmarks")]:
                     del sys.modules[name]
-                code = int(pytest.main([*words, *files], plugins=[Chosen(names)]))
+                status = int(pytest.main([*words, *files], plugins=[Chosen(names)]))
                 sys.stdout.flush()
-            os._exit(code)
+            os._exit(status)
         code = _wait(child)
         output.seek(0)
         text = output.read()

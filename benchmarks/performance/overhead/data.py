@@ -74,7 +74,7 @@ def opening(directory: Path) -> list[tuple[int, float]]:
         for _ in range(7):
             began = time.perf_counter()
             samples = GptSamples(IndexedTokens(prefix), SEQ_LENGTH, small_run.VOCAB_SIZE)
-            samples[0], samples[len(samples) - 1]
+            samples.read_all([0, len(samples) - 1])
             times.append(time.perf_counter() - began)
         found.append((count, 1000 * min(times)))
         for suffix in (".bin", ".idx"):
