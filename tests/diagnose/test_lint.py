@@ -308,28 +308,6 @@ def test_the_flat_copy_that_a_trainer_makes_in_host_memory_is_judged(
     assert ("768 GiB while they load" in said and "so 8 processes make" in said) == expected
 
 
-TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
-WRITE_TABLES = """
-import contextlib, io, json, runpy, sys
-written, tables = {}, sys.argv[1:]
-del sys.argv[1:]
-for table in tables:
-    with contextlib.redirect_stdout(io.StringIO()) as stream:
-        runpy.run_path(f"scripts/{table}.py", run_name="__main__")
-    written[table] = stream.getvalue()
-print(json.dumps(written))
-"""
-
-
-@pytest.mark.nightly
-def test_tables_are_what_the_installed_readers_read() -> None:
-    """All in one process: importing the readers is what takes time."""
-    words = [sys.executable, "-c", WRITE_TABLES, *TABLES]
-    made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    written = json.loads(made.stdout.splitlines()[-1])
-    assert [name for name in TABLES if written[name] != (ROOT / f"kit/diagnose/lint/{name}.yaml").read_text()] == []
-
-
 def test_a_corrected_copy_has_none_of_the_errors(tmp_path: Path) -> None:
     bad: dict[str, Any] = {
         "train_batch_size": 30,

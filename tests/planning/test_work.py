@@ -13,7 +13,6 @@ from kit.planner.request import Request
 from kit.report.memory_report import memory_report
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
-from scripts.compile_catalog import CATALOG, compiled
 
 
 def calls_of(model: str, gpus: str) -> int:
@@ -74,10 +73,6 @@ def loaded_by(*command: str) -> set[str]:
     words = [sys.executable, "-X", "importtime", "-m", "kit", *command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-
-
-def test_the_compiled_catalog_is_that_of_the_yaml_files() -> None:
-    assert (CATALOG / "catalog.json").read_text() == compiled(), "run: python scripts/compile_catalog.py"
 
 
 def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml_nor_pydantic() -> None:
