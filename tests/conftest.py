@@ -54,6 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place = item.path.relative_to(ROOT).as_posix()
         if place.startswith(FAST) and not (item.get_closest_marker("nightly") or item.get_closest_marker("slow")):
             item.add_marker("fast")
+        item.user_properties.append(("tier", tier(item)))  # a report takes it to the process that writes
         # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
         if config.getoption("loadgroup", False) and (group := _group(place)):
             item.add_marker(pytest.mark.xdist_group(group))
@@ -114,13 +115,6 @@ def golden_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 _took: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 """Tier → test → seconds with its fixtures."""
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """A report carries its tier from xdist's worker to the process that writes."""
-    report = (yield).get_result()
-    report.user_properties.append(("tier", tier(item)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -25,7 +25,7 @@ def done(*words: str, given: str, tree: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 
 
-@pytest.mark.everyday("add-a-family")
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_does_what_it_promises(page: Path, tmp_path: Path) -> None:
     """In a copy of the sources, pictures aside, in a folder named as ``git clone`` names it: as the package."""

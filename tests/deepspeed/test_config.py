@@ -246,7 +246,7 @@ def test_every_key_has_a_reason_and_guarded_keys_are_emitted_or_would_add_what_t
     nvme = [cases.plan(3, offload_optimizer="nvme", offload_param=place) for place in ("none", "nvme")]
     sgd = [sgd_plan("sgd", 2)]
     emitted = {key for plan in [*PLANS.values(), *nvme, *sgd] for key in flat(ds_config(plan))}
-    assert emitted == RATIONALE.keys()
+    assert emitted <= RATIONALE.keys()  # and no reason more: tests/emit/test_deepspeed_config.py
     assert PLAN_OWNED_KEYS.keys() - emitted == {"scheduler.type", "expert_parallel.enabled"}
     decided = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
     assert decided | {"zero_optimization.stage"} <= PLAN_OWNED_KEYS.keys()

@@ -104,7 +104,7 @@ def test_training_goes_on_through_the_exchange_checkpoint(before, after, referen
     assert plain.worst(resumed, whole) < 1e-6
 
 
-@pytest.mark.everyday("fp32")
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_native_save_and_load_are_exact(precision, references, tmp_path):
     start, _ = references(plan(precision).model, 1)

@@ -47,6 +47,7 @@ FILES: dict[str, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_any_file_gets_an_answer(name: str, tmp_path: Path) -> None:
     @hostile.fuzz(25)
     @given(FILES[name])

@@ -28,7 +28,7 @@ from kit.specs.catalog import parse_cluster
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec
 from tests.emit.plans import DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
 from tests.support import namespaces
-from tests.test_cli import kit as command_line
+from tests.support.in_process import kit_main
 
 ROOT = Path(__file__).parents[2]
 SMI = (
@@ -782,13 +782,13 @@ def test_failures_are_first_and_hosts_that_say_the_same_are_joined() -> None:
 
 
 def test_the_command_line_on_this_machine() -> None:
-    done = command_line("doctor", "--json")
-    rows = json.loads(done.stdout)
-    assert done.returncode == (1 if any(row["state"] == "failure" for row in rows) else 0)
+    done = kit_main("doctor", "--json")
+    rows = json.loads(done.out)
+    assert done.code == (1 if any(row["state"] == "failure" for row in rows) else 0)
     assert {"packages", "own-name", "shm", "ulimits", "port"} <= {row["check"] for row in rows}
-    both = command_line("doctor", "x.log", "--bandwidth")
-    assert both.returncode == 2
-    assert "without logs" in both.stderr
+    both = kit_main("doctor", "x.log", "--bandwidth")
+    assert both.code == 2
+    assert "without logs" in both.err
 
 
 @pytest.mark.nightly

@@ -117,7 +117,8 @@ def test_every_layout_prints_these_commands() -> None:
     assert counts == {"ZeRO-3": 5, "FSDP2": 3, "DDP": 3}
 
 
-@pytest.mark.everyday("ZeRO-3-2", "FSDP2-0")
+@pytest.mark.slow
+@pytest.mark.everyday("FSDP2-0")
 @pytest.mark.parametrize(("layout", "number"), [("ZeRO-3", n) for n in range(5)] + [("FSDP2", n) for n in range(3)])
 def test_a_command_of_the_readme_trains_the_plan_on_cpu_processes(layout: str, number: int, tmp_path: Path) -> None:
     directory = prepare()

@@ -18,7 +18,7 @@ from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
-from tests.test_cli import kit
+from tests.support.in_process import kit_main
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,8 +161,8 @@ def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
 
 
 def test_the_command_line_lists_and_copies(tmp_path: Path) -> None:
-    listed = kit("recipes").stdout
+    listed = kit_main("recipes").out
     assert all(f"{name}\n    " in listed for name in recipe_names())
-    copies = [kit("recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(tmp_path / "mine")) for _ in range(2)]
-    assert [done.returncode for done in copies] == [0, 2]
-    assert "not overwritten" in copies[1].stderr
+    copies = [kit_main("recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(tmp_path / "mine")) for _ in range(2)]
+    assert [done.code for done in copies] == [0, 2]
+    assert "not overwritten" in copies[1].err

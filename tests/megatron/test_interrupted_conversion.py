@@ -131,7 +131,7 @@ CHANGES = {
 """What changes after a conversion was killed in its fourth file, the dtype of the next one, the files that it keeps."""
 
 
-@pytest.mark.everyday("a file is shorter")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("change", "dtype", "kept"), CHANGES.values(), ids=CHANGES.keys())
 def test_what_another_conversion_left_is_written_again(change, dtype, kept, source, tmp_path, in_small_files, written):
     convert(source, "exchange", tmp_path / "exchange")

@@ -95,6 +95,7 @@ def test_a_balancing_loss_beside_it_does_not_scale_it(references):
         ("megatron-lone-last-embedding", "pp2", "gradients[model.embed_tokens.weight]"),
     ],
 )
+@pytest.mark.nightly
 def test_planted_faults_show(references, fault, name, shows_in):
     found = problems(references, name, FACTOR, cases.train_with_fault, fault, balancing=BARELY_BALANCED)
     assert any(problem.startswith(shows_in) for problem in found), found

@@ -45,6 +45,7 @@ def distinct(name: str) -> dict[str, tuple[Plan, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.slow
 def test_batches_memory_and_keys_hold_in_every_case() -> None:
     found = {index: wrong for index, plan in enumerate(plans()) if (wrong := problems(plan))}
     assert found == {}

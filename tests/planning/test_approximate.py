@@ -54,6 +54,7 @@ def test_parameters_are_those_of_the_model_that_the_engine_builds(name: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_gives_the_same_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "arcee", **SMALL}
     here = model_from_config(config, "tiny", "config.json")

@@ -36,6 +36,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_a_page_has_every_layout_that_is_near_and_loads_nothing(tmp_path: Path) -> None:
     plan = kit.plan("llama-3.2-1b", "8xH100")
     considered = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job)).considered

@@ -289,6 +289,7 @@ _TYPED = re.compile(r"(?P<key>job|cluster|layout)\.(?P<name>\w+)(=(?P<value>\d+)
 
 @pytest.mark.everyday("16 questions")
 @pytest.mark.parametrize("seeds", [range(16), range(16, 40)], ids=["16 questions", "24 more"])
+@pytest.mark.slow
 def test_what_a_refusal_proposes_really_plans(seeds: range) -> None:
     """Numbers and pins that can be typed, on random questions without an answer."""
     tried = 0

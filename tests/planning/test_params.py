@@ -39,6 +39,7 @@ def counted_parts(model: ModelSpec) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", model_names())
+@pytest.mark.slow
 def test_catalog_models(name: str) -> None:
     model = load_model(name)
     if model.approximate is not None:  # of which the whole alone is exact

@@ -36,6 +36,7 @@ def calls_of(model: str, gpus: str) -> int:
 @pytest.mark.parametrize(
     ("model", "gpus", "most"), [("llama-3-8b", "8xH100", 190_000), ("llama-3.1-405b", "512xH100", 200_000)]
 )
+@pytest.mark.slow
 def test_a_search_asks_a_layer_only_once_what_it_is_made_of(model: str, gpus: str, most: int) -> None:
     """Counted 177,799 and 191,675 calls; 195,230 and 278,792 when equal stages were timed one by one."""
     assert calls_of(model, gpus) < most

@@ -498,6 +498,7 @@ def absent(name: str) -> NoReturn:
         (None, "has no config.json; give the directory"), ("{", "cannot be read as JSON"), ("[1]", "holds a list"),
         ('{"a": 1, "a": 2}', "the key 'a' is there twice"), (" " * (1 << 23) + "{}", "at most 8388608"),
     ],
+    ids=["missing", "no JSON", "a list", "a key twice", "too long"],
 )  # fmt: skip
 def test_a_directory_without_a_readable_file(text: str | None, said: str, tmp_path: Path) -> None:
     if text is not None:

@@ -53,6 +53,8 @@ def _make(engine: str, run: Path) -> None:
         f"run.model_path={prepare().model}",
         f"run.data.train={run}/train",
         f"run.data.validation={run}/validation",
+        *COMMON,
+        *LAYOUTS[engine],
     )
     attempt.rename(run)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 from unittest import mock
 
@@ -32,3 +33,11 @@ def kit_main(*words: str) -> Said:
             code = int(ended.code or 0)
     assert "Traceback" not in err.getvalue() + out.getvalue()
     return Said(code, out.getvalue(), err.getvalue())
+
+
+def refusal(words: Sequence[str]) -> str:
+    """What ``kit WORDS`` writes to stderr; it ends with 2."""
+    said = kit_main(*words)
+    assert said.code == 2, said
+    assert said.err.startswith("error: ")
+    return said.err

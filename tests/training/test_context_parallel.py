@@ -61,7 +61,7 @@ def plans(model, comm_type, cp, dp, **layout):
     return alone, tiny.plan(spec, job=job, **split, **layout)
 
 
-@pytest.mark.everyday("llama3-p2p4-dp1", "longrope-a2a2-dp1", "yarn-a2a4-dp1")
+@pytest.mark.everyday("llama3-p2p4-dp1", "longrope-a2a2-dp1")
 @pytest.mark.parametrize(
     ("comm_type", "cp", "dp", "model", "layout"),
     CASES,

@@ -109,6 +109,7 @@ class TestBlocks:
         assert rest == [block for block, _ in blocks[2:]]
 
 
+@pytest.mark.nightly
 def test_processes_write_what_one_writes(tokenizer, tmp_path):
     where = [write_rows(tmp_path / "1.jsonl", 40), write_rows(tmp_path / "2.jsonl", 25, first=7)]
     (tmp_path / "3.txt").write_text("e d c")

@@ -41,7 +41,7 @@ def on(rundir: tiny.TinyRunDirectory, *work: Any) -> Any:
     return pool("torch", rundir.plan.layout.world_size).run(work[0], rundir, *work[1:])[0]
 
 
-@pytest.mark.everyday("fsdp-3 tp-2", "ddp-2 fsdp-3", "tp-2-dp-2 fsdp-3")
+@pytest.mark.everyday("fsdp-3 tp-2", "ddp-2 fsdp-3")
 @pytest.mark.parametrize(
     "ways",
     [

@@ -33,7 +33,7 @@ def text_of(path: Path) -> str:
         raise SpecError(f"{shown(path, str)}: cannot be read: {reason(error)}") from None
 
 
-_STARTS = re.compile(r"[\w./-]{1,200}\.(?:sh|bash)\b")
+_STARTS = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:sh|bash)\b")
 
 
 def script(path: Path, given: Given, named: Named, follow: bool = True) -> list[Finding]:
