@@ -83,6 +83,7 @@ def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> No
     assert "is trained where it is; omit --out" in kit("train", run, "--out", tmp_path / "x", ok=False).stderr
 
 
+@pytest.mark.nightly
 def test_a_truncated_exchange_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
     exchange = tmp_path / "exchange"
     shutil.copytree(run / "checkpoints" / f"exchange-step-{STEPS:08d}", exchange)

@@ -39,7 +39,7 @@ def probed(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-@pytest.mark.everyday(*CLOSE)
+@pytest.mark.everyday(*list(CLOSE)[:2])
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_model_and_probe_agree(probed: dict[str, Any], name: str) -> None:
     found = probed[name]

@@ -97,6 +97,7 @@ CHANGES = {"nvme to optimizer on nvme": (ALL, OPTIMIZER), "none to nvme": ({}, A
 
 @pytest.mark.everyday("nvme to optimizer on nvme")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.nightly
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, references, tmp_path):
     case, layouts = cases.through_the_exchange_checkpoint, (plan(**before), plan(**after))
     whole, resumed, different = run(case, *layouts, references(plan().model)[0], tmp_path, SMALL)

@@ -726,18 +726,20 @@ def test_a_file_system_that_refuses_direct_io_is_told(tmp_path: Path, monkeypatc
 
 
 def test_a_listener_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
     reading, writing = os.pipe()
     monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
-    listener = threading.Thread(target=sockets.listen, args=(PORT, 30.0), daemon=True)
+    listener = threading.Thread(target=sockets.listen, args=(port, 30.0), daemon=True)
     listener.start()
     deadline = time.monotonic() + 10
-    while sockets.connect(["127.0.0.1"], PORT, 1.0) != {"127.0.0.1": None} and time.monotonic() < deadline:
+    while sockets.connect(["127.0.0.1"], port, 1.0) != {"127.0.0.1": None} and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert sockets.connect(["127.0.0.1", "127.0.0.2"], PORT, 1.0) == {"127.0.0.1": None, "127.0.0.2": None}
+    assert sockets.connect(["127.0.0.1", "127.0.0.2"], port, 1.0) == {"127.0.0.1": None, "127.0.0.2": None}
     os.close(writing)
     listener.join(5)
     assert (listener.is_alive(), capsys.readouterr().out) == (False, "listening\n")
-    sockets.listen(PORT, 0.0)
+    sockets.listen(port, 0.0)
 
 
 def test_the_interpreter_of_another_host_finds_this_kit(monkeypatch: pytest.MonkeyPatch) -> None:

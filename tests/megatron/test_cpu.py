@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kit.engines.megatron
 
 PACKAGE = Path(kit.engines.megatron.__file__).parent
@@ -34,6 +36,7 @@ assert torch.ones(1).type(torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
 """
 
 
+@pytest.mark.nightly
 def test_importing_leaves_torch_alone_and_installing_replaces_every_row():
     subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORT_ONLY], check=True, timeout=120)
 

@@ -103,6 +103,7 @@ def test_planted_faults_show(references, fault, name, shows_in):
 
 @pytest.mark.everyday("pp2-uneven")
 @pytest.mark.parametrize("name", ["pp2-uneven", "tp2-sp-ep2"])
+@pytest.mark.nightly
 def test_resumes_bit_for_bit(references, tmp_path, name):
     rundir, _ = run_directory(references, name)
     found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]

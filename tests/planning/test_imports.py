@@ -67,6 +67,7 @@ def test_planning_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("package", ORDER)
+@pytest.mark.slow
 def test_imports_run_one_way(package: str) -> None:
     later = {*ORDER[ORDER.index(package) + 1 :], *(["api"] if package in WITHOUT_TORCH else [])}
     wrong = [

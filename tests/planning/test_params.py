@@ -38,8 +38,9 @@ def counted_parts(model: ModelSpec) -> dict[str, int]:
     return {part: getattr(counts, part) for part in ("embedding", "layers", "final_norm", "head")}
 
 
-@pytest.mark.parametrize("name", model_names())
 @pytest.mark.slow
+@pytest.mark.everyday(*model_names()[::6])
+@pytest.mark.parametrize("name", model_names())
 def test_catalog_models(name: str) -> None:
     model = load_model(name)
     if model.approximate is not None:  # of which the whole alone is exact

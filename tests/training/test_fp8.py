@@ -102,6 +102,7 @@ def test_gradients_are_as_far_from_fp32_as_rounding_to_eight_bits_takes_them(tmp
 
 @pytest.mark.everyday("3")
 @pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.nightly
 def test_two_processes_compute_what_one_does(zero_stage, tmp_path):
     """Scales are of a micro batch, so equal micro batches give equal numbers; FSDP2 rounds weights to bf16 first. With
     blocks that are compiled."""

@@ -94,7 +94,6 @@ def reference(hf: str, family: Any, lora: LoraSpec) -> tuple[list[float], dict[s
 
 
 @pytest.mark.everyday(
-    "llama plain torch 3 offload",
     "qwen2 attention torch 3 tp",
     "llama listed megatron 1 dp",
     "gpt2 even-dora deepspeed 2 dp",
@@ -198,6 +197,7 @@ def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
 
 @pytest.mark.everyday("2")
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.nightly
 def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
     """Weights are read and quantised one by one: beside what stays, a few copies of one. FSDP2 shards each layer before
     it reads the next. The plan knows what stays."""

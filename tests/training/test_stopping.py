@@ -234,6 +234,7 @@ def _stays_away():
     time.sleep(60)
 
 
+@pytest.mark.nightly
 def test_a_hung_collective_is_broken_with_the_stacks_of_all_ranks(tmp_path):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2), limits=LimitsSpec(hang_seconds=2))
     hung = pool("torch", 2)

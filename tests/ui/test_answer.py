@@ -296,6 +296,7 @@ def test_a_text_that_no_link_can_hold_is_refused() -> None:
     ("model", "cluster", "most_s"),
     [("llama-3.1-8b", "8xH100", 0.3), ("llama-3.1-70b", "64xH100", 0.3), ("llama-3.1-405b", "16384xH100", 1.0)],
 )
+@pytest.mark.nightly
 def test_an_answer_takes_300_ms_and_a_second_for_the_largest(model: str, cluster: str, most_s: float) -> None:
     """Time of the processor: the machine that runs the tests runs other things too. Each answer is of a new batch size,
     so none is in the cache."""

@@ -150,6 +150,7 @@ def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
     first.context.close()
 
 
+@pytest.mark.nightly
 def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visitor, server: Server) -> None:
     visitor.sees("Megatron-core TP 2 + sequence parallel")
     plan = kit.plan("llama-3.1-8b", "8xH100")
