@@ -7,8 +7,10 @@ nightly. No date and no folder decides what runs.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -24,7 +26,13 @@ TOGETHER = (
 )  # fmt: skip
 """Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run."""
 FAST = ("tests/diagnose", "tests/emit", "tests/planning", "tests/specs", "tests/test_structure.py")
-"""Places that start no engine. What takes longer than a second there is marked ``slow``."""
+"""Places of which most files need no engine. What takes longer than a second there is marked ``slow``."""
+ENGINES = re.compile(
+    r"^(?:from|import) (?:torch|transformers|deepspeed|megatron|accelerate|peft|kit\.engines|"
+    r"tests\.(?:support\.workers|system\.(?:accepted\.parsers|examples|failures)|training|megatron|deepspeed))\b",
+    re.MULTILINE,
+)
+"""A file that begins with one of these imports takes seconds to collect: none of its tests is fast."""
 DURATIONS = ROOT / "tests" / "durations.json"
 LIMITS_S = {"fast": 1.0, "test": 20.0}
 """Of one test, on two idle cores."""
@@ -52,12 +60,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_nightly(items, whole=not any("::" in name for name in config.args))
     for item in items:
         place = item.path.relative_to(ROOT).as_posix()
-        if place.startswith(FAST) and not (item.get_closest_marker("nightly") or item.get_closest_marker("slow")):
+        if _is_fast(item.path) and not (item.get_closest_marker("nightly") or item.get_closest_marker("slow")):
             item.add_marker("fast")
         item.user_properties.append(("tier", tier(item)))  # a report takes it to the process that writes
         # Asked of a worker, "dist" is always "no"; this is what xdist itself looks at there.
         if config.getoption("loadgroup", False) and (group := _group(place)):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@functools.cache
+def _is_fast(file: Path) -> bool:
+    place = file.relative_to(ROOT).as_posix()
+    return place.startswith(FAST) and not ENGINES.search(file.read_text(encoding="utf-8"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of files without a fast test not even the imports are done."""
+    asked = config.option.markexpr == "fast" and collection_path.name.startswith("test_")
+    return True if asked and not _is_fast(collection_path) else None
 
 
 def _mark_nightly(items: Iterable[pytest.Item], whole: bool) -> None:

@@ -41,6 +41,7 @@ def probed(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.mark.everyday(*list(CLOSE)[:2])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.nightly
 def test_cost_model_and_probe_agree(probed: dict[str, Any], name: str) -> None:
     found = probed[name]
     if found["states_error"] is not None:

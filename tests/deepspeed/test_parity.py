@@ -121,6 +121,7 @@ def compiled(chosen, start, directory):
 
 @pytest.mark.everyday("1")
 @pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.nightly
 def test_compiled_blocks_and_a_chunked_loss_are_plain_torch(references, tmp_path, stage):
     start, expected = references(UNEVEN)
     chosen = cases.plan(stage, spec=UNEVEN, compile_layers=True, chunked_loss=True)

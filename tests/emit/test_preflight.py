@@ -474,6 +474,7 @@ def address(rundir: RunDirectory, tmp_path: Path) -> Iterator[str]:
         yield "s3://bucket/sets/a"
 
 
+@pytest.mark.slow
 def test_a_set_in_object_storage_is_checked_as_one_on_a_disk(
     rundir: RunDirectory, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def alone(references):
 
 @pytest.mark.everyday("sgd-tp2-sp")
 @pytest.mark.parametrize(("name", "layout"), CASES)
+@pytest.mark.nightly
 def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
     rundir = run_of(name, LAYOUTS[layout])
     masters = pool("megatron", 2).run(cases.train, rundir, 3)[0].masters

@@ -64,6 +64,7 @@ def asked(request: Request) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_enough_of_the_questions_have_a_plan() -> None:
     found = [plan for _, plan in plans()]
     assert len(found) > CASES / 4

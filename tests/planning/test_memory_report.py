@@ -240,6 +240,7 @@ def test_the_exit_code_says_whether_it_fits() -> None:
     assert kit("memory", "llama-3.2-1b", "--gpus", "8xH100").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_plan_file_stands_wherever_a_recipe_does(tmp_path: Path) -> None:
     plan = make_plan(MODEL, cluster("8xH100"), job(), Pins(engine="deepspeed", zero_stage=3))
     plan.save(tmp_path / "plan.yaml")

@@ -39,7 +39,7 @@ def counted_parts(model: ModelSpec) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.everyday(*model_names()[::6])
+@pytest.mark.everyday(*model_names()[::12])
 @pytest.mark.parametrize("name", model_names())
 def test_catalog_models(name: str) -> None:
     model = load_model(name)

@@ -505,6 +505,7 @@ def boxes(axis: Any) -> list[tuple[float, ...]]:
     return [tuple(round(each, 3) for each in patch.get_bbox().bounds) for patch in axis.patches]
 
 
+@pytest.mark.slow
 def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_path: Path) -> None:
     charts.draw(plan(layout={"gradient_accumulation_steps": 2, "vp": 2}), tmp_path / "a.png")
     step, schedule = figures[0].axes

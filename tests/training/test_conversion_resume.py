@@ -127,6 +127,7 @@ def test_processes_write_what_one_writes(tokenizer, tmp_path):
     assert stream.read(0, len(stream)).tolist() == expected
 
 
+@pytest.mark.nightly
 def test_rows_for_fine_tuning_on_processes_and_resumed(tokenizer, tmp_path):
     rows, where = [{"prompt": "a b " * (k % 5), "completion": "c d"} for k in range(40)], tmp_path / "x.jsonl"
     where.write_text("\n".join(map(json.dumps, rows)))
@@ -230,6 +231,7 @@ class TestRefusals:
         writer.close(remove=True)
 
 
+@pytest.mark.nightly
 def test_a_bad_row_is_mended_and_its_source_read_again(tokenizer, tmp_path):
     where = [write_rows(tmp_path / "1.jsonl", 10), write_rows(tmp_path / "2.jsonl", 20)]
     tokenise(where, tokenizer, tmp_path / "whole" / "x")

@@ -95,7 +95,6 @@ def reference(hf: str, family: Any, lora: LoraSpec) -> tuple[list[float], dict[s
 
 @pytest.mark.everyday(
     "qwen2 attention torch 3 tp",
-    "llama listed megatron 1 dp",
     "gpt2 even-dora deepspeed 2 dp",
     "llama patterns deepspeed 3 dp",
 )

@@ -161,6 +161,7 @@ class TestAServerThatFails:
         runs.run(runs.with_run(rundir, checkpoint=wait(60.0)), resume="auto", stop_at_step=4, export_at_end=False)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
 
+    @pytest.mark.nightly
     def test_at_the_start(self, tmp_path, s3, capsys):
         rundir = prepare(tmp_path / "run", ADDRESS)
         runs.run(rundir, stop_at_step=2, export_at_end=False)

@@ -219,6 +219,7 @@ class TestFailures:
         assert SECRET not in str(raised.value)
         assert seen["GET .bin"] == tries
 
+    @pytest.mark.nightly
     def test_an_object_that_is_cut_short(self, s3, address):
         opened = IndexedTokens(address)
         boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"\0" * 40)

@@ -166,6 +166,7 @@ class TestASetForObjectStorage:
             tokenise(corpus[0], tokenizer, self.OUT)
         assert there()[".json"] == b"{}"
 
+    @pytest.mark.nightly
     def test_an_upload_for_another_address_is_not_taken(self, s3, corpus, tokenizer):
         self.fails(s3, corpus, tokenizer, ".bin")
         with pytest.raises(DataError, match="was made with out=s3://bucket/sets/a and this command has s3://bucket/a"):

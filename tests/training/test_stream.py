@@ -168,6 +168,7 @@ def test_windows_in_any_order(tmp_path):
 
 
 @pytest.mark.parametrize("streams", [1, 4, 8])
+@pytest.mark.nightly
 def test_every_layout_has_the_same_samples_and_its_share_of_the_streams(tmp_path, streams):
     data = spec(tmp_path, write(tmp_path, "jsonl", DOCUMENTS, streams), streams=streams)
     whole = samples(data)

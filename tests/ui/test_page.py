@@ -182,6 +182,7 @@ def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
     page.wait_for_function("!location.search.includes('pin=')")
 
 
+@pytest.mark.nightly
 def test_choices_move_the_plan_and_the_link(visitor: Visitor, server: Server) -> None:
     """The browser's own slider, list, field and text; what follows from each is in test_widgets.py."""
     page = visitor.page
