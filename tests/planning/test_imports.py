@@ -83,6 +83,7 @@ def test_every_package_has_a_place() -> None:
     assert sorted(path.parent.name for path in KIT.glob("*/__init__.py")) == sorted(ORDER)
 
 
+@pytest.mark.slow
 def test_no_circle_between_modules() -> None:
     """Lazy imports and those for types alone count too, but for the ones that are known."""
     files = {module_name(file): file for file in KIT.rglob("*.py")}
