@@ -41,7 +41,7 @@ def judge(model_directory: Path, validation: Path, seq_length: int) -> Verdict:
     samples, losses = GptSamples(IndexedTokens(validation), seq_length, model.config.vocab_size), []
     with torch.no_grad():
         for index in range(min(EVALUATED_SEQUENCES, len(samples))):
-            input_ids, labels = (torch.as_tensor(each).long() for each in samples[index])
-            logits = model(input_ids=input_ids[None]).logits[0].double()
-            losses.append(float(torch.nn.functional.cross_entropy(logits, labels)))
+            batch = samples.collate(samples.read_all([index]))
+            logits = model(input_ids=batch.input_ids).logits[0].double()
+            losses.append(float(torch.nn.functional.cross_entropy(logits, batch.labels[0])))
     return Verdict(statistics.fmean(losses), generated, tokenizer.decode(generated[0]))
