@@ -92,6 +92,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         self._resharder = HfResharder(plan.model, self._config, [engine.module], groups, groups)
         if self._rundir.run.model_path is None:
             self.load(StateKind.MASTER, RandomSource(plan.model, self._rundir.run.seed))
+            state.release_buffers()
             state.update_model()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:

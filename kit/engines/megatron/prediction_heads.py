@@ -29,6 +29,7 @@ class PredictionHeads:
         self._config, self._heads = config, config.mtp_num_layers or 0
         self._factor = config.mtp_loss_scaling_factor
         self._loss: torch.Tensor | None = None
+        MTPLossLoggingHelper.tracker.clear()
         if hasattr(gpt_model, "process_mtp_loss"):
             gpt_model.process_mtp_loss = add_losses
 

@@ -41,6 +41,7 @@ class MegatronRouting:
             self._routers[layer] = router
         routed = model.has_experts(model.num_layers - 1)
         self._record = RoutingRecord(model, torch.cuda.current_device()) if routed else None
+        get_moe_layer_wise_logging_tracker().clear()
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Collective. Begin a step. Returns the factor of ``grad_scale_func``, a scalar on the device, by which the
