@@ -55,7 +55,7 @@ def prepare() -> Assets:
     """Make everything once."""
     if not DIRECTORY.exists():
         print("  making a tokenizer, a model and data from the standard library's sources …", flush=True)
-        _once(DIRECTORY, lambda attempt: _make(_assets(attempt)))
+        once(DIRECTORY, lambda attempt: _make(_assets(attempt)))
     return _assets(DIRECTORY)
 
 
@@ -64,11 +64,11 @@ def model_variant(name: str, overrides: Sequence[str]) -> Path:
     shape = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
     directory = DIRECTORY.with_name("variants") / f"{name}-{shape}"
     if not directory.exists():
-        _once(directory, lambda attempt: _write_model(attempt, overrides))
+        once(directory, lambda attempt: _write_model(attempt, overrides))
     return directory
 
 
-def _once(directory: Path, make: Callable[[Path], None]) -> None:
+def once(directory: Path, make: Callable[[Path], None]) -> None:
     """Make a directory whole or not at all. Of several processes that make it (pytest's workers while they collect) the
     first one's stays; an interrupted one leaves nothing that looks complete."""
     directory.parent.mkdir(parents=True, exist_ok=True)

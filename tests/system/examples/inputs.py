@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
-from tests.support.assets import ROOT
+from tests.support.assets import ROOT, once
 
 DIRECTORY = ROOT / "build" / "examples"
 BLOCK = 32
@@ -26,10 +25,13 @@ ROWS = 24
 
 def prepare(directory: Path = DIRECTORY) -> Path:
     """``model/`` with a byte tokenizer and its chat template, ``reward/`` with a score in place of its head,
-    ``text.txt``, and rows for each of TRL's trainers."""
-    if (directory / "complete").exists():
-        return directory
-    shutil.rmtree(directory, ignore_errors=True)
+    ``text.txt``, and rows for each of TRL's trainers; made once, whoever of several processes asks first."""
+    if not directory.exists():
+        once(directory, _make)
+    return directory
+
+
+def _make(directory: Path) -> None:
     for name in ("model", "reward"):
         (directory / name).mkdir(parents=True)
         _write_tokenizer(directory / name)
@@ -45,8 +47,6 @@ def prepare(directory: Path = DIRECTORY) -> Path:
         rows["prompts"].append({"prompt": prompt})
     for name, kind in rows.items():
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kind), encoding="utf-8")
-    (directory / "complete").touch()
-    return directory
 
 
 def plan_for(
