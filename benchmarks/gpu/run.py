@@ -37,6 +37,8 @@ CURVES = 4
 """Rows of the comparison of devices: the reference, and each engine."""
 OPS_LIMIT_S = 240.0
 DOCTOR_LIMIT_S = 60.0
+LOG_LINES = 30
+"""Of a row that failed."""
 CPU_PATIENCE = 3.0
 """Limits are a GPU machine's; a CPU dry run shares two cores with whatever else runs there."""
 
@@ -89,10 +91,13 @@ class Run:
             finally:
                 if process.poll() is None:  # too slow, or this program is asked to end: its GPU must be free again
                     kill(process)
+        row = dict(json.loads(out.read_text(encoding="utf-8"))) if out.exists() else {"status": "failed"}
+        if row["status"] == "failed":  # on a machine that is given back, this is all that remains of it
+            print("\n".join((here / "log.txt").read_text(errors="replace").splitlines()[-LOG_LINES:]))
         if out.exists():
-            return dict(json.loads(out.read_text(encoding="utf-8")))
+            return row
         why = f"killed by signal {-code}; 9 is how Linux ends what takes too much host memory" if code < 0 else "died"
-        return {"status": "failed", "why": f"exit code {code}: {why}"}
+        return row | {"why": f"exit code {code}: {why}"}
 
     def save(self) -> None:
         """JSON and Markdown, each replaced whole."""
