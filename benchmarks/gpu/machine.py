@@ -36,17 +36,24 @@ def describe(device: str) -> dict[str, Any]:
     ``changed``: whether tracked files other than results differ from the commit. ``load``: load average of the last
     minute.
     """
-    installed = {each.name.replace("_", "-"): each.version for each in importlib.metadata.distributions()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _output(["git", "rev-parse", "HEAD"]) or os.environ.get(COPIED_FROM),
         "changed": _output(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", RESULTS]) is not None,
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "versions": {name: installed.get(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in PACKAGES},
         "device": device,
         "hardware": _gpu() if device == "cuda" else {"processor": platform.machine(), "cores": os.cpu_count()},
     }
+
+
+def _version(name: str) -> str | None:
+    """Of the copy that Python imports: a folder of wheels may lie before what is installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import run
+from benchmarks.gpu import machine, run
 from benchmarks.gpu.page import page
 
 PART = {
@@ -76,3 +77,22 @@ def test_a_doctor_that_hangs_is_no_end(monkeypatch, tmp_path):
     program(tmp_path, monkeypatch, "#!/bin/sh\nsleep 60\n")
     monkeypatch.setattr(run, "DOCTOR_LIMIT_S", 0.2)
     assert run.doctor() == "kit doctor: no end within 0.2 s"
+
+
+def test_the_version_is_that_of_the_copy_that_python_imports(tmp_path, monkeypatch):
+    """A folder of wheels lies before what the machine has."""
+    (tmp_path / "transformers-0.0.1.dist-info").mkdir()
+    (tmp_path / "transformers-0.0.1.dist-info/METADATA").write_text("Name: transformers\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = machine.describe("cpu")["versions"]
+    assert (versions["transformers"], versions["torch"]) == ("0.0.1", importlib.metadata.version("torch"))
+
+
+def test_the_log_of_a_row_that_failed_is_printed(tmp_path, monkeypatch, capsys):
+    """The machine is given back, and its scratch folder with it."""
+    program(tmp_path, monkeypatch, "#!/bin/sh\necho first; seq 2 40; exit 3\n")
+    (tmp_path / "scratch").mkdir()
+    began = run.Run("cpu", tmp_path / "scratch", time.monotonic() + 60, tmp_path / "out")
+    row = began.row(run.Job("peaks", "peaks", {"kind": "peaks"}, 60.0), 0)
+    assert (row["status"], row["why"]) == ("failed", "exit code 3: died")
+    assert capsys.readouterr().out.split() == [str(number) for number in range(11, 41)]

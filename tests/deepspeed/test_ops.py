@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
 from torch.utils import cpp_extension
 
 from kit.engines.deepspeed import build, nvme, ops
@@ -95,6 +96,20 @@ def test_a_folder_that_was_named_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     ops.prepare_builds()
     assert ops.library().parents[1] == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [("9.0a", "9.0+PTX"), ("8.0 10.0f", "8.0;10.0+PTX"), ("12.0a+PTX", "12.0+PTX"), ("8.6;9.0+PTX", "8.6;9.0+PTX")],
+)
+def test_deepspeed_reads_the_architectures_that_an_image_names(named, read, monkeypatch):
+    """``9.0a`` is what images for Hopper set, and DeepSpeed ends with ValueError: invalid literal for int()."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    ops.prepare_builds()
+    builder = FusedAdamBuilder()
+    builder.jit_mode = True
+    builder.compute_capability_args()
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == read
 
 
 def test_a_build_that_fails_says_its_first_line_and_what_it_needs(monkeypatch):

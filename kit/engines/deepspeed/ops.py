@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class BuildLock:
 
 
 def prepare_builds() -> None:
-    """Set the build directory, ninja and the lock of compiled ops. Call this before DeepSpeed compiles an op.
+    """Set where and how ops are compiled: directory, ninja, architectures, lock. Call it before DeepSpeed compiles.
 
     The build directory is inside the Python environment, unless ``TORCH_EXTENSIONS_DIR`` names another one or the
     environment is not writable. torch's default directory serves all environments of a Python version. ninja compiles
@@ -60,6 +61,10 @@ def prepare_builds() -> None:
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if (Path(beside) / "ninja").exists() and path.split(os.pathsep)[0] != beside:
         os.environ["PATH"] = os.pathsep.join([beside, path])
+    # DeepSpeed (op_builder/builder.py, compute_capability_args) reads numbers alone. Images that build FlashAttention 3
+    # name an architecture with its own instructions: 9.0a.
+    if architectures := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(?<=\d)[af]", "", architectures)
     cpp_extension.FileBaton = BuildLock  # type: ignore[attr-defined, assignment]
 
 
