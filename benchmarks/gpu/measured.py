@@ -15,6 +15,7 @@ import torch
 
 import kit
 from benchmarks.gpu.cases import BY_NAME, planned
+from kit.cost.hardware import peak_flops_per_s
 from kit.cost.model.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
 from kit.engines import build_engine
@@ -22,7 +23,7 @@ from kit.engines.base import Engine, MicroBatch
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import process_group
 from kit.training.data.loader import pin
-from kit.units import TFLOP, to_gib
+from kit.units import to_gib
 from tests.support.host_syncs import waits_on_this_device
 
 STEPS, WARM_UP = 8, 3
@@ -178,9 +179,9 @@ def beside_prediction(plan: kit.Plan, times: list[float], memory: dict[str, Any]
 
 
 def speed(plan: kit.Plan, step_s: float) -> dict[str, Any]:
-    """Tokens a second, and on a GPU the share of the data sheet's dense bf16 peak (causal model FLOPs)."""
+    """Tokens a second, and on a GPU the share of the data sheet's dense peak of the precision (causal model FLOPs)."""
     tokens_per_s = plan.job.global_batch_size * plan.job.seq_length / step_s
     if plan.cluster.gpu.device == "cpu":
         return {"tokens_per_s": tokens_per_s, "mfu": None}
     flops = model_flops_per_token(plan.model, plan.job.seq_length, plan.job.lora is not None) * tokens_per_s
-    return {"tokens_per_s": tokens_per_s, "mfu": flops / (plan.cluster.gpu.bf16_tflops * TFLOP)}
+    return {"tokens_per_s": tokens_per_s, "mfu": flops / peak_flops_per_s(plan.cluster.gpu, plan.job.precision)}

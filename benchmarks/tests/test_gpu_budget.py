@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import kit
 from benchmarks.gpu import machine, run
+from benchmarks.gpu.measured import speed
 from benchmarks.gpu.page import page
+from kit.specs.catalog import load_model, parse_cluster
 
 PART = {
     "date": "2026-01-01T00:00:00", "commit": "a1", "changed": False, "hardware": {}, "python": "3.12", "versions": {},
@@ -96,3 +99,13 @@ def test_the_log_of_a_row_that_failed_is_printed(tmp_path, monkeypatch, capsys):
     row = began.row(run.Job("peaks", "peaks", {"kind": "peaks"}, 60.0), 0)
     assert (row["status"], row["why"]) == ("failed", "exit code 3: died")
     assert capsys.readouterr().out.split() == [str(number) for number in range(11, 41)]
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("bf16", 989.4e12), ("fp8", 1978.9e12)])
+def test_utilisation_is_of_the_peak_of_the_precision(precision, peak):
+    """As in a plan; 8 · 4,096 tokens a step of 6 · N + 6 · 16 · 4096 · 2048 FLOPs each, N = 1,235,814,400 less norms."""
+    layers = 16 * (2048 * (2048 + 2 * 512) + 2048 * 2048 + 3 * 2048 * 8192)
+    flops = 6 * (layers + 128_256 * 2048) + 6 * 16 * 4096 * 2048
+    job = kit.JobSpec(seq_length=4096, global_batch_size=8, precision=precision)
+    plan = kit.plan(load_model("llama-3.2-1b"), parse_cluster("1xH100"), job, kit.Pins(engine="torch"))
+    assert speed(plan, 0.5)["mfu"] == pytest.approx(8 * 4096 / 0.5 * flops / peak, rel=1e-3)
