@@ -103,7 +103,7 @@ def test_the_log_of_a_row_that_failed_is_printed(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("precision", "peak"), [("bf16", 989.4e12), ("fp8", 1978.9e12)])
 def test_utilisation_is_of_the_peak_of_the_precision(precision, peak):
-    """As in a plan; 8 · 4,096 tokens a step of 6 · N + 6 · 16 · 4096 · 2048 FLOPs each, N = 1,235,814,400 less norms."""
+    """As in a plan: 8 · 4,096 tokens a step, 6 FLOPs a weight of GEMMs, and causal attention of 16 layers."""
     layers = 16 * (2048 * (2048 + 2 * 512) + 2048 * 2048 + 3 * 2048 * 8192)
     flops = 6 * (layers + 128_256 * 2048) + 6 * 16 * 4096 * 2048
     job = kit.JobSpec(seq_length=4096, global_batch_size=8, precision=precision)
