@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -749,7 +750,7 @@ def test_the_interpreter_of_another_host_finds_this_kit(monkeypatch: pytest.Monk
         assert remote.Place("localhost").words(["-m", "x"], {"A": "1"}) == [
             "env", "A=1", *expected, sys.executable, "-m", "x",
         ]  # fmt: skip
-    assert remote.Place("node").words(["a b"])[-2:] == ["node", f"env {sys.executable} 'a b'"]
+    assert remote.Place("node").words(["a b"])[-2:] == ["node", f"env {shlex.quote(sys.executable)} 'a b'"]
 
 
 # How results are told
