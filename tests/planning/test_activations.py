@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from transformers import AutoModelForCausalLM
 
 from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
@@ -34,6 +38,15 @@ LATER: tuple[Family, ...] = (
     "falcon",
 )
 """Not DeepSeek: on a CPU torch materialises the scores of heads whose values are narrower than their keys."""
+
+
+PARTITIONED = aot_autograd(
+    fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+    bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+    partition_fn=min_cut_rematerialization_partition,
+    decompositions=select_decomp_table(),
+)
+"""Inductor's graphs of forward and backward, run operator by operator: what is saved between them is the same."""
 
 
 def shape(family: Family, num_layers: int, key_value_heads: int) -> ModelSpec:
@@ -76,6 +89,10 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     module = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation=attention).train()
     if layout.recompute == "full":
         module.activation_checkpointing_enable({"use_reentrant": False})
+    if layout.compile_layers:
+        torch._dynamo.reset()
+        for layer in next(each for each in module.modules() if isinstance(each, torch.nn.ModuleList)):
+            layer.forward = torch.compile(layer.forward, backend=PARTITIONED)  # type: ignore[method-assign]
     parameters = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     casts = {tuple(sorted(parameter.shape)) for parameter in module.parameters() if parameter.ndim in (2, 3)}
     cast_experts(module)
@@ -131,6 +148,27 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     model = shape(family, 2, key_value_heads)
     predicted = predicted_per_token(model, torch_layout(), "bf16")
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
+
+
+@pytest.mark.slow
+@pytest.mark.everyday("autocast-qwen3", "fp32-phi3", "zero1-opt")
+@pytest.mark.parametrize("family", [*FIRST, "gpt2", "gemma", "gemma3_text", "olmo2", "starcoder2", "gpt_neox", "opt"])
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [(torch_layout(), "bf16"), (deepspeed(zero_stage=1), "bf16"), (torch_layout(), "fp32")],
+    ids=["autocast", "zero1", "fp32"],
+)
+def test_compiled_layers_save_what_the_partitioner_keeps(family: Family, layout: Layout, precision: Precision) -> None:
+    compiled = dataclasses.replace(layout, compile_layers=True)
+    predicted = predicted_per_token(shape(family, 2, 2), compiled, precision)
+    assert measured_per_layer(family, compiled, precision) == predicted
+
+
+def test_compiled_layers_in_fp8_save_neither_the_inputs_of_attention_and_mlp_nor_the_product() -> None:
+    """Three GEMMs' inputs of 2, 2 and 2 · 160 / 64 bytes an element; on an H200 the 1B recipe saved 18.0 GiB less."""
+    model, compiled = shape("llama", 2, 2), torch_layout(compile_layers=True)
+    bf16, fp8 = (predicted_per_token(model, compiled, precision) for precision in ("bf16", "fp8"))
+    assert bf16 - fp8 == 2 * 64 + 2 * 64 + 2 * 160
 
 
 @pytest.mark.everyday("ddp-bf16-qwen2_moe")

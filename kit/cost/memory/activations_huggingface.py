@@ -56,6 +56,8 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         terms = _with_frozen_weights(workload, lora, has_experts)
     else:
         terms = _autocast(workload, has_experts) if workload.autocast else _one_dtype(workload, has_experts)
+        if workload.layout.compile_layers and _partition_is_known(model, has_experts):
+            terms = _compiled(workload, terms)
     if (
         model.sliding_window is not None
         and model.sliding_window <= workload.job.seq_length
@@ -300,6 +302,40 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
             experts["router"] -= 4 * h  # its input is fp32 already
         return terms | experts
     return terms | {"mlp": _mlp(model, f, 2)}
+
+
+def _partition_is_known(model: ModelSpec, has_experts: bool) -> bool:
+    """Whether ``_compiled`` has the terms. Other layers are predicted as if they were not compiled: experts, whose
+    partition on a CPU is not a GPU's; Falcon's, which save as much; eager attention, which saves down to half."""
+    traits = model.traits
+    usual = traits.fused_attention and not traits.broadcasts_keys and model.latent is None
+    return usual and not has_experts and not model.is_encoder_decoder
+
+
+def _compiled(workload: Workload, terms: dict[str, float]) -> dict[str, float]:
+    """Terms of a dense layer under torch.compile. Its min-cut partitioner (torch/_functorch/partitioners.py) keeps the
+    layer's input, inputs and outputs of GEMMs and of the attention kernel, and statistics of norms; element-wise
+    operators run again in backward. A GEMM's input in fp8 is such an operator's result.
+    """
+    model, element, tp = workload.model, workload.element, workload.layout.tp
+    traits, one_sum, fp8 = model.traits, model.parallel_residual, workload.job.precision == "fp8"
+    query, key_value = model.query_width / tp, model.key_value_width / tp
+    residual = 0.0 if traits.norm_placement == "output" else layer_input(workload) / workload.tokens
+    inputs = 1 if one_sum and model.shared_norm else 2  # of attention and MLP
+    outputs = 0 if one_sum else 1 if traits.norm_placement == "input" else 2  # that a norm or the second sum needs
+    widths = (0 if fp8 else inputs) + outputs
+    norms = 1 if one_sum else 4 if traits.norm_placement == "both" else 2
+    statistics = 4 if model.norm == "rmsnorm" else 2 * (4 if workload.autocast else element)
+    of_mlp = 3 if model.gated_mlp else 1 if traits.activation == "relu" else 2
+    terms = {name: size for name, size in terms.items() if name != "casts"}
+    terms["norms"] = residual + element * model.hidden_size * widths + statistics * norms
+    terms["mlp"] = element * model.ffn_hidden_size / tp * (of_mlp - fp8)
+    if traits.fused_qkv and traits.positions == "rope":
+        terms["attention"] -= element * query
+    if "qk_norm" in terms:
+        heads = (model.num_attention_heads + model.num_key_value_heads) / tp if traits.qk_norm == "head" else 2
+        terms["qk_norm"] = element * (query + key_value) + 4 * heads
+    return terms
 
 
 def _casts_of_mlp(model: ModelSpec, has_experts: bool) -> int:
