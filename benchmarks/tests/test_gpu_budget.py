@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -21,8 +22,7 @@ PART = {
     "load": 0.0,
 }  # fmt: skip
 """What ``describe`` asks of git and the driver, in no time."""
-WORKER = """#!{python} -S
-import json, sys, time
+WORKER = """import json, sys, time
 spec = json.load(open(sys.argv[-1]))
 time.sleep({seconds})
 json.dump({{"status": "refused", "why": "a stand-in"}}, open(spec["out"], "w"))
@@ -39,7 +39,9 @@ def program(tmp_path, monkeypatch, text):
 
 def run_all(tmp_path, monkeypatch, seconds, minutes):
     """(result, wall seconds) of the whole program with workers that take so many seconds each."""
-    program(tmp_path, monkeypatch, WORKER.format(python=sys.executable, seconds=seconds))
+    (tmp_path / "worker.py").write_text(WORKER.format(seconds=seconds))
+    command = shlex.join([sys.executable, "-S", str(tmp_path / "worker.py")])
+    program(tmp_path, monkeypatch, f'#!/bin/sh\nexec {command} "$@"\n')
     monkeypatch.setattr(run, "doctor", lambda: "")
     monkeypatch.setattr(run, "describe", lambda device: PART | {"device": device})
     monkeypatch.setattr(run, "LEAST_S", 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -38,7 +39,7 @@ def test_packages_are_taken_from_a_folder(tmp_path):
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
     program = tmp_path / "python"
-    program.write_text(STUB.format(python=sys.executable))
+    program.write_text(STUB.format(python=shlex.quote(sys.executable)))
     program.chmod(0o700)
     for _ in range(2):  # the second time it lies there
         done = run(tmp_path, program, "--minutes", "3")

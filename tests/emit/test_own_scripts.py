@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -126,16 +127,19 @@ def test_a_command_of_the_readme_trains_the_plan_on_cpu_processes(layout: str, n
     plan = plan_for(directory / "model", SFT[layout], objective="sft", lora=replace(QLORA, four_bit=four_bit))
     place = write(plan, RunSpec(), tmp_path / "run").path
     command = commands((place / "README.md").read_text())[number]
-    inputs = f"--model {directory / 'model'} --text {directory / 'text.txt'} --block {BLOCK}"
+    model, text, chats = (quote(str(directory / name)) for name in ("model", "text.txt", "chats.jsonl"))
+    sft, trainer_script, loop = (quote(str(EXAMPLES / f"{n}.py")) for n in ("trl_sft", "trainer", "accelerate_loop"))
+    inputs = f"--model {model} --text {text} --block {BLOCK}"
     trainer = "--output_dir out --max_steps 2 --logging_steps 1 --report_to none --save_steps 1 --disable_tqdm true"
     if "trl_sft.py" in command:
-        chats = f"--model {directory / 'model'} --chats {directory / 'chats.jsonl'} {trainer}"
-        command = command.replace("trl_sft.py", f"{EXAMPLES / 'trl_sft.py'}").replace("--model DIR …", chats)
+        command = command.replace("trl_sft.py", sft).replace(
+            "--model DIR …", f"--model {model} --chats {chats} {trainer}"
+        )
     elif "--adam_beta1" in command:
-        command = command.replace("SCRIPT", f"{EXAMPLES / 'trainer.py'} {inputs} {trainer}")
+        command = command.replace("SCRIPT", f"{trainer_script} {inputs} {trainer}")
     else:
-        command = command.replace("SCRIPT", f"{EXAMPLES / 'accelerate_loop.py'} {inputs} --steps 2")
-    scripts = Path(sys.executable).parent
+        command = command.replace("SCRIPT", f"{loop} {inputs} --steps 2")
+    scripts = quote(str(Path(sys.executable).parent))
     done = start(["bash", "-c", f"PATH={scripts}:$PATH exec {command}"], place, TIME_LIMIT_S)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     facts = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"engine"')))

@@ -32,8 +32,9 @@ one_process = pytest.mark.usefixtures("one_process")
     ("number", "reason"),
     [(signal.SIGTERM, Reason.SIGTERM), (signal.SIGUSR1, Reason.SIGUSR1), (signal.SIGINT, Reason.SIGINT)],
 )
-def test_a_signal_is_remembered_and_its_handler_given_back(number, reason):
-    before = signal.getsignal(number)
+def test_a_signal_is_remembered_and_its_handler_given_back(number, reason, request):
+    outside = signal.signal(number, signal.default_int_handler)  # a shell's background processes ignore SIGINT
+    request.addfinalizer(lambda: signal.signal(number, outside))
     with Stopping(None) as stopping:
         assert stopping.mine() is Reason.NONE
         os.kill(os.getpid(), number)
@@ -41,7 +42,7 @@ def test_a_signal_is_remembered_and_its_handler_given_back(number, reason):
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm's, at the end of a warning
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stopping.mine() is max(reason, Reason.SIGTERM)
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.default_int_handler
 
 
 _RANK = """
