@@ -272,3 +272,7 @@ def test_monitors_and_the_profiler_are_the_runs() -> None:
         "comet": {"enabled": True, "experiment_name": "a", "samples_log_interval": 1},
     }  # fmt: skip
     assert monitor_sections(RunSpec(), Path("/runs/a")) == {}
+
+
+def test_an_empty_section_is_a_key() -> None:
+    assert flat({"a": {}, "b": {"c": 1, "d": {"e": None}}}) == {"a": {}, "b.c": 1, "b.d.e": None}

@@ -73,6 +73,7 @@ MEGATRONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          T + "context_parallel_size": 8, "parallel_state.context_parallel_size": 8, T + "recompute_granularity": "full",
          T + "recompute_method": "uniform", T + "recompute_num_layers": 1, T + "recompute_modules": ...},
     ),
+    "cp of two": (MEGATRON | {"cp": 2, "dp": 4, "cp_comm_type": "p2p"}, {T + "cp_comm_type": "p2p"}),
     "selective": (
         DENSE | {"recompute": "selective"},
         {T + "recompute_granularity": "selective", T + "recompute_modules": ["core_attn"], T + "recompute_method": ...,

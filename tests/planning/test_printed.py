@@ -99,6 +99,13 @@ def test_the_first_screen() -> None:
     assert narrow[4] == "            optimizer · micro-batch 1 × 128"
 
 
+@pytest.mark.parametrize("width", range(50, 90, 3))
+def test_lines_end_between_words(width: int) -> None:
+    """``micro-batch`` is one word."""
+    whole = first_screen(plan(), width=1000).split()
+    assert first_screen(plan(), width=width).split() == whole
+
+
 def explanation(of: Plan) -> str:
     """Without what the planner would choose alone."""
     return str(explain(of)).split("\n\nleft to the planner")[0]
@@ -247,6 +254,18 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
          "  stage 7         17.0 ", "Megatron-core TP 2 · PP 8 · VP 4 · distributed optimizer",
          "drawn with 8 of 8 stages, 8 of 12 micro batches, 2 of 4 virtual stages\n"],
         ["stage 5         15.0", "logits"],
+    ),
+    "as many stages as are shown": (
+        {"layout": {"pp": 6, "dp": 1}, "predicted": {"memory": tuple(stage(i, 9.0, *[1.0] * 6) for i in range(6))}},
+        ["\n  stage 4 ", "\n  stage 5 "], ["  …\n"],
+    ),
+    "little data": (
+        {"predicted": {"operation": dataclasses.replace(OPERATION, data_mbytes_per_s=0.015)}},
+        ["data loading: 0.015 MB/s of tokens\n"], [],
+    ),
+    "less data": (
+        {"predicted": {"operation": dataclasses.replace(OPERATION, data_mbytes_per_s=0.0099)}},
+        ["data loading: 9.9 kB/s of tokens\n"], [],
     ),
     "sixteen stages": (
         {"layout": {"pp": 16, "dp": 1}}, ["with 8 of 16 stages, 16 of 128 micro batches\n"], ["virtual"]
@@ -535,6 +554,8 @@ def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_pat
     assert [box[3] for box in boxes(axis)] == [10.0, 30.0, 5.0, 5.0, 20.0, 60.0, 4.0, 2.0, 1.0, 1.0, 2.0, 2.0]
     assert [box[1] for box in boxes(axis)][::2] == [0.0, 10.0, 15.0, 35.0, 39.0, 40.0]
     assert list(axis.lines[0].get_ydata()) == [50.0, 50.0]
+    save_png(report(stages=PREDICTED.memory), tmp_path / "d.png")  # logits of the last stage alone
+    assert [box[3] for box in boxes(figures[4].axes[0])][8:10] == [0.04, 6.0]
 
 
 def test_a_page_of_round_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
