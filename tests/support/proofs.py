@@ -184,12 +184,8 @@ PROOFS: dict[str, Proof] = {
         "host memory of loading and exporting a 1B model at ZeRO-3, and of loading it for QLoRA", 3,
         "benchmarks.performance.loading", "benchmarks.performance.loading --qlora",
     ),
-    "conversion": _proof(
-        "seconds and memory of converting 8B of weights, and 1B with Adam's state; needs 50 GB of disk", 8,
-        "benchmarks.performance.conversion --write",
-    ),
     "streaming": _proof(
-        "Megatron's weights in and out beside a plain copy, and the stall of a checkpoint", 2,
+        "Megatron's weights in and out beside a plain copy, and the memory of offline conversions", 2,
         "benchmarks.performance.streaming",
     ),
     "readers": _proof(

@@ -1,4 +1,4 @@
-"""What one rank measures: weights in and out, and checkpoints, beside a plain copy."""
+"""What one rank measures: weights in and out beside a plain copy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
 from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
 
@@ -28,7 +26,7 @@ COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1, sa
 
 
 def streamed(rundir: RunDirectory) -> dict[str, Any]:
-    """Import, export and native checkpoints, each beside a plain copy of the same bytes by the same processes."""
+    """Import and export, each beside a plain copy of the same bytes by the same processes."""
     from kit.engines.megatron.engine import MegatronEngine
 
     return_freed_memory()
@@ -58,8 +56,6 @@ def streamed(rundir: RunDirectory) -> dict[str, Any]:
         dist.barrier()
 
     found["export"] = side_by_side(export, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
-    clean()
-    found["native"] = native(engine, rundir, scratch / "checkpoints")
     engine.close()
     return found
 
@@ -80,20 +76,6 @@ def side_by_side(work: Callable[[], None], plain: Callable[[], None], before: Ca
             if name == "work_s":
                 grown = max(grown, peak.grown)
     return {name: statistics.median(each) for name, each in times.items()} | {"grown": grown}
-
-
-def native(engine: Any, rundir: RunDirectory, root: Path) -> dict[str, float]:
-    """How long training stops for a native checkpoint, written at once and in a thread, and how long that takes."""
-    plan = rundir.plan
-    checkpoints = NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=1, model=plan.model_digest)
-    started = time.perf_counter()
-    checkpoints.save(engine, COUNTERS)
-    at_once = time.perf_counter() - started
-    background = CheckpointManager(checkpoints, asynchronous=True)
-    started = time.perf_counter()
-    failure = background.save(engine, COUNTERS, wait=False) or background.wait()
-    assert failure is None, failure
-    return {"at_once_s": at_once, "stall_s": background.stalls_s[0], "thread_s": time.perf_counter() - started}
 
 
 def forget(files: list[Path]) -> None:
