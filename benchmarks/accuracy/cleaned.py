@@ -83,10 +83,7 @@ def number_of(value: Any) -> float | None:
 
 
 def with_sizes(row: Row) -> Row:
-    """Checks every size, and computes the one that the others imply.
-
-    Raises ``NotPredictedError`` for the first invalid size, or for a missing one.
-    """
+    """Checks every size. Raises ``NotPredictedError`` for the first invalid size, or for a missing one."""
     named = [(part, size, row[part].get(size)) for part, sizes in SIZES.items() for size in sizes]
     experts = row["model"].get("moe")
     if experts:
@@ -99,47 +96,24 @@ def with_sizes(row: Row) -> Row:
     for part, size, value in named:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise NotPredictedError(f"{part}.{size}={value!r} is no size")
+    if not row["cluster"].get("num_gpus"):
+        raise NotPredictedError("not stated: cluster.num_gpus")
     stage = row["job"].get("zero_stage")
-    digits = re.search(r"\d", str(stage))
-    if stage is not None and (digits is None or digits.group() not in "0123"):
+    digits = re.search(r"^\D*([0-3])", str(stage or 0))
+    if digits is None:
         raise NotPredictedError(f"job.zero_stage={stage!r} is no stage of ZeRO")
-    job = row["job"] if stage is None or digits is None else {**row["job"], "zero_stage": int(digits.group())}
-    return _split({**row, "job": job})
-
-
-def _split(row: Row) -> Row:
-    """Fills in the missing one of tp, pp, cp, dp and the number of GPUs. A row that states no tp, pp or cp means 1."""
-    job, total = row["job"], row["cluster"].get("num_gpus")
-    unknown = [size for size in SPLIT if job.get(size) is None]
-    known = math.prod(job[size] for size in SPLIT if size not in unknown)
-    if total is None:
-        if "dp" in unknown:
-            raise NotPredictedError("not stated: cluster.num_gpus")
-        return {**row, "cluster": {**row["cluster"], "num_gpus": known}}
-    if not unknown:
-        return row
-    if total % known:
-        raise NotPredictedError(f"{_words(job)} do not divide the {total} GPUs")
-    rest = total // known
-    if rest == 1:
-        return row
-    if len(unknown) == 1 or "dp" in unknown:
-        return {**row, "job": {**job, "dp" if "dp" in unknown else unknown[0]: rest}}
-    raise NotPredictedError(f"not stated: {', '.join(unknown)}, which {rest} to a replica share")
+    return {**row, "job": {**row["job"], "zero_stage": int(digits.group(1))}}
 
 
 def contradiction(row: Row) -> str | None:
     """Sizes of a row that contradict each other. Such a row is predicted but enters no error figure."""
     job, total = row["job"], row["cluster"].get("num_gpus")
-    if total and all(isinstance(job.get(size), int) for size in SPLIT):
-        used = math.prod(job[size] for size in SPLIT)
+    sizes = {size: job.get(size) or 1 for size in SPLIT}  # what is not stated is 1, but for dp, which then follows
+    if total and job.get("dp") and all(isinstance(size, int) for size in sizes.values()):
+        used = math.prod(sizes.values())
         if used != total:
-            return f"{_words(job)} make {used} GPUs, not {total}"
+            return f"{', '.join(f'{name}={size}' for name, size in sizes.items())} make {used} GPUs, not {total}"
     micro, dp, batch = (job.get(size) for size in ("micro_batch_size", "dp", "global_batch_size"))
     if all(isinstance(size, int) for size in (micro, dp, batch)) and micro * dp > batch:
         return f"micro_batch_size={micro} on dp={dp} is more than global_batch_size={batch}"
     return None
-
-
-def _words(job: dict[str, Any]) -> str:
-    return ", ".join(f"{size}={job[size]}" for size in SPLIT if job.get(size) is not None)

@@ -265,7 +265,7 @@ def _notes(row: Row) -> str:
 
 def recent_nvidia(row: Row) -> bool:
     """Recipes of NeMo and Megatron-Bridge: fused loss, user buffers, fused exchanges."""
-    return "NVIDIA-NeMo/" in address_of(row) or "NVIDIA/NeMo:" in address_of(row)
+    return published_by(row, "NVIDIA-NeMo/", "NVIDIA/NeMo:")
 
 
 def torchtitan(row: Row) -> bool:
@@ -273,14 +273,14 @@ def torchtitan(row: Row) -> bool:
     return "torchtitan" in address_of(row) or "torchtitan" in _notes(row)
 
 
-def llm_foundry(row: Row) -> bool:
-    """MosaicML's trainer: flash-attn's first version, norms in 16 bits."""
-    return "llm-foundry" in address_of(row)
+LLM_FOUNDRY, SAILOR = "llm-foundry", "eth-easl/sailor"
+"""Repositories. MosaicML's trainer: flash-attn's first version, norms in 16 bits. Sailor's copy of Megatron-DeepSpeed:
+unfused attention, gradients reduced after backward."""
 
 
-def sailor(row: Row) -> bool:
-    """Sailor's copy of Megatron-DeepSpeed: unfused attention, gradients reduced after backward."""
-    return "eth-easl/sailor" in address_of(row)
+def published_by(row: Row, *repositories: str) -> bool:
+    """Whether the row's address names one of these."""
+    return any(repository in address_of(row) for repository in repositories)
 
 
 def megatron_deepspeed(row: Row) -> bool:

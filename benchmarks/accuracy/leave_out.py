@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result, predict
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
 from benchmarks.accuracy.rows import workload_of
-from benchmarks.accuracy.strata import Errors, errors_of
+from benchmarks.accuracy.strata import Errors, errors_by, own_errors
 from kit.units import GIB
 
 
@@ -79,11 +79,7 @@ def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
         "peak above 4 GiB, nanotron's default": [result for result in defaults if result.measured_gib > 4],
         "peak above 4 GiB, native loss in place": [result for result in in_place if result.measured_gib > 4],
     }
-    table = {
-        name: errors_of((result.row["group"], result.relative_error or 0.0) for result in rows)
-        for name, rows in chosen.items()
-    }
-    return {name: errors for name, errors in table.items() if errors is not None}
+    return errors_by({name: own_errors(rows) for name, rows in chosen.items()})
 
 
 def _by_group(pairs: Iterable[tuple[Result, float]]) -> dict[str, list[float]]:

@@ -1,8 +1,5 @@
-"""Compares errors of other estimators with kit's, on the rows that each estimator supports.
-
-DeepSpeed's and accelerate's estimators are called in the installed packages. Megatron-LM's is reimplemented from its
-source (programs/other_estimators.py), because it needs Megatron-LM's argument parser.
-"""
+"""Compares errors of other estimators with kit's, on the rows that each estimator supports: those that the installed
+packages have."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from functools import cache
 from typing import Any
 
 from benchmarks.accuracy.memory import Result
-from benchmarks.accuracy.programs.other_estimators import megatron_theoretical, model_parameters
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
 from benchmarks.accuracy.rows import workload_of
-from benchmarks.accuracy.strata import Errors, errors_of
+from benchmarks.accuracy.strata import Errors, errors_by, own_errors
 from kit.units import to_gib
 
 Estimate = Callable[[PublishedWorkload], float]
@@ -29,7 +25,9 @@ def deepspeed_estimate(workload: PublishedWorkload) -> float:
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     # The estimator knows only data parallelism, so it gets the parameters of one model-parallel rank.
-    total = int(model_parameters(workload) / (workload.layout.tp * workload.layout.pp))
+    whole = replace(workload.layout, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1)
+    parameters = replace(workload, layout=whole, stated_chunks=()).parameters[0].total
+    total = int(parameters / (workload.layout.tp * workload.layout.pp))
     ranks = workload.layout.dp * workload.layout.cp
     if workload.layout.zero_stage != 3:
         return float(estimate_zero2_model_states_mem_needs(total, num_gpus_per_node=ranks, cpu_offload=False)[1])
@@ -68,12 +66,6 @@ def _accelerate(spec: PublishedModel) -> float:
 
 
 ESTIMATORS: dict[str, tuple[Estimate, Callable[[PublishedWorkload], bool]]] = {
-    "Megatron-LM's theoretical formula, Megatron rows": (
-        megatron_theoretical,
-        lambda workload: (
-            workload.implementation in ("transformer_engine", "megatron-local") and workload.layout.zero_stage != 3
-        ),
-    ),
     "DeepSpeed's estimate_zero3 (states alone), fully sharded rows": (
         deepspeed_estimate,
         lambda workload: workload.layout.zero_stage == 3,
@@ -96,7 +88,7 @@ ESTIMATORS: dict[str, tuple[Estimate, Callable[[PublishedWorkload], bool]]] = {
 
 def comparisons(results: list[Result]) -> dict[str, Errors]:
     """Errors of each estimator and of kit on the same rows. DeepSpeed and accelerate must be installed."""
-    table: dict[str, Errors] = {}
+    table = {}
     rows = [
         (result, workload_of(result.row))
         for result in results
@@ -107,11 +99,8 @@ def comparisons(results: list[Result]) -> dict[str, Errors]:
     ]
     for name, (estimate, applies) in ESTIMATORS.items():
         chosen = [(result, workload) for result, workload in rows if applies(workload)]
-        theirs = errors_of(
+        table[name] = [
             (result.row["group"], to_gib(estimate(workload)) / result.measured_gib - 1) for result, workload in chosen
-        )
-        ours = errors_of((result.row["group"], result.relative_error or 0.0) for result, _ in chosen)
-        if theirs is not None and ours is not None:
-            table[name] = theirs
-            table[f"ours on the same ({name.partition(',')[2].strip()})"] = ours
-    return table
+        ]
+        table[f"ours on the same ({name.partition(',')[2].strip()})"] = own_errors(result for result, _ in chosen)
+    return errors_by(table)

@@ -158,7 +158,7 @@ def _layout_key(result: Result) -> Key:
     )
     program = result.run.execution if result.run else None
     return (
-        *(job.get(size) for size in sizes),
+        *(str(job.get(size)) for size in sizes),  # offload may be an object
         program and (program.graphs, program.once_per_node, program.overlaps_experts, program.overlaps_gradients),
         *_variant(result),
     )

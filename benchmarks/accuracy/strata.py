@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.accuracy.fields import offload_of, optimizer_of, program_of
@@ -37,6 +37,12 @@ def errors_of(pairs: Iterable[tuple[str, float]]) -> Errors | None:
     )
 
 
+def errors_by(chosen: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, Errors]:
+    """``errors_of`` each stratum; those without any are left out."""
+    table = {name: errors_of(pairs) for name, pairs in chosen.items()}
+    return {name: errors for name, errors in table.items() if errors is not None}
+
+
 def quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """The value below which ``share`` of the weight lies, of sorted pairs of value and weight."""
     total, seen = sum(weight for _, weight in weighted), 0.0
@@ -69,13 +75,16 @@ HEADLINES: dict[str, Callable[[Result], bool]] = {
 def strata(results: list[Result]) -> dict[str, Errors]:
     """Headlines, then each dimension of peaks above 1 GiB."""
     counted = [result for result in results if not result.excluded and result.predicted_gib is not None]
-    table: dict[str, Errors] = {}
-    for name, chosen in HEADLINES.items():
-        _add(table, name, [result for result in counted if chosen(result)])
     peaks = [result for result in counted if size_class(result) in ("above 4 GiB", "1 to 4 GiB")]
-    for label in sorted({label for result in peaks for label in labels(result)}):
-        _add(table, label, [result for result in peaks if label in labels(result)])
-    return table
+    every = sorted({label for result in peaks for label in labels(result)})
+    table = {name: [result for result in counted if chosen(result)] for name, chosen in HEADLINES.items()}
+    table |= {label: [result for result in peaks if label in labels(result)] for label in every}
+    return errors_by({name: own_errors(some) for name, some in table.items()})
+
+
+def own_errors(results: Iterable[Result]) -> list[tuple[str, float]]:
+    """Pairs for ``errors_of``."""
+    return [(result.row["group"], result.relative_error or 0.0) for result in results]
 
 
 def too_low(results: list[Result]) -> str:
@@ -83,12 +92,6 @@ def too_low(results: list[Result]) -> str:
     errors = [result.relative_error for result in results if not result.excluded and result.relative_error is not None]
     low = sum(error < -0.15 for error in errors)
     return f"{low} of {len(errors)} figures ({low / max(len(errors), 1):.1%}) are predicted more than 15 % too low"
-
-
-def _add(table: dict[str, Errors], name: str, results: list[Result]) -> None:
-    errors = errors_of((result.row["group"], result.relative_error or 0.0) for result in results)
-    if errors is not None:
-        table[name] = errors
 
 
 def labels(result: Result) -> list[str]:

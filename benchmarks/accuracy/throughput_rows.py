@@ -10,21 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.accuracy.fields import (
+    LLM_FOUNDRY,
     OLD_MEGATRON,
+    SAILOR,
     compiled,
     date_of,
     deepcompile,
     dispatcher_of,
     engine_of,
     kernels_of,
-    llm_foundry,
     megatron_deepspeed,
     offload_of,
     old_megatron,
     precision_of,
+    published_by,
     recent_nvidia,
     require,
-    sailor,
     torchtitan,
 )
 from benchmarks.accuracy.hardware import cluster_of
@@ -40,7 +41,7 @@ from benchmarks.accuracy.programs.published import (
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.cost.workload import UNHIDDEN
 from kit.specs.job import JobSpec, LoraSpec
-from kit.specs.layout import ContextExchange, Layout
+from kit.specs.layout import Layout
 
 ROWWISE = 0.67
 """Rate of fp8 GEMMs with a scale a row (CUTLASS) over those with one a tensor (cuBLAS)."""
@@ -82,7 +83,8 @@ def run_of(row: Row) -> PublishedWorkload:
             pp=pp,
             vp=vp,
             cp=cp,
-            cp_comm_type=context_exchange_of(row),
+            # A ring, unless the notes name Ulysses.
+            cp_comm_type="a2a" if "Ulysses" in str(row.get("notes")) and execution.code != "fused" else "p2p",
             ep=ep,
             etp=job.get("etp") or (1 if job.get("ep") else tp),
             sp=bool(job.get("sp")) and tp > 1,
@@ -136,17 +138,6 @@ def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload
     return replace(workload, layout=layout, recompute_modules=modules, recompute_layers=layers)
 
 
-def deepspeed_pipeline(row: Row) -> bool:
-    """Megatron's layers under DeepSpeed's PipelineEngine."""
-    return old_megatron(row) and "DeepSpeed" in str(row.get("notes"))
-
-
-def before_prefetching(row: Row) -> bool:
-    """ZeRO-3 of early releases hid none of its collectives: Azure's 46 rows (0.6.2) are as many seconds slower than
-    their compute at micro batch 32 as at 1."""
-    return megatron_deepspeed(row) and date_of(row) < OLD_MEGATRON
-
-
 def before_cudnn(row: Row) -> bool:
     """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024. NeMo's releases have
     their month as a name, and tables are published months later."""
@@ -155,33 +146,29 @@ def before_cudnn(row: Row) -> bool:
     return (row["job"].get("cp") or 1) > 1 and "2023" <= date < "2024-06"
 
 
-def _nvidia_or_megatron(row: Row) -> bool:
-    return engine_of(row) in ("megatron", "nanotron") or recent_nvidia(row)
-
-
 def execution_of(row: Row, precision: str) -> PublishedExecution:
     """Engine, fusion, overlap."""
     job, notes = row["job"], str(row.get("notes") or "")
     engine = engine_of(row)
     generation = str(row["cluster"].get("gpu"))
     ampere = generation.startswith(("A100", "A800", "V100"))
-    if _nvidia_or_megatron(row):
-        old, nvidia = old_megatron(row), recent_nvidia(row)
-        bf16_optimizer = deepspeed_pipeline(row) and precision == "bf16"
-        unfused = old or sailor(row)
+    if engine in ("megatron", "nanotron") or recent_nvidia(row):
+        old, sailor = old_megatron(row), published_by(row, SAILOR)
+        bf16_optimizer = old and "DeepSpeed" in notes and precision == "bf16"  # of DeepSpeed's PipelineEngine
+        kernel = "flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"
+        whole = "CUDA graph full_iteration" in notes
+        partial = re.search(r"CUDA graph transformer_engine(/attn|;|\b(?!/))", notes)
         return PublishedExecution(
             engine="fsdp" if engine == "fsdp" else "megatron",
             code="fused",
             precision=precision,
-            attention="unfused"
-            if unfused
-            else attention_of(row) or ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
-            overlaps_gradients=not old and not sailor(row) and "without ZeRO overlap" not in notes,
+            attention="unfused" if old or sailor else attention_of(row) or kernel,
+            overlaps_gradients=not old and not sailor and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
-            overlaps_tensor_parallel=nvidia,
+            overlaps_tensor_parallel=recent_nvidia(row),
             overlaps_experts="all-to-all overlapped" in notes,
             once_per_node=dispatcher_of(row) in ("deepep", "hybridep"),
-            graphs=_graphs(notes),
+            graphs="full" if whole else "partial" if partial else "none",
             gradient_bytes=float(gradient_bytes(row)),
             splits_transfers=old,
             reduces_in_full=bf16_optimizer,
@@ -191,25 +178,30 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         )
     # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
     broken = engine == "deepspeed" and job.get("zero_stage") == 3 and not deepcompile(row)
-    asynchronous = "async TP" in notes
+    asynchronous, foundry, titan = "async TP" in notes, published_by(row, LLM_FOUNDRY), torchtitan(row)
+    # GPT of DeepSpeed's early tables: Megatron's layers without fused attention, norms in 16 bits. ZeRO-3 of early
+    # releases hid none of its collectives: Azure's 46 rows (0.6.2) are as many seconds slower than their compute at
+    # micro batch 32 as at 1.
+    early, date = megatron_deepspeed(row), date_of(row)
+    eager = "eager" if foundry or early else "huggingface"
     share = (ROWWISE if "rowwise" in str(job.get("precision")) else 1.0) * (
         POWER_LIMITED if "power-limited" in notes else 1.0
     )
     return PublishedExecution(
         engine=engine if engine in ("deepspeed", "ddp") else "fsdp",  # type: ignore[arg-type]
-        code="compiled" if compiled(row) and not broken else _code(row, engine),
-        unhidden_sharding=PREFETCHED if deepcompile(row) else 1.0 if before_prefetching(row) else UNHIDDEN,
+        code="compiled" if compiled(row) and not broken else eager,  # type: ignore[arg-type]
+        unhidden_sharding=PREFETCHED if deepcompile(row) else 1.0 if early and date < OLD_MEGATRON else UNHIDDEN,
         # DeepSpeed's default below stage 3 is overlap_comm=false; its compiler always reduces on a stream of its own.
         overlaps_gradients=engine != "deepspeed" or job.get("zero_stage") == 3 or deepcompile(row),
         precision=precision,
-        linear_layers_only=precision in LOW_PRECISIONS and not llm_foundry(row),
+        linear_layers_only=precision in LOW_PRECISIONS and not foundry,
         matmul_share=share,
-        attention=attention_of(row) or ("flash1" if llm_foundry(row) else "flash"),
-        balanced_context=not torchtitan(row),
+        attention=attention_of(row) or ("flash1" if foundry else "flash"),
+        balanced_context=not titan,
         offload_to_step_on_device=offload_of(job).steps_on_device,
-        copies_gathered=torchtitan(row),
+        copies_gathered=titan,
         deepcompile=deepcompile(row),
-        copies_of_ranks=megatron_deepspeed(row) and date_of(row) < ONE_TENSOR,
+        copies_of_ranks=early and date < ONE_TENSOR,
         # DTensor waits for each collective; asynchronous tensor parallelism splits them beside the GEMMs.
         overlaps_tensor_parallel=asynchronous,
         overlaps_tensor_gradients=asynchronous,
@@ -233,23 +225,6 @@ KERNELS = {
     "flash4": ("flash4", "flashattn4", "flashattention4", "fa4"),
 }
 """Kernel of attention in ``efficiency.yaml`` → words of a row's field."""
-
-
-def context_exchange_of(row: Row) -> ContextExchange:
-    """A ring, unless the notes name Ulysses."""
-    return "a2a" if "Ulysses" in str(row.get("notes") or "") and not _nvidia_or_megatron(row) else "p2p"
-
-
-def _code(row: Row, engine: str) -> Any:
-    if llm_foundry(row) or megatron_deepspeed(row):
-        return "eager"  # norms in 16 bits
-    return "huggingface" if engine in ("deepspeed", "ddp", "fsdp") else "fused"
-
-
-def _graphs(notes: str) -> Any:
-    if "CUDA graph full_iteration" in notes:
-        return "full"
-    return "partial" if re.search(r"CUDA graph transformer_engine(/attn|;|\b(?!/))", notes) else "none"
 
 
 def gradient_bytes(row: Row) -> int:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from benchmarks.accuracy.strata import Errors, errors_of, quantile
+from benchmarks.accuracy.strata import Errors, errors_by, quantile
 from benchmarks.accuracy.throughput import Result, components_s
 from kit.cost.hardware import gpu_rates, peak_flops_per_s
+from kit.cost.model.flops import model_flops_per_token
 from kit.cost.time.elementwise import LOW_PRECISIONS
 
 GRID = tuple(0.70 + 0.02 * step for step in range(36))
@@ -78,8 +79,7 @@ def strata(results: Iterable[Result], error: Callable[[Result], float] | None = 
     for label in sorted({label for result in counted for label in labels(result)}):
         chosen[label] = [result for result in counted if label in labels(result)]
     measure = error or (lambda result: result.relative_error or 0.0)
-    table = {name: errors_of((result.group, measure(result)) for result in rows) for name, rows in chosen.items()}
-    return {name: errors for name, errors in table.items() if errors is not None}
+    return errors_by({name: [(result.group, measure(result)) for result in rows] for name, rows in chosen.items()})
 
 
 # ---------------------------------------------------------------- a constant MFU
@@ -104,15 +104,8 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
 def _ideal_s(result: Result) -> float:
     """FLOPs (causal, a third more with full recompute) at the data sheet's peak."""
     assert result.run is not None
-    model, layout, s = result.run.model, result.run.layout, result.run.job.seq_length
-    h, matrices = model.hidden_size, 3 if model.gated_mlp else 2
-    attention = h * (model.query_width + 2 * model.key_value_width) + model.value_width * h
-    dense = matrices * h * model.ffn_hidden_size
-    experts = matrices * h * (model.experts_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size)
-    with_experts = sum(model.expert_layers)
-    weights = model.num_layers * attention + (model.num_layers - with_experts) * dense + with_experts * experts
-    flops = 6.0 * (weights + model.vocab_size * h) + 6.0 * model.num_layers * s * model.query_width
-    flops *= 4 / 3 if layout.recompute == "full" else 1.0
+    layout, s = result.run.layout, result.run.job.seq_length
+    flops = model_flops_per_token(result.run.model, s) * (4 / 3 if layout.recompute == "full" else 1.0)
     peak = peak_flops_per_s(result.run.cluster.gpu, result.run.execution.precision)
     return flops * layout.global_batch_size * s / layout.world_size / peak
 

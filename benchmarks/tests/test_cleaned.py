@@ -39,9 +39,7 @@ PLAIN = changed()
     [
         {"job__tp": "8"},
         {"job__tp": 8.0},
-        {"job__tp": None},
         {"job__dp": None},
-        {"cluster__num_gpus": None},
         {"job__recompute": "Selective (attention core)"},
         {"job__zero_stage": str(RAW[NAME]["job"]["zero_stage"])},
         {"cluster__gpu": "NVIDIA A100-SXM4-80GB"},
@@ -62,6 +60,7 @@ def test_what_can_be_read_one_way_changes_nothing(changes: dict[str, Any]) -> No
         ({"job__tp": -8}, "job.tp=-8 is no size"),
         ({"job__micro_batch_size": 0}, "job.micro_batch_size=0 is no size"),
         ({"model__hidden_size": "wide"}, "model.hidden_size='wide' is no size"),
+        ({"cluster__num_gpus": None}, "not stated: cluster.num_gpus"),
         ({"job__zero_stage": 4}, "no stage of ZeRO"),
         ({"job__precision": "int8"}, "job.precision='int8'"),
         ({"job__engine": "colossalai"}, "job.engine='colossalai' is not understood"),
@@ -87,6 +86,7 @@ def test_sizes_that_contradict_each_other_are_predicted_and_not_counted() -> Non
     more = changed(cluster__num_gpus=560)
     assert (more.predicted_s is not None, more.counted) == (True, False)
     assert "make 280 GPUs, not 560" in str(more.excluded)
+    assert "tp=1, pp=35, cp=1, dp=1 make 35 GPUs, not 280" in str(changed(job__tp=None).excluded)
     assert "more than global_batch_size" in str(changed(job__micro_batch_size=10**4).excluded)
 
 
