@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import itertools
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ _OTHER_SIZE = {
     "dp_rank": "rank", "micro_batch_size": "global_batch_size", "exp_avg": "exp_avg_sq", "EXP_AVG": "EXP_AVG_SQ",
 }  # fmt: skip
 """Attribute → another of its kind."""
+_CONDITIONS = (("condition never", "False"), ("condition always", "True"))
+_SIMPLE = (ast.Attribute, ast.Call, ast.Constant, ast.Name, ast.Subscript)
 _WORDS = (ast.Raise, ast.Assert, ast.JoinedStr, ast.AnnAssign)
 """What people read, and types: no place for a bug that matters."""
 
@@ -48,7 +49,7 @@ class Mutant:
     """Of the statement that begins on or before ``line``, its body aside."""
     start: int
     end: int
-    """Characters of the file that are replaced."""
+    """Bytes of the file that are replaced."""
     old: str
     new: str
 
@@ -62,115 +63,92 @@ class Mutant:
 
     def plant(self, tree: Path) -> None:
         """Change the file in a copy of the source from which the bug was drawn."""
-        text = (tree / self.file).read_text(encoding="utf-8")
-        assert text[self.start : self.end] == self.old, self
-        (tree / self.file).write_text(text[: self.start] + self.new + text[self.end :], encoding="utf-8")
+        text = (tree / self.file).read_bytes()
+        assert text[self.start : self.end].decode() == self.old, self
+        (tree / self.file).write_bytes(text[: self.start] + self.new.encode() + text[self.end :])
 
 
-class _Source:
-    """One file, and the offsets of its nodes."""
+def mutants_of(file: str) -> Iterator[Mutant]:
+    """Every bug of one file."""
+    text = (ROOT / file).read_bytes()
+    starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+    for each in functions:
+        for node, last_line in itertools.chain(*(_inside(statement, 0) for statement in each.body)):
+            for kind, place, new in _changes(node):
+                start = starts[place.lineno - 1] + place.col_offset
+                end = starts[place.end_lineno - 1] + place.end_col_offset
+                old, last = text[start:end].decode(), max(place.lineno, last_line)
+                yield Mutant(kind, file, each.name, place.lineno, last, start, end, old, new)
 
-    def __init__(self, file: str) -> None:
-        self.file, self.text = file, (ROOT / file).read_text(encoding="utf-8")
-        self._lines = self.text.splitlines(keepends=True)
-        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
-        self.function, self._last_line = "", 0
 
-    def at(self, node: Any, end: bool = False) -> int:
-        """Offset of a node's start or end; Python counts columns in bytes."""
-        line: int = node.end_lineno if end else node.lineno
-        column: int = node.end_col_offset if end else node.col_offset
-        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
+def _inside(node: ast.AST, last_line: int) -> Iterator[tuple[ast.AST, int]]:
+    """Nodes of a statement of this function alone, each with the last line of its statement, the body aside."""
+    if isinstance(node, (*_WORDS, ast.FunctionDef, ast.ClassDef, ast.arguments)):
+        return
+    if isinstance(node, ast.stmt):
+        body: list[ast.stmt] = getattr(node, "body", [])
+        last_line = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+    yield node, last_line
+    for child in ast.iter_child_nodes(node):
+        yield from _inside(child, last_line)
 
-    def of(self, node: ast.AST) -> str:
-        return self.text[self.at(node) : self.at(node, end=True)]
 
-    def change(self, kind: str, start: int, end: int, new: str) -> Mutant:
-        line = self.text.count("\n", 0, start) + 1
-        last = max(line, self._last_line)
-        return Mutant(kind, self.file, self.function, line, last, start, end, self.text[start:end], new)
+def _changes(node: ast.AST) -> Iterator[tuple[str, Any, str]]:
+    """(kind, the node that is replaced, by what)."""
 
-    def node(self, kind: str, node: ast.AST, new: str) -> Mutant:
-        return self.change(kind, self.at(node), self.at(node, end=True), new)
+    def of(part: ast.AST) -> str:
+        return ast.unparse(part) if isinstance(part, _SIMPLE) else f"({ast.unparse(part)})"
 
-    def operator(self, kind: str, left: ast.AST, right: ast.AST, new: str) -> Mutant:
-        """What stands between two operands, parentheses and spaces aside."""
-        start = self.at(left, end=True)
-        found = re.search(r"not\s+in|is\s+not|[a-z]+|[<>=!+*/-]+", self.text[start : self.at(right)])
-        assert found, self.file
-        return self.change(kind, start + found.start(), start + found.end(), new)
-
-    def mutants(self) -> Iterator[Mutant]:
-        for node in ast.walk(ast.parse(self.text)):
-            if isinstance(node, ast.FunctionDef):
-                self.function = node.name
-                for statement in node.body:
-                    yield from self._inside(statement)
-
-    def _inside(self, node: ast.AST) -> Iterator[Mutant]:
-        if isinstance(node, _WORDS):
-            return
-        if isinstance(node, ast.stmt):
-            body: list[ast.stmt] = getattr(node, "body", [])
-            self._last_line = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-        yield from self._of_node(node)
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.arguments)):
-                yield from self._inside(child)
-
-    def _of_node(self, node: ast.AST) -> Iterator[Mutant]:
-        of, change = self.of, self.node
-        match node:
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARED:
-                yield self.operator("comparison", left, right, _COMPARED[type(op)])
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                yield self.operator("operator", left, right, _OPERATORS[type(op)])
-            case ast.BoolOp(op=op, values=values):
-                yield from (change("condition dropped", value, str(isinstance(op, ast.And))) for value in values)
-            case ast.Constant(value=bool() as flag):
-                yield change("flag", node, str(not flag))
-            case ast.Constant(value=int() as number):
-                yield change("number", node, str(number + 1))
-            case ast.Constant(value=float() as number):
-                yield change("number", node, str(2 * number))
-            case ast.UnaryOp(
-                op=ast.USub(), operand=ast.BinOp(left=ast.UnaryOp(op=ast.USub()) as top, op=ast.FloorDiv())
-            ):
-                yield self.change("floor for ceiling", self.at(node), self.at(top.operand), "(")
-            case ast.UnaryOp(op=ast.Not()):
-                yield self.change("negation", self.at(node), self.at(node) + len("not"), "")
-            case ast.IfExp(test=test):
-                yield from (change("one branch", test, str(always)) for always in (False, True))
-            case ast.If(test=test, orelse=[]):
-                yield change("condition never", test, "False")
-                yield change("condition always", test, "True")
-            case ast.Expr(value=ast.Call()) | ast.AugAssign():
-                yield change("statement left out", node, "pass")
-            case ast.comprehension(ifs=[only]):
-                yield change("filter dropped", only, "True")
-            case ast.Subscript(slice=ast.Constant(value=0) as first):
-                yield change("last for first", first, "-1")
-            case ast.Attribute(attr=attr, value=value) if attr in _OTHER_SIZE:
-                yield self.change(
-                    "another size", self.at(value, end=True), self.at(node, end=True), f".{_OTHER_SIZE[attr]}"
-                )
-            case ast.Dict(keys=[*_, ast.AST() as key], values=[*_, value]):
-                yield self.change("entry left out", self.at(key), self.at(value, end=True), "**{}")
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    yield change("wrong key", key, repr(key.value + "s"))
-            case ast.Call(func=func, keywords=keywords):
-                if of(func) in _OTHER_FUNCTION:
-                    yield change("another function", func, _OTHER_FUNCTION[of(func)])
-                for keyword, following in itertools.pairwise(keywords):
-                    if keyword.arg not in (None, "check", "encoding", "strict"):  # whose defaults are as good here
-                        yield self.change("argument left out", self.at(keyword), self.at(following), "")
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARED:
+            yield "comparison", node, f"{of(left)} {_COMPARED[type(op)]} {of(right)}"
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            yield "operator", node, f"{of(left)} {_OPERATORS[type(op)]} {of(right)}"
+        case ast.BoolOp(op=op, values=values):
+            yield from (("condition dropped", value, str(isinstance(op, ast.And))) for value in values)
+        case ast.Constant(value=bool() as flag):
+            yield "flag", node, str(not flag)
+        case ast.Constant(value=int() as number):
+            yield "number", node, str(number + 1)
+        case ast.Constant(value=float() as number):
+            yield "number", node, str(2 * number)
+        case ast.UnaryOp(
+            op=ast.USub(), operand=ast.BinOp(left=ast.UnaryOp(op=ast.USub()) as top, op=ast.FloorDiv(), right=by)
+        ):
+            yield "floor for ceiling", node, f"({of(top.operand)} // {of(by)})"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "negation", node, of(operand)
+        case ast.IfExp(test=test):
+            yield from (("one branch", test, str(always)) for always in (False, True))
+        case ast.If(test=test, orelse=[]):
+            yield from ((kind, test, value) for kind, value in _CONDITIONS)
+        case ast.Expr(value=ast.Call()) | ast.AugAssign():
+            yield "statement left out", node, "pass"
+        case ast.comprehension(ifs=[only]):
+            yield "filter dropped", only, "True"
+        case ast.Subscript(slice=ast.Constant(value=0) as first):
+            yield "last for first", first, "-1"
+        case ast.Attribute(attr=attr, value=value) if attr in _OTHER_SIZE:
+            yield "another size", node, f"{ast.unparse(value)}.{_OTHER_SIZE[attr]}"
+        case ast.Dict(keys=[*keys, ast.AST() as key], values=[*values, _]):
+            yield "entry left out", node, ast.unparse(ast.Dict(keys, values))
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield "wrong key", key, repr(key.value + "s")
+        case ast.Call(func=func, args=given, keywords=keywords):
+            if ast.unparse(func) in _OTHER_FUNCTION:
+                yield "another function", func, _OTHER_FUNCTION[ast.unparse(func)]
+            for keyword in keywords[:-1]:
+                if keyword.arg not in (None, "check", "encoding", "strict"):  # whose defaults are as good here
+                    others = [other for other in keywords if other is not keyword]
+                    yield "argument left out", node, ast.unparse(ast.Call(func, given, others))
 
 
 def drawn(files: Iterable[str], rng: random.Random, lines: dict[str, set[int]] | None = None) -> Iterator[Mutant]:
     """Bugs of these files in a random order; with ``lines`` only there."""
     by_kind: dict[str, list[Mutant]] = defaultdict(list)
     for file in sorted(files):
-        for mutant in _Source(file).mutants():
+        for mutant in mutants_of(file):
             if lines is None or mutant.line in lines.get(file, ()):
                 by_kind[mutant.kind].append(mutant)
     for kind in sorted(by_kind):
