@@ -64,19 +64,16 @@ def regimes(result: Result) -> tuple[str, ...]:
 
 def _regime(result: Result) -> str:
     assert result.run is not None
-    run, how = result.run, result.run.execution
-    what = "experts" if run.model.num_experts else "dense"
-    if run.implementation == "megatron-local":
-        return f"megatron before fused attention, {what}"
-    if run.implementation == "transformer_engine":
-        return f"transformer_engine, {what}"
-    if result.row["job"]["engine"] == "megatron":
+    run, how, engine = result.run, result.run.execution, result.row["job"]["engine"]
+    megatrons = {"megatron-local": "megatron before fused attention", "transformer_engine": "transformer_engine"}
+    name = megatrons.get(run.implementation, f"other programs with {engine}")
+    if run.implementation not in megatrons and engine == "megatron":
         early = ", attention of several operators" if how.attention == "unfused" else ""
         norms = ", norms of several operators" if how.code == "huggingface" else ""
-        return f"torch's kernels with megatron{norms}{early}, {what}"
-    if result.row["job"]["engine"] == "deepspeed" and how.code == "huggingface":
-        return f"huggingface with deepspeed, {what}"
-    return f"other programs with {result.row['job']['engine']}, {what}"
+        name = f"torch's kernels with megatron{norms}{early}"
+    elif engine == "deepspeed" and how.code == "huggingface":
+        name = "huggingface with deepspeed"
+    return f"{name}, {'experts' if run.model.num_experts else 'dense'}"
 
 
 def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests.support.page import table
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 BYTES = """
 ## Engine bytes: DeepSpeed
@@ -37,17 +39,17 @@ def evidence_lines() -> list[str]:
         if row["states_error"] is not None:
             probed[f"{row['implementation']}, states"].append(row["states_error"])
         probed[f"{row['implementation']}, activations"].append(row["activations_error"])
-    return [*BYTES.strip().splitlines(), "", *_errors(kinds, "terms"), "", *PROBE.strip().splitlines(), "",
-            *_errors(dict(sorted(probed.items())), "stages")]  # fmt: skip
+    return [*BYTES.strip().splitlines(), "", _errors(kinds, "terms"), "", *PROBE.strip().splitlines(), "",
+            _errors(dict(sorted(probed.items())), "stages")]  # fmt: skip
 
 
-def _errors(kinds: dict[str, list[float]], unit: str) -> list[str]:
-    lines = [f"| stratum | {unit} | median | 90th percentile | largest |", "|---|---|---|---|---|"]
+def _errors(kinds: dict[str, list[float]], unit: str) -> str:
+    rows = []
     for name, errors in kinds.items():
         sizes = sorted(abs(error) for error in errors)
         middle, ninth = sizes[len(sizes) // 2], sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
-        lines.append(f"| {name} | {len(sizes)} | {middle:.2%} | {ninth:.2%} | {sizes[-1]:.1%} |")
-    return lines
+        rows.append((name, len(sizes), f"{middle:.2%}", f"{ninth:.2%}", f"{sizes[-1]:.1%}"))
+    return table(("stratum", unit, "median", "90th percentile", "largest"), rows)
 
 
 def _read(name: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.rows import excluded, workload_of
-from kit.cost.memory.phases import RankMemory
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.06
@@ -41,22 +40,18 @@ class Result:
 
 def results_of(row: Row) -> list[Result]:
     """The row's peak, and for Megatron's the memory allocated when a step has ended, where measured."""
-    measured = row["measured"]
-    wanted: list[tuple[Statistic, float]] = []
-    if measured.get("max_allocated_gib"):
-        wanted.append(("max_allocated", measured["max_allocated_gib"]))
-    elif measured.get("max_reserved_gib"):
-        wanted.append(("max_reserved", measured["max_reserved_gib"]))
-    if measured.get("allocated_gib"):
-        wanted.append(("allocated", measured["allocated_gib"]))
-    return [_result(row, statistic, gib) for statistic, gib in wanted]
+    found = {name: row["measured"].get(f"{name}_gib") for name in ("max_allocated", "max_reserved", "allocated")}
+    if found["max_allocated"]:
+        del found["max_reserved"]
+    return [_result(row, statistic, gib) for statistic, gib in found.items() if gib]
 
 
 def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     why = excluded(row)
     try:
         workload = workload_of(row)
-        _unstated(row)
+        if "actual length far below" in (row.get("notes") or ""):
+            raise NotPredictedError("padded batches of unstated length: the sequence length is an upper bound only")
         components = predict(row, workload, statistic)
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))
@@ -68,18 +63,14 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
 
 def predict(row: Row, workload: PublishedWorkload, statistic: Statistic) -> dict[str, float]:
     """GiB by component on the row's rank; on the fullest rank if the row states the largest or no rank."""
-    moments = [_moment(memory_of(workload, stage), statistic, row) for stage in _stages(row, workload)]
-    fullest = max(moments, key=lambda parts: sum(parts.values()))
+    moment = "first_step_peak" if row["measured"].get("steps_recorded") == 1 else "peak"
+    moment = "end_of_step" if statistic == "allocated" else moment
+    parts_of_stages = [getattr(memory_of(workload, stage), moment) for stage in _stages(row, workload)]
+    fullest = max(parts_of_stages, key=lambda parts: sum(parts.values()))
     components = {name: to_gib(size) for name, size in fullest.items()}
     if statistic == "max_reserved":
         components["fragmentation"] = (RESERVED_OVER_ALLOCATED - 1) * sum(components.values())
     return components
-
-
-def _moment(memory: RankMemory, statistic: Statistic, row: Row) -> dict[str, float]:
-    if statistic == "allocated":
-        return memory.end_of_step
-    return memory.first_step_peak if row["measured"].get("steps_recorded") == 1 else memory.peak
 
 
 def _stages(row: Row, workload: PublishedWorkload) -> list[int]:
@@ -90,9 +81,3 @@ def _stages(row: Row, workload: PublishedWorkload) -> list[int]:
     if rank in ("rank0", "first"):
         return [0]
     return sorted({0, workload.layout.pp - 1})
-
-
-def _unstated(row: Row) -> None:
-    """Raises for rows that lack a value without which a prediction would be meaningless."""
-    if "actual length far below" in (row.get("notes") or ""):
-        raise NotPredictedError("padded batches of unstated length: the sequence length is an upper bound only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchmarks.accuracy.programs.published import even_chunks
+from benchmarks.accuracy.programs.published import chunks_with_ends, even_chunks
 
 Row = dict[str, Any]
 
@@ -22,8 +22,7 @@ def stage_layers_of(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
 def _split(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
     layers, layout = row["model"]["num_layers"], row["job"].get("pipeline_layout") or ""
     if "embedding and loss counted as one layer each" in layout:
-        parts = even_chunks(layers + 2, pp * vp)  # numbers 0 and layers + 1 are the embedding and the loss
-        return tuple(tuple(layer - 1 for layer in part if 1 <= layer <= layers) for part in parts)
+        return chunks_with_ends(layers, pp * vp)
     first_last = re.search(r"first stage (\d+) layers, last stage (\d+) layers", layout)
     if first_last:
         first, last = int(first_last.group(1)), int(first_last.group(2))

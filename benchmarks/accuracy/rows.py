@@ -224,15 +224,10 @@ def attention_of(row: Row, generation: str) -> str:
     """
     job = row["job"]
     stated = job.get("attention")
-    if stated == "unknown" and job.get("attention_inferred") == "unfused":
-        stated = "unfused"
-    if stated == "unfused":
+    if "unfused" in (stated, job.get("attention_inferred") if stated == "unknown" else None):
         return "unfused"
-    if not megatron_layers(row) or generation == "ampere":
-        return "flash"
-    if generation == "blackwell" and job.get("deterministic"):
-        return "flash"
-    return "cudnn"
+    no_cudnn = generation == "ampere" or (generation == "blackwell" and job.get("deterministic"))
+    return "flash" if no_cudnn or not megatron_layers(row) else "cudnn"
 
 
 def zero_stage_of(row: Row) -> int:

@@ -66,20 +66,17 @@ def as_markdown(report: Report, source: str, about: str = "") -> str:
             "",
             *wrap(about, 116),
         ]
-    lines = [
-        header(title, f"python -m benchmarks.accuracy throughput --data {source} --markdown FILE"),
-        *introduction,
-        "",
-        *_strata(report),
-        "",
-        "## Ranking",
-        "",
-        *_ranking(report),
-    ]
-    lines += ["", "## Engines", "", *_choices(report), "", "## Bands", "", *_bands(report)]
-    if not report.independent:
-        lines += ["", "## Constants estimated from rows", "", *_constants(report.results)]
-    lines += ["", "## Far off", "", *_far_off(report)]
+    parts = {
+        "Ranking": _ranking(report),
+        "Engines": _choices(report),
+        "Bands": _bands(report),
+        **({} if report.independent else {"Constants estimated from rows": _constants(report.results)}),
+        "Far off": _far_off(report),
+        "Left out": [f"- {line}" for line in left_out(report) or ["none"]],
+    }
+    head = header(title, f"python -m benchmarks.accuracy throughput --data {source} --markdown FILE")
+    lines = [head, *introduction, "", *_strata(report)]
+    lines += [line for name, part in parts.items() for line in ("", f"## {name}", "", *part)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,9 +88,11 @@ def _strata(report: Report) -> list[str]:
     rows = []
     for name, errors in report.ours.items():
         constant, others = report.constant_mfu[name], report.without_own_source[name]
-        cells = [f"{errors.median_absolute:.1%}", f"{errors.p90_absolute:.1%}", f"{errors.signed_mean:+.1%}"]
-        cells.append(f"{constant.median_absolute:.1%}, {constant.p90_absolute:.1%}")
-        cells.append(f"{others.median_absolute:.1%}, {others.p90_absolute:.1%}, {others.signed_mean:+.1%}")
+        cells = (
+            *(f"{errors.median_absolute:.1%}", f"{errors.p90_absolute:.1%}", f"{errors.signed_mean:+.1%}"),
+            f"{constant.median_absolute:.1%}, {constant.p90_absolute:.1%}",
+            f"{others.median_absolute:.1%}, {others.p90_absolute:.1%}, {others.signed_mean:+.1%}",
+        )
         rows.append((name, errors.rows, errors.groups, *cells))
     columns = len(heads) - report.independent
     lines = [table(heads[:columns], [cells[:columns] for cells in rows])]
@@ -186,4 +185,4 @@ def _far_off(report: Report) -> list[str]:
         f"- `{result.row['id']}`: {result.measured_s:.3g} s measured, {result.predicted_s:.3g} predicted"
         for result in far
     ] or ["- none"]
-    return [*lines, "", "## Left out", "", *(f"- {line}" for line in left_out(report) or ["none"])]
+    return lines

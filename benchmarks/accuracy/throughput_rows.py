@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from benchmarks.accuracy.fields import (
     LLM_FOUNDRY,
@@ -36,7 +35,7 @@ from benchmarks.accuracy.programs.published import (
     PREFETCHED,
     PublishedExecution,
     PublishedWorkload,
-    even_chunks,
+    chunks_with_ends,
 )
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.cost.workload import UNHIDDEN
@@ -109,11 +108,8 @@ def run_of(row: Row) -> PublishedWorkload:
         cross_entropy="te" if recent_nvidia(row) else "unfused",
         lora=lora,
     )
-    return _as_its_code_is_known(with_recompute(workload, job.get("recompute") or "none"), row.get("code") or {})
-
-
-def _as_its_code_is_known(workload: PublishedWorkload, code: dict[str, Any]) -> PublishedWorkload:
-    """Where a row brings what is known of the code that ran, that stands for what its words let one guess."""
+    workload, code = with_recompute(workload, job.get("recompute") or "none"), row.get("code") or {}
+    # Where a row brings what is known of the code that ran, that stands for what its words let one guess.
     execution = replace(workload.execution, **code.get("execution", {}))
     return replace(workload, execution=execution, **code.get("workload", {}))
 
@@ -244,5 +240,4 @@ def stage_layers_of(layers: int, chunks: int, mtp_layers: int) -> tuple[tuple[in
     recipes place them; else the first stages have one more."""
     if layers % chunks == 0:
         return ()
-    units = even_chunks(layers + 2 + mtp_layers, chunks)
-    return tuple(tuple(unit - 1 for unit in part if 1 <= unit <= layers) for part in units)
+    return chunks_with_ends(layers, chunks, mtp_layers)

@@ -26,10 +26,12 @@ PLACES = (
 HEADS = ("stage", "GiB a GPU", "host GiB a node", "NVMe GiB a node", "micro batch, recompute", "tokens/s a GPU")
 
 
-def _pins(stage: int, optimizer: Offload = "none", param: Offload = "none") -> kit.Pins:
+def pins_of(stage: int, optimizer: Offload = "none", param: Offload = "none", tp: int | None = None) -> kit.Pins:
+    """``tp``: ZeRO over this much tensor parallelism of Megatron's layers."""
     return kit.Pins(
         engine="deepspeed",
-        implementation="huggingface",
+        implementation="local" if tp else "huggingface",
+        tp=tp,
         zero_stage=stage,
         offload_optimizer=optimizer,
         offload_param=param,
@@ -38,12 +40,12 @@ def _pins(stage: int, optimizer: Offload = "none", param: Offload = "none") -> k
 
 
 CHOICES = {
-    **{str(stage): _pins(stage) for stage in range(4)},
-    "2, optimizer cpu": _pins(2, "cpu"),
-    "3, optimizer cpu": _pins(3, "cpu"),
-    "3, optimizer cpu, weights cpu": _pins(3, "cpu", "cpu"),
-    "3, optimizer nvme": _pins(3, "nvme"),
-    "3, optimizer nvme, weights nvme": _pins(3, "nvme", "nvme"),
+    **{str(stage): pins_of(stage) for stage in range(4)},
+    "2, optimizer cpu": pins_of(2, "cpu"),
+    "3, optimizer cpu": pins_of(3, "cpu"),
+    "3, optimizer cpu, weights cpu": pins_of(3, "cpu", "cpu"),
+    "3, optimizer nvme": pins_of(3, "nvme"),
+    "3, optimizer nvme, weights nvme": pins_of(3, "nvme", "nvme"),
 }
 
 

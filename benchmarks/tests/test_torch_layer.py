@@ -13,6 +13,7 @@ from benchmarks.accuracy.programs.published import PublishedModel, PublishedWork
 from benchmarks.accuracy.programs.torch_layer import layer_terms, logits_bytes
 from kit.specs.layout import Layout
 from tests.support.models import cluster, job
+from tests.support.saved_tensors import saved_bytes, storages
 
 TOKENS, HIDDEN, FFN, VOCABULARY = 24, 32, 80, 120
 
@@ -43,21 +44,13 @@ def kept(
     compute: Callable[[torch.Tensor], torch.Tensor], width: int, parameters: tuple[torch.nn.Parameter, ...] = ()
 ) -> int:
     """Bytes of storage kept by the operators of ``compute``, parameters and their transposes left out."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    own = storages(parameters)
     value = torch.randn(TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
-    storages: dict[int, int] = {}
-    tensors = []
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own and tensor.is_floating_point():
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            tensors.append(tensor)  # alive, or its address would be used again
-        return tensor
+    def counts(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() not in own and tensor.is_floating_point()
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = compute(value * 1.0)
-    assert output.grad_fn is not None
-    return sum(storages.values())
+    return saved_bytes(lambda: compute(value * 1.0), counts)
 
 
 def parameter(*sizes: int) -> torch.nn.Parameter:

@@ -21,8 +21,10 @@ from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, ModelSpec
+from tests.support import saved_tensors
 from tests.support.models import cluster, deepspeed
 from tests.support.models import torch as torch_layout
+from tests.support.saved_tensors import storages
 
 BATCH, SEQUENCE = 2, 40
 FIRST: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3")
@@ -89,30 +91,21 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     module = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation=attention).train()
     if layout.recompute == "full":
         module.activation_checkpointing_enable({"use_reentrant": False})
-    if layout.compile_layers:
-        torch._dynamo.reset()
-        for layer in next(each for each in module.modules() if isinstance(each, torch.nn.ModuleList)):
-            layer.forward = torch.compile(layer.forward, backend=PARTITIONED)  # type: ignore[method-assign]
-    parameters = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    parameters = storages((*module.parameters(), *module.buffers()))
     casts = {tuple(sorted(parameter.shape)) for parameter in module.parameters() if parameter.ndim in (2, 3)}
     cast_experts(module)
-    kept: dict[int, int] = {}
+    ids = torch.randint(0, model.vocab_size, (BATCH, SEQUENCE))
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return module.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def counts(tensor: torch.Tensor) -> bool:
         is_cast = autocast and tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in casts
         # Gemma's 1 + weight and Falcon's scalars do not grow with tokens.
-        if storage.data_ptr() not in parameters and not is_cast and tensor.ndim > 1:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.untyped_storage().data_ptr() not in parameters and not is_cast and tensor.ndim > 1
 
-    ids = torch.randint(0, model.vocab_size, (BATCH, SEQUENCE))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # The graph must live until the storages are counted, or their addresses would be used again.
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = module.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        assert output.grad_fn is not None
-    return sum(kept.values())
+    return saved_tensors.saved_bytes(forward, counts)
 
 
 def described(model: ModelSpec, layout: Layout, precision: Precision = "bf16", seq_length: int = SEQUENCE) -> Workload:

@@ -49,17 +49,17 @@ class Case:
     @property
     def name(self) -> str:
         """For people: ``bf16, ZeRO-3, 2 micro batches, optimizer nvme``."""
-        parts = [
+        places = (("optimizer", self.optimizer), ("weights", self.param))
+        parts = (
             self.precision,
             f"ZeRO-{self.stage}",
             f"{self.accumulation} micro batch" + "es" * (self.accumulation > 1),
-        ]
-        parts += [f"optimizer {self.optimizer}"] if self.optimizer != "none" else []
-        parts += [f"weights {self.param}"] if self.param != "none" else []
-        parts += [f"hpZ {self.hpz}"] if self.hpz > 1 else []
-        parts += ["autocast"] if self.autocast else []
-        parts += ["bf16 optimizer state"] if self.short_state else []
-        return ", ".join(parts)
+            *(f"{what} {place}" for what, place in places if place != "none"),
+            f"hpZ {self.hpz}" * (self.hpz > 1),
+            "autocast" * self.autocast,
+            "bf16 optimizer state" * self.short_state,
+        )
+        return ", ".join(filter(None, parts))
 
     @property
     def plan(self) -> Plan:

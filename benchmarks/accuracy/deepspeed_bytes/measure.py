@@ -128,8 +128,7 @@ def _buffers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     for bucket in getattr(optimizer, "ipg_buckets", {}).values():
         buffer = bucket.buffer
         yield from (("device", each) for each in (buffer if isinstance(buffer, list) else [buffer]))
-    for name in ("temp_grad_buffer_for_gpu_offload",):
-        yield "device", getattr(optimizer, name, None)
+    yield "device", getattr(optimizer, "temp_grad_buffer_for_gpu_offload", None)
     yield "host", getattr(optimizer, "temp_grad_buffer_for_cpu_offload", None)
     if (swapper := getattr(optimizer, "optimizer_swapper", None)) is not None:
         yield from (("host", buffer) for buffer in swapper.swap_buffer_manager.all_buffers)

@@ -240,3 +240,9 @@ def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
     sizes = [num_layers // parts + (part < num_layers % parts) for part in range(parts)]
     starts = [sum(sizes[:part]) for part in range(parts)]
     return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+
+
+def chunks_with_ends(num_layers: int, parts: int, mtp_layers: int = 0) -> tuple[tuple[int, ...], ...]:
+    """The same where embedding and loss (and prediction layers) count as a layer each: numbers 0 and from the last."""
+    chunks = even_chunks(num_layers + 2 + mtp_layers, parts)
+    return tuple(tuple(layer - 1 for layer in part if 1 <= layer <= num_layers) for part in chunks)

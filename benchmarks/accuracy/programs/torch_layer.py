@@ -164,12 +164,8 @@ def _adapters(workload: PublishedWorkload) -> float:
     lora, model = workload.lora, workload.model
     assert lora is not None
     h, f = model.hidden_size, model.ffn_hidden_size
-    inputs = 0.0
     each = 3.0 if workload.implementation == "litgpt" else 0.0 if workload.compiled else 2.0
-    if lora.targets & {"query", "key", "value"}:
-        inputs += h
-    if "projection" in lora.targets:
-        inputs += model.query_width
-    if "mlp" in lora.targets:
-        inputs += (2 * h if model.gated_mlp and each == 3.0 else h) + f
+    inputs = h if lora.targets & {"query", "key", "value"} else 0
+    inputs += model.query_width if "projection" in lora.targets else 0
+    inputs += (2 * h if model.gated_mlp and each == 3.0 else h) + f if "mlp" in lora.targets else 0
     return each * inputs + 2.0 * lora.rank * max(len(lora.targets), 1)

@@ -70,7 +70,8 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
         recomputed_layer=max(recomputed, 0.0),
         backward_workspace=working_bytes(workload),
         loss=logits_bytes(workload) if stage == workload.layout.pp - 1 else 0.0,
-        after_backward=_unreduced(workload, stage),
+        # 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward).
+        after_backward=2.0 * workload.parameters[stage].total if workload.implementation == "nanotron" else 0.0,
     )
 
 
@@ -109,7 +110,10 @@ def _adapter_states(workload: PublishedWorkload, sharded: bool) -> dict[str, flo
     width, total = workload.weight_bytes, workload.parameters[0].total
     base = width * total
     if lora.four_bit:
-        linear = _quantised(workload)
+        # Parameters of linear layers, of litgpt the head's too.
+        head = workload.implementation == "litgpt" and not workload.model.tied_embeddings
+        vocabulary = workload.model.vocab_size * workload.model.hidden_size
+        linear = workload.parameters[0].dense_matrices + (vocabulary if head else 0)
         base = width * (total - linear) + _nf4_bytes(workload) * linear
     adapters = adapter_parameters(workload, lora, 0) * share
     return {
@@ -122,13 +126,6 @@ def _adapter_states(workload: PublishedWorkload, sharded: bool) -> dict[str, flo
 def _nf4_bytes(workload: PublishedWorkload) -> float:
     """litgpt's ``bnb.nf4`` leaves scales in fp32; torchao quantises them too (dtypes/nf4tensor.py)."""
     return NF4_BYTES if workload.implementation == "litgpt" else NF4_TWICE_BYTES
-
-
-def _quantised(workload: PublishedWorkload) -> float:
-    """Parameters in four bits: those of linear layers, of litgpt the head's too."""
-    model = workload.model
-    head = workload.implementation == "litgpt" and not model.tied_embeddings
-    return workload.parameters[0].dense_matrices + (model.vocab_size * model.hidden_size if head else 0)
 
 
 def _gathered(workload: PublishedWorkload, stage: int, sharded: bool) -> tuple[float, float, float]:
@@ -168,13 +165,6 @@ def _gather_pool(workload: PublishedWorkload, stage: int) -> float:
     if not workload.reserved:
         return 0.0
     return 2.0 * (workload.parameters[stage].vocabulary + largest_layer_parameters(workload, stage))
-
-
-def _unreduced(workload: PublishedWorkload, stage: int) -> float:
-    """nanotron: 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward)."""
-    if workload.implementation == "nanotron":
-        return 2.0 * workload.parameters[stage].total
-    return 0.0
 
 
 def _dequantised(workload: PublishedWorkload) -> float:
