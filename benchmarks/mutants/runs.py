@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -115,22 +116,13 @@ def _pytest(tree: Path, files: Sequence[str], names: Sequence[str]) -> str:
     """The first test that failed, or why there is none; empty where all passed. Raises TestsError."""
     words = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not nightly"]
     with tempfile.TemporaryFile("w+") as output:
-        child = os.fork()
-        if child == 0:
-            status = 70
-            with suppress(BaseException):
-                os.setsid()
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-                os.chdir(tree)
-                os.environ["PYTHONPATH"] = str(tree)
-                sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-                for name in [name for name in sys.modules if name.split(".")[0] in ("kit", "tests", "benchmarks")]:
-                    del sys.modules[name]
-                status = int(pytest.main([*words, *files], plugins=[Chosen(names)]))
-                sys.stdout.flush()
-            os._exit(status)
-        code = _wait(child)
+        child = get_context("fork").Process(target=_in_child, args=(tree, output.fileno(), [*words, *files], names))
+        child.start()
+        child.join(LIMIT_S)
+        code = child.exitcode
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid or 0, signal.SIGKILL)  # all of its session
+        child.join()
         output.seek(0)
         text = output.read()
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
@@ -141,20 +133,21 @@ def _pytest(tree: Path, files: Sequence[str], names: Sequence[str]) -> str:
     return "" if code in (0, 5) else f"no end within {LIMIT_S} s" if code is None else text[-200:]
 
 
-def _wait(child: int) -> int | None:
-    """Its exit code, None where it was ended at the limit; all of its session is gone afterwards."""
-    deadline, code = time.monotonic() + LIMIT_S, None
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
-    return code
+def _in_child(tree: Path, output: int, words: Sequence[str], names: Sequence[str]) -> None:
+    """pytest in the copy, in a session of its own; 70 where it could not be started."""
+    status = 70
+    with suppress(BaseException):
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(tree)
+        os.environ["PYTHONPATH"] = str(tree)
+        sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("kit", "tests", "benchmarks")]:
+            del sys.modules[name]
+        status = int(pytest.main([*words], plugins=[Chosen(names)]))
+        sys.stdout.flush()
+    os._exit(status)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from benchmarks.accuracy.cleaned import completed
 from benchmarks.accuracy.hardware import gpu_of
 from benchmarks.accuracy.pipelines import NotPredictedError
 from benchmarks.accuracy.throughput import result_of
+from kit.specs import strict_yaml
 
 ROWS = Path(__file__).with_name("throughput_rows.json")
 RAW = {row["id"]: row for row in json.loads(ROWS.read_text())}
@@ -127,3 +128,29 @@ def test_a_file_without_rows_is_one_error(text: str, words: str, tmp_path: Path,
     with pytest.raises(SystemExit, match="2"):
         main()
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "keys", "stratum", "title"),
+    [
+        ("memory", "rows.json", {"group", "measured_gib", "predicted_gib"}, "peak above 4 GiB", "the memory"),
+        pytest.param(
+            *("throughput", "throughput_rows.json"),
+            *({"split_group", "measured_step_time_s", "predicted_step_time_s"}, "all rows", "the step-time"),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_the_command_writes_what_it_says(
+    what: str, file: str, keys: set[str], stratum: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, page, bands = (tmp_path / name for name in ("out.json", "page.md", "bands.yaml"))
+    words = ["accuracy", what, "--data", str(ROWS.with_name(file)), "--json", str(out), "--markdown", str(page)]
+    monkeypatch.setattr(sys, "argv", [*words, *(["--bands", str(bands)] if what == "throughput" else [])])
+    main()
+    written = json.loads(out.read_text())
+    assert {"id", "relative_error", "skipped", *keys} <= set(written["rows"][0])
+    assert stratum in written["strata"]
+    assert page.read_text().startswith(f"# How good are {title} predictions?")
+    if what == "throughput":
+        assert strict_yaml.read(bands).data.keys() == {band["regime"] for band in written["bands"]}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.memory import Result, results_of
 from benchmarks.accuracy.report import as_json
 from benchmarks.accuracy.rows import load, workload_of
@@ -86,14 +84,3 @@ def test_pipeline_layouts() -> None:
     assert results_of(row)[0].skipped == "the stated pipeline layout has 8 parts, not 8 for 12 layers"
     row["model"]["num_layers"] = 13
     assert [len(part) for part in workload_of(row).stated_chunks] == [2, 2, 2, 2, 2, 2, 1, 0]
-
-
-def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, page = tmp_path / "out.json", tmp_path / "accuracy.md"
-    words = ["accuracy", "memory", "--data", str(ROWS), "--json", str(out), "--markdown", str(page)]
-    monkeypatch.setattr(sys, "argv", words)
-    main()
-    written = json.loads(out.read_text())
-    assert {"id", "group", "measured_gib", "predicted_gib", "relative_error", "skipped"} <= set(written["rows"][0])
-    assert "peak above 4 GiB" in written["strata"]
-    assert page.read_text().startswith("# How good are the memory predictions?")

@@ -2,65 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from benchmarks.accuracy.probe.plans import Case
 from kit.specs.job import LoraSpec
 
 
-def _torch(model: str, zero_stage: int, seq_length: int = 4096, precision: str = "bf16", **layout: Any) -> Case:
-    sizes = {"zero_stage": zero_stage, "dp": 8, **layout}
-    return Case(model=model, engine="torch", seq_length=seq_length, precision=precision, layout=sizes)
+def _on(engine: str, **usual: Any) -> Callable[..., Case]:
+    """``usual``: of the layout, unless a case has its own."""
+
+    def case(model: str, seq_length: int = 4096, precision: str = "bf16", **own: Any) -> Case:
+        of_case = {name: own.pop(name) for name in ("stages", "lora") if name in own}
+        layout = {**usual, **own}
+        return Case(model=model, engine=engine, seq_length=seq_length, precision=precision, layout=layout, **of_case)
+
+    return case
 
 
-def _million(**layout: Any) -> Case:
-    long: dict[str, Any] = {"dp": 1, "cp": 8, "recompute": "full", "chunked_loss": True}
-    return _torch("qwen3-8b", 3, seq_length=1_048_576, **long, **layout)
+_torch, _deepspeed = _on("torch", zero_stage=3, dp=8), _on("deepspeed", zero_stage=3, dp=8)
+_megatron = _on("megatron", zero_stage=1, gradient_accumulation_steps=16)
+_million = _on("torch", zero_stage=3, dp=1, cp=8, recompute="full", chunked_loss=True)
 
 
-def _deepspeed(model: str, seq_length: int = 4096, precision: str = "bf16", **layout: Any) -> Case:
-    sizes = {"zero_stage": 3, "dp": 8, **layout}
-    return Case(model=model, engine="deepspeed", seq_length=seq_length, precision=precision, layout=sizes)
-
-
-def _lora(
-    model: str,
-    engine: str,
-    targets: Literal["attention", "all-linear"] = "all-linear",
-    dropout: float = 0.0,
-    **layout: Any,
-) -> Case:
-    sizes, lora = {"zero_stage": 0, "dp": 8, **layout}, LoraSpec(targets=targets, dropout=dropout)
-    return Case(model=model, engine=engine, seq_length=2048, layout=sizes, lora=lora)
-
-
-def _megatron(model: str, stages: tuple[int, ...] = (0,), seq_length: int = 4096, **layout: Any) -> Case:
-    sizes = {"zero_stage": 1, "gradient_accumulation_steps": 16, **layout}
-    precision = sizes.pop("precision", "bf16")
-    return Case(model=model, engine="megatron", seq_length=seq_length, precision=precision, stages=stages, layout=sizes)
+def _lora(model: str, engine: str, targets: Any = "all-linear", dropout: float = 0.0, **layout: Any) -> Case:
+    lora = LoraSpec(targets=targets, dropout=dropout)
+    return _on(engine, zero_stage=0, dp=8)(model, seq_length=2048, lora=lora, **layout)
 
 
 CASES: tuple[Case, ...] = (
     # torch: DDP under autocast, FSDP2
-    _torch("llama-3.2-1b", 0),
-    _torch("llama-3.2-1b", 0, recompute="full"),
-    _torch("llama-3.2-1b", 0, precision="fp32"),
-    _torch("qwen2.5-1.5b", 0),
-    _torch("qwen3-1.7b", 0, micro_batch_size=2),
-    _torch("llama-3-8b", 2),
-    _torch("llama-3-8b", 3),
-    _torch("llama-3-8b", 3, recompute="full"),
-    _torch("llama-3-8b", 3, tp=2, dp=4),
-    _torch("qwen2.5-7b", 2, tp=2, dp=4),
-    _torch("qwen3-8b", 3),
-    _torch("mistral-7b-v0.1", 3, seq_length=8192),
-    _torch("gpt2-xl", 3, seq_length=1024, micro_batch_size=4),
-    _torch("llama-3-70b", 3, dp=64, recompute="full"),
-    _torch("pythia-2.8b", 3, seq_length=2048),
+    _torch("llama-3.2-1b", zero_stage=0),
+    _torch("llama-3.2-1b", zero_stage=0, recompute="full"),
+    _torch("llama-3.2-1b", zero_stage=0, precision="fp32"),
+    _torch("qwen2.5-1.5b", zero_stage=0),
+    _torch("qwen3-1.7b", zero_stage=0, micro_batch_size=2),
+    _torch("llama-3-8b", zero_stage=2),
+    _torch("llama-3-8b", zero_stage=3),
+    _torch("llama-3-8b", zero_stage=3, recompute="full"),
+    _torch("llama-3-8b", zero_stage=3, tp=2, dp=4),
+    _torch("qwen2.5-7b", zero_stage=2, tp=2, dp=4),
+    _torch("qwen3-8b", zero_stage=3),
+    _torch("mistral-7b-v0.1", zero_stage=3, seq_length=8192),
+    _torch("gpt2-xl", zero_stage=3, seq_length=1024, micro_batch_size=4),
+    _torch("llama-3-70b", zero_stage=3, dp=64, recompute="full"),
+    _torch("pythia-2.8b", zero_stage=3, seq_length=2048),
     # torch: a sequence over all ranks
-    _million(cp_comm_type="p2p"),
-    _million(cp_comm_type="a2a"),
-    _million(cp_comm_type="p2p", tiled_mlp=True),
+    _million("qwen3-8b", 1_048_576, cp_comm_type="p2p"),
+    _million("qwen3-8b", 1_048_576, cp_comm_type="a2a"),
+    _million("qwen3-8b", 1_048_576, cp_comm_type="p2p", tiled_mlp=True),
     # DeepSpeed: layers in 16 bits
     _deepspeed("llama-3-8b"),
     _deepspeed("llama-3-8b", recompute="full", micro_batch_size=4),
@@ -87,13 +77,13 @@ CASES: tuple[Case, ...] = (
     # Two stacks: the decoder also attends to the encoder
     _deepspeed("blenderbot-3b", seq_length=128, zero_stage=2, micro_batch_size=16),
     _deepspeed("blenderbot-400m-distill", seq_length=128, zero_stage=2, micro_batch_size=16, recompute="full"),
-    _torch("blenderbot-400m-distill", 0, seq_length=128, micro_batch_size=16),
+    _torch("blenderbot-400m-distill", zero_stage=0, seq_length=128, micro_batch_size=16),
     _deepspeed("bart-large", seq_length=1024, zero_stage=2, micro_batch_size=4),
     _deepspeed("t5-base", seq_length=512, zero_stage=2, micro_batch_size=4),
-    _torch("flan-t5-xl", 3, seq_length=512, micro_batch_size=4),
+    _torch("flan-t5-xl", zero_stage=3, seq_length=512, micro_batch_size=4),
     # Head and loss in chunks
-    _torch("llama-3-8b", 3, chunked_loss=True),
-    _torch("llama-3.2-1b", 0, chunked_loss=True),
+    _torch("llama-3-8b", zero_stage=3, chunked_loss=True),
+    _torch("llama-3.2-1b", zero_stage=0, chunked_loss=True),
     # LoRA: weights frozen in 16 bits, adapters in fp32 (torch) or 16 bits (DeepSpeed)
     _lora("llama-3.2-1b", "torch"),
     _lora("llama-3.2-1b", "torch", recompute="full"),

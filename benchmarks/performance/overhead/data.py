@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,21 @@ SEQUENCES = (10**3, 10**5, 10**7)
 SECONDS = 1.0
 
 
-def needed_tokens_per_s() -> float:
-    """What one H100 takes that trains a model of a billion parameters, by the planner's own prediction."""
-    return kit.plan(
-        "llama-3.2-1b", "1xH100", JobSpec(seq_length=SEQ_LENGTH, global_batch_size=16)
-    ).predicted.tokens_per_s
+DATA_TIMES = 20.0
+OPENING_TIMES = 3.0
+"""The largest set's time over the smallest's: both are milliseconds, and noise of a machine in use is as much."""
+
+
+def speed(directory: Path) -> Iterator[tuple[bool, str]]:
+    """Beside what one H100 takes with a model of a billion parameters, by the planner's prediction."""
+    job = JobSpec(seq_length=SEQ_LENGTH, global_batch_size=16)
+    needed = kit.plan("llama-3.2-1b", "1xH100", job).predicted.tokens_per_s
+    for kind, rate in rates(directory).items():
+        times = f"{rate / needed:,.0f} times the {needed:,.0f} tokens/s that an H100 takes"
+        yield rate >= DATA_TIMES * needed, f"data, {kind}: {rate:,.0f} tokens/s on one core, {times}"
+    found = opening(directory)
+    told = ", ".join(f"{count:,} documents {ms:.2f} ms" for count, ms in found)
+    yield found[-1][1] <= OPENING_TIMES * found[0][1], f"opening a set: {told}"
 
 
 def rates(directory: Path) -> dict[str, float]:

@@ -7,8 +7,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,10 @@ STEPS = 60
 EVERY, SAVED_STEPS = 20, 61
 
 
-@dataclass(frozen=True)
-class Own:
-    """Medians over the steps of a run, in milliseconds."""
-
-    wall_ms: float
-    """From the end of an engine's call to the beginning of the next, reading data included."""
-    cpu_ms: float
-    """Processor time of this thread, which other programs on the machine do not change."""
-    engine_ms: float
-
-
+OWN_MS = 1.0
+STALL = 0.05
+Verdict = tuple[bool, str]
+"""Whether a limit is kept, and what was found."""
 Call = tuple[str, float, float, float, float]
 """(method, wall and processor time when it begins and when it ends)."""
 
@@ -53,8 +45,10 @@ def _timed(calls: list[Call], name: str, method: Callable[..., Any], *given: Any
     return result
 
 
-def own_time(directory: Path) -> Own:
-    """Times a run that logs and checks every step and saves no checkpoint."""
+def own_time(directory: Path) -> Iterator[Verdict]:
+    """Times a run that logs and checks every step and saves no checkpoint: the clock and this thread's processor time,
+    which other programs do not change, from the end of an engine's call to the beginning of the next, reading data
+    included; and the engine's own. Medians over the steps."""
     with process_group_of_one():
         rundir = small_run.emit(directory / "timed", f"run.steps={STEPS}")
         engine = TorchEngine(rundir)
@@ -68,24 +62,22 @@ def own_time(directory: Path) -> Own:
         gaps = [(after[1] - before[2], after[3] - before[4]) for before, after in itertools.pairwise(turn)]
         inside = sum(call[2] - call[1] for call in turn[:-1])
         turns.append((sum(wall for wall, _ in gaps), sum(cpu for _, cpu in gaps), inside))
-    middle = [1000 * statistics.median(column) for column in zip(*turns[2:], strict=True)]
-    return Own(*middle)
+    wall_ms, cpu_ms, engine_ms = (1000 * statistics.median(column) for column in zip(*turns[2:], strict=True))
+    yield (
+        cpu_ms <= OWN_MS,
+        f"loop: {cpu_ms:.3f} ms of processor time of our own per step (median, limit {OWN_MS:g}), "
+        f"{wall_ms:.3f} ms on the clock; the engine takes {engine_ms:.1f} ms",
+    )
 
 
-@dataclass(frozen=True)
-class Stall:
-    """Time that one run waited for its checkpoints."""
-
-    share: float
-    """Stalls over the time of all steps but the first."""
-    stall_ms: float
-    """Milliseconds that one checkpoint stops training."""
-    step_ms: float
-    checkpoint_mib: float
+def stalls(directory: Path) -> Iterator[Verdict]:
+    """Two runs of a model of 13 million parameters, saved every 20 steps at once and by a thread: how long they wait.
+    The first step and the checkpoint after the last are not counted."""
+    for asynchronous in (False, True):
+        yield _stall(directory, asynchronous)
 
 
-def stall(directory: Path, asynchronous: bool) -> Stall:
-    """A model of 13 million parameters, saved every 20 steps; the checkpoint after the last step is not counted."""
+def _stall(directory: Path, asynchronous: bool) -> Verdict:
     words = (
         f"run.steps={SAVED_STEPS}",
         f"run.checkpoint.every_steps={EVERY}",
@@ -99,12 +91,13 @@ def stall(directory: Path, asynchronous: bool) -> Stall:
         summary = train(engine, rundir, export_at_end=False)
         engine.close()
     rows = metrics(rundir.path)
-    stalls = [row["checkpoint_s"] for row in rows[:-1] if row["checkpoint_s"] is not None]
+    waits = [row["checkpoint_s"] for row in rows[:-1] if row["checkpoint_s"] is not None]
     steps = [row["step_time_s"] for row in rows[1:]]
-    assert len(stalls) == (SAVED_STEPS - 1) // EVERY
-    return Stall(
-        share=sum(stalls) / (sum(steps) + sum(stalls)),
-        stall_ms=1000 * sum(stalls) / len(stalls),
-        step_ms=1000 * sum(steps) / len(steps),
-        checkpoint_mib=1024 * (summary.measured_checkpoint_gib or 0.0),
+    assert len(waits) == (SAVED_STEPS - 1) // EVERY
+    share = sum(waits) / (sum(steps) + sum(waits))
+    return (
+        share <= STALL or not asynchronous,
+        f"saving {1024 * (summary.measured_checkpoint_gib or 0.0):.0f} MiB every {EVERY} steps "
+        f"{'by a thread' if asynchronous else 'at once'}: stalls of {1000 * sum(waits) / len(waits):.0f} ms beside "
+        f"steps of {1000 * sum(steps) / len(steps):.0f} ms, {100 * share:.1f} % of the run",
     )
