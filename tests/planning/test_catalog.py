@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kit.cost.model.params import count
 from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
+from tests.support.refusals import refusal
 
 PUBLISHED = {
     # Sizes as model pages on the Hugging Face hub show them. Recalled, the pages not opened: a guard against a change
@@ -257,17 +259,15 @@ def test_a_part_of_a_server_has_its_share_of_memory_and_no_price() -> None:
     ],
 )
 def test_clusters_that_are_refused(text: str, said: str) -> None:
-    with pytest.raises(SpecError) as error:
-        parse_cluster(text)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
+    refused = refusal(SpecError, parse_cluster, text)
+    assert said in refused
+    assert "\n" not in refused
 
 
 def test_an_unknown_card_is_described_in_the_line_of_the_message(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"'RTX-3095' is not in the catalog \(did you mean .*RTX-3090") as error:
         parse_cluster("2xRTX-3095")
-    with pytest.raises(SpecError, match=r"'H10' is not in the catalog \(did you mean H100"):
-        parse_cluster("8xH10")
+    assert "'H10' is not in the catalog (did you mean H100" in refusal(SpecError, parse_cluster, "8xH10")
     card = tmp_path / "card.yaml"
     card.write_text(str(error.value).rpartition("card.yaml: ")[2])
     cluster = parse_cluster(str(card))
@@ -284,5 +284,4 @@ def test_an_unknown_card_is_described_in_the_line_of_the_message(tmp_path: Path)
     ],
 )
 def test_models_that_are_refused(name: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        load_model(name)
+    assert re.search(said, refusal(SpecError, load_model, name))

@@ -14,6 +14,7 @@ from kit.report.what_if import bindings
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
+from tests.support.refusals import refusal
 
 
 def plan_of(name: str, machines: str, pins: Pins, **job: Any) -> Plan:
@@ -67,8 +68,9 @@ def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named()
     assert "it is not needed with layout.pp left to the planner instead of 2" in said
     assert plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8)).layout.pp > 2
     assert plan_of("llama-3-70b", "p4de.24xlarge:8", pins).layout.dp == 4
-    with pytest.raises(PlanError, match="does not divide global_batch_size=2048"):
-        plan_of("llama-3-70b", "800xA100-80", Pins(engine="megatron", tp=8, pp=4), global_batch_size=2048)
+    assert "does not divide global_batch_size=2048" in refusal(
+        PlanError, plan_of, "llama-3-70b", "800xA100-80", Pins(engine="megatron", tp=8, pp=4), global_batch_size=2048
+    )
 
 
 def test_a_trillion_parameters_by_zero_infinity() -> None:
@@ -96,8 +98,9 @@ def test_megatrons_optimizer_on_the_host_as_in_verl(name: str, nodes: int, quote
     for pins in (Pins(), quoted):
         asked = dataclasses.replace(pins, engine="megatron", offload_optimizer="cpu")
         assert make_plan(load_model(name), h20, JobSpec(), asked).predicted.step_time_components_s["offload"] > 0
-    with pytest.raises(PlanError, match="GiB too many"):
-        make_plan(load_model(name), h20, JobSpec(), dataclasses.replace(asked, offload_optimizer="none"))
+    assert "GiB too many" in refusal(
+        PlanError, make_plan, load_model(name), h20, JobSpec(), dataclasses.replace(asked, offload_optimizer="none")
+    )
     if name == "deepseek-v3":
         full = dataclasses.replace(asked, recompute="full", micro_batch_size=1)
         published = make_plan(load_model(name), h20, JobSpec(seq_length=11680, global_batch_size=32), full)

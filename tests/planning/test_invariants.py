@@ -30,6 +30,7 @@ from kit.specs.layout import PINNABLE, ZERO_KEYS, Pins
 from kit.specs.run import DataSpec, RunSpec
 from kit.units import human_seconds
 from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
+from tests.support.refusals import refusal
 
 pytestmark = pytest.mark.xdist_group("invariants")
 """One process of two: its answers are looked for once."""
@@ -154,13 +155,12 @@ def test_twice_the_nodes_are_faster_or_the_answer_says_that_fewer_are() -> None:
 def test_a_batch_that_does_not_divide_is_refused_with_what_does_and_its_step() -> None:
     model, cluster = load_model("opt-2.7b"), parse_cluster("16xA100-80")
     job = JobSpec(seq_length=2048, global_batch_size=24)
-    with pytest.raises(PlanError) as refused:
-        make_plan(model, cluster, job)
+    refused = refusal(PlanError, make_plan, model, cluster, job)
     for batch, gpus in ((16, 16), (32, 16), (24, 8)):
         other = replace(job, global_batch_size=batch)
         step_s = make_plan(model, replace(cluster, num_nodes=gpus // 8), other).predicted.step_time_s
         changed = f"job.global_batch_size={batch}" if gpus == 16 else f"{gpus} GPUs"
-        assert f"with {changed} it takes {human_seconds(step_s)} a step" in str(refused.value)
+        assert f"with {changed} it takes {human_seconds(step_s)} a step" in refused
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
 from tests.support.models import job
+from tests.support.refusals import refusal
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,8 @@ def test_a_plan_survives_its_file_which_is_never_overwritten(plan: Plan, tmp_pat
     plan.save(file)
     assert Plan.load(file) == plan
     assert Plan.load(file).to_yaml() == file.read_text()
-    with pytest.raises(SpecError, match="not overwritten"):
-        plan.save(file)
-    with pytest.raises(SpecError, match="cannot be written: No such file"):
-        plan.save(tmp_path / "none" / "plan.yaml")
+    assert "not overwritten" in refusal(SpecError, plan.save, file)
+    assert "cannot be written: No such file" in refusal(SpecError, plan.save, tmp_path / "none" / "plan.yaml")
 
 
 def test_sizes_that_are_nothing_are_not_written(plan: Plan) -> None:
@@ -60,8 +59,7 @@ def test_the_hash_is_of_what_decides_the_run(plan: Plan) -> None:
 )
 def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: str, said: str) -> None:
     (tmp_path / "plan.yaml").write_text(plan.to_yaml().replace(old, new, 1))
-    with pytest.raises(SpecError, match=said):
-        Plan.load(tmp_path / "plan.yaml")
+    assert re.search(said, refusal(SpecError, Plan.load, tmp_path / "plan.yaml"))
 
 
 @pytest.mark.parametrize(

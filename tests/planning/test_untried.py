@@ -14,6 +14,7 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Pins
 from tests.planning.random_cases import random_request
+from tests.support.refusals import refusal
 
 QLORA = LoraSpec(four_bit=True)
 
@@ -40,8 +41,9 @@ def test_8b_by_qlora_with_16k_tokens_fits_24_gb_with_a_chunked_loss(gpus: str) -
     assert plan.layout.chunked_loss
     assert stays_on_the_gpu(plan)
     assert plan.predicted.peak_gib < 17
-    with pytest.raises(PlanError, match=r"layout\.chunked_loss left to the planner instead of False"):
-        tuned("qwen3-8b", gpus, Pins(chunked_loss=False, activation_offloading=False), QLORA)
+    assert "layout.chunked_loss left to the planner instead of False" in refusal(
+        PlanError, tuned, "qwen3-8b", gpus, Pins(chunked_loss=False, activation_offloading=False), QLORA
+    )
 
 
 def test_what_fits_on_the_gpu_and_is_as_fast_wins_over_the_host() -> None:
@@ -77,8 +79,9 @@ def test_layer_inputs_beside_offloaded_weights_are_a_last_resort() -> None:
     assert said.chosen == "saved layer inputs on the host beside offloaded state"
     assert (plan.layout.offload_param, plan.layout.activation_offloading) == ("cpu", True)
     assert "layout.activation_offloading=false forbids it" in said.why
-    with pytest.raises(PlanError, match="does not fit"):
-        tuned("qwen3-8b", "1xRTX-4090", Pins(activation_offloading=False), QLORA, 65536)
+    assert "does not fit" in refusal(
+        PlanError, tuned, "qwen3-8b", "1xRTX-4090", Pins(activation_offloading=False), QLORA, 65536
+    )
 
 
 # ---------------------------------------------------------------- on request alone
@@ -126,7 +129,10 @@ def test_the_planner_turns_to_disks_where_host_memory_is_short() -> None:
     plan = make_plan(load_model("llama-2-13b"), cluster, JobSpec(seq_length=2048, global_batch_size=128))
     assert "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param)
     assert plan.predicted.nvme_gib_per_node > 100
-    with pytest.raises(PlanError, match="does not fit"):
-        make_plan(
-            load_model("llama-2-13b"), replace(cluster, nvme_gib=None), JobSpec(seq_length=2048, global_batch_size=128)
-        )
+    assert "does not fit" in refusal(
+        PlanError,
+        make_plan,
+        load_model("llama-2-13b"),
+        replace(cluster, nvme_gib=None),
+        JobSpec(seq_length=2048, global_batch_size=128),
+    )

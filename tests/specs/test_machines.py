@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kit.specs import local, recipe
 from kit.specs.catalog import cheapest_node_with, gpu_names, load_gpu, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.strict_yaml import parse_text
+from tests.support.refusals import refusal
 
 GPUS = {name: load_gpu(name) for name in gpu_names()}
 NVLINK = (
@@ -70,9 +72,7 @@ def test_gpus_are_those_that_the_driver_lists(topology: str, link: float, machin
 def test_a_card_is_found_by_its_words_and_its_memory(listed: str, name: str, memory_gib: float, count: int) -> None:
     """What is there of memory is the less of the driver's and the catalog's, which is torch's."""
     if not count:
-        with pytest.raises(SpecError) as error:
-            local.listed_gpu(listed, GPUS)
-        assert name in str(error.value)
+        assert name in refusal(SpecError, local.listed_gpu, listed, GPUS)
         return
     found, number = local.listed_gpu(listed, GPUS)
     assert (found.name, number) == (name, count)
@@ -93,8 +93,7 @@ def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         if said == "-L\n":
             assert local.nvidia_smi("-L") == local._asked("-L") == said
             continue
-        with pytest.raises((OSError, subprocess.TimeoutExpired), match=said):
-            local.nvidia_smi("-L", limit_s=0.2)
+        assert re.search(said, refusal((OSError, subprocess.TimeoutExpired), local.nvidia_smi, "-L", limit_s=0.2))
     program.write_text("#!/bin/sh\nexit 9\n")
     assert local._asked("-L") == ""
     assert local._text(tmp_path / "none") == ""
@@ -175,12 +174,9 @@ def test_a_file_describes_a_cluster(text: str, expected: dict[str, Any], tmp_pat
 )  # fmt: skip
 def test_a_wrong_file_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(SpecError) as error:
-        parse_cluster(str(tmp_path / "mine.yaml"))
-    assert said in str(error.value).replace("'x'", "x")
+    assert said in refusal(SpecError, parse_cluster, str(tmp_path / "mine.yaml")).replace("'x'", "x")
 
 
 def test_a_cluster_that_is_no_mapping_is_refused_in_a_recipe() -> None:
-    with pytest.raises(SpecError, match="cluster"):
-        recipe.recipe_of_document(parse_text("model: gpt2\ncluster: [1]\n", "r"))
+    assert "cluster" in refusal(SpecError, recipe.recipe_of_document, parse_text("model: gpt2\ncluster: [1]\n", "r"))
     assert isinstance(recipe.recipe_of_document(parse_text("model: gpt2\ncluster: 8xH100\n", "r")).cluster, ClusterSpec)

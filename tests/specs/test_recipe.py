@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,7 @@ from kit.specs.layout import PINNABLE, Flag, Layout, Pins
 from kit.specs.other_programs import program_of
 from kit.specs.recipe import changed_section, load_recipe, merged_text, recipe_of_document, run_of
 from kit.specs.schema import json_schema
+from tests.support.refusals import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -40,8 +42,7 @@ def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path, monkeypatch
     (recipe.parent / "own.yaml").write_text("node: p5.48xlarge:3\n")
     monkeypatch.chdir("/")
     assert load_recipe(recipe, ["cluster=own.yaml"]).cluster.num_gpus == 24
-    with pytest.raises(SpecError, match=r"mine\.yaml:1: model: config\.json of mine lacks"):
-        load_recipe(recipe, ["model=mine"])
+    assert "mine.yaml:1: model: config.json of mine lacks" in refusal(SpecError, load_recipe, recipe, ["model=mine"])
 
 
 def test_dotted_words_override(recipe: Path) -> None:
@@ -70,11 +71,19 @@ def test_sections_without_a_file() -> None:
     text = strict_yaml.parse_text(f"{HEAD}run: {{data: {{train: x}}}}\n", "typed")
     assert recipe_of_document(text).run is None
     for line, said in (("extends: a.yaml", "typed:3: extends names a file"), ("jbo: {}", "typed:3: jbo: unknown key")):
-        with pytest.raises(SpecError, match=said):
-            recipe_of_document(strict_yaml.parse_text(f"{HEAD}{line}\n", "typed"))
+        assert re.search(
+            said, refusal(SpecError, recipe_of_document, strict_yaml.parse_text(f"{HEAD}{line}\n", "typed"))
+        )
     for name, said in (("model", "neither in the catalog"), ("cluster", "is not understood")):
-        with pytest.raises(SpecError, match=said):
-            recipe_of_document(strict_yaml.parse_text(f"{HEAD}", "typed"), [f"{name}={ROOT / 'recipes'}"])
+        assert re.search(
+            said,
+            refusal(
+                SpecError,
+                recipe_of_document,
+                strict_yaml.parse_text(f"{HEAD}", "typed"),
+                [f"{name}={ROOT / 'recipes'}"],
+            ),
+        )
 
 
 @pytest.mark.parametrize(
@@ -101,8 +110,10 @@ def test_a_count_is_taken_as_people_write_it(
     "text", ["4k", "4 K", "1.5", "1e-3", "1,5", "10,00", "1.0000000001B", "B", "-4M", "４", "true", ".inf"]
 )
 def test_what_is_no_count_is_refused(recipe: Path, text: str) -> None:
-    with pytest.raises(SpecError, match="write the digits" if "k" in text.lower() else "whole number|valid integer"):
-        load_recipe(recipe, [f"job.total_tokens={text}"])
+    assert re.search(
+        "write the digits" if "k" in text.lower() else "whole number|valid integer",
+        refusal(SpecError, load_recipe, recipe, [f"job.total_tokens={text}"]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,18 +149,15 @@ def test_a_mistake_names_its_line_and_the_nearest_valid_name(
     recipe: Path, text: str, words: list[str], part: str
 ) -> None:
     recipe.write_text(f"{HEAD}{text}\n")
-    with pytest.raises(SpecError) as caught:
-        load_recipe(recipe, words)
-    assert part in str(caught.value)
+    refused = refusal(SpecError, load_recipe, recipe, words)
+    assert part in refused
     if "the nearest of" in part:
-        assert str(caught.value).rpartition(" are ")[2].count(", ") == 4, "five names"
+        assert refused.rpartition(" are ")[2].count(", ") == 4, "five names"
 
 
 def test_every_section_is_checked_before_giving_up(recipe: Path) -> None:
     recipe.write_text("modle: x\ncluster: 8xH1000\njob: {seq_length: -1}\n")
-    with pytest.raises(SpecError) as caught:
-        load_recipe(recipe)
-    text = str(caught.value)
+    text = refusal(SpecError, load_recipe, recipe)
     assert all(part in text for part in ("modle: unknown key", "model: is required", "H1000", "seq_length=-1"))
 
 
@@ -169,8 +177,7 @@ def test_extends_lays_over_one_level(tmp_path: Path, recipe: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"none\.yaml: cannot be read: No such file"):
-        load_recipe(tmp_path / "none.yaml")
+    assert "none.yaml: cannot be read: No such file" in refusal(SpecError, load_recipe, tmp_path / "none.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +198,10 @@ def test_recipes_that_come_with_kit(tmp_path: Path) -> None:
     names = shipped.recipe_names()
     assert list(names) == sorted(file.stem for file in SHIPPED)
     assert shipped.recipe_path(f"{names[0]}.yaml") == shipped.recipe_path(names[0]) == SHIPPED[0]
-    with pytest.raises(SpecError, match=f"recipe '{names[0]}x' does not come with kit; did you mean "):
-        shipped.recipe_path(f"{names[0]}x")
+    assert re.search(
+        f"recipe '{names[0]}x' does not come with kit; did you mean ",
+        refusal(SpecError, shipped.recipe_path, f"{names[0]}x"),
+    )
     (tmp_path / "a.yaml").write_text("# One\n#  and two\nmodel: x\n# no head\n")
     assert shipped.headline(tmp_path / "a.yaml") == "One and two"
     assert [each.purpose for each in shipped.shipped_recipes()] == [
@@ -246,8 +255,7 @@ def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> No
     inline = load_recipe(recipe).cluster
     assert inline == parse_cluster(str(recipe.with_name("cluster.yaml")))
     recipe.write_text("model: llama-3.2-1b\ncluster:\n  node: p5.49xlarge\n")
-    with pytest.raises(SpecError, match=r"mine.yaml:3: cluster.node: .*did you mean p5.48xlarge"):
-        load_recipe(recipe)
+    assert re.search(r"mine.yaml:3: cluster.node: .*did you mean p5.48xlarge", refusal(SpecError, load_recipe, recipe))
 
 
 # A configuration of another program is no recipe: kit says whose it is, and what it can do with it.
@@ -269,18 +277,16 @@ OTHERS = {
 def test_the_program_is_named_with_a_command_that_works(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(text)
-    with pytest.raises(SpecError) as caught:
-        load_recipe(path)
-    assert "other.yaml: no recipe: " in str(caught.value)
+    refused = refusal(SpecError, load_recipe, path)
+    assert "other.yaml: no recipe: " in refused
     for words in OTHERS[text]:
-        assert words.replace("FILE", str(path)) in str(caught.value)
+        assert words.replace("FILE", str(path)) in refused
 
 
 @pytest.mark.parametrize("text", ["modle: gpt2\nclustr: 8xH100\n", "model: gpt2\n", "cluster: 8xH100\n", "{}"])
 def test_a_recipe_with_mistakes_stays_a_recipe(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(SpecError, match="is required and missing"):
-        load_recipe(tmp_path / "mine.yaml")
+    assert "is required and missing" in refusal(SpecError, load_recipe, tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from kit.specs.run import (
     with_paths,
 )
 from kit.specs.sizes import _aspect, _parameters, is_size, shape_of_size
+from tests.support.refusals import refusal
 
 LLAMA = ModelSpec(
     name="m", family="llama", num_layers=7, hidden_size=96, ffn_hidden_size=200, num_attention_heads=6,
@@ -381,10 +383,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_a_wrong_value_is_refused_by_its_rule(said: str) -> None:
     make, fix = REFUSED[said]
-    with pytest.raises((SpecError, ValidationError)) as error:
-        make()
-    assert said in str(error.value)
-    assert fix in str(error.value)
+    refused = refusal((SpecError, ValidationError), make)
+    assert said in refused
+    assert fix in refused
 
 
 FINE: dict[str, Callable[[], Any]] = {
@@ -438,13 +439,13 @@ def test_the_rows_of_a_set_are_those_that_its_file_counts(
 def test_files_are_read_in_bounds(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("12345")
     assert text_files.read_text(tmp_path / "a", most=5) == "12345"
-    with pytest.raises(ValueError, match="it has 5 bytes, and a file of this kind has at most 4"):
-        text_files.read_text(tmp_path / "a", most=4)
+    assert "it has 5 bytes, and a file of this kind has at most 4" in refusal(
+        ValueError, text_files.read_text, tmp_path / "a", most=4
+    )
     with pytest.raises(ValueError, match="it has more than 4 bytes"):
         text_files.read_text(Path("/proc/self/status"), most=4)  # which says that it has 0
     for path, said in ((tmp_path, "it is a directory"), (Path("/dev/null"), "it is a device, a socket or a FIFO")):
-        with pytest.raises(ValueError, match=said):
-            text_files.open_regular(path)
+        assert re.search(said, refusal(ValueError, text_files.open_regular, path))
     assert text_files.parse_json("[" * 64 + "]" * 64)
     assert text_files.parse_json(f'[{"1" * 64}, {{"a": 1}}]', None) == [int("1" * 64), {"a": 1}]
     for words, said in (
@@ -453,8 +454,7 @@ def test_files_are_read_in_bounds(tmp_path: Path) -> None:
         ('{"a": 1, "b": 2, "b": 3}', "'b' is there twice"),
         ("[" * 100_000, "64 levels"),
     ):
-        with pytest.raises(ValueError, match=said):
-            text_files.parse_json(words)
+        assert re.search(said, refusal(ValueError, text_files.parse_json, words))
     assert text_files.reason(UnicodeDecodeError("utf-8", b"", 0, 1, "x")) == "not UTF-8 text"
     assert text_files.reason(FileNotFoundError(2, "No such file")) == "No such file"
     assert text_files.reason(ValueError("it is odd")) == "it is odd"
@@ -463,6 +463,5 @@ def test_files_are_read_in_bounds(tmp_path: Path) -> None:
 def test_a_frozen_mapping_never_changes() -> None:
     frozen = FrozenMap({"a": {"b": 1}})
     for change in (lambda: frozen.update(a=1), lambda: frozen["a"].pop("b"), lambda: frozen.__setitem__("a", 1)):
-        with pytest.raises(TypeError, match="never changes"):
-            change()
+        assert "never changes" in refusal(TypeError, change)
     assert adapter(ModelSpec).dump_python(model(rope_scaling=frozen), mode="json")["rope_scaling"] == {"a": {"b": 1}}
