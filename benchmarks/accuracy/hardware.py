@@ -1,7 +1,8 @@
-"""GPUs and links of published rows: from the catalog, or data-sheet figures of GPUs that the catalog lacks."""
+"""GPUs and links of published rows: the catalog's."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from benchmarks.accuracy.cleaned import number_of
@@ -10,21 +11,17 @@ from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
-GPUS: dict[str, tuple[float, float, float, float, str]] = {
-    "A800-80": (79.15, 312.0, 19.5, 2039.0, "NVIDIA A800 80GB SXM data sheet: A100 with NVLink at 400 GB/s"),
-    "H800": (79.1, 989.4, 66.9, 3350.0, "NVIDIA H800 SXM5 data sheet: H100 with NVLink at 400 GB/s"),
-    "H100-96GB-HBM2e-500W": (94.0, 989.4, 66.9, 2400.0, "torchtitan's tables: H100, 96 GB HBM2e at 2.4 TB/s, 500 W"),
-    "GH200-96": (94.5, 989.4, 66.9, 4000.0, "NVIDIA GH200 data sheet: 96 GB HBM3 at 4 TB/s"),
-    "GB300": (
-        276.0,
-        2500.0,
-        80.0,
-        8000.0,
-        "NVIDIA GB300 NVL72 data sheet: 180 PFLOPS bf16 dense for 72, 576 TB/s for 72",
+OWN = {
+    "V100": load_gpu("V100-32"),
+    "H100-96GB-HBM2e-500W": dataclasses.replace(
+        load_gpu("H100"),
+        name="H100-96GB-HBM2e-500W",
+        memory_gib=94.0,
+        hbm_gbytes_per_s=2400.0,
+        source="torchtitan's tables: H100, 96 GB HBM2e at 2.4 TB/s, 500 W",
     ),
-    "V100": (31.7, 125.0, 15.7, 900.0, "NVIDIA V100 SXM2/SXM3 32 GB data sheet: fp16 125 TFLOPS, 900 GB/s"),
 }
-"""GPUs that the catalog lacks: name → (memory GiB, dense 16-bit TFLOPS, fp32 TFLOPS, GB/s, source)."""
+"""GPUs of rows that the catalog does not have, or not under this name."""
 
 DEFAULT_FABRIC_GBITS = {"A100": 200.0, "A800": 200.0, "V100": 50.0}
 """Assumed Gbit/s per GPU between nodes, as in the DGX of that GPU, if a row states none; 400 for later GPUs."""
@@ -35,18 +32,8 @@ NVLINK_DOMAIN = 64
 
 def gpu_of(name: str) -> GpuSpec:
     """The GPU of a row, with the catalog's figures if the catalog has it."""
-    if name in GPUS:
-        memory, sixteen, fp32, bandwidth, source = GPUS[name]
-        return GpuSpec(
-            name=name,
-            memory_gib=memory,
-            bf16_tflops=0.0 if name == "V100" else sixteen,
-            fp16_tflops=sixteen,
-            fp32_tflops=fp32,
-            hbm_gbytes_per_s=bandwidth,
-            pcie_gbytes_per_s=64.0,
-            source=source,
-        )
+    if name in OWN:
+        return OWN[name]
     try:
         return load_gpu(name)
     except SpecError as error:
@@ -68,9 +55,7 @@ def _same_part(name: str) -> str | None:
     words = [word for word in re.split(r"[\s_/-]+", name) if not re.fullmatch(SAID_BESIDE, word, re.IGNORECASE)]
     size = re.fullmatch(r"(\d+)(?:GB|GiB)?", words[-1], re.IGNORECASE) if len(words) > 1 else None
     family = "-".join(words[:-1] if size else words).upper()
-    parts = {known: load_gpu(known).memory_gib for known in gpu_names()} | {
-        known: row[0] for known, row in GPUS.items()
-    }
+    parts = {known: load_gpu(known).memory_gib for known in gpu_names()}
     same = [known for known in parts if re.fullmatch(rf"{re.escape(family)}(-\d+)?", known)]
     if size:
         wanted = float(size.group(1))
@@ -91,30 +76,24 @@ def cluster_of(row: Row) -> ClusterSpec:
     if gpu.name.startswith("GB"):
         per_node = NVLINK_DOMAIN
     per_node = min(per_node, total)
+    fabric = next((gbits for prefix, gbits in DEFAULT_FABRIC_GBITS.items() if gpu.name.startswith(prefix)), 400.0)
     return ClusterSpec(
         name=f"{total} x {gpu.name}",
         gpu=gpu,
         gpus_per_node=per_node,
         num_nodes=max(1, -(-total // per_node)),
-        intra_node_gbytes_per_s=_nvlink(str(stated.get("intra_node") or ""), gpu.name),
-        inter_node_gbytes_per_s=(number_of(stated.get("inter_node_gbps_per_gpu")) or _fabric(gpu.name)) / 8,
+        intra_node_gbytes_per_s=_link(str(stated.get("intra_node") or ""), gpu),
+        inter_node_gbytes_per_s=(number_of(stated.get("inter_node_gbps_per_gpu")) or fabric) / 8,
         source="published row",
     )
 
 
-def _fabric(name: str) -> float:
-    return next((gbits for prefix, gbits in DEFAULT_FABRIC_GBITS.items() if name.startswith(prefix)), 400.0)
-
-
-def _nvlink(text: str, name: str) -> float:
-    """NVLink GB/s per direction: half of the stated figure, or else the figure of the GPU's generation."""
+def _link(text: str, gpu: GpuSpec) -> float:
+    """GB/s per direction inside a node: half of the stated figure, or else the GPU's own."""
     found = re.search(r"([\d.]+) ?GB/s", text)
     if found:
         return float(found.group(1)) / 2
-    if "PCIe" in text:
-        return 25.0
-    generations = {"V100": 150.0, "A100": 300.0, "A800": 200.0, "H800": 200.0, "B": 900.0, "GB": 900.0}
-    return next((speed for prefix, speed in generations.items() if name.startswith(prefix)), 450.0)
+    return 25.0 if "PCIe" in text else gpu.nvlink_gbytes_per_s or gpu.pcie_gbytes_per_s
 
 
 def generation_of(name: str) -> str:

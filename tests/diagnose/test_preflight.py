@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,8 +374,10 @@ def test_what_a_plan_asks_of_a_machine(case: str, tmp_path: Path) -> None:
 # Several hosts
 
 
-def several(count: int) -> dict[str, dict[str, Any]]:
-    return {f"node-{n}": copy.deepcopy(HEALTHY) for n in range(count)}
+def several(count: int, **changes: Any) -> dict[str, dict[str, Any]]:
+    """Healthy hosts; ``changes`` of each by its number, node_1 for the second."""
+    hostnames = [f"node-{number}" for number in range(count)]
+    return {host: copy.deepcopy(HEALTHY) | changes.get(host.replace("-", "_"), {}) for host in hostnames}
 
 
 def told(found: list[CheckResult]) -> list[tuple[str, tuple[str, ...], str]]:
@@ -382,10 +385,7 @@ def told(found: list[CheckResult]) -> list[tuple[str, tuple[str, ...], str]]:
 
 
 def test_hosts_that_are_alike_pass() -> None:
-    three = {host: own | {"contents": {"/data/a": "x"}} for host, own in several(3).items()}
-    assert {result.state for between in hosts._BETWEEN for result in between(three)} == {"ok"}
-    assert told(hosts.contents(three)) == [("ok", ("node-0", "node-1", "node-2"), "1 files, the same everywhere")]
-    assert told(hosts.versions(several(1))) == [("ok", ("node-0",), "one machine")]
+    assert {result.state for between in hosts._BETWEEN for result in between(several(3))} == {"ok"}
 
 
 @pytest.mark.parametrize("odd", range(3))
@@ -403,73 +403,71 @@ def test_hosts_that_are_alike_pass() -> None:
     ],
 )
 def test_the_odd_host_is_named_beside_one_of_the_others(odd: int, fact: str, value: Any, state: str, said: str) -> None:
-    three = several(3)
-    three[f"node-{odd}"][fact] = value
     other = min({0, 1, 2} - {odd})
-    assert told(hosts.versions(three)) == [(state, (f"node-{odd}",), said.format(f"node-{other}"))]
+    assert told(hosts.versions(several(3, **{f"node_{odd}": {fact: value}}))) == [
+        (state, (f"node-{odd}",), said.format(f"node-{other}"))
+    ]
 
 
-def test_hosts_with_two_other_versions_are_told_apart() -> None:
-    five = several(5)
-    five["node-1"]["nccl"], five["node-3"]["nccl"], five["node-4"]["nccl"] = "2.18.1", "2.19.3", "2.18.1"
-    assert told(hosts.versions(five)) == [
+def with_contents(*of_hosts: dict[str, str | None]) -> dict[str, dict[str, Any]]:
+    return several(3, **{f"node_{number}": {"contents": each} for number, each in enumerate(of_hosts)})
+
+
+def with_names(**addresses: list[str]) -> dict[str, dict[str, Any]]:
+    """What the second of two hosts knows; Debian maps a host's own name to 127.0.1.1."""
+    known = {name.replace("_", "-"): each for name, each in addresses.items()}
+    first = {"names": {"node-0": ["127.0.1.1"], "node-1": ["10.0.0.2"]}}
+    return several(2, node_0=first, node_1={"names": {"node-1": ["127.0.1.1"], **known}})
+
+
+BOTH, ALL = ("node-0", "node-1"), ("node-0", "node-1", "node-2")
+OF_EIGHT = f"8 x {H100S}, driver 550.90.07"
+A_AND_C = {"/data/a": "a", "/data/b": "c"}
+KNOWN = ("ok", BOTH, "every host knows the others")
+MARK = Path("/run/mark")
+BETWEEN: list[tuple[Callable[..., list[CheckResult]], tuple[Any, ...], list[tuple[str, tuple[str, ...], str]]]] = [
+    (hosts.versions, (several(1),), [("ok", ("node-0",), "one machine")]),
+    (hosts.versions, (several(5, node_1={"nccl": "2.18.1"}, node_3={"nccl": "2.19.3"}, node_4={"nccl": "2.18.1"}),), [
         ("failure", ("node-1", "node-4"), "nccl 2.18.1, 2.27 on node-0"),
         ("failure", ("node-3",), "nccl 2.19.3, 2.27 on node-0"),
-    ]
-
-
-def test_gpus_files_and_names_that_differ() -> None:
-    three = several(3)
-    three["node-1"]["gpus"], three["node-2"]["gpus"] = gpus(count=7), gpus("550.90.07", "551.1", 5)
-    of_eight = f"8 x {H100S}, driver 550.90.07"
-    assert told(hosts.machines(three)) == [
-        ("failure", ("node-1",), f"GPUs 7 x {H100S}, driver 550.90.07, {of_eight} on node-0"),
-        ("failure", ("node-2",), f"GPUs {of_eight}, 8 x {H100S}, driver 551.1, {of_eight} on node-0"),
-    ]
-    without = told(hosts.machines(several(2) | {"x": HEALTHY | {"gpus": None}}))
-    assert without == [("failure", ("x",), f"GPUs not installed, {of_eight} on node-0")]
-    for host, content in (("node-0", "a"), ("node-1", "b"), ("node-2", "a")):
-        three[host]["contents"] = {"/data/a": content, "/data/b": None if host == "node-2" else "c"}
-    assert told(hosts.contents(three)) == [
+    ]),
+    (hosts.machines, (several(3, node_1={"gpus": gpus(count=7)}, node_2={"gpus": gpus("550.90.07", "551.1", 5)}),), [
+        ("failure", ("node-1",), f"GPUs 7 x {H100S}, driver 550.90.07, {OF_EIGHT} on node-0"),
+        ("failure", ("node-2",), f"GPUs {OF_EIGHT}, 8 x {H100S}, driver 551.1, {OF_EIGHT} on node-0"),
+    ]),
+    (hosts.machines, (several(2) | {"x": HEALTHY | {"gpus": None}},), [
+        ("failure", ("x",), f"GPUs not installed, {OF_EIGHT} on node-0"),
+    ]),
+    (hosts.contents, (with_contents(*[{"/data/a": "x"}] * 3),), [("ok", ALL, "1 files, the same everywhere")]),
+    (hosts.contents, (with_contents(A_AND_C, A_AND_C | {"/data/a": "b"}, A_AND_C | {"/data/b": None}),), [
         ("failure", ("node-1",), "/data/a differs from that on node-0"),
         ("failure", ("node-2",), "/data/b is not there"),
-    ]
-    # Debian maps a host's own name to 127.0.1.1; another host's name at such an address is a fault
-    two = several(2)
-    two["node-0"]["names"] = {"node-0": ["127.0.1.1"], "node-1": ["10.0.0.2"]}
-    for addresses, state in ((["10.0.0.1"], "ok"), (["127.0.0.2"], "failure"), (["127.0.0.2", "10.0.0.1"], "ok")):
-        two["node-1"]["names"] = {"node-0": addresses, "node-1": ["127.0.1.1"]}
-        assert hosts.names(two)[0].state == state
-    two["node-1"]["names"] = {"node-0": [], "node-9": []}
-    assert told(hosts.names(two)) == [("failure", ("node-1",), "does not know node-0, node-9")]
+    ]),
+    # another host's name at an address of the loopback is a fault
+    (hosts.names, (with_names(node_0=["10.0.0.1"]),), [KNOWN]),
+    (hosts.names, (with_names(node_0=["127.0.0.2", "10.0.0.1"]),), [KNOWN]),
+    (hosts.names, (with_names(node_0=["127.0.0.2"]),), [("failure", ("node-1",), "does not know node-0")]),
+    (hosts.names, (with_names(node_0=[], node_9=[]),), [("failure", ("node-1",), "does not know node-0, node-9")]),
+    # of two clocks the one that is wrong
+    (hosts.clocks, ({"node-0": 0.0, "node-1": 1.0},), [("ok", BOTH, "within 1.00 s")]),
+    (hosts.clocks, ({"node-0": 0.0, "node-1": 1.1},), [("warning", ("node-1",), "its clock is 1.1 s ahead")]),
+    (hosts.clocks, ({"node-0": 0.0, "node-1": -1.1},), [("warning", ("node-1",), "its clock is 1.1 s behind")]),
+    (hosts.clocks, ({"node-0": 0.0, "node-1": 60.0},), [("warning", ("node-1",), "its clock is 60.0 s ahead")]),
+    (hosts.clocks, ({"node-0": 0.0, "node-1": -60.1},), [("failure", ("node-1",), "its clock is 60.1 s behind")]),
+    (hosts.reach, ({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29501), [
+        ("failure", ("node-1",), "cannot reach node-0 port 29501: No route to host"),
+    ]),
+    (hosts.reach, ({"node-1": {"node-0": None}, "node-0": {"node-1": None}}, 29501), [
+        ("ok", ("node-1", "node-0"), "port 29501 of each other"),
+    ]),
+    (hosts._shared, ({"a": "x", "b": None}, MARK), [("failure", ("b",), "/run is not the same directory there")]),
+    (hosts._shared, ({"a": "x", "b": "x"}, MARK), [("ok", ("a", "b"), "run is one directory")]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("skew", "state", "said"),
-    [
-        (1.0, "ok", "within 1.00 s"),
-        (1.1, "warning", "its clock is 1.1 s ahead"),
-        (-1.1, "warning", "its clock is 1.1 s behind"),
-        (60.0, "warning", "its clock is 60.0 s ahead"),
-        (-60.1, "failure", "its clock is 60.1 s behind"),
-    ],
-)
-def test_of_two_clocks_the_one_that_is_wrong(skew: float, state: str, said: str) -> None:
-    both = ("node-0", "node-1")
-    assert told(hosts.clocks({"node-0": 0.0, "node-1": skew})) == [(state, both if state == "ok" else both[1:], said)]
-
-
-def test_hosts_that_do_not_reach_each_other(tmp_path: Path) -> None:
-    closed = {"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}
-    assert told(hosts.reach(closed, 29501)) == [
-        ("failure", ("node-1",), "cannot reach node-0 port 29501: No route to host")
-    ]
-    closed["node-1"]["node-0"] = None
-    assert told(hosts.reach(closed, 29501)) == [("ok", ("node-1", "node-0"), "port 29501 of each other")]
-    assert [result.state for result in hosts._shared({"a": "x", "b": None}, tmp_path / "mark")] == ["failure"]
-    assert told(hosts._shared({"a": "x", "b": "x"}, tmp_path / "mark")) == [
-        ("ok", ("a", "b"), f"{tmp_path.name} is one directory")
-    ]
+@pytest.mark.parametrize(("between", "given", "said"), BETWEEN, ids=range(len(BETWEEN)))
+def test_what_differs_between_hosts(between: Any, given: tuple[Any, ...], said: list[tuple[Any, ...]]) -> None:
+    assert told(between(*given)) == said
 
 
 # Other machines by ssh, for real but for ssh itself
