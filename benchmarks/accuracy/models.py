@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.accuracy.pipelines import Row
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.published import PublishedModel, model_of
 from kit.specs.model import LatentAttention
 
@@ -12,8 +12,8 @@ DENSE_FIRST = {"deepseek": 3}
 """Leading layers without experts (the same section)."""
 
 
-def model_of_row(row: Row) -> PublishedModel:
-    """Sizes of the model as allocated."""
+def model_of_row(row: Row, mtp_layers: int) -> PublishedModel:
+    """Sizes of the model as allocated. ``mtp_layers``: of multi-token prediction, after the last."""
     model = row["model"]
     family = str(model.get("family") or "").lower()
     gpt = family in ("gpt3", "gpt", "bloom")
@@ -35,16 +35,19 @@ def model_of_row(row: Row) -> PublishedModel:
         max_position_embeddings=model.get("max_position_embeddings") or model["seq_length"],
         parallel_residual=phi,
         shared_norm=phi,
+        mtp_num_layers=mtp_layers,
         latent=stated or (LATENT if family.startswith("deepseek") else None),
-        expert_layers=_expert_layers(model, family),
+        first_dense_layers=_dense_first(model, family),
     )
 
 
-def _expert_layers(model: Row, family: str) -> tuple[bool, ...]:
-    experts, layers = model.get("moe"), range(model["num_layers"])
-    if not experts:
-        return ()
-    frequency = experts.get("moe_layer_freq")
-    if isinstance(frequency, list):
-        return tuple(map(bool, frequency))
-    return tuple(layer % (frequency or 1) == 0 and layer >= DENSE_FIRST.get(family, 0) for layer in layers)
+def _dense_first(model: Row, family: str) -> int:
+    experts = model.get("moe") or {}
+    pattern = experts.get("moe_layer_freq") or 1
+    if isinstance(pattern, list):
+        dense = len(pattern) - sum(map(bool, pattern))
+    else:
+        dense = DENSE_FIRST.get(family, 0) if experts else 0
+    if pattern not in (1, [0] * dense + [1] * (model["num_layers"] - dense)):
+        raise NotPredictedError(f"moe_layer_freq={pattern!r:.60}: dense layers among those with experts")
+    return dense

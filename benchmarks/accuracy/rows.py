@@ -104,7 +104,7 @@ def workload_of(row: Row) -> PublishedWorkload:
     modules = modules or (["op"] if "op" in detail or "preset" in detail else ["core_attn"])
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row, optimizer)
     workload = PublishedWorkload(
-        model=model_of_row(row),
+        model=model_of_row(row, model.get("mtp_num_layers") or 0),
         cluster=ANY_CLUSTER,
         job=JobSpec(
             seq_length=model["seq_length"],
@@ -145,7 +145,6 @@ def workload_of(row: Row) -> PublishedWorkload:
         keeps_bf16_weights=not (job.get("fp8") or {}).get("param_gather"),
         hidden_dropout=bool(model.get("hidden_dropout")),
         attention_dropout=bool(model.get("attention_dropout")),
-        mtp_layers=model.get("mtp_num_layers") or 0,
         grouped_gemm=bool(moe.get("grouped_gemm")),
         lora=lora,
         recompute_modules=frozenset(modules if recompute == "selective" else ()),

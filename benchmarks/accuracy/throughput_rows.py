@@ -63,8 +63,7 @@ def run_of(row: Row) -> PublishedWorkload:
     execution, offload = execution_of(row, precision), offload_of(job)
     engine, kernels, old, fused_loss = engine_of(row), kernels_of(row), old_megatron(row), execution.code == "compiled"
     lora = PublishedLora(rank=16, targets=frozenset({"query", "value"})) if job.get("lora") else None
-    sizes = model_of_row(row)
-    mtp_layers = 1 if "MTP layer trained" in str(row.get("notes")) else 0
+    sizes = model_of_row(row, int("MTP layer trained" in str(row.get("notes"))))
     workload = PublishedWorkload(
         model=sizes,
         cluster=cluster,
@@ -96,12 +95,11 @@ def run_of(row: Row) -> PublishedWorkload:
         execution=execution,
         implementation=kernels,
         attention="unfused" if execution.attention == "unfused" else "flash",
-        stated_chunks=stage_layers_of(sizes.num_layers, pp * vp, mtp_layers),
+        stated_chunks=stage_layers_of(sizes.num_layers, pp * vp, sizes.mtp_num_layers),
         weight_bytes=4 if precision == "fp32" or "amp" in str(job.get("precision")) else 2,
         main_gradient_bytes=gradient_bytes(row),
         hidden_dropout=old,
         attention_dropout=old,
-        mtp_layers=mtp_layers,
         gradient_accumulation_fusion=engine == "megatron" and not old,
         compiled=fused_loss,
         compiled_loss=fused_loss,

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from benchmarks.accuracy.programs.adapters import PublishedLora, adapter_parameters
-from benchmarks.accuracy.programs.rank_params import layer_parameters, rank_parameters
 from kit.cost.memory.phases import EngineMemory
-from kit.cost.model.params import RankParameters
+from kit.cost.model.params import RankParameters, stage_parameters
 from kit.cost.workload import UNHIDDEN, ExecutionModel, Workload
 from kit.specs.base import spec
 from kit.specs.families import Norm, Traits
@@ -27,8 +26,6 @@ class PublishedModel(ModelSpec):
     norm: Norm = "rmsnorm"
     gated_mlp: bool = True
     qk_norm: bool = False  # type: ignore[assignment]
-    expert_layers: tuple[bool, ...] = ()
-    """For each layer, whether it has experts; empty without experts."""
     shared_ffn_hidden_size: int = 0
 
     def __post_init__(self) -> None:
@@ -53,10 +50,6 @@ class PublishedModel(ModelSpec):
         """Width of all key heads together."""
         even = self.hidden_size // self.num_attention_heads
         return self.num_key_value_heads * (even if self.latent else self.head_dim)
-
-    def has_experts(self, layer: int) -> bool:
-        """Whether this layer (from 0) is a mixture of experts."""
-        return bool(self.expert_layers) and self.expert_layers[layer]
 
 
 def model_of(sizes: dict[str, Any], **more: Any) -> PublishedModel:
@@ -161,8 +154,6 @@ class PublishedWorkload(Workload):
 
     hidden_dropout: bool = False
     attention_dropout: bool = False
-    mtp_layers: int = 0
-    """Multi-token-prediction layers, after the last."""
     capacity_factor: float = 1.0
     """Most tokens of an expert over the even share."""
     grouped_gemm: bool = True
@@ -215,12 +206,8 @@ class PublishedWorkload(Workload):
     @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
         """What a rank of each stage holds."""
-        return tuple(rank_parameters(self, stage) for stage in range(self.layout.pp))
-
-    @cached_property
-    def dense_layer_matrices(self) -> float:
-        """Elements of the matrices of a layer without experts, on a rank."""
-        return layer_parameters(self, False)[0]
+        layout = self.layout.but(engine="megatron", implementation="transformer_engine")  # which split the vocabulary
+        return stage_parameters(self.model, layout, self.chunks)
 
     @cached_property
     def adapters(self) -> float | None:
