@@ -59,7 +59,7 @@ class Mutant:
         return "/".join(self.file.split("/")[:2])
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}: {self.kind}: {self.old!r} → {self.new!r}"
+        return f"{self.file}:{self.line} {self.function}: {self.kind}: {self.old!r:.80} → {self.new!r:.80}"
 
     def plant(self, tree: Path) -> None:
         """Change the file in a copy of the source from which the bug was drawn."""

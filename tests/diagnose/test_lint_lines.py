@@ -41,5 +41,4 @@ def test_a_variable_under_a_condition_is_not_put_in() -> None:
         'N=8\nif [ -n "$X" ]; then\n  N=4\nfi\nif true; then\n  M=2\nfi\ntorchrun --nproc_per_node $N --nnodes $M t.py'
     )
     (command,) = commands(script, "run.sh")
-    assert command.value("nproc_per_node") == "$N"
-    assert command.value("nnodes") == "$M"
+    assert (command.value("nproc_per_node"), command.value("nnodes")) == ("$N", "$M")

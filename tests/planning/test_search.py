@@ -108,19 +108,8 @@ def plan_of(name: str, machines: str, pins: Pins | None = None, **changes: objec
 def test_gpt2_xl_on_a_titan_rtx_needs_offload() -> None:
     """A known field example: DDP is out of memory, ZeRO with the optimizer on the host trains."""
     plan = plan_of("gpt2-xl", "1xTitan-RTX", seq_length=1024, precision="fp32")
-    assert plan.layout.engine == "deepspeed"
-    assert plan.layout.offload_optimizer == "cpu"
+    assert (plan.layout.engine, plan.layout.offload_optimizer) == ("deepspeed", "cpu")
     assert plan.predicted.host_ram_gib_per_node > 0
-
-
-def test_the_quoted_layout_of_70b_on_p4d_does_not_fit_there() -> None:
-    """TP8·PP2·DP4 is quoted for 64 A100 with 80 GB; p4d has 40 GB, unless the optimizer is on the host."""
-    pins = Pins(engine="megatron", tp=8, pp=2, recompute="full", micro_batch_size=1)
-    assert "GiB too many" in refusal(
-        PlanError, plan_of, "llama-3-70b", "p4d.24xlarge:8", pins.but(offload_optimizer="none"), global_batch_size=512
-    )
-    assert plan_of("llama-3-70b", "p4d.24xlarge:8", pins, global_batch_size=512).layout.offload_optimizer == "cpu"
-    assert plan_of("llama-3-70b", "p4de.24xlarge:8", pins, global_batch_size=512).layout.dp == 4
 
 
 def test_all_broken_rules_are_said_at_once_for_the_engine_that_could() -> None:
@@ -128,20 +117,6 @@ def test_all_broken_rules_are_said_at_once_for_the_engine_that_could() -> None:
     assert len(lines) == 5
     assert "tp=6 does not divide num_attention_heads=32 of llama-3.1-8b; use 1, 2, 4 or 8" in lines
     assert not any("deepspeed" in line or "torch" in line for line in lines)
-
-
-def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
-    first, *ways = refusal(
-        PlanError,
-        make_plan,
-        load_model("llama-3-70b"),
-        dataclasses.replace(parse_cluster("8xA100-40"), nvme_gib=None),
-        job(),
-    ).splitlines()
-    assert "GiB too many" in first
-    assert 1 <= len(ways) <= 5
-    assert any("(16 GPUs) instead of 1" in way for way in ways)
-    assert plan_of("llama-3-70b", "16xA100-40").predicted.peak_gib > 0
 
 
 @pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])

@@ -181,8 +181,7 @@ PROOFS: dict[str, Proof] = {
         "what the training loop, the data path and saving cost beside the engine", 2, "benchmarks.performance.overhead"
     ),
     "loading": _proof(
-        "host memory of loading and exporting a 1B model at ZeRO-3, and of loading it for QLoRA", 3,
-        "benchmarks.performance.loading", "benchmarks.performance.loading --qlora",
+        "host memory of loading and exporting a 1B model at ZeRO-3", 2, "benchmarks.performance.loading",
     ),
     "streaming": _proof(
         "Megatron's weights in and out beside a plain copy, and the memory of offline conversions", 2,

@@ -1,24 +1,16 @@
 """Probe every case, write the page and the figures, fail where the cost model is off by more than its limits.
 
-    python -m benchmarks.accuracy.probe [--only TEXT]
-
-``--only``: cases whose name has this text are probed; the others' measurements are those on file (what was not measured
-yet is left out), beside what the cost model says of them today.
+python -m benchmarks.accuracy.probe
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from benchmarks.accuracy.probe.cases import CASES
-from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.diagnose.probe.run import probe
-from kit.planner.plan import Plan
 from kit.units import GIB
 from tests.support.page import ROOT, header, row, table, write_json
 from tests.support.program import run
@@ -29,19 +21,14 @@ STATES, ACTIVATIONS = 0.03, 0.08
 """Relative error allowed."""
 
 
-def main(only: Annotated[str, typer.Option(help="probe the cases whose name has this text")] = "") -> int:
+def main() -> int:
     """Exit code 1 where cost model and probe disagree."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    on_file = {(row["name"], row["stage"]): row for row in json.loads(RESULTS.read_text())} if only else {}
     rows = []
     for case in CASES:
         plan = case.plan()
         for stage in case.stages:
-            if only and only not in case.name:
-                if known := on_file.get((case.name, stage)):
-                    rows.append(again(known, plan, stage))
-                continue
             found = {"name": case.name, "implementation": plan.layout.implementation, **probe(plan, stage).as_json()}
             rows.append(found)
             print(row(cells(found)), flush=True)
@@ -50,19 +37,6 @@ def main(only: Annotated[str, typer.Option(help="probe the cases whose name has 
     wrong = [row for row in rows if not agrees(row)]
     print(f"{PAGE.relative_to(ROOT)}: {len(CASES)} plans, {len(rows)} stages, {len(wrong)} differ")
     return 1 if wrong else 0
-
-
-def again(row: dict[str, Any], plan: Plan, stage: int) -> dict[str, Any]:
-    """What was measured, beside today's prediction."""
-    found = ProbeResult(
-        stage=stage,
-        measured=MemorySnapshot(**row["measured"]),
-        predicted=predicted(plan, stage),
-        with_states=row["states_error"] is not None,
-        layers_traced=tuple(row["layers_traced"]),
-        seconds=row["seconds"],
-    )
-    return {"name": row["name"], "implementation": row["implementation"], **found.as_json()}
 
 
 def agrees(row: dict[str, Any]) -> bool:

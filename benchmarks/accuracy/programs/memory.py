@@ -13,14 +13,13 @@ from kit.cost.memory.phases import RankMemory, RankParts, rank_memory
 
 def memory_of(workload: PublishedWorkload, stage: int) -> RankMemory:
     """Of a rank of one pipeline stage, by moment and component, CUDA's and NCCL's own memory apart."""
-    return rank_memory(_rank_parts(workload, stage))
+    if workload.implementation == "huggingface":
+        return rank_memory(_huggingface(workload, stage))
+    program = megatron if workload.implementation in ("transformer_engine", "megatron-local") else torch_memory
+    return rank_memory(program.rank_parts(workload, stage))
 
 
-def _rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
-    if workload.implementation in ("transformer_engine", "megatron-local"):
-        return megatron.rank_parts(workload, stage)
-    if workload.implementation != "huggingface":
-        return torch_memory.rank_parts(workload, stage)
+def _huggingface(workload: PublishedWorkload, stage: int) -> RankParts:
     if workload.engine is None:
         raise ValueError("no engine is known that held this model; use DeepSpeed's")
     states = rank_states(workload.engine, workload.parameters[stage], stage)

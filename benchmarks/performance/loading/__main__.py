@@ -2,14 +2,10 @@
 
 The limits: 1.3 times what a rank keeps afterwards (weights, masters, gradients, buckets) and the largest fp32 tensor;
 for exporting, which every rank takes part in, two and a half such tensors (one is gathered, one is handed over).
-
-``--qlora``: the same model frozen in four bits on one process, which may not need more than what it keeps afterwards
-and the largest fp32 tensor: weights are read and quantised one by one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +16,6 @@ import kit
 from benchmarks.performance import weights
 from benchmarks.performance.loading.worker import loaded
 from kit.specs.catalog import load_model
-from kit.specs.job import LoraSpec
 from kit.units import to_gib
 from tests.support.program import run
 
@@ -30,22 +25,18 @@ EXPORT_FACTOR = 2.5
 
 def main(
     model: Annotated[str, typer.Option(help="a model of the catalog")] = "llama-3.2-1b",
-    qlora: Annotated[bool, typer.Option("--qlora", help="adapters on a base in four bits, plain torch")] = False,
 ) -> int:
     """Exit code 1 where a rank needs more than the limit."""
     spec = load_model(model)
     job = kit.JobSpec(seq_length=128, global_batch_size=2, total_tokens=10_000, precision="bf16")
     pins = kit.Pins(engine="deepspeed", zero_stage=3)
-    if qlora:
-        job = dataclasses.replace(job, global_batch_size=1, lora=LoraSpec(rank=16, alpha=32, four_bit=True))
-        pins = kit.Pins(engine="torch", zero_stage=0)
     with tempfile.TemporaryDirectory(prefix="kit-loading-") as scratch:
         weights.write_model(spec, Path(scratch) / "model", "bfloat16")
         ranks = weights.measure(spec, job, pins, Path(scratch), "run", loaded)
     _, largest = weights.sizes(spec)
     failed = False
     for rank, found in enumerate(ranks):
-        limit = (1.0 if qlora else SHARE_FACTOR) * found["kept"] + largest
+        limit = SHARE_FACTOR * found["kept"] + largest
         failed |= found["loading"] > limit or found["exporting"] > EXPORT_FACTOR * largest
         print(
             f"rank {rank}: keeps {to_gib(found['kept']):.2f} GiB; loading peaks at {to_gib(found['loading']):.2f} "
