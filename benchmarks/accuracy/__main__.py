@@ -32,18 +32,17 @@ def main() -> None:
         words = about(given.data[0])
         found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)
         page, figures = throughput_page.as_markdown(found, names, words or ""), throughput_report.as_json(found)
-        if given.expect:
-            given.expect.write_text(expect_page.as_markdown(found.bands, f"{names} --expect FILE"))
-        if given.bands:
-            given.bands.write_text(bands.as_yaml(found.bands, names))
+        written = [
+            (given.expect, expect_page.as_markdown(found.bands, f"{names} --expect FILE")),
+            (given.bands, bands.as_yaml(found.bands, names)),
+        ]
     else:
         results = [result for row in rows for result in results_of(row)]
-        page, figures = report.as_markdown(results, names), report.as_json(results)
+        page, figures, written = report.as_markdown(results, names), report.as_json(results), []
     print(page)
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
-    if given.markdown:
-        given.markdown.write_text(page)
+    for path, text in [*written, (given.json, json.dumps(figures, indent=1) + "\n"), (given.markdown, page)]:
+        if path:
+            path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
     # Words of a line that is no exception: its rank stands before it, and there is no line that it came from.
     **{f"a full disk, {mark}": (
         [f"{mark}tar: data: No space left on device"],
-        ((f"disk-full{where}: ", f"\n  seen   all.log:1: tar: data: No space left on device\n", "!  from "),),
+        ((f"disk-full{where}: ", "\n  seen   all.log:1: tar: data: No space left on device\n", "!  from "),),
     ) for mark, where in (("", ""), ("[rank2]: ", " on rank 2"), ("rank 3: ", " on rank 3"))},
     "rank, line and both frames": (
         ["[rank0]: step 7", *marked(KEY_ERROR, "[rank3]: "), *launcher(3)],

@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys

@@ -91,6 +91,10 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     module = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation=attention).train()
     if layout.recompute == "full":
         module.activation_checkpointing_enable({"use_reentrant": False})
+    if layout.compile_layers:
+        torch._dynamo.reset()
+        for layer in next(each for each in module.modules() if isinstance(each, torch.nn.ModuleList)):
+            layer.forward = torch.compile(layer.forward, backend=PARTITIONED)  # type: ignore[method-assign]
     parameters = storages((*module.parameters(), *module.buffers()))
     casts = {tuple(sorted(parameter.shape)) for parameter in module.parameters() if parameter.ndim in (2, 3)}
     cast_experts(module)

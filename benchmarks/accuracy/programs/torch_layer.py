@@ -107,9 +107,9 @@ def _norm(workload: PublishedWorkload) -> float:
     h, trained = workload.model.hidden_size, workload.lora is None
     if workload.model.norm == "layernorm" or workload.implementation == "nanotron" or workload.compiled:
         return 4.0 * h if trained else 2.0 * h
-    if workload.implementation == "litgpt":
-        return 10.0 * h if trained else 4.0 * h
-    return 8.0 * h if trained else 4.0 * h
+    if not trained:
+        return 4.0 * h
+    return 10.0 * h if workload.implementation == "litgpt" else 8.0 * h
 
 
 def _attention(workload: PublishedWorkload) -> float:
@@ -136,10 +136,8 @@ def _mlp(workload: PublishedWorkload) -> float:
     f = workload.model.ffn_hidden_size
     if not workload.model.gated_mlp:
         return 4.0 * f if workload.lora is None else 2.0 * f
-    if workload.compiled:
-        return 6.0 * f
     # Frozen weights do not need the product, the input of the last matrix.
-    return 8.0 * f if workload.lora is None else 6.0 * f
+    return 8.0 * f if workload.lora is None and not workload.compiled else 6.0 * f
 
 
 def _experts(workload: PublishedWorkload) -> float:
