@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from kit.engines.huggingface.models import random_model
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert
 from kit.training.generate import generate
-from kit.training.progress import progress_bar
 from tests.support import tiny
 from tests.support.assets import prepare
 
@@ -87,14 +84,3 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     assert isinstance(done.exception, KitError)
     done = CliRunner().invoke(app, ["generate", str(model), "--prompt", "def ", "--max-new-tokens", "8"])
     assert done.stdout == "def " + expected(model, "def ") + "\n"
-
-
-def test_a_terminal_shows_how_much_is_done(capsys, monkeypatch) -> None:
-    with progress_bar("text", 8) as advance:
-        advance(3)
-    assert not capsys.readouterr().err, "no terminal"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_bar("text", 8, done=2) as advance:
-        advance(2)
-    assert re.search(r"text .* 50%", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err))
