@@ -20,6 +20,7 @@ from kit.errors import KitError
 from kit.training.data import sources
 from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenizers import load_tokenizer
+from tests.training.test_conversion_resume import files
 
 DIRECTORY = Path(sys.argv[1])
 COUNT = itertools.count(1)
@@ -51,17 +52,12 @@ def convert(out: Path, place: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def content(out: Path) -> dict[str, bytes]:
-    """Every file of a pair, whole or half done."""
-    return {path.name.removeprefix(out.name): path.read_bytes() for path in out.parent.glob(f"{out.name}.*")}
-
-
 def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sources.BLOCK_BYTES = 97
     load_tokenizer(DIRECTORY / "tokenizer")  # imports transformers once, for all processes
     convert(DIRECTORY / "whole" / "x", 0)
-    whole = content(DIRECTORY / "whole" / "x")
+    whole = files(DIRECTORY / "whole" / "x")
     differ = []
     for place in itertools.count(1):
         out = DIRECTORY / f"killed-{place}" / "x"
@@ -72,7 +68,7 @@ def main() -> None:
                 torn.write_bytes(torn.read_bytes() + b"\x03\x00\x01\x00")  # written after the record
         if not (out.parent / "x.bin").exists() or (out.parent / "x.resume.partial").exists():
             convert(out, 0)
-        found = {suffix: data for suffix, data in content(out).items() if suffix != ".lengths.partial"}
+        found = {suffix: data for suffix, data in files(out).items() if suffix != ".lengths.partial"}
         if found != whole:
             differ.append(place)
     print(json.dumps({"places": place - 1, "differ": differ, "files": sorted(whole)}))

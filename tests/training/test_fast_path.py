@@ -69,10 +69,16 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, TOKENS, 1000])
-def test_chunks_add_up_to_the_whole(cap, chunk_tokens):
+@pytest.mark.parametrize(
+    ("chunk_tokens", "compiled"), [(1, False), (7, False), (TOKENS, False), (1000, False), (24, True)]
+)
+def test_chunks_add_up_to_the_whole(monkeypatch, cap, chunk_tokens, compiled):
+    """Compiled: the function that compile_layers hands to chunked_loss, traced; the remainder of 50 tokens is a length
+    more."""
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
+    slopes = {"slopes": chunked_loss.compiled_gradients_of_logits()} if compiled else {}
     expected = with_gradients(plain, *operands(), cap=cap)
-    found = with_gradients(linear_cross_entropy, *operands(), cap=cap, chunk_tokens=chunk_tokens)
+    found = with_gradients(linear_cross_entropy, *operands(), cap=cap, chunk_tokens=chunk_tokens, **slopes)
     assert len(found) == 4
     assert max(map(relative_error, found, expected)) < 1e-6
 
@@ -237,16 +243,6 @@ def test_the_planner_knows_what_both_do():
     small = kit.JobSpec(seq_length=tiny.SEQ_LENGTH, global_batch_size=2, precision="fp32")
     taken = kit.plan("llama-3.2-1b", "1xH200", job).layout, kit.plan(tiny.model(), "1xcpu", small).layout
     assert [(each.chunked_loss, each.compile_layers) for each in taken] == [(True, True), (False, False)]
-
-
-def test_compiled_slopes_are_the_same(monkeypatch):
-    """The function that compile_layers hands to chunked_loss, traced; the remainder of 50 tokens is a length more."""
-    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
-    for cap in (None, 2.0):
-        expected = with_gradients(plain, *operands(), cap=cap)
-        slopes = chunked_loss.compiled_gradients_of_logits()
-        found = with_gradients(linear_cross_entropy, *operands(), cap=cap, chunk_tokens=24, slopes=slopes)
-        assert max(map(relative_error, found, expected)) < 1e-6
 
 
 # ---------------------------------------------------------------- who waits for the device

@@ -25,9 +25,12 @@ from tests.support.s3 import SECRET, s3_server
 from tests.support.workers import pool
 from tests.system.kills import cases
 from tests.system.kills.__main__ import compare
+from tests.training.test_data import write
 
 BUCKET = "s3://bucket/sets"
 SUFFIXES = (".bin", ".idx", ".json")
+OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
+"""Kind of a set → its objective, where it is another word."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +53,7 @@ def put(prefix: Path, name: str = "", suffixes: tuple[str, ...] = SUFFIXES) -> s
 
 
 def text(prefix: Path, seed: int = 0) -> Path:
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
-        for document in tiny.documents(seed=seed):
-            writer.add_document(document)
-    return prefix
+    return write(prefix, tiny.documents(seed=seed))
 
 
 def rows(prefix: Path, objective: str, seed: int = 0) -> Path:
@@ -88,25 +88,20 @@ def batches(data: DataSpec, objective: str = "pretrain") -> list[dict[str, objec
     opened = loader(data, objective)
     found = [batch for step in range(3) for batch in opened.step(step * 12)]
     found += [batch for each in opened.validation_batches().values() for batch in each]
-    return [vars(batch) for batch in found]
-
-
-def same(ours: list[dict[str, object]], theirs: list[dict[str, object]]) -> bool:
-    return len(ours) == len(theirs) and all(
-        torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key]
-        for a, b in zip(ours, theirs, strict=True)
-        for key in a
-    )
+    return [
+        {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in vars(batch).items()}
+        for batch in found
+    ]
 
 
 def sets(directory: Path, kind: str, at) -> DataSpec:
     """Data of a kind. ``at``: local prefix → what the run names."""
-    objective = {"packed": "sft", "blend": "pretrain", "text": "pretrain"}.get(kind, kind)
-    write = text if objective == "pretrain" else lambda prefix, seed: rows(prefix, objective, seed)
+    objective = OBJECTIVE.get(kind, kind)
+    make = text if objective == "pretrain" else lambda prefix, seed: rows(prefix, objective, seed)
     first, second, held = (directory / name for name in ("first", "second", "held"))
     for seed, prefix in enumerate((first, second, held)):
         if not Path(f"{prefix}.bin").exists():
-            write(prefix, seed)
+            make(prefix, seed)
     common = {"validation": at(held), "validation_sets": {"second": at(second)}, "packing": kind == "packed"}
     if kind == "blend":
         parts = {name: BlendedSetSpec(path=at(p), weight=w) for name, p, w in (("a", first, 2), ("b", second, 1))}
@@ -114,16 +109,12 @@ def sets(directory: Path, kind: str, at) -> DataSpec:
     return DataSpec(train=at(first), **common)
 
 
-OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
-
-
 @pytest.mark.everyday("text")
 @pytest.mark.parametrize("kind", ["text", "blend", "sft", "packed", "seq2seq"])
 def test_micro_batches_are_those_of_the_local_files(tmp_path, s3, kind):
     objective = OBJECTIVE.get(kind, kind)
-    here = batches(sets(tmp_path, kind, str), objective)
-    there = sets(tmp_path, kind, put)
-    assert same(batches(there, objective), here)
+    here, there = (batches(sets(tmp_path, kind, at), objective) for at in (str, put))
+    assert there == here
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".bin") and path.parent != tmp_path]
     assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".idx", ".lock"}
 
@@ -136,7 +127,7 @@ def test_other_protocols(tmp_path, protocol):
                 file.write(Path(f"{prefix}{suffix}").read_bytes())
         return f"{protocol}://{tmp_path}/away/{prefix.name}"
 
-    assert same(batches(sets(tmp_path, "text", copied)), batches(sets(tmp_path, "text", str)))
+    assert batches(sets(tmp_path, "text", copied)) == batches(sets(tmp_path, "text", str))
 
 
 class TestRequests:

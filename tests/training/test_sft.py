@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from itertools import pairwise
@@ -339,13 +338,11 @@ def gradients_of_a_step(rundir: tiny.TinyRunDirectory) -> dict[str, Any]:
 def unpadded(model: torch.nn.Module, rows: list[Any]) -> tuple[float, int]:
     """transformers alone, each row for itself: the mean over all labels that count."""
     tokens = sum(int((row.labels != IGNORE_INDEX).sum()) for row in rows)
-    total = 0.0
-    for row in rows:
-        logits = model(torch.from_numpy(row.inputs)[None]).logits[0]
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(row.labels), reduction="sum") / tokens
-        loss.backward()
-        total += loss.item()
-    return total, tokens
+    logits = [model(torch.from_numpy(row.inputs)[None]).logits[0] for row in rows]
+    labels = [torch.from_numpy(row.labels) for row in rows]
+    mean = torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels), reduction="sum") / tokens
+    mean.backward()
+    return mean.item(), tokens
 
 
 TORCH = [{"engine": "torch", "zero_stage": stage, "dp": 2} for stage in (0, 3)]
@@ -416,21 +413,19 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
     assert summary.tokens_seen == seen
 
 
-def test_packing_is_of_rows_alone(tmp_path):
-    rows_on_disk(tmp_path / "train")
-    data = DataSpec(train=str(tmp_path / "train"), packing=True)
-    rundir = tiny.run_directory(tmp_path, tiny.plan(job={"objective": "pretrain"}), data=data)
-
-    class Engine:
-        dp_rank, dp_size = 0, 1
-
-    with pytest.raises(DataError, match="packing with objective=pretrain"):
-        DataLoader.open(rundir.plan, rundir.run, Engine())
-    plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
-    for objective in ("pretrain", "seq2seq"):
-        plan = tiny.plan(job={"objective": objective})
-        with pytest.raises(DataError, match=f"was written for objective=sft and the job has {objective}"):
-            DataLoader.open(plan, plain, Engine())
+@pytest.mark.parametrize(
+    ("objective", "packing", "says"),
+    [
+        ("pretrain", True, "packing with objective=pretrain"),
+        ("pretrain", False, "was written for objective=sft and the job has pretrain"),
+        ("seq2seq", False, "was written for objective=sft and the job has seq2seq"),
+    ],
+)
+def test_rows_are_of_an_objective_and_packing_of_rows_alone(tmp_path, objective, packing, says):
+    data = DataSpec(train=str(rows_on_disk(tmp_path / "train")), packing=packing)
+    rundir = tiny.run_directory(tmp_path, tiny.plan(job={"objective": objective}), data=data)
+    with pytest.raises(DataError, match=says):
+        DataLoader.open(rundir.plan, rundir.run, SimpleNamespace(dp_rank=0, dp_size=1))
 
 
 @pytest.mark.usefixtures("one_process")

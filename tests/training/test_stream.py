@@ -138,11 +138,6 @@ class TestBookmarks:
         files = write(tmp_path, "jsonl", DOCUMENTS, 3)
         data = spec(tmp_path, files, streams=2)
         place = samples(data).place(0)
-
-        def refused(match, files=files, **options):
-            with pytest.raises(CheckpointError, match=match):
-                samples(spec(tmp_path, files, **({"streams": 2} | options))).resume(place)
-
         samples(data).resume(place)
         other = save_tokenizer(tmp_path / "other" / "tokenizer", [*"abc"])
         for match, options in (
@@ -153,9 +148,11 @@ class TestBookmarks:
             (r"other files: .*part-1\.jsonl", {"files": [files[1], files[0], files[2]]}),
             (r"tokenizer=tokenizer \(\w+\), and this run has tokenizer \(", {"tokenizer": str(other)}),
         ):
-            refused(match, **options)
+            with pytest.raises(CheckpointError, match=match):
+                samples(spec(tmp_path, **({"files": files, "streams": 2} | options))).resume(place)
         os.utime(files[1], ns=(1, 1))
-        refused(r"other files: .*part-1\.jsonl has another name, size, time or ETag; restore it")
+        with pytest.raises(CheckpointError, match=r"other files: .*part-1\.jsonl has another name, .* restore it"):
+            samples(data).resume(place)
 
 
 def test_windows_in_any_order(tmp_path):
