@@ -1,10 +1,14 @@
-"""One gloo process for the tests that need no second one."""
+"""One gloo process for the tests that need no second one, and the runs that several files look at."""
 
 from __future__ import annotations
+
+import dataclasses
+import shutil
 
 import pytest
 
 from tests.support.alone import process_group_of_one
+from tests.training import runs
 
 
 @pytest.fixture
@@ -12,3 +16,24 @@ def one_process():
     """One process group of one rank (tests/support/alone.py)."""
     with process_group_of_one():
         yield
+
+
+@pytest.fixture(scope="package")
+def whole(tmp_path_factory):
+    """An uninterrupted run of six steps of two samples, which no test changes."""
+    with process_group_of_one():
+        return runs.trained(tmp_path_factory.mktemp("whole") / "run", export_at_end=True)
+
+
+@pytest.fixture(scope="package")
+def _stopped(tmp_path_factory):
+    with process_group_of_one():
+        return runs.trained(tmp_path_factory.mktemp("stopped") / "run", stop_at_step=4, export_at_end=True)
+
+
+@pytest.fixture
+def stopped(_stopped, tmp_path):
+    """A copy of a run like ``whole`` that was stopped after step 4: native checkpoints of steps 2 and 4, and an
+    exchange checkpoint."""
+    shutil.copytree(_stopped.path, tmp_path / "stopped")
+    return dataclasses.replace(_stopped, path=tmp_path / "stopped")

@@ -76,6 +76,15 @@ def run(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: 
         engine.close()
 
 
+def trained(
+    path: Path, chosen=None, stop_at_step: int | None = None, export_at_end: bool = False, **options: Any
+) -> tiny.TinyRunDirectory:
+    """A run directory that is prepared and has run, in this process."""
+    rundir = prepare(path, chosen, **options)
+    run(rundir, stop_at_step, export_at_end=export_at_end)
+    return rundir
+
+
 def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
     """The message of the error that the loop must raise."""
     with pytest.raises(KitError) as error:
@@ -99,11 +108,3 @@ def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:
 def with_run(rundir: tiny.TinyRunDirectory, **changes: Any) -> tiny.TinyRunDirectory:
     """With other keys of run.yaml."""
     return dataclasses.replace(rundir, run=dataclasses.replace(rundir.run, **changes))
-
-
-def with_path(rundir: tiny.TinyRunDirectory, path: Path) -> tiny.TinyRunDirectory:
-    """Copies a run directory, with the data beside it."""
-    data = dataclasses.replace(
-        rundir.run.data, train=str(path.parent / "data" / "train"), validation=str(path.parent / "data" / "held-out")
-    )
-    return dataclasses.replace(with_run(rundir, data=data), path=path)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 from contextlib import ExitStack
 
 import numpy as np
@@ -95,11 +96,9 @@ class TestKept:
 
 @one_process
 class TestRoom:
-    def test_a_full_disk_fails_the_save_and_not_the_run(self, tmp_path, capsys):
+    def test_a_full_disk_fails_the_save_and_not_the_run(self, whole, tmp_path, capsys):
         """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
-        whole = runs.prepare(tmp_path / "whole", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
-        runs.run(whole, export_at_end=False)
-        manifest = json.loads((whole.path / "checkpoints" / "step-00000001" / "manifest.json").read_text())
+        manifest = json.loads((whole.path / "checkpoints" / "step-00000004" / "manifest.json").read_text())
         size = sum(record["bytes"] for record in manifest["files"].values())
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
         with ExitStack() as around:
@@ -109,10 +108,8 @@ class TestRoom:
                 pytest.skip(
                     f"a full disk (RLIMIT_FSIZE stands in elsewhere) needs the right to mount, as root: {error}"
                 )
-            capsys.readouterr()
-            summary = runs.run(rundir, export_at_end=False)
+            assert runs.run(rundir, export_at_end=False).step == 6
             printed = capsys.readouterr().out
-            assert summary.step == 6
             assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
             assert f"and {rundir.path / 'checkpoints'} has" in printed
             assert checkpoints(rundir) == ["step-00000001", "step-00000002"]
@@ -129,8 +126,7 @@ class TestRoom:
             real(self, save, counters, *more, **options)
 
         monkeypatch.setattr(NativeCheckpoints, "write", write)
-        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
-        runs.run(rundir, export_at_end=False)
+        rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
         assert [(e["event"], e["step"], e["why"]) for e in events(rundir)] == [("checkpoint failed", 4, "no room")]
         assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
 
@@ -232,8 +228,8 @@ def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monk
 
     monkeypatch.setattr(CheckpointManager, "_start", starts)
     monkeypatch.setattr(CheckpointManager, "_write", writes)
-    rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
-    runs.run(rundir, stop_at_step=2, export_at_end=False)
+    spec = CheckpointSpec(every_steps=2, asynchronous=True)
+    rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=spec)
     random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)
     assert random.getstate() == asked[0]
 
@@ -248,45 +244,39 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
         runs.prepare(tmp_path / name, plan, checkpoint=dataclasses.replace(spec, asynchronous=name == "stopped"))
         for name in ("whole", "stopped")
     )
-    pool(engine, 2).run(runs.run_any, whole)
-    pool(engine, 2).run(runs.run_any, stopped, 5)
-    pool(engine, 2).run(runs.run_any, stopped, None, "auto")
+    for rundir, stop, resume in ((whole, None, None), (stopped, 5, None), (stopped, None, "auto")):
+        pool(engine, 2).run(runs.run_any, rundir, stop, resume)
     assert runs.metrics(stopped) == runs.metrics(whole)
     assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
 
 
 @one_process
-class TestAChangedPlan:
-    @pytest.mark.parametrize(
-        ("job", "says"),
-        [
-            ({}, "resumed after step 4"),
-            (ONE_LAYOUT, "the plan has changed since step 4: resuming by way of exchange-step-00000004"),
-        ],
-        ids=["own-files", "exchange"],
-    )
-    def test_auto_goes_on_after_the_same_step(self, tmp_path, capsys, job, says):
-        rundir = runs.prepare(tmp_path / "run", tiny.plan(job=job, micro_batch_size=4))
-        whole = runs.prepare(tmp_path / "whole", tiny.plan(job=job, micro_batch_size=4))
-        runs.run(whole)
-        runs.run(rundir, stop_at_step=4)
-        changed = dataclasses.replace(rundir, plan=tiny.plan(job=job, **ACCUMULATED))
-        capsys.readouterr()
-        runs.run(changed, resume="auto")
-        assert says in capsys.readouterr().out
-        ours, theirs = ([row["loss"] for row in runs.metrics(each)] for each in (rundir, whole))
-        assert ours == pytest.approx(theirs, rel=1e-5)
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ({}, "resumed after step 4"),
+        (ONE_LAYOUT, "the plan has changed since step 4: resuming by way of exchange-step-00000004"),
+    ],
+    ids=["own-files", "exchange"],
+)
+def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, job, says):
+    plan = tiny.plan(job=job, micro_batch_size=4)
+    whole = runs.trained(tmp_path / "whole", plan)
+    rundir = runs.trained(tmp_path / "run", plan, stop_at_step=4, export_at_end=True)
+    changed = dataclasses.replace(rundir, plan=tiny.plan(job=job, **ACCUMULATED))
+    runs.run(changed, resume="auto")
+    assert says in capsys.readouterr().out
+    ours, theirs = ([row["loss"] for row in runs.metrics(each)] for each in (rundir, whole))
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
-    def test_auto_does_not_lose_steps_unasked(self, tmp_path):
-        rundir = runs.prepare(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4))
-        runs.run(rundir, stop_at_step=3)
-        runs.run(rundir, resume="auto", stop_at_step=5, export_at_end=False)
-        changed = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, **ACCUMULATED))
-        with pytest.raises(CheckpointError, match="the newest exchange checkpoint is of step 3: name it to lose"):
-            runs.run(changed, resume="auto")
 
-    def test_another_run_is_named_by_its_directory(self, tmp_path):
-        first, second = (runs.prepare(tmp_path / name) for name in ("first", "second"))
-        runs.run(first, stop_at_step=3)
-        runs.run(second, resume=first.path, export_at_end=False)
-        assert [row["step"] for row in runs.metrics(second)] == [4, 5, 6]
+@one_process
+def test_with_a_changed_plan_auto_loses_no_step_unasked(tmp_path):
+    """The newest exchange checkpoint is older; then there is none."""
+    rundir = runs.prepare(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4))
+    for stop in (3, 5):
+        runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=stop == 3)
+    changed = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, **ACCUMULATED))
+    for said in ("the newest exchange checkpoint is of step 3: name it to lose", "resume from an exchange checkpoint"):
+        assert said in runs.run_failing(changed, resume="auto")
+        shutil.rmtree(rundir.path / "checkpoints" / "exchange-step-00000003", ignore_errors=True)

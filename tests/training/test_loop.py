@@ -14,9 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from kit.engines.torch.engine import TorchEngine
-from kit.errors import CheckpointError, DataError, EngineError
+from kit.errors import CheckpointError, DataError
 from kit.planner.length import length
-from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.data.indexed import IndexedTokens
@@ -26,7 +25,6 @@ from kit.training.loop import _Run
 from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping
 from tests.support import tiny
-from tests.support.alone import process_group_of_one
 from tests.support.workers import pool
 from tests.training import runs
 from tests.training.disk import full_disk
@@ -65,21 +63,22 @@ class TestWhatARunLeaves:
         assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
         assert printed[-1].startswith("measured: step ")
 
-    def test_the_summary_has_the_validation_of_the_last_step(self, tmp_path):
+    def test_the_summary_has_the_validation_of_the_last_step(self, tmp_path, whole):
         """Also where a run is stopped between two of those that are logged; none without held-out data."""
-        whole, stopped = (runs.prepare(tmp_path / f"{n}", validation_every_steps=n) for n in (1, 2))
-        runs.run(whole, export_at_end=False)
-        summary = runs.run(stopped, stop_at_step=3, export_at_end=False)
-        assert summary.validation_loss == runs.metrics(whole)[2]["validation_loss"]
-        assert runs.metrics(stopped)[2]["validation_loss"] is None
-        none = runs.prepare(tmp_path / "none", steps=1, data=DataSpec(train=whole.run.data.train))
-        assert runs.run(none, export_at_end=False).validation_loss is None
+        found = []
+        for every, data in ((1, whole.run.data), (2, whole.run.data), (2, DataSpec(train=whole.run.data.train))):
+            rundir = runs.prepare(tmp_path / str(len(found)), data=data, validation_every_steps=every)
+            summary = runs.run(rundir, stop_at_step=3, export_at_end=False)
+            found.append((summary.validation_loss, runs.metrics(rundir)[2]["validation_loss"]))
+        last = found[0][1]
+        assert found == [(last, last), (last, None), (None, None)]
+        assert last > 0
 
     def test_steps_from_the_token_budget(self, tmp_path):
         plan = tiny.plan(job={"total_tokens": 64 * 3 + 63})
-        rundir = runs.prepare(tmp_path / "run", plan, steps=None)
+        rundir = runs.trained(tmp_path / "run", plan, steps=None)
         assert length(plan, rundir.run) == (3, 6)
-        assert runs.run(rundir, export_at_end=False).step == 3
+        assert [row["step"] for row in runs.steps(rundir)] == [1, 2, 3]
 
 
 def test_the_parts_of_a_step_are_added_up(monkeypatch):
@@ -99,15 +98,6 @@ def test_the_parts_of_a_step_are_added_up(monkeypatch):
     assert (clock.gap_s, clock.pace_s) == (16.0, 16.0), "of the last turn alone"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run of six steps, which no test changes."""
-    rundir = runs.prepare(tmp_path_factory.mktemp("whole") / "run")
-    with process_group_of_one():
-        runs.run(rundir)
-    return rundir
-
-
 def same_end(whole, rundir):
     assert runs.metrics(rundir) == runs.metrics(whole)
     ours, theirs = (ExchangeCheckpoint(r.path / "checkpoints" / "exchange-step-00000006") for r in (rundir, whole))
@@ -120,31 +110,30 @@ def same_end(whole, rundir):
 class TestInterrupted:
     def test_stopped_and_resumed(self, whole, tmp_path, capsys):
         rundir = runs.prepare(tmp_path / "run")
-        assert runs.run(rundir, resume="auto", stop_at_step=3).step == 3
-        assert "starting at step 1" in capsys.readouterr().out
-        runs.run(rundir, resume="auto")
-        assert capsys.readouterr().out.startswith("resumed after step 3\nstep 4/6")
+        for stop, says in ((3, "starting at step 1"), (6, "resumed after step 3\nstep 4/6")):
+            assert runs.run(rundir, resume="auto", stop_at_step=stop).step == stop
+            assert says in capsys.readouterr().out
         same_end(whole, rundir)
 
-    def test_from_a_path(self, whole, tmp_path):
-        """Of its own newest checkpoint; of an exchange checkpoint, and of the run that has it, from another run."""
-        first = runs.prepare(tmp_path / "first")
-        runs.run(first, stop_at_step=3)
-        for name, place in (("exchange", first.path / "checkpoints" / "exchange-step-00000003"), ("run", first.path)):
-            second = runs.prepare(tmp_path / name, seed=99)
-            runs.run(second, resume=place, export_at_end=False)
-            assert runs.metrics(first) + runs.metrics(second) == runs.metrics(whole)
-        runs.run(first, resume=first.path / "checkpoints" / "step-00000003")
-        same_end(whole, first)
+    def test_from_a_path(self, whole, stopped, tmp_path):
+        """Of an exchange checkpoint, and of the run that has it, from another run; of its own newest checkpoint."""
+        first, before = stopped.path, runs.metrics(stopped)
+        other, another = (runs.prepare(tmp_path / name, seed=99) for name in ("exchange", "run"))
+        for rundir, place in (
+            (other, first / "checkpoints" / "exchange-step-00000004"),
+            (another, first),
+            (stopped, first / "checkpoints" / "step-00000004"),
+        ):
+            runs.run(rundir, resume=place)
+            assert before + runs.metrics(rundir)[-2:] == runs.metrics(whole)
+        same_end(whole, stopped)
 
-    def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, tmp_path):
+    def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, stopped, tmp_path):
         """What it has seen is then not what this run's schedule says of so many steps."""
-        first = runs.prepare(tmp_path / "first")
-        runs.run(first, stop_at_step=3)
-        shutil.copytree(first.path / "checkpoints" / "exchange-step-00000003", tmp_path / "copied")
         second = runs.prepare(tmp_path / "second", tiny.plan(gradient_accumulation_steps=2))
+        shutil.copytree(stopped.path / "checkpoints" / "exchange-step-00000004", tmp_path / "copied")
         runs.run(second, resume=tmp_path / "copied", export_at_end=False)
-        assert [row["samples_seen"] for row in runs.metrics(second)] == [10, 14, 18]
+        assert [row["samples_seen"] for row in runs.metrics(second)] == [12, 16]
 
     def test_a_finished_run_is_left_as_it_is(self, whole):
         exchange = whole.path / "checkpoints" / "exchange-step-00000006" / "exchange.json"
@@ -163,15 +152,6 @@ class TestInterrupted:
         assert (runs.metrics(whole), exchange.stat().st_mtime_ns) == before
 
 
-@pytest.fixture(scope="module")
-def stopped_once(tmp_path_factory):
-    """A run stopped after step 4, with checkpoints of steps 2 and 4."""
-    rundir = runs.prepare(tmp_path_factory.mktemp("stopped") / "run")
-    with process_group_of_one():
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
-    return rundir
-
-
 DAMAGE = {
     "truncated": ("state/master-rank00000-00001.safetensors", lambda content: content[:-1]),
     "corrupted": ("state/master-rank00000-00001.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
@@ -183,11 +163,6 @@ DAMAGE = {
 
 @one_process
 class TestDamagedCheckpoints:
-    @pytest.fixture
-    def stopped(self, stopped_once, tmp_path):
-        shutil.copytree(stopped_once.path, tmp_path / "run")
-        return dataclasses.replace(stopped_once, path=tmp_path / "run")
-
     def damage(self, rundir, step, how):
         name, change = DAMAGE[how]
         path = rundir.path / "checkpoints" / f"step-{step:08d}" / name
@@ -218,50 +193,31 @@ class TestDamagedCheckpoints:
         checkpoints = stopped.path / "checkpoints"
         shutil.copytree(checkpoints / "step-00000004", checkpoints / ".step-00000006.partial")
         runs.run(stopped, resume="auto")
-        assert runs.names(checkpoints) == ["exchange-step-00000006", "latest", "step-00000004", "step-00000006"]
+        exchanged = ["exchange-step-00000004", "exchange-step-00000006"]
+        assert runs.names(checkpoints) == [*exchanged, "latest", "step-00000004", "step-00000006"]
 
-    def test_another_plan_is_refused_with_the_way_out(self, tmp_path):
-        # Adafactor's factored state fits the layout that wrote the checkpoint alone.
-        job = {"optimizer": OptimizerSpec(name="adafactor")}
-        stopped = runs.prepare(tmp_path / "run", tiny.plan(job=job, micro_batch_size=2))
-        runs.run(stopped, stop_at_step=4, export_at_end=False)
-        plan = tiny.plan(job=job, micro_batch_size=1, gradient_accumulation_steps=2)
-        with pytest.raises(CheckpointError, match=r"was written under plan .* resume from an exchange checkpoint"):
-            runs.run(dataclasses.replace(stopped, plan=plan), resume="auto")
-
-    def test_a_full_disk_keeps_the_previous_checkpoint_and_the_run(self, tmp_path, capsys):
-        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-        runs.run(rundir, stop_at_step=1, export_at_end=False)
+    def test_a_full_disk_keeps_the_previous_checkpoint_and_the_run(self, stopped, capsys):
+        rundir = runs.with_run(stopped, checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
+        before = runs.names(rundir.path / "checkpoints")
         with full_disk(30_000):
-            summary = runs.run(rundir, resume="auto", stop_at_step=3, export_at_end=False)
-        assert summary.step == 3
-        assert "no checkpoint at step 2, the run goes on: writing the checkpoint" in capsys.readouterr().out
-        assert ("checkpoint failed", 2) in [(event["event"], event["step"]) for event in runs.events(rundir)]
-        assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
+            assert runs.run(rundir, resume="auto", export_at_end=False).step == 6
+        assert "no checkpoint at step 5, the run goes on: writing the checkpoint" in capsys.readouterr().out
+        assert ("checkpoint failed", 5) in [(event["event"], event["step"]) for event in runs.events(rundir)]
+        assert runs.names(rundir.path / "checkpoints") == before
         runs.run(rundir, resume="auto")
         assert [row["step"] for row in runs.metrics(rundir)] == [1, 2, 3, 4, 5, 6]
 
 
 @one_process
 class TestRefused:
-    def test_a_loss_that_is_not_finite_names_the_step(self, tmp_path, monkeypatch):
-        # No learning rate that a job may have does this in a few steps.
-        monkeypatch.setattr("kit.training.loop.learning_rate", lambda *_, **__: 1e30)
-        rundir = runs.prepare(tmp_path / "run", tiny.plan(job={"grad_clip": 0.0}))
-        with pytest.raises(EngineError, match=r"(loss|gradient norm) is (nan|inf) at step [23]; resume from the last"):
-            runs.run(rundir)
-        assert not (rundir.path / "summary.json").exists()
-
-    def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(self, tmp_path):
-        whole = runs.prepare(tmp_path / "run", steps=1)
+    def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(self, whole, tmp_path):
         path = whole.run.data.train
         samples = len(GptSamples(IndexedTokens(path), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE))
         steps = samples // whole.plan.layout.global_batch_size
-        once = DataSpec(train=path, wrap=False)
-        runs.run(runs.prepare(tmp_path / "enough", data=once, steps=steps), stop_at_step=1, export_at_end=False)
-        says = rf"needs .* samples and .* has {samples:,}.*use run.steps={steps}, or wrap=true"
-        with pytest.raises(DataError, match=says):
-            runs.run(runs.prepare(tmp_path / "more", data=once, steps=steps + 1))
+        once, says = DataSpec(train=path, wrap=False), f"use run.steps={steps}, or wrap=true"
+        runs.trained(tmp_path / "enough", data=once, steps=steps, stop_at_step=1)
+        with pytest.raises(DataError, match=rf"needs .* samples and .* has {samples:,}.*{says}"):
+            runs.trained(tmp_path / "more", data=once, steps=steps + 1)
         assert not (tmp_path / "more" / "metrics.jsonl").exists()
 
 

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import CheckpointError
-from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec
+from kit.specs.run import BatchRampSpec, ScheduleSpec
 from kit.training.checkpoint.counters import LARGEST, Counters, RunLength, run_length
 from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, newest_exchange
 from kit.training.checkpoint.files import FileRecord, sealed
 from tests.support import hostile, tiny
-from tests.support.alone import process_group_of_one
 from tests.training import runs
 from tests.training.cases import COUNTERS
 
@@ -208,23 +207,6 @@ class TestCounters:
             assert length.total_steps == 6
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A run of six steps of two samples, stopped after the fourth, which has both kinds of checkpoint."""
-    rundir = runs.prepare(tmp_path_factory.mktemp("stopped") / "run", checkpoint=CheckpointSpec(every_steps=2))
-    with process_group_of_one():
-        runs.run(rundir, stop_at_step=4)
-    return rundir
-
-
-@pytest.fixture
-def run(stopped, tmp_path, one_process):
-    """A copy to spoil."""
-    shutil.copytree(stopped.path, tmp_path / "run")
-    shutil.copytree(stopped.path.parent / "data", tmp_path / "data")
-    return runs.with_path(stopped, tmp_path / "run")
-
-
 def spoil(run, place, value, name=STEP, seal=sealed):
     """Change a manifest of the run; its directory."""
     path = run.path / "checkpoints" / name / (MANIFEST if name == STEP else EXCHANGE_JSON)
@@ -232,47 +214,51 @@ def spoil(run, place, value, name=STEP, seal=sealed):
     return path.parent
 
 
+@pytest.mark.usefixtures("one_process")
 class TestRuns:
-    def test_a_number_more_is_noticed_and_the_one_before_it_taken(self, run, capsys):
+    def test_a_number_more_is_noticed_and_the_one_before_it_taken(self, stopped, capsys):
         for name in (EXCHANGED, STEP):
-            directory = spoil(run, ("counters", "samples_seen"), 9, name, seal=dict)
-            assert "its own hash (sha256) differs" in runs.run_failing(run, resume=directory)
-        runs.run(run, resume="auto", export_at_end=False)
+            directory = spoil(stopped, ("counters", "samples_seen"), 9, name, seal=dict)
+            assert "its own hash (sha256) differs" in runs.run_failing(stopped, resume=directory)
+        runs.run(stopped, resume="auto", export_at_end=False)
         assert "checkpoint step-00000004 is not usable" in (said := capsys.readouterr().out)
         assert "resumed after step 2" in said
 
-    @pytest.mark.parametrize("name", [STEP, EXCHANGED])
-    def test_counters_that_contradict_the_run_are_refused(self, run, name):
-        assert "metrics.jsonl has 8 at step 4" in runs.run_failing(
-            run, resume=spoil(run, ("counters", "samples_seen"), 10, name)
-        )
+    @pytest.mark.parametrize(
+        ("name", "changes", "words"),
+        [
+            (STEP, {"counters samples_seen": 10}, "metrics.jsonl has 8 at step 4"),
+            (EXCHANGED, {"counters samples_seen": 10}, "metrics.jsonl has 8 at step 4"),
+            (STEP, {"plan_hash": "f" * 64, "model": "torch x"}, "was written under plan ffffffffffff"),
+        ],
+    )
+    def test_what_contradicts_the_run_is_refused(self, stopped, name, changes, words):
+        for place, value in changes.items():
+            directory = spoil(stopped, place.split(), value, name)
+        assert words in runs.run_failing(stopped, resume=directory)
 
-    def test_another_plan_is_named(self, run):
-        spoil(run, ("plan_hash",), "f" * 64)
-        assert "was written under plan ffffffffffff" in runs.run_failing(run, resume=spoil(run, ("model",), "torch x"))
-
-    def test_a_version_without_a_hash_gives_way_to_the_exchange_checkpoint(self, run, capsys):
-        directory = spoil(run, ("version",), 2, seal=dict)
-        assert "has version 2, this kit reads 3" in runs.run_failing(run, resume=directory)
-        runs.run(run, resume="auto", stop_at_step=4)
+    def test_a_version_without_a_hash_gives_way_to_the_exchange_checkpoint(self, stopped, capsys):
+        directory = spoil(stopped, ("version",), 2, seal=dict)
+        assert "has version 2, this kit reads 3" in runs.run_failing(stopped, resume=directory)
+        runs.run(stopped, resume="auto", stop_at_step=4)
         assert f"resuming by way of {EXCHANGED}" in capsys.readouterr().out
-        spoil(run, ("version",), 2, seal=dict)
-        shutil.rmtree(run.path / "checkpoints" / EXCHANGED)
-        assert "has version 2" in runs.run_failing(run, resume="auto")
+        spoil(stopped, ("version",), 2, seal=dict)
+        shutil.rmtree(stopped.path / "checkpoints" / EXCHANGED)
+        assert "has version 2" in runs.run_failing(stopped, resume="auto")
         assert (directory / MANIFEST).is_file(), "nothing is wrong with it: it stays"
 
     @pytest.mark.everyday("state/deep/er")
     @pytest.mark.parametrize("name", ["state/more.pt", "more.json", ".hidden", "state/deep/er"])
-    def test_a_file_that_is_not_listed_is_refused(self, run, name, tmp_path):
-        more = run.path / "checkpoints" / STEP / name
+    def test_a_file_that_is_not_listed_is_refused(self, stopped, name, tmp_path):
+        more = stopped.path / "checkpoints" / STEP / name
         more.parent.mkdir(exist_ok=True)
         (tmp_path / "elsewhere").mkdir()
         # A directory is none of the files, a link to one is.
         for add in (lambda: more.write_text("{}"), lambda: more.symlink_to(tmp_path / "elsewhere")):
             add()
-            for resume in (run.path / "checkpoints" / STEP, "auto"):
-                words = runs.run_failing(run, resume=resume)
+            for resume in (stopped.path / "checkpoints" / STEP, "auto"):
+                words = runs.run_failing(stopped, resume=resume)
                 assert words.startswith(f"{more} is not in the checkpoint's manifest")
                 assert "remove it" in words
             more.unlink()
-        runs.run(run, resume="auto")
+        runs.run(stopped, resume="auto")

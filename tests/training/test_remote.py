@@ -35,9 +35,12 @@ ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
 EVERY_TWO = {"every_steps": 2, "keep_last": 2}
 
 
-def prepare(path, address, plan=None, **checkpoint):
-    spec = CheckpointSpec(remote=address, **(EVERY_TWO | {"remote_wait_seconds": 60.0} | checkpoint))
-    return runs.prepare(path, plan, checkpoint=spec)
+def to(address, **checkpoint):
+    return CheckpointSpec(remote=address, **(EVERY_TWO | {"remote_wait_seconds": 60.0} | checkpoint))
+
+
+def trained(path, address, plan=None, asynchronous=False, **options):
+    return runs.trained(path, plan, checkpoint=to(address, asynchronous=asynchronous), **options)
 
 
 def files_below(directory: Path) -> dict[str, bytes]:
@@ -61,13 +64,10 @@ class TestARun:
     @pytest.fixture
     def stopped(self, tmp_path):
         """A run that has stopped after step 4, and its copy."""
-        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
-        return rundir, tmp_path / "away"
+        return trained(tmp_path / "run", f"file://{tmp_path}/away", stop_at_step=4), tmp_path / "away"
 
     def test_copies_what_is_finished_and_keeps_as_many(self, tmp_path):
-        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away")
-        runs.run(rundir)
+        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", export_at_end=True)
         local = files_below(rundir.path / "checkpoints")
         kept = {"latest", "step-00000004", "step-00000006", "exchange-step-00000006"}
         assert {name.split("/")[0] for name in local} == kept
@@ -81,24 +81,14 @@ class TestARun:
 
     @pytest.mark.everyday("True")
     @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_goes_on_from_s3_on_another_machine(self, tmp_path, s3, asynchronous):
-        whole = runs.prepare(tmp_path / "whole")
-        runs.run(whole, export_at_end=False)
-        rundir = prepare(tmp_path / "run", ADDRESS, asynchronous=asynchronous)
-        runs.run(rundir, stop_at_step=4, export_at_end=False)
+    def test_goes_on_from_s3_on_another_machine(self, tmp_path, s3, whole, asynchronous):
+        rundir = trained(tmp_path / "run", ADDRESS, asynchronous=asynchronous, stop_at_step=4)
         assert SECRET.encode() not in b"".join(files_below(rundir.path).values())
         assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
         lose(rundir)
         runs.run(rundir, resume="auto", export_at_end=False)
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
-
-    def test_the_copy_stands_in_for_a_damaged_checkpoint(self, stopped, capsys):
-        rundir, _ = stopped
-        truncate(rundir.path / "checkpoints")
-        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=4)
-        assert "step-00000004 is not usable" in (said := capsys.readouterr().out)
-        assert "resumed after step 4" in said
 
     @pytest.mark.parametrize(
         ("damage", "says"),
@@ -119,16 +109,22 @@ class TestARun:
         assert ("step-00000004 in file://" in said) == bool(says)
         assert runs.names(rundir.path / "checkpoints") == ["step-00000002"]
 
+    def test_the_copy_stands_in_for_a_damaged_checkpoint(self, stopped, capsys):
+        rundir, _ = stopped
+        truncate(rundir.path / "checkpoints")
+        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=4)
+        assert "step-00000004 is not usable" in (said := capsys.readouterr().out)
+        assert "resumed after step 4" in said
+
     def test_a_second_run_needs_a_prefix_of_its_own(self, stopped, tmp_path):
-        second = prepare(tmp_path / "second", f"file://{tmp_path}/away")
+        second = runs.prepare(tmp_path / "second", checkpoint=to(f"file://{tmp_path}/away"))
         for resume in (None, stopped[0].path / "checkpoints"):
             said = runs.run_failing(second, resume=resume)
             assert "checkpoints of an earlier start, up to step 4" in said
 
     def test_an_exchange_checkpoint_comes_back_where_the_plan_has_changed(self, tmp_path, capsys):
         plans = [tiny.plan(job=ONE_LAYOUT, **each) for each in ({"micro_batch_size": 4}, ACCUMULATED)]
-        rundir = prepare(tmp_path / "run", f"file://{tmp_path}/away", plan=plans[0])
-        runs.run(rundir, stop_at_step=4)
+        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", plans[0], stop_at_step=4, export_at_end=True)
         lose(rundir)
         runs.run(dataclasses.replace(rundir, plan=plans[1]), resume="auto")
         assert "resuming by way of exchange-step-00000004" in capsys.readouterr().out
@@ -151,35 +147,31 @@ class TestAServerThatFails:
     def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
         """Which tries again where it fails."""
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
-        rundir = prepare(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0)
+        rundir = runs.prepare(tmp_path / "run", checkpoint=to(ADDRESS, remote_wait_seconds=3.0))
         summary = runs.run(rundir, stop_at_step=4, export_at_end=False)
         assert (summary.step, summary.unsaved, RemoteCheckpoints(ADDRESS).steps()) == (4, None, [])
         failed = [each["why"] for each in events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("remote_wait_seconds" in why for why in failed)
         left = iter(range(12))
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
-        runs.run(runs.with_run(rundir, checkpoint=wait(60.0)), resume="auto", stop_at_step=4, export_at_end=False)
+        runs.run(runs.with_run(rundir, checkpoint=to(ADDRESS)), resume="auto", stop_at_step=4, export_at_end=False)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
 
     @pytest.mark.nightly
     def test_at_the_start(self, tmp_path, s3, capsys):
-        rundir = prepare(tmp_path / "run", ADDRESS)
-        runs.run(rundir, stop_at_step=2, export_at_end=False)
+        rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=2)
         s3.fault = lambda method, key: 403
         assert "resuming from the local" not in capsys.readouterr().out
-        runs.run(runs.with_run(rundir, checkpoint=wait(1.0)), resume="auto", stop_at_step=2)
+        impatient = runs.with_run(rundir, checkpoint=to(ADDRESS, remote_wait_seconds=1.0))
+        runs.run(impatient, resume="auto", stop_at_step=2)
         assert "resuming from the local checkpoints only" in capsys.readouterr().out
         lose(rundir)
-        assert "listing s3://bucket/runs/a failed" in runs.run_failing(rundir, resume="auto")
-        assert "writing s3://bucket/runs/a failed" in runs.run_failing(rundir)
+        for resume, failed in (("auto", "listing"), (None, "writing")):
+            assert f"{failed} s3://bucket/runs/a failed" in runs.run_failing(rundir, resume=resume)
 
     def test_a_bucket_that_does_not_exist_is_an_error_at_the_start(self, tmp_path, s3):
-        failing = prepare(tmp_path / "run", "s3://no-such-bucket/a")
+        failing = runs.prepare(tmp_path / "run", checkpoint=to("s3://no-such-bucket/a"))
         assert "writing s3://no-such-bucket/a failed" in runs.run_failing(failing)
-
-
-def wait(seconds: float) -> CheckpointSpec:
-    return CheckpointSpec(remote=ADDRESS, **EVERY_TWO, remote_wait_seconds=seconds)
 
 
 @pytest.mark.nightly
@@ -274,7 +266,7 @@ class TestHosts:
     def test_two_processes(self, tmp_path):
         """Each rank as on a host of its own; both copy, and both fetch."""
         away = tmp_path / "away"
-        rundir = prepare(tmp_path / "run", f"file://{away}")
+        rundir = runs.prepare(tmp_path / "run", checkpoint=to(f"file://{away}"))
         assert pool("torch", 2).run(train_on_hosts, rundir, 4) == [4, 4]
         ranks = [name for name in files_below(away / "step-00000004") if name.startswith("random/")]
         assert len(ranks) == 2
