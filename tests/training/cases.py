@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -119,11 +118,6 @@ def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, 
     found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "ended": state(engine, StateKind.MASTER)}
     engine.close()
     return found
-
-
-def events(rundir: tiny.TinyRunDirectory) -> list[dict[str, Any]]:
-    """The rows of events.jsonl."""
-    return [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
 
 
 _alone: dict[str, dict[str, Any]] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import random
 import re
@@ -17,13 +15,16 @@ import pytest
 import torch
 
 from kit.engines.torch.engine import TorchEngine
-from kit.errors import EngineError, SpecError
+from kit.errors import SpecError
 from kit.planner.length import length
 from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import determinism
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
+from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.data.loader import DataLoader
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
@@ -34,11 +35,6 @@ one_process = pytest.mark.usefixtures("one_process")
 def events(rundir):
     """(event, step) of each line of events.jsonl."""
     return [(event["event"], event["step"]) for event in runs.events(rundir)]
-
-
-def counters(rundir, summary):
-    """Those of the exchange checkpoint at the end."""
-    return json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())["counters"]
 
 
 class TestJudging:
@@ -125,8 +121,6 @@ def test_the_stricter_of_two_decisions_is_done(of_loss, norm, of_norm, judged):
 def spoiled(monkeypatch):
     """A function that makes the loss of some steps (by the samples before them) so many times as large as it is."""
     where: dict[int, float] = {}
-    from kit.training.data.loader import DataLoader
-
     real_step, real_loss, now = DataLoader.step, TorchEngine._loss, [0]
 
     def step(self, position, size=None):
@@ -147,6 +141,18 @@ def prepared(path, **stability):
     return runs.prepare(path, steps=12, stability=spec, checkpoint=checkpoint)
 
 
+@pytest.fixture
+def trained(tmp_path, one_process):
+    """A function that makes and runs a run of ``prepared``; it and the counters at its end."""
+
+    def run(name="run", **stability):
+        rundir = prepared(tmp_path / name, **stability)
+        summary = runs.run(rundir)
+        return rundir, ExchangeCheckpoint(rundir.path / summary.exchange_checkpoint).counters
+
+    return run
+
+
 @one_process
 class TestSpikes:
     """Step 8, samples 14 and 15, is spoiled; checkpoints are of steps 3, 6, 9, 12."""
@@ -155,12 +161,11 @@ class TestSpikes:
     def at_step_8(self, spoiled):
         spoiled[14] = 100.0
 
-    def test_warn_changes_nothing(self, tmp_path, capsys):
-        rundir, off = prepared(tmp_path / "run"), prepared(tmp_path / "off", loss_spike="off")
-        runs.run(off)
+    def test_warn_changes_nothing(self, trained, capsys):
+        off, _ = trained("off", loss_spike="off")
         assert not (off.path / "events.jsonl").exists()
         capsys.readouterr()
-        runs.run(rundir)
+        rundir, _ = trained()
         (event,) = runs.events(rundir)
         assert (event["event"], event["step"], event["samples"]) == ("loss spike", 8, [14, 15])
         assert "loss spike at step 8 (samples 14 to 15): loss" in capsys.readouterr().out
@@ -168,91 +173,67 @@ class TestSpikes:
         assert (ours[7].pop("event"), theirs[7].pop("event")) == ("loss spike: warn", None)
         assert ours == theirs
 
-    def test_discard_leaves_weights_and_moments_alone(self, tmp_path, spoiled):
+    def test_discard_leaves_weights_and_moments_alone(self, trained, spoiled):
         """The batch is never applied: spoiled by another factor it leaves the same weights."""
         rows = {}
         for factor in (10.0, 1000.0):
             spoiled[14] = factor
-            rundir = prepared(tmp_path / str(factor), loss_spike="discard")
-            summary = runs.run(rundir)
+            rundir, counters = trained(str(factor), loss_spike="discard")
             rows[factor] = runs.metrics(rundir)
             assert [row["step"] for row in rows[factor]] == list(range(1, 13))
             assert (rows[factor][7]["grad_norm"], rows[factor][7]["event"]) == (None, "loss spike: discard")
-            assert (summary.samples_seen, counters(rundir, summary)["optimizer_steps"]) == (24, 11)
+            assert (counters.samples_seen, counters.optimizer_steps) == (24, 11)
         assert rows[10.0][8:] == rows[1000.0][8:]
 
     @pytest.mark.parametrize("of_loss", ["warn", "off"])
-    def test_discard_by_the_gradient_norm(self, tmp_path, of_loss):
+    def test_discard_by_the_gradient_norm(self, trained, of_loss):
         """A factor on the loss is one on the gradient. If the loss is warned of, the stricter of the two is done."""
-        rundir = prepared(tmp_path / "run", loss_spike=of_loss, gradient_spike="discard")
-        runs.run(rundir, export_at_end=False)
+        rundir, _ = trained(loss_spike=of_loss, gradient_spike="discard")
         assert [(event["event"], event["step"], event["action"]) for event in runs.events(rundir)] == [
             ("gradient spike", 8, "discard")
         ]
         assert runs.metrics(rundir)[7]["grad_norm"] is None
 
-    def test_rewind_skips_the_data_and_says_which(self, tmp_path, spoiled, capsys, monkeypatch):
-        rundir = prepared(tmp_path / "run", loss_spike="rewind")
-        summary = runs.run(rundir)
+    def test_rewind_skips_the_data_and_says_which(self, trained, tmp_path, spoiled, capsys, monkeypatch):
+        """And a kill after it comes to the same."""
+        rundir, counters = trained(loss_spike="rewind")
         assert events(rundir) == [("loss spike", 8), ("rewound", 6)]
         assert runs.events(rundir)[1]["skipped_samples"] == [12, 15]
         assert "back to step 6; samples 12 to 15 are left out" in capsys.readouterr().out
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
-        assert (summary.samples_seen, counters(rundir, summary)["samples_skipped"]) == (24, 4)
+        assert (counters.samples_seen, counters.samples_skipped) == (24, 4)
+        killed = prepared(tmp_path / "killed", loss_spike="rewind")
+        for stop in (7, 10, None):  # the first is before the spike, with a checkpoint of step 7
+            runs.run(killed, resume="auto", stop_at_step=stop, export_at_end=False)
+        assert [row["step"] for row in runs.metrics(killed)] == list(range(1, 13))
+        assert events(killed)[-1] == ("resumed", 10)
+        # The window of a process that was started again is that of one that was not.
+        whole_spike, spike = (
+            next(e for e in runs.events(each) if e["event"] == "loss spike") for each in (rundir, killed)
+        )
+        assert spike["why"] == whole_spike["why"]
         # The steps after are those of a run that never had these samples in its order.
         spoiled.clear()
-        from kit.training.data.loader import DataLoader
-
-        real, reference = DataLoader.step, prepared(tmp_path / "reference")
+        real = DataLoader.step
         monkeypatch.setattr(DataLoader, "step", lambda self, at, size=None: real(self, at + 4 * (at >= 12), size))
-        runs.run(reference)
-        assert runs.metrics(rundir) == runs.metrics(reference)
+        assert runs.metrics(rundir) == runs.metrics(trained("reference")[0])
 
-    def test_a_kill_after_a_rewind_comes_to_the_same(self, tmp_path):
-        whole, rundir = (prepared(tmp_path / name, loss_spike="rewind") for name in ("whole", "run"))
-        runs.run(whole)
-        runs.run(rundir, stop_at_step=7, export_at_end=False)  # before the spike, from a checkpoint of step 7
-        runs.run(rundir, resume="auto", stop_at_step=10, export_at_end=False)
-        runs.run(rundir, resume="auto")
-        assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
-        assert events(rundir)[-1] == ("resumed", 10)
-        # The window of a process that was started again is that of one that was not.
-        (whole_spike,), (spike,) = ([e for e in runs.events(r) if e["event"] == "loss spike"] for r in (whole, rundir))
-        assert spike["why"] == whole_spike["why"]
-
-    def test_rewound_twice_no_sample_is_read_again(self, tmp_path, spoiled):
+    def test_rewound_twice_no_sample_is_read_again(self, trained, spoiled):
         """The second time to a checkpoint that has left samples out already."""
         spoiled[22] = 100.0
-        rundir = prepared(tmp_path / "run", loss_spike="rewind", window_steps=16)
-        summary = runs.run(rundir)
+        rundir, counters = trained(loss_spike="rewind", window_steps=16)
         spikes = [event for event in runs.events(rundir) if event["event"] == "loss spike"]
         assert [(event["step"], event["samples"]) for event in spikes] == [(8, [14, 15]), (10, [22, 23])]
         # Each is compared with all steps before it, and with none of those that were made again.
         assert [re.search(r"of (\d+) steps", event["why"]).group(1) for event in spikes] == ["7", "9"]
         rewinds = [event for event in runs.events(rundir) if event["event"] == "rewound"]
         assert [(event["step"], event["skipped_samples"]) for event in rewinds] == [(6, [12, 15]), (9, [22, 23])]
-        assert counters(rundir, summary)["samples_skipped"] == 6
+        assert counters.samples_skipped == 6
 
-    def test_a_rewind_waits_for_the_checkpoint_that_is_being_written(self, tmp_path, monkeypatch):
-        from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-
-        real = NativeCheckpoints.write
-
-        def slow(self, *arguments, **options):
-            time.sleep(0.3)
-            real(self, *arguments, **options)
-
-        monkeypatch.setattr(NativeCheckpoints, "write", slow)
-        rundir = prepared(tmp_path / "run", loss_spike="rewind")
-        checkpoint = dataclasses.replace(rundir.run.checkpoint, asynchronous=True)
-        runs.run(runs.with_run(rundir, checkpoint=checkpoint), export_at_end=False)
-        assert events(rundir)[1] == ("rewound", 6)
-
-    def test_steps_that_were_left_out_do_not_raise_the_limit(self, tmp_path, spoiled):
+    def test_steps_that_were_left_out_do_not_raise_the_limit(self, trained, spoiled):
         """More of them than half a window: its median would be a spike."""
         spoiled.update(dict.fromkeys(range(12, 24, 2), 10.0))
-        rundir = prepared(tmp_path / "run", loss_spike="discard", window_steps=8)
-        runs.run(rundir, export_at_end=False)
+        rundir, _ = trained(loss_spike="discard", window_steps=8)
         assert [step for _, step in events(rundir)] == list(range(7, 13))
 
     @pytest.mark.parametrize(
@@ -260,13 +241,22 @@ class TestSpikes:
         [
             (range(12, 60, 2), {"every_steps": 3}, 2, r"after 2 rewinds to step 6 .*other data does not help"),
             ((6,), {}, 0, "there is no checkpoint to go back to yet"),
+            # A rewind waits for the checkpoint that is being written.
+            (range(12, 60, 2), {"every_steps": 3, "asynchronous": True}, 2, "after 2 rewinds to step 6"),
         ],
     )
-    def test_rewinding_has_an_end(self, tmp_path, spoiled, samples, checkpoint, rewinds, said):
+    def test_rewinding_has_an_end(self, tmp_path, spoiled, monkeypatch, samples, checkpoint, rewinds, said):
+        real = NativeCheckpoints.write
+
+        def write(self, *arguments, **options):
+            time.sleep(0.3 * checkpoint.get("asynchronous", False))
+            real(self, *arguments, **options)
+
+        monkeypatch.setattr(NativeCheckpoints, "write", write)
         spoiled.update(dict.fromkeys(samples, 10.0))
         rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
-        with pytest.raises(EngineError, match=said):
-            runs.run(runs.with_run(rundir, checkpoint=CheckpointSpec(**checkpoint)))
+        rundir = runs.with_run(rundir, checkpoint=CheckpointSpec(**checkpoint))
+        assert re.search(said, runs.run_failing(rundir))
         assert [event for event, _ in events(rundir)].count("rewound") == rewinds
 
 
@@ -277,13 +267,13 @@ class TestNotFinite:
         spoiled[6] = factor
         rundir = runs.prepare(tmp_path / "run")
         said = rf"loss is {factor} at step 4; resume .*samples 6 to 7 of that step: in backward .* lm_head \(Linear\)"
-        with pytest.raises(EngineError, match=said):
-            runs.run(rundir)
+        assert re.search(said, runs.run_failing(rundir))
         assert runs.events(rundir)[-1]["first"].startswith("in backward the gradient at the output of lm_head (Linear)")
+        assert not (rundir.path / "summary.json").exists()
 
     def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
         monkeypatch.setattr(handler, "_look_at_output", None)
-        runs.run(runs.prepare(tmp_path / "run"))
+        runs.trained(tmp_path / "run", steps=1)
 
     @pytest.mark.parametrize(
         ("action", "said", "found"),
@@ -294,8 +284,7 @@ class TestNotFinite:
     )
     def test_the_run_goes_on(self, tmp_path, spoiled, action, said, found):
         spoiled[6] = math.nan
-        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite=action))
-        assert runs.run(rundir, export_at_end=False).step == 6
+        rundir = runs.trained(tmp_path / "run", stability=StabilitySpec(not_finite=action))
         assert [event for event, _ in events(rundir)] == said
         assert [row["event"] for row in runs.metrics(rundir)] == found
 
@@ -413,13 +402,12 @@ class TestBatchRamp:
         plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=3)
         schedule = ScheduleSpec(batch_ramp=BatchRampSpec(start=2, increment=2, samples=12))
         whole, stopped = (runs.prepare(tmp_path / name, plan, schedule=schedule) for name in ("whole", "stopped"))
-        runs.run(whole)
+        for rundir, stop in ((whole, None), (stopped, 4), (stopped, None)):
+            runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=False)
+        assert runs.metrics(stopped) == runs.metrics(whole)
         assert [row["batch_size"] for row in runs.metrics(whole)] == [2, 2, 2, 4, 4, 6]
         assert [row["samples_seen"] for row in runs.metrics(whole)] == [2, 4, 6, 10, 14, 20]
         assert runs.metrics(whole)[-1]["learning_rate"] == pytest.approx(1e-3), "the schedule ends with the run"
-        runs.run(stopped, stop_at_step=4)
-        runs.run(stopped, resume="auto")
-        assert runs.metrics(stopped) == runs.metrics(whole)
 
 
 def test_determinism_is_on_while_it_is_chosen(monkeypatch):
@@ -437,17 +425,16 @@ def test_determinism_is_on_while_it_is_chosen(monkeypatch):
 @one_process
 def test_determinism_is_asked_of_torch_and_given_back(tmp_path, monkeypatch):
     """put_ without accumulation has no deterministic kernel."""
-    from kit.training.data.loader import DataLoader
-
     real = DataLoader.step
 
     def step(self, *arguments):
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
         return real(self, *arguments)
 
-    runs.run(runs.prepare(tmp_path / "plain", deterministic=True))
+    runs.trained(tmp_path / "plain", deterministic=True, steps=1)
     monkeypatch.setattr(DataLoader, "step", step)
-    runs.run(runs.prepare(tmp_path / "loose"))
-    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
-        runs.run(runs.prepare(tmp_path / "strict", deterministic=True))
+    for name, deterministic in (("loose", False), ("strict", True)):
+        refused = pytest.raises(RuntimeError, match="does not have a deterministic implementation")
+        with refused if deterministic else nullcontext():
+            runs.trained(tmp_path / name, deterministic=deterministic, steps=1)
     assert not torch.are_deterministic_algorithms_enabled()

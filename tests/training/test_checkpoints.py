@@ -27,7 +27,6 @@ from tests.support import tiny
 from tests.support.small_disk import small_disk
 from tests.support.workers import pool
 from tests.training import runs
-from tests.training.cases import events
 
 one_process = pytest.mark.usefixtures("one_process")
 ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
@@ -114,7 +113,7 @@ class TestRoom:
             assert f"and {rundir.path / 'checkpoints'} has" in printed
             assert checkpoints(rundir) == ["step-00000001", "step-00000002"]
             assert runs.metrics(rundir) == runs.metrics(whole)
-            told = [(event["event"], event["step"]) for event in events(rundir)]
+            told = [(event["event"], event["step"]) for event in runs.events(rundir)]
             assert told == [("checkpoint failed", step) for step in (3, 4, 5, 6)]
 
     def test_what_a_thread_could_not_write_is_told_with_the_next_one(self, tmp_path, monkeypatch):
@@ -127,7 +126,7 @@ class TestRoom:
 
         monkeypatch.setattr(NativeCheckpoints, "write", write)
         rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
-        assert [(e["event"], e["step"], e["why"]) for e in events(rundir)] == [("checkpoint failed", 4, "no room")]
+        assert [(e["event"], e["step"], e["why"]) for e in runs.events(rundir)] == [("checkpoint failed", 4, "no room")]
         assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
 
     def test_the_first_one_is_as_large_as_predicted(self, tmp_path):

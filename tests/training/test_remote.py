@@ -25,7 +25,6 @@ from tests.support import tiny
 from tests.support.s3 import SECRET, s3_server
 from tests.support.workers import pool
 from tests.training import runs
-from tests.training.cases import events
 
 one_process = pytest.mark.usefixtures("one_process")
 ADDRESS = "s3://bucket/runs/a"
@@ -72,8 +71,8 @@ class TestARun:
         kept = {"latest", "step-00000004", "step-00000006", "exchange-step-00000006"}
         assert {name.split("/")[0] for name in local} == kept
         assert files_below(tmp_path / "away") == {"kit": b""} | {n: b for n, b in local.items() if n != "latest"}
-        assert not any("remote_wait_seconds" in each.get("why", "") for each in events(rundir))
-        told = [each for each in events(rundir) if each["event"] == "checkpoint uploaded"]
+        assert not any("remote_wait_seconds" in each.get("why", "") for each in runs.events(rundir))
+        told = [each for each in runs.events(rundir) if each["event"] == "checkpoint uploaded"]
         assert {each["step"] for each in told} <= {2, 4, 6}
         assert [each["step"] for each in told].count(6) == 2
         size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/state"))
@@ -150,7 +149,7 @@ class TestAServerThatFails:
         rundir = runs.prepare(tmp_path / "run", checkpoint=to(ADDRESS, remote_wait_seconds=3.0))
         summary = runs.run(rundir, stop_at_step=4, export_at_end=False)
         assert (summary.step, summary.unsaved, RemoteCheckpoints(ADDRESS).steps()) == (4, None, [])
-        failed = [each["why"] for each in events(rundir) if each["event"] == "checkpoint upload failed"]
+        failed = [each["why"] for each in runs.events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("remote_wait_seconds" in why for why in failed)
         left = iter(range(12))
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
