@@ -146,8 +146,7 @@ def test_a_run_shrinks_and_grows_on_its_curve(tmp_path, job):
     options = {"checkpoint": CheckpointSpec(every_steps=1, keep_last=2)}
     two = tiny.plan(job=job, dp=2, zero_stage=3, gradient_accumulation_steps=1)
     one = tiny.plan(job=job, dp=1, zero_stage=0, gradient_accumulation_steps=2)
-    whole = runs.prepare(tmp_path / "whole", two, **options)
-    rundir = runs.prepare(tmp_path / "run", two, **options)
+    whole, rundir = (runs.prepare(tmp_path / name, two, **options) for name in ("whole", "run"))
     alone = dataclasses.replace(rundir, plan=one)
     pool("torch", 2).run(part, whole, None, False)
     pool("torch", 2).run(part, rundir, 2)

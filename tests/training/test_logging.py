@@ -122,8 +122,8 @@ class TestARun:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-        runs.run(rundir, stop_at_step=3, export_at_end=False)
-        runs.run(rundir, resume="auto", export_at_end=False)
+        for stop in (3, 6):
+            runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=False)
         events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
         events.Reload()
         rows = runs.metrics(rundir)
@@ -144,7 +144,7 @@ class TestARun:
                 (LoggingSpec(prometheus_port=port), f"prometheus_port={port} on 127.0.0.1 cannot be opened"),
             ):
                 with pytest.raises(CheckpointError, match=said):
-                    runs.run(runs.prepare(tmp_path / "run", logging=logging))
+                    runs.trained(tmp_path / "run", logging=logging)
 
     @needs("tensorboard")
     def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(self, tmp_path, monkeypatch, capsys):
@@ -158,8 +158,8 @@ class TestARun:
             real(self, values, step=step, **kwargs)
 
         monkeypatch.setattr(TensorBoardTracker, "log", log)
-        rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-        assert runs.run(rundir).step == 6
+        rundir = runs.trained(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
+        assert len(runs.steps(rundir)) == 6
         printed = capsys.readouterr().out
         assert printed.count("tracker tensorboard failed at step 3 and is left out from here on") == 1
 
@@ -176,8 +176,7 @@ class TestARun:
             return real(self, position, size)
 
         monkeypatch.setattr(DataLoader, "step", step)
-        rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
-        runs.run(rundir)
+        runs.trained(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
         assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
         with pytest.raises(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
