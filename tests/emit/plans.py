@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,6 +89,11 @@ def words(script: str, directory: Path, *arguments: str, **given: str) -> list[s
         check=True,
     )  # fmt: skip
     return done.stdout.splitlines()
+
+
+def commands(page: str) -> list[str]:
+    """Those of a README that start a script."""
+    return re.findall(r"^(?:accelerate|deepspeed) .*", page, re.MULTILINE)
 
 
 def settings(plan: Plan, name: str, target: str, directory: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kit.emit.not_carried import flags, note
 from kit.emit.readme import readme
 from kit.emit.run_directory import files_of
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
-from tests.emit.plans import ADAPTED, DENSE, FSDP2, MEGATRON, ON_CPU, SFT, TORCH, ZERO2, ZERO3, plan_of
+from tests.emit.plans import ADAPTED, DENSE, FSDP2, MEGATRON, ON_CPU, SFT, TORCH, ZERO2, ZERO3, commands, plan_of
 
 QLORA = LoraSpec(rank=4, alpha=12, target_modules=("q_proj", "v_proj"), four_bit=True)
 DPO = {"objective": "dpo", "seq_length": 1024}
@@ -66,6 +66,15 @@ COMMANDS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             f"{START} SCRIPT {BATCH} --learning_rate 2e-05",
             f"{START} SCRIPT {TRAINER} --gradient_checkpointing true --use_cpu true",
+        ],
+    ),
+    "rows under ddp": (
+        FSDP2 | {"zero_stage": 0, "job": SFT},
+        [
+            f"{START} SCRIPT {BATCH} --learning_rate 2e-05",
+            f"{START} SCRIPT {TRAINER}",
+            f"{START} trl_sft.py --bf16 true --gradient_checkpointing false {BATCH} --max_grad_norm 0.7 {ADAM} "
+            "--max_length 2048 --model DIR …",
         ],
     ),
     "zero2 on cpus": (
@@ -143,10 +152,6 @@ COMMANDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "split tensors under zero": (ZERO2 | {"dp": 4, "tp": 2}, []),
     "megatron": (DENSE, []),
 }  # fmt: skip
-
-
-def commands(text: str) -> list[str]:
-    return re.findall(r"^(?:accelerate|deepspeed) .*", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("case", COMMANDS)
@@ -290,11 +295,6 @@ def test_the_page_says_what_belongs_to_the_plan_and_nothing_else(case: str) -> N
     plan, has, lacks = SAYS[case]
     page = readme(plan_of(**plan))
     assert ([text for text in has if text not in page], [text for text in lacks if text in page]) == ([], [])
-
-
-def test_a_page_without_data_says_so() -> None:
-    page = readme(plan_of(**FSDP2), own_loop=False)
-    assert ("needs data (`run.data.train` in the recipe)" in page, "launch.sh" in page) == (True, False)
 
 
 def test_memory_without_what_a_script_does_not_get_is_told() -> None:

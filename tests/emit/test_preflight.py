@@ -466,37 +466,34 @@ def address(rundir: RunDirectory, tmp_path: Path) -> Iterator[str]:
 def test_a_set_in_object_storage_is_checked_as_one_on_a_disk(
     rundir: RunDirectory, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = boto3.client("s3")
-    run = with_(rundir, {"data": DataSpec(train=address)})
-    preflight(run)
-    for body, said in (
-        (json.dumps(OURS | {"max_token_id": 128}), ["run.data.train=s3://bucket/sets/a: holds token 128"]),
-        (json.dumps(OURS | {"num_tokens": 32}), ["32 tokens make no sample"]),
-        ("{", ["a.json cannot be read"]),
-    ):
-        client.put_object(Bucket="bucket", Key="sets/a.json", Body=body.encode())
-        check(run, *said)
-    client.put_object(Bucket="bucket", Key="sets/a.json", Body=json.dumps(OURS | {"tokenizer": "b"}).encode())
-    here = written(tmp_path, "train", OURS)
-    check(
-        with_(rundir, {"data": DataSpec(train=here, validation_sets={"b": address})}),
-        "validation_sets.b=s3://bucket/sets/a: was tokenised with b",
-    )
-    client.delete_object(Bucket="bucket", Key="sets/a.json")
-    check(run, "s3://bucket/sets/a: holds no text")
-    client.delete_object(Bucket="bucket", Key="sets/a.idx")
-    check(run, "a.idx is missing", "--out s3://bucket/sets/a")
-    check(with_(rundir, {"data": DataSpec(train="s3://no-such-bucket/a")}), "s3://no-such-bucket/a: a.bin is missing")
-    check(
-        with_(rundir, {"data": DataSpec(train="s4://bucket/a")}),
-        "run.data.train=s4://bucket/a",
-        "deepspeed-megatron-kit[storage]",
-    )
+    remote = DataSpec(train=address)
+    beside = DataSpec(train=written(tmp_path, "train", OURS), validation_sets={"b": address})
+    for data, suffix, content, said in (
+        (remote, "json", json.dumps(GOOD), []),
+        (remote, "json", json.dumps(OURS | {"max_token_id": 128}), [f"run.data.train={address}: holds token 128"]),
+        (remote, "json", json.dumps(OURS | {"num_tokens": 32}), ["32 tokens make no sample"]),
+        (remote, "json", "{", ["a.json cannot be read"]),
+        (
+            beside, "json", json.dumps(OURS | {"tokenizer": "b"}),
+            [f"validation_sets.b={address}: was tokenised with b"],
+        ),
+        (remote, "json", None, [f"{address}: holds no text"]),
+        (remote, "idx", None, ["a.idx is missing", f"--out {address}"]),
+        (DataSpec(train="s3://no-such-bucket/a"), "idx", None, ["s3://no-such-bucket/a: a.bin is missing"]),
+        (DataSpec(train="s4://bucket/a"), "idx", None, [
+            "run.data.train=s4://bucket/a", "deepspeed-megatron-kit[storage]"]),
+    ):  # fmt: skip
+        file = {"Bucket": "bucket", "Key": f"sets/a.{suffix}"}
+        if content is None:
+            boto3.client("s3").delete_object(**file)
+        else:
+            boto3.client("s3").put_object(**file, Body=content.encode())
+        check(with_(rundir, {"data": data}), *said)
     s3fs.S3FileSystem.clear_instance_cache()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    check(run, "reading a.bin of s3://bucket/sets failed", "credentials")
+    check(with_(rundir, {"data": remote}), "reading a.bin of s3://bucket/sets failed", "credentials")
 
 
 def test_an_address_stays_one_in_the_run_directory(rundir: RunDirectory) -> None:

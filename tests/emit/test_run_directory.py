@@ -27,15 +27,20 @@ PLANS = {
     "deepspeed": ZERO3 | SMALL,
     "megatron": DENSE | SMALL | {"dp": 1},
     "zero over megatron": ZERO2 | SMALL | {"dp": 2, "tp": 4, "implementation": "local"},
+    "torch of two nodes": FSDP2 | SMALL | {"dp": 16, "cluster": "hgx-h100:2"},
+    "deepspeed of two nodes": ZERO2 | SMALL | {"dp": 16, "cluster": "hgx-h100:2"},
 }
 SCRIPTS = {"accelerate.yaml", "own_script.py"}
 ZEROS = {"ds_config.json", "ds_config.md", "accelerate.yaml"}
+SEVERAL = {"hostfile", "launch_hosts.sh", "launch_elastic.sh"}
 TRAINERS = {"ds_config.trainer.json", "ds_config.own_optimizer.json", "accelerate.own_optimizer.yaml"}
 FILES = {
     "torch": SCRIPTS,
     "deepspeed": SCRIPTS | ZEROS | TRAINERS,
     "megatron": {"megatron.yaml", "pretrain_gpt.sh"},
     "zero over megatron": ZEROS | {"megatron.yaml"},
+    "torch of two nodes": SCRIPTS | SEVERAL,
+    "deepspeed of two nodes": SCRIPTS | ZEROS | TRAINERS | SEVERAL | {".deepspeed_env", "rank.py"},
 }
 """Beside those of every plan."""
 
@@ -75,7 +80,9 @@ def test_what_was_written_is_what_is_read(kind: str, tmp_path: Path) -> None:
     keys = ("train_batch_size" in again.settings, *(key in again.megatron for key in ("parallel_state", "optimizer")))
     assert keys == ("ds_config.json" in files, "megatron.yaml" in files, kind == "megatron")
     assert (again.settings == again.megatron) == ("ds_config.json" not in files)
-    assert (made.path / "launch.sh").stat().st_mode & 0o111
+    script = made.path / "launch.sh"
+    assert ("GLOO_SOCKET_IFNAME" in script.read_text()) == kind.endswith("two nodes")
+    assert script.stat().st_mode & 0o111
 
 
 def test_an_existing_directory_is_not_overwritten(rundir: RunDirectory) -> None:
@@ -292,7 +299,8 @@ def test_data_and_plan_go_together(tmp_path: Path) -> None:
     names = {path.name for path in made.iterdir()}
     assert {"own_script.py", "accelerate.yaml", "ds_config.trainer.json", "README.md"} <= names
     assert not names & {"launch.sh", "slurm.sbatch"}
-    assert "launch.sh" not in (made / "README.md").read_text()
+    page = (made / "README.md").read_text()
+    assert ("needs data (`run.data.train` in the recipe)" in page, "launch.sh" in page) == (True, False)
     assert RunDirectory.open(made).edits == ()
     with pytest.raises(KitError, match=r"run\.data\.train is missing"):
         kit.train(made)
