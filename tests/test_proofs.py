@@ -77,13 +77,11 @@ def test_what_a_proof_lacks_is_said_with_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "trackio" else name)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.delenv("HF_EXAMPLES", raising=False)
     monkeypatch.delenv("PYTHON312", raising=False)
     monkeypatch.setenv("PYTHON", "no-such-python")
-    said = {name: lacking(PROOFS[name]) for name in ("trackers", "slurm", "huggingface-scripts", "megatron-0.19")}
+    said = {name: lacking(PROOFS[name]) for name in ("trackers", "slurm", "megatron-0.19")}
     assert said["trackers"] == "not installed: pip install trackio"
     assert "apt-get install" in said["slurm"] and "munge" in said["slurm"]  # noqa: PT018
-    assert said["huggingface-scripts"].startswith("HF_EXAMPLES is not set: ")
     assert said["megatron-0.19"].startswith("no Python 3.12 is here: ")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "run it as root" in lacking(PROOFS["hosts"])

@@ -24,7 +24,6 @@ OPS = "make prove NAME=ops"
 TRACKERS = "pip install wandb mlflow trackio"
 HOSTS = "root"
 SLURM = "root, slurm-wlm, munge"
-SCRIPTS = "HF_EXAMPLES=examples/pytorch of a checkout of transformers; pip install evaluate"
 PYTHON312 = "PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python"
 
 
@@ -79,11 +78,6 @@ PROOFS: dict[str, Proof] = {
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "tests.system.examples",
     ),
-    "huggingface-scripts": _proof(
-        "Hugging Face's own example scripts, unchanged, under kit's files", 15,
-        "tests.system.huggingface_scripts",
-        needs=SCRIPTS,
-    ),
     "parity": _proof(
         "layouts of every kind, launched, against plain torch; then planted faults", 6,
         _PARITY, f"{_PARITY} --plant-all",
@@ -110,10 +104,6 @@ PROOFS: dict[str, Proof] = {
     "balance": _proof(
         "loads of experts of two tiny models, with and without balancing; writes docs/experts.md", 6,
         "tests.system.balance --write",
-    ),
-    "optimizers": _proof(
-        "every optimizer by engine and layout: weights beside its plain class, resumes; writes docs/optimizers.md", 4,
-        "tests.system.optimizers --write",
     ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
@@ -268,7 +258,6 @@ LACKING: dict[str, Callable[[], str]] = {
     TRACKERS: lambda: _installed("wandb", "mlflow", "trackio"),
     HOSTS: _hosts,
     SLURM: lambda: _hosts(slurmctld="slurm-wlm", slurmd="slurm-wlm", sbatch="slurm-wlm", munged="munge"),
-    SCRIPTS: lambda: _installed("evaluate") if "HF_EXAMPLES" in os.environ else f"HF_EXAMPLES is not set: {SCRIPTS}",
     PYTHON312: lambda: "" if "PYTHON312" in os.environ or _starts312() else f"no Python 3.12 is here: {PYTHON312}",
 }
 """What a proof needs → says what of it is missing."""

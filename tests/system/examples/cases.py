@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,17 +183,15 @@ def words(options: Mapping[str, object]) -> list[str]:
     return [word for key, value in told.items() for word in (f"--{key}", value)]
 
 
-def start(
-    command: list[str], place: Path, limit_s: float, path: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    """A script to its end, with kit's emitted files in ``place``. ``path``: folders from which Python imports too."""
+def start(command: list[str], place: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """A script to its end, with kit's emitted files in ``place``."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(place.parent / "datasets"),
         "TOKENIZERS_PARALLELISM": "false",
         "DS_SKIP_CUDA_CHECK": "1",
-        "PYTHONPATH": os.pathsep.join([*path, str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     environment.pop("DS_ACCELERATOR", None)
     return subprocess.run(

@@ -49,19 +49,12 @@ def _make(directory: Path) -> None:
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kind), encoding="utf-8")
 
 
-def plan_for(
-    model: Path,
-    pins: Pins,
-    cluster: str = "2xcpu",
-    weight_decay: float = 0.1,
-    micro_batch: int = MICRO_BATCH,
-    **job: Any,
-) -> Plan:
+def plan_for(model: Path, pins: Pins, weight_decay: float = 0.1, micro_batch: int = MICRO_BATCH, **job: Any) -> Plan:
     """A tiny model under some layout, eight sequences a step; ``job`` has other fields of ``JobSpec``."""
     common = {"seq_length": BLOCK, "global_batch_size": GLOBAL_BATCH, "total_tokens": 100_000, "precision": "fp32"}
     optimizer = OptimizerSpec(eps=EPS, weight_decay=weight_decay)
     spec = JobSpec(learning_rate=LEARNING_RATE, optimizer=optimizer, **common | job)
-    return make_plan(load_model(str(model)), parse_cluster(cluster), spec, pins.but(micro_batch_size=micro_batch))
+    return make_plan(load_model(str(model)), parse_cluster("2xcpu"), spec, pins.but(micro_batch_size=micro_batch))
 
 
 def _write_tokenizer(directory: Path) -> None:
