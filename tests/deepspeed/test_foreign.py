@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -397,6 +399,37 @@ def test_damage_is_named_and_nothing_written(written, tmp_path, writer, harm, me
     with pytest.raises(CheckpointError, match=message):
         convert(tmp_path / "copy", "exchange", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("writer", WRITERS)
+def test_damage_by_chance_is_refused_or_hits_bytes_that_mean_nothing(written, tmp_path, writer):
+    """A bit is flipped, or a file is cut or missing."""
+    source, chance = written(writer)[0], random.Random(1)
+    convert(source, "exchange", tmp_path / "whole")
+    whole, copy, out = ExchangeCheckpoint(tmp_path / "whole"), tmp_path / "copy", tmp_path / "out"
+    for number in range(45):
+        shutil.copytree(source, copy)
+        files = [
+            path for path in sorted(copy.rglob("*")) if path.suffix in (".pt", ".distcp") or path.name == ".metadata"
+        ]
+        file = chance.choice([path for path in files if path.name != "scheduler.pt"])
+        content = bytearray(file.read_bytes())
+        at = chance.randrange(len(content))
+        content[at] ^= 1 << chance.randrange(8)
+        file.write_bytes(content[:at] if number % 3 == 1 else content)
+        if number % 3 == 2:
+            file.unlink()
+        with contextlib.suppress(CheckpointError):
+            convert(copy, "exchange", out)
+        left = [path.name for path in tmp_path.iterdir() if "out" in path.name]
+        assert left in ([], ["out"])
+        if left:
+            found = ExchangeCheckpoint(out)
+            assert found.counters == whole.counters
+            assert same(found, whole)
+            shutil.rmtree(out)
+        shutil.rmtree(copy)
 
 
 def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):

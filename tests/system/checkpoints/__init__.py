@@ -1,1 +1,1 @@
-"""Other programs' checkpoints: continued by kit and by DeepSpeed, and damaged."""
+"""Other programs' checkpoints, continued by kit and by DeepSpeed."""
