@@ -57,6 +57,12 @@ def plan(
     )
 
 
+def on(device: str, chosen: Plan) -> Plan:
+    """The plan for GPUs, or for a CPU."""
+    gpu = dataclasses.replace(chosen.cluster.gpu, device=device)
+    return dataclasses.replace(chosen, cluster=dataclasses.replace(chosen.cluster, gpu=gpu))
+
+
 def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) -> Path:
     """The model that every case starts from."""
     rundir = tiny.run_directory(path / "seed", tiny.plan(spec or tiny.model(tied_embeddings=tied)))
@@ -138,11 +144,7 @@ def train(
 
     with planted(fault), closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
         evaluated = engine.evaluate(micro_batches(engine, chosen, 0))
-        curve = Curve(
-            *advance(engine, chosen, 0, steps, fault),
-            exported(engine, StateKind.MASTER),
-            engine.held_bytes().get("nvme", 0),
-        )
+        curve = Curve(*advance(engine, chosen, 0, steps, fault), exported(engine, StateKind.MASTER))
     # On every layout: of the same batch and weights, before the first step.
     assert fault or (abs(evaluated.mean / curve.losses[0] - 1) < 1e-5 and evaluated.tokens == counted(chosen, 0))
     return curve
@@ -207,15 +209,6 @@ def go_on(
     curve = Curve(*advance(engine, chosen, counters.step, steps, fault), exported(engine, StateKind.MASTER))
     engine.close()
     return curve, different
-
-
-def through_the_exchange_checkpoint(
-    before: Plan, after: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None
-) -> tuple[Curve, Curve, list[str]]:
-    """Two steps, export, and two steps more; the same two after an import into a fresh engine of another plan; and what
-    that did not load bit for bit."""
-    whole = leave(before, start, directory, 2, zero, more=2)
-    return whole, *go_on(after, directory / "exchange", directory, 2, zero=zero)
 
 
 def natively(

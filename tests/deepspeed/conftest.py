@@ -7,24 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from kit.specs.job import Objective
 from kit.specs.model import ModelSpec
 from tests.deepspeed import cases, plain
 from tests.support import tiny
 
 STEPS = 3
-"""``tests.system.parity.deepspeed`` goes on for 20, on 4 processes too."""
 
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory) -> Callable[..., tuple[Path, plain.Curve]]:
     """``references(spec) → (directory of the model, plain torch's curve)``."""
-    known: dict[tuple[str, int], tuple[Path, plain.Curve]] = {}
+    known: dict[tuple[object, ...], tuple[Path, plain.Curve]] = {}
 
-    def reference(spec: ModelSpec | None = None, steps: int = STEPS) -> tuple[Path, plain.Curve]:
-        key = repr(spec := spec or tiny.model()), steps
+    def reference(
+        spec: ModelSpec | None = None, steps: int = STEPS, objective: Objective = "pretrain"
+    ) -> tuple[Path, plain.Curve]:
+        key = repr(spec := spec or tiny.model()), steps, objective
         if key not in known:
             start = cases.hf_directory(tmp_path_factory.mktemp("start"), spec=spec)
-            known[key] = start, plain.reference(start, steps, spec=spec)
+            known[key] = start, plain.reference(start, steps, spec=spec, objective=objective)
         return known[key]
 
     return reference

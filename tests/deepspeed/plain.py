@@ -38,8 +38,6 @@ class Curve:
     norms: list[float]
     gradients: dict[str, torch.Tensor]
     masters: dict[str, torch.Tensor]
-    swapped_bytes: int = 0
-    """In files on NVMe at the end."""
 
 
 def learning_rate(step: int) -> float:

@@ -91,16 +91,15 @@ def test_bf16_is_that_of_host_memory(references, tmp_path):
     assert plain.worst(*curves) == 0
 
 
-CHANGES = {"nvme to optimizer on nvme": (ALL, OPTIMIZER), "none to nvme": ({}, ALL)}
-"""From NVMe to none: ``tests.system.parity.deepspeed --resumes``."""
+CHANGES = {"nvme to optimizer on nvme": (ALL, OPTIMIZER), "none to nvme": ({}, ALL), "nvme to none": (OPTIMIZER, {})}
 
 
 @pytest.mark.everyday("nvme to optimizer on nvme")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 @pytest.mark.nightly
 def test_training_goes_on_through_the_exchange_checkpoint(before, after, references, tmp_path):
-    case, layouts = cases.through_the_exchange_checkpoint, (plan(**before), plan(**after))
-    whole, resumed, different = run(case, *layouts, references(plan().model)[0], tmp_path, SMALL)
+    whole = run(cases.leave, plan(**before), references(plan().model)[0], tmp_path, 2, SMALL, 2)
+    resumed, different = run(cases.go_on, plan(**after), tmp_path / "exchange", tmp_path, 2, None, SMALL)
     assert different == []
     assert plain.worst(resumed, whole) < 1e-6
 

@@ -18,7 +18,7 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import CheckpointError, EngineError
 from tests.deepspeed import cases, plain
 from tests.deepspeed.test_optimizers import plan as with_optimizer
-from tests.deepspeed.test_parity import AUTOTP, HOST, MEGATRON, ULYSSES, UNEVEN
+from tests.deepspeed.test_parity import AUTOTP, FOUR, HOST, MEGATRON, TWICE, ULYSSES, UNEVEN
 from tests.support import tiny
 from tests.support.workers import pool
 
@@ -53,6 +53,17 @@ CHANGES = {
     "Ulysses, 3 to AutoTP, 0": (cases.plan(3, **ULYSSES), cases.plan(0, **AUTOTP)),
     "experts, 3 to 2": (cases.plan(3, spec=EXPERTS), cases.plan(2, spec=EXPERTS)),
     "Megatron, 2 to Megatron, 3, sp": (cases.plan(2, **MEGATRON), cases.plan(3, sp=True, **MEGATRON)),
+    "3 on four to 3": (uneven(3, **FOUR), uneven(3)),
+    "2 to 2 on four": (uneven(2), uneven(2, **FOUR)),
+    "0 to hpZ on four": (cases.plan(0), cases.plan(3, zero_hpz=2, **FOUR)),
+    "Ulysses on four, 3 to AutoTP, 1": (cases.plan(3, **ULYSSES | TWICE), cases.plan(1, **AUTOTP)),
+    "AutoTP on four, 3 to 1": (cases.plan(3, **AUTOTP | TWICE), cases.plan(1)),
+    "Megatron on four, 3, sp to 3": (cases.plan(3, sp=True, **MEGATRON | TWICE), cases.plan(3)),
+    "2 on four to Megatron on four, 2, host": (
+        cases.plan(2, **FOUR),
+        cases.plan(2, sp=True, offload_optimizer="cpu", **MEGATRON | TWICE),
+    ),
+    "Megatron on four, 1 to Megatron, 3": (cases.plan(1, **MEGATRON | TWICE), cases.plan(3, sp=True, **MEGATRON)),
     **{f"bf16, {stage}": (bf16(stage),) * 2 for stage in (0, 1, 2, 3)},
     "bf16, 1, one micro batch": (bf16(1, **AT_ONCE),) * 2,
     "bf16 state, 2": (bf16(2, **SHORT),) * 2,
@@ -66,11 +77,18 @@ def test_training_goes_on_through_the_exchange_checkpoint(before, after, referen
     """In bf16 exactly: a master that was rounded to bf16 on the way would be off by 0.4 %. Masters in bf16 are bf16
     numbers, as those in fp32 are not."""
     start, _ = references(before.model)
-    whole, resumed, different = run(cases.through_the_exchange_checkpoint, before, after, start, tmp_path)
+    whole = run(cases.leave, before, start, tmp_path, 2, None, 2)
+    resumed, different = run(cases.go_on, after, tmp_path / "exchange", tmp_path, 2)
     assert different == []
     assert plain.worst(resumed, whole) < (1e-6 if before.job.precision == "fp32" else 1e-12)
     rounded = all(torch.equal(master, master.bfloat16().float()) for master in whole.masters.values())
     assert rounded == (before.layout.optimizer_state_dtype == "bf16")
+
+
+def test_a_forgotten_moment_shows(start, tmp_path):
+    whole = run(cases.leave, cases.plan(2), start, tmp_path, 2, None, 2)
+    resumed, _ = run(cases.go_on, cases.plan(3), tmp_path / "exchange", tmp_path, 2, "exchange-forgets-moments")
+    assert plain.worst(resumed, whole) > 1e-3
 
 
 NATIVE = {

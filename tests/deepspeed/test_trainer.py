@@ -13,7 +13,6 @@ from kit.emit.deepspeed_rationale import ds_config_page, flat
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import OPTIM, trainer_config, training_arguments
 from tests.deepspeed import cases
-from tests.deepspeed.test_accelerate import on
 from tests.deepspeed.test_config import VARIANTS
 from tests.deepspeed.test_optimizers import plan as sgd_plan
 from tests.support.workers import pool
@@ -32,7 +31,7 @@ FOR_TRAINER = {
     }.items()
     for precision in ("fp32", "bf16")
 } | {
-    name: on("cuda", cases.plan(**VARIANTS[name]))
+    name: cases.on("cuda", cases.plan(**VARIANTS[name]))
     for name in ("fp16", "fp16 stage 3 host", "autocast", "fp32 sent in bf16", "ZeRO++")
 }
 """The files of GPU plans too; only where the arguments are made is there none, hence ``use_cpu``."""
@@ -64,7 +63,7 @@ def test_the_trainer_makes_an_optimizer_that_the_file_cannot_name(tmp_path):
 
 
 def test_layouts_that_the_trainer_cannot_run_get_no_file_for_it():
-    files = {name: files_of(on("cuda", cases.plan(**variant))) for name, variant in VARIANTS.items()}
+    files = {name: files_of(cases.on("cuda", cases.plan(**variant))) for name, variant in VARIANTS.items()}
     without = {name for name in files if "ds_config.trainer.json" not in files[name]}
     assert without == {"AutoTP", "AutoTP stage 3", "Ulysses", "Ulysses stage 2", "over Megatron"}
     assert all("Trainer" not in files[name]["ds_config.md"] for name in without)

@@ -76,14 +76,19 @@ DEEPSPEED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero0": (
         ZERO2 | {"zero_stage": 0},
         # engine.py refuses an accumulation dtype there; FusedAdam would flatten all master weights
-        {ZERO_2 + "stage": 0, ZERO_2 + "overlap_comm": ..., "data_types.grad_accum_dtype": ...,
+        {ZERO_2 + "stage": 0, ZERO_2 + "overlap_comm": ..., ZERO_2 + "contiguous_gradients": ...,
+         ZERO_2 + "reduce_bucket_size": ..., ZERO_2 + "allgather_bucket_size": ..., "data_types.grad_accum_dtype": ...,
          "optimizer.params.torch_adam": True},
     ),
     "zero0 sgd": (
         ZERO2 | {"zero_stage": 0, "job": OPTIMIZERS["sgd"]},
         {"optimizer.params.torch_adam": ..., "zero_allow_untested_optimizer": ...},
     ),
-    "zero1": (ZERO2 | {"zero_stage": 1}, {ZERO_2 + "stage": 1, "data_types.grad_accum_dtype": "fp32"}),
+    "zero1": (
+        ZERO2 | {"zero_stage": 1, "reduce_bucket_size": 7},
+        {ZERO_2 + "stage": 1, "data_types.grad_accum_dtype": "fp32", ZERO_2 + "allgather_bucket_size": 8,
+         ZERO_2 + "contiguous_gradients": True, ZERO_2 + "stage3_prefetch_bucket_size": ...},
+    ),
     "one micro batch": (ZERO2 | {"gradient_accumulation_steps": 1}, {"data_types.grad_accum_dtype": ...}),
     "fp32 at stage 0": (
         ZERO2 | {"zero_stage": 0, "job": {"precision": "fp32"}},

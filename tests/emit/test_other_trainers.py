@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from kit.emit.accelerate import accelerate_config
+from kit.emit.accelerate import PLAN_OWNED_KEYS, accelerate_config
 from kit.emit.run_directory import files_of
 from kit.errors import EngineError
 from tests.emit.plans import ADAPTED, DENSE, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
@@ -190,3 +190,8 @@ def test_accelerate_does_not_start_the_others(plan: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match="use torchrun"):
         accelerate_config(plan_of(**plan))
     assert "accelerate.yaml" not in files_of(plan_of(**plan))
+
+
+def test_guarded_keys_are_emitted() -> None:
+    config = accelerate_config(plan_of(**ZERO3)) | accelerate_config(plan_of(**FSDP2))
+    assert {key for key in PLAN_OWNED_KEYS if "." not in key} <= config.keys()

@@ -23,8 +23,8 @@ def references(tmp_path_factory):
     """``references(spec) → (directory beside which run directories go, trajectory)``; with ``lora`` of its adapters."""
     known: dict[tuple, tuple] = {}
 
-    def reference(spec: ModelSpec, packed: bool = False, lora: LoraSpec | None = None):
-        key = repr((spec, lora)), packed
+    def reference(spec: ModelSpec, packed: bool = False, lora: LoraSpec | None = None, eps: float = cases.EPS):
+        key = repr((spec, lora)), packed, eps
         if key not in known:
             directory = tmp_path_factory.mktemp(spec.name)
             model = saved_model(spec, directory / "model")
@@ -33,7 +33,7 @@ def references(tmp_path_factory):
                 adapters = cases.RandomAdapters(adapter_shapes(spec, lora), seed=0)
                 for name, parameter in trainable(model).items():
                     parameter.data.copy_(adapters.read(name))
-            known[key] = directory, cases.reference(spec, model, steps(spec), packed=packed)
+            known[key] = directory, cases.reference(spec, model, steps(spec), eps=eps, packed=packed)
         return known[key]
 
     return reference

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from kit.engines.base import StateKind
 from kit.specs.model import ModelSpec
@@ -18,32 +16,6 @@ def held_bytes(engine: Any, rundir: Any) -> dict[str, int]:
     engine.forward_backward(cases.batches_of(engine, rundir, 0))
     engine.apply(cases.LEARNING_RATE)
     return engine.held_bytes()
-
-
-def logits(rundir: Any) -> torch.Tensor:
-    """Inside a worker of a layout without pipeline: (GLOBAL_BATCH_SIZE, SEQ_LENGTH, vocabulary) of the first step."""
-    return cases.inside(rundir, _logits)
-
-
-def _logits(engine: Any, rundir: Any) -> torch.Tensor:
-    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
-
-    inputs, _ = cases.step_batch(rundir.plan.model.vocab_size, 0)
-    (chunk,) = engine._chunks
-    chunk.eval()
-    with torch.no_grad():
-        local = chunk(inputs, torch.arange(inputs.shape[1]).expand_as(inputs), attention_mask=None, labels=None)
-        return gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
-
-
-def hugging_face_logits(spec: ModelSpec, directory: Path) -> torch.Tensor:
-    """Logits that transformers computes for the same tokens, with the model saved beside the run directories."""
-    attention = "sdpa" if spec.traits.fused_attention else "eager"
-    model = AutoModelForCausalLM.from_pretrained(
-        directory / cases.HF_DIRECTORY, local_files_only=True, attn_implementation=attention
-    )
-    with torch.no_grad():
-        return model(cases.step_batch(spec.vocab_size, 0)[0], use_cache=False).logits
 
 
 def kept_bytes(engine: Any, rundir: Any) -> int:

@@ -10,9 +10,9 @@ from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from tests.megatron import cases, checkpoints
+from tests.megatron.table import FAMILIES
 from tests.support import tiny
 from tests.support.workers import pool
-from tests.system.parity.megatron_layouts import FAMILIES
 
 ZERO = {"dp": 2, "zero_stage": 1}
 # written on → read on
@@ -66,8 +66,8 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
 @pytest.mark.everyday("llama")
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name):
-    case = FAMILIES[name]
-    spec = tiny.model(case.family, **(case.shape | {"tied_embeddings": case.family == "gpt2"}))
+    family, shape = FAMILIES[name]
+    spec = tiny.model(family, **(shape | {"tied_embeddings": family == "gpt2"}))
     directory, _ = references(spec)
     original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.megatron import cases, inside
+from kit.specs.job import OptimizerSpec
+from tests.megatron import cases, inside, table
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import (
     CAPPED,
@@ -124,11 +125,12 @@ PACKED = {
 """Three documents in each row, each of which transformers computes alone."""
 
 
-def compare(references, case, train=cases.train, *args, packed=False):
+def compare(references, case, train=cases.train, *args, packed=False, eps=cases.EPS):
     family, shape, layout = case
     spec = tiny.model(family, **shape)
-    directory, expected = references(spec, packed)
-    rundir = cases.run_directory(directory / "run", spec, **layout)
+    directory, expected = references(spec, packed, eps=eps)
+    job = {"optimizer": OptimizerSpec(eps=eps, weight_decay=0.1)}
+    rundir = cases.run_directory(directory / "run", spec, job=job, **layout)
     found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, steps(spec), *args, packed)
     for rank in found[1:]:
         assert (rank.losses, rank.norms, rank.tokens) == (found[0].losses, found[0].norms, found[0].tokens)
@@ -156,6 +158,30 @@ def compare(references, case, train=cases.train, *args, packed=False):
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
+
+
+def compare_cell(references, name, *args):
+    layout, family = table.CELLS[name]
+    (sizes, changes), (kind, shape) = table.LAYOUTS[layout], table.FAMILIES[family]
+    return compare(references, (kind, shape | changes, sizes), *args, packed=layout in table.PACKED, eps=table.EPS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", table.CELLS)
+def test_every_family_on_its_layouts(references, name):
+    assert compare_cell(references, name) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("megatron-ring-forgets-a-part", "cp4-ring-selective llama"),
+        ("megatron-summed-expert-biases", "ep2-tp2-sp gpt_oss"),
+    ],
+)
+def test_planted_faults_show_in_the_table(references, fault, name):
+    assert compare_cell(references, name, cases.train_with_fault, fault) != []
 
 
 @pytest.mark.everyday("cp2")
@@ -257,4 +283,4 @@ def test_planted_faults_show(references, fault):
 
 
 if __name__ == "__main__":
-    raise SystemExit(pytest.main(["-q", __file__, "-k", "same_as_transformers"]))
+    raise SystemExit(pytest.main(["-q", __file__, "-k", "same_as_transformers or its_layouts or faults"]))

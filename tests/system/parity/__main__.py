@@ -29,13 +29,12 @@ from tests.support.assets import COMMON, FAMILIES, RECIPE, model_variant, prepar
 from tests.support.compare import compare_gradients, compare_runs
 from tests.support.program import faults, run
 from tests.system.parity.cases import BY_NAME, CASES, CHANGES, HALF, Case, reference
-from tests.system.parity.cell import Cell
 from tests.system.parity.faults import FAULTS
 from tests.system.rehearsal_faults import environment
 
 LAUNCHED = [name for name, fault in FAULTS.items() if fault.case]
 """Faults in cases that are launched; the others show on pools of processes
-(tests/system/parity/megatron.py)."""
+(tests/deepspeed, tests/megatron)."""
 GRADIENTS = "gradients/step-000001.safetensors"
 Found = tuple[Path, list[dict[str, Any]]]
 """Gradients of step 1, and metrics of all steps."""
@@ -52,21 +51,19 @@ def main(
     chosen: list[tuple[str | None, Case]] = [
         (fault, BY_NAME[FAULTS[fault].case]) for fault in faults(plant, plant_all, LAUNCHED)
     ] or [(None, case) for case in (CHANGES if changes else CASES)]
-    cells = []
+    agree = []
     with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
         expected = functools.cache(functools.partial(run_case, scratch=Path(scratch)))
         try:
             for fault, case in [pair for pair in chosen if only in pair[1].name]:
                 before = expected(BY_NAME[case.like] if case.like else reference(case.family))
-                cells.append(judge(before, run_case(case, Path(scratch), fault), case.bound).told(case.name, fault))
+                agree.append(agrees(before, run_case(case, Path(scratch), fault), case, fault))
         except (runs.RunFailed, kit.KitError) as error:
             print(f"stopped: {error}")
             return 1
-    red = sum(not cell.agrees for cell in cells)
-    print(f"{len(cells)} cases, {red} disagree")
-    if plant_all:
-        return 0 if cells and red == len(cells) else 1
-    return 1 if red or not cells else 0
+    red = agree.count(False)
+    print(f"{len(agree)} cases, {red} disagree")
+    return 0 if agree and red == (len(agree) if plant_all else 0) else 1
 
 
 def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
@@ -76,7 +73,8 @@ def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
         model = (*model, f"run.model_path={model_variant(case.family, model)}")
     rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
     if fault:
-        train_planted(rundir, fault)
+        with mock.patch.dict(os.environ, environment([fault])):
+            runs.train(rundir)
     elif case.launcher:
         runs.run(_by(case.launcher, rundir), rundir)
     else:
@@ -87,12 +85,6 @@ def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
         runs.train(second, "--resume", str(rundir.path / "checkpoints" / case.checkpoint))
         rows += runs.metrics(second)
     return rundir.path / GRADIENTS, rows
-
-
-def train_planted(rundir: RunDirectory, fault: str) -> None:
-    """Train a run directory on this machine with a fault in every rank."""
-    with mock.patch.dict(os.environ, environment([fault])):
-        runs.train(rundir)
 
 
 def _by(launcher: str, rundir: RunDirectory) -> list[str]:
@@ -107,12 +99,16 @@ def _by(launcher: str, rundir: RunDirectory) -> list[str]:
     return [*command, "--master_port", str(free_port()), "--module", "kit.training", str(rundir.path)]
 
 
-def judge(expected: Found, found: Found, bound: float) -> Cell:
-    """Every gradient of step 1; loss and gradient norm of every step."""
+def agrees(expected: Found, found: Found, case: Case, fault: str | None) -> bool:
+    """Whether every gradient of step 1, and loss and gradient norm of every step, are within the bound, as NaN is not;
+    prints a line."""
     gradients, curves = compare_gradients(expected[0], found[0]), compare_runs(expected[1], found[1])
-    errors = {"gradient": gradients.worst_relative_error}
+    errors = {f"gradient ({gradients.worst_name})": gradients.worst_relative_error}
     errors |= {key: curve.worst_relative_error for key, curve in curves.items()}
-    return Cell(dict.fromkeys(errors, bound), errors, {"gradient": gradients.worst_name})
+    right = all(error <= case.bound for error in errors.values())
+    figures = ", ".join(f"{quantity} {error:.1e}" for quantity, error in errors.items())
+    print(f"{'agrees   ' if right else 'DISAGREES'} {case.name}{f' + {fault}' if fault else ''}: {figures}", flush=True)
+    return right
 
 
 if __name__ == "__main__":

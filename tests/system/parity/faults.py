@@ -1,8 +1,8 @@
 """Planted faults: proof that the comparison can fail. Nothing in the kit package knows of them.
 
 A fault replaces one function of an engine with a wrong one, in a rank's process before its engine is built. Each names
-the launched layout in which it must show (``cases.py``); the cells and resumes in which it must show on pools of
-processes stand in ``deepspeed_layouts.py`` and ``megatron_layouts.py``.
+the launched layout in which it must show (``cases.py``); the layouts in which it must show on pools of
+processes stand in the tests of tests/deepspeed, tests/megatron and tests/training.
 """
 
 from __future__ import annotations
