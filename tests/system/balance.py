@@ -3,7 +3,7 @@
 Both start from random weights and read the bytes of the standard library's own sources, in one process. Each trains
 without balancing and with what its family was published with (kit/specs/families.py), from five seeds. DeepSeek-V3's
 published rate moves a bias by at most 0.2 in 200 steps, so it also trains with ten times the rate. ``--write`` keeps
-the table and the picture in docs/experts.md.
+the table in docs/experts.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kit.specs.job import OptimizerSpec
 from kit.specs.model import Family, ModelSpec
 from tests.support import program, tiny
 from tests.support.alone import process_group_of_one
-from tests.support.page import ROOT, Section, table
+from tests.support.page import Section, table
 
 STEPS, WARMUP = 200, 20
 ROWS, LENGTH = 8, 128
@@ -34,7 +34,6 @@ LAST = 50
 """Steps at the end whose mean is in the table."""
 BOUND = 1.5
 """Largest load over the mean that counts as balanced."""
-PICTURE = ROOT / "docs" / "images" / "balance.png"
 _EVERYWHERE = {
     "hidden_size": 64,
     "ffn_hidden_size": 128,
@@ -62,7 +61,6 @@ ARMS: dict[Family, tuple[str, ...]] = {"mixtral": (NONE, PUBLISHED), "deepseek_v
 """Family → kinds of balancing; the last must balance."""
 COLUMNS = {"load_at_end": 2, "expert_load_max": 2, "expert_load_entropy": 3, "dead_experts": 1, "loss": 3}
 """Figure → digits; ``expert_load_max`` is that of the worst layer."""
-COLORS = {NONE: "indianred", PUBLISHED: "steelblue", FASTER: "seagreen"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +74,11 @@ class Curve:
     tokens: list[torch.Tensor]
     """(layers, experts) of each step."""
 
-    def of(self, name: str) -> list[float]:
-        """One metric, step by step."""
-        return [step[name] for step in self.steps]
-
     def at_end(self, name: str) -> float:
         """Mean over the last steps. ``load_at_end``: fullest expert over the mean, of all their tokens together, so
         that no step's few texts decide."""
         if name != "load_at_end":
-            return statistics.fmean(self.of(name)[-LAST:])
+            return statistics.fmean(step[name] for step in self.steps[-LAST:])
         tokens = torch.stack(self.tokens[-LAST:]).sum(0).double()
         return float((tokens.max(1).values / tokens.mean(1)).max())
 
@@ -139,48 +133,20 @@ def main(seeds: int = 5, steps: int = STEPS, write: bool = False) -> int:
     print(_table(curves))
     if write:
         Section("docs/experts.md", "balancing", lambda: _table(curves)).write()
-        _draw(curves)
     return int(any(each.arm == ARMS[each.family][-1] and each.at_end("load_at_end") > BOUND for each in curves))
-
-
-def _groups(curves: Sequence[Curve]) -> dict[tuple[Family, str], list[Curve]]:
-    """The runs from all seeds, by family and kind of balancing."""
-    keys = dict.fromkeys((curve.family, curve.arm) for curve in curves)
-    return {key: [curve for curve in curves if (curve.family, curve.arm) == key] for key in keys}
 
 
 def _table(curves: Sequence[Curve]) -> str:
     def cell(ends: list[float], digits: int) -> str:
         return f"{statistics.fmean(ends):.{digits}f} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"
 
-    rows = [
-        [*key, *(cell([curve.at_end(name) for curve in group], digits) for name, digits in COLUMNS.items())]
-        for key, group in _groups(curves).items()
-    ]
+    rows = []
+    for family, arm in dict.fromkeys((curve.family, curve.arm) for curve in curves):
+        group = [curve for curve in curves if (curve.family, curve.arm) == (family, arm)]
+        cells = (cell([curve.at_end(name) for curve in group], digits) for name, digits in COLUMNS.items())
+        rows.append([family, arm, *cells])
     heads = ["model", "balancing", "fullest expert over the mean", "of one step", "entropy, 1 is even", "dead", "loss"]
     return table(heads, rows)
-
-
-def _draw(curves: Sequence[Curve]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
-    axes: Any = figure.subplots(2, 2, sharex=True)
-    labels = {"expert_load_max": "fullest expert over the mean", "expert_load_entropy": "entropy of loads, 1 is even"}
-    for (family, arm), group in _groups(curves).items():
-        column = axes[:, list(SHAPES).index(family)]
-        column[0].set_title(family)
-        column[1].set_xlabel("step")
-        for axis, (name, words) in zip(column, labels.items(), strict=True):
-            axis.set_ylabel(words)
-            for number, curve in enumerate(group):
-                values = curve.of(name)
-                smooth = [statistics.fmean(values[max(0, at - 9) : at + 1]) for at in range(len(values))]
-                axis.plot(smooth, color=COLORS[arm], linewidth=0.9, label=None if number else arm)
-    for axis in axes[0]:
-        axis.axhline(BOUND, color="grey", linewidth=0.7, linestyle=":")
-    axes[0, 1].legend(frameon=False, title="balancing")
-    figure.savefig(PICTURE, dpi=80)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Each tracker that a run may name, really running: what its own reader finds is what ``metrics.jsonl`` holds.
 
-    python -m tests.system.trackers             TensorBoard, W&B (offline), MLflow, Trackio
+    python -m tests.system.trackers             W&B (offline), MLflow, Trackio (TensorBoard: tests/training)
     python -m tests.system.trackers mlflow      one
 
-A tracker whose package is not installed is a failure here: pip install tensorboard wandb mlflow trackio.
+A tracker whose package is not installed is a failure here: pip install wandb mlflow trackio.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Annotated
 
 import typer
 
-from kit.training.logging.trackers import FOLDER, PACKAGES, missing
+from kit.training.logging.trackers import FOLDER, missing
 from tests.support.program import Names, chosen, run
 
 KEYS = ("loss", "grad_norm", "learning_rate")
-SINGLE = 1e-6
-"""TensorBoard keeps fp32."""
+SAME = 1e-6
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
 Curve = dict[int, float]
 """Step → value."""
@@ -34,7 +33,7 @@ Curve = dict[int, float]
 
 def main(names: Names, here: Annotated[bool, typer.Option("--here", help="one, in this process")] = False) -> int:
     """Exit code 1 where one is missing or tells other values."""
-    some = chosen(names, sorted(PACKAGES))
+    some = chosen(names, sorted(READERS))
     if here:
         return _run(some[0])
     # Each leaves threads, servers and variables behind: a process of its own.
@@ -58,15 +57,8 @@ def _run(name: str) -> int:
         found, rows = READERS[name](rundir.path / FOLDER), runs.metrics(rundir)
     same = all(found[key].keys() == {row["step"] for row in rows} for key in KEYS)
     far = max(abs(found[key][row["step"]] / row[key] - 1) for key in KEYS for row in rows) if same else math.inf
-    print(f"{'ok    ' if far <= SINGLE else 'wrong '} {name}: {len(rows)} steps of {', '.join(KEYS)}, off by {far:.0e}")
-    return int(not far <= SINGLE)
-
-
-def _tensorboard(folder: Path) -> Mapping[str, Curve]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard" / "run")).Reload()
-    return {key: {event.step: event.value for event in events.Scalars(f"train/{key}")} for key in KEYS}
+    print(f"{'ok    ' if far <= SAME else 'wrong '} {name}: {len(rows)} steps of {', '.join(KEYS)}, off by {far:.0e}")
+    return int(not far <= SAME)
 
 
 def _wandb(folder: Path) -> Mapping[str, Curve]:
@@ -120,7 +112,6 @@ def _trackio(folder: Path) -> Mapping[str, Curve]:
 
 
 READERS: dict[str, Callable[[Path], Mapping[str, Curve]]] = {
-    "tensorboard": _tensorboard,
     "wandb": _wandb,
     "mlflow": _mlflow,
     "trackio": _trackio,

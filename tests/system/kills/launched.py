@@ -1,11 +1,9 @@
 """``python -m tests.system.kills.launched``: torchrun restarts what was killed, and what was stopped comes
 back.
 
-Four ways to be interrupted, each compared bit for bit with a run that was let be:
+Three ways to be interrupted, each compared bit for bit with a run that was let be:
 
 - ``restart``: ``torchrun --max-restarts``, ``kill -9`` of one rank in the middle; torchrun starts the ranks again.
-- ``node``: two "nodes" (an agent of torchrun's with a rank each, c10d rendezvous), all processes of one killed with
-  ``kill -9``; another agent takes its place.
 - ``sigterm`` and ``sigusr1``: a signal to torchrun alone, which hands it on; the ranks save and leave; started again.
 
 Exit code 1 where a run does not come to the same curve.
@@ -42,7 +40,6 @@ def main(names: Names) -> int:
     """0 where every way comes to the same."""
     ways: dict[str, Callable[[Path], str]] = {
         "restart": restart,
-        "node": lose_a_node,
         "sigterm": lambda run: stop(run, signal.SIGTERM),
         "sigusr1": lambda run: stop(run, signal.SIGUSR1),
     }
@@ -69,23 +66,6 @@ def restart(run: Path) -> str:
     return f"one rank killed, {_resumes(run)} by torchrun itself"
 
 
-def lose_a_node(run: Path) -> str:
-    """The second node disappears; torchrun on the first waits for another to take its place."""
-    endpoint = f"127.0.0.1:{processes.free_port()}"
-    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run.name)
-    words += ("--max-restarts", "3")
-    first, second = (torchrun(run, *words, per_node=1) for _ in range(2))
-    runs.wait_for_step([first, second], run, KILL_AT, LIMIT_S)
-    # The rendezvous lives in the agent that came first to its port; the other one is lost.
-    hosts = [agent for agent in (first, second) if _listens(agent, int(endpoint.split(":")[1]))]
-    lost, kept = (second, first) if hosts == [first] else (first, second)
-    processes.kill(lost)
-    third = torchrun(run, *words, per_node=1)
-    _finish(kept, run)
-    _finish(third, run)
-    return f"a node killed, {_resumes(run)} on another one"
-
-
 def stop(run: Path, number: signal.Signals) -> str:
     """The signal goes to torchrun; its ranks save, and leave the mark of a run that waits."""
     job = torchrun(run, "--signals-to-handle", SIGNALS, "--shutdown-timeout", "120")
@@ -99,11 +79,9 @@ def stop(run: Path, number: signal.Signals) -> str:
     return f"{number.name} after step {reached}, {saved} written, started again"
 
 
-def torchrun(run: Path, *words: str, per_node: int = 2) -> subprocess.Popen[bytes]:
-    """An agent of torchrun's for the worker on a run directory."""
-    if not any(word == "--nnodes" for word in words):
-        words = ("--standalone", *words)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(per_node), *words]
+def torchrun(run: Path, *words: str) -> subprocess.Popen[bytes]:
+    """torchrun for the worker on a run directory."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *words]
     # As launch.sh sets it (kit/emit/environment.py).
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return start([*command, "-m", "kit.training", str(run), "--resume", "auto"], run / "log.txt")
@@ -111,13 +89,6 @@ def torchrun(run: Path, *words: str, per_node: int = 2) -> subprocess.Popen[byte
 
 def _ranks(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [child for child in psutil.Process(job.pid).children() if "kit.training" in child.cmdline()]
-
-
-def _listens(job: subprocess.Popen[bytes], port: int) -> bool:
-    return any(
-        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        for connection in psutil.Process(job.pid).net_connections(kind="tcp")
-    )
 
 
 def _finish(job: subprocess.Popen[bytes], run: Path) -> None:
