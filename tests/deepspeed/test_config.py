@@ -99,34 +99,6 @@ def test_deepspeed_parses_it_as_meant(key, parsed):
     assert {name: parsed[key][name] for name in expected} == expected
 
 
-def test_deepspeed_reads_the_flags_of_zeropp_and_its_dtypes():
-    """Where a key is read but wrong for the stage nothing is said, so the parsed values are looked at."""
-    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    zero = ds_config(cases.on("cuda", cases.plan(**VARIANTS["ZeRO++"])))["zero_optimization"]
-    parsed = DeepSpeedZeroConfig(**zero)
-    assert (parsed.zero_hpz_partition_size, parsed.zero_quantized_weights, parsed.zero_quantized_gradients) == (2, 1, 1)
-    assert isinstance(parsed, DeepSpeedConfigModel)  # refuses unknown keys, which `unread` cannot see inside a section
-    with pytest.raises(ValueError, match="zero_hpz"):
-        DeepSpeedZeroConfig(**zero, zero_hpz=2)
-
-
-@pytest.mark.parametrize("key", ["compression_training", "sparse_gradients", "elasticity"])
-def test_methods_of_the_past_are_refused(key):
-    """docs/deepspeed.md says that they are gone."""
-    message = pool("deepspeed", cases.WORLD_SIZE).run(refused, ds_config(cases.plan(1)) | {key: {"enabled": True}})[0]
-    assert "removed" in message
-
-
-def refused(config):
-    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-
-    with pytest.raises(DeepSpeedConfigError) as error:
-        DeepSpeedConfig(config)
-    return str(error.value)
-
-
 def parse_all(asked):
     """``parse`` of each (config, dp)."""
     return [parse(*each) for each in asked]

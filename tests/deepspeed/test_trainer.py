@@ -91,20 +91,6 @@ def fill_in(config, arguments, directory):
         AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
 
 
-def test_a_trainer_with_other_arguments_is_refused(tmp_path):
-    """The explicit file is what the Trainer checks its own arguments against."""
-    chosen = cases.plan(2)
-    other = training_arguments(chosen) | {"learning_rate": 5e-5}
-    message = pool("deepspeed", cases.WORLD_SIZE).run(refused, ds_config(chosen), other, tmp_path)[0]
-    assert "optimizer.params.lr" in message
-
-
-def refused(config, arguments, directory):
-    with pytest.raises(ValueError, match="mismatch") as error:
-        fill_in(config, arguments, directory)
-    return str(error.value)
-
-
 @pytest.mark.parametrize("plan", [cases.plan(0), cases.plan(**NVME, precision="bf16")], ids=["stage 0", "NVMe"])
 def test_the_page_has_a_row_for_every_key_and_its_value(plan):
     page = ds_config_page(plan)

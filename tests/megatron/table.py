@@ -106,12 +106,12 @@ OF_EXPERTS = {"mixtral", "qwen3_moe", "deepseek_v3", "kimi_k2", "qwen2_moe", "gl
 EPS = 3e-2
 """Adam's epsilon, so large that rounding is not amplified. With 1e-3, transformers in fp32 is 1.4e-4 from itself in
 fp64 after 20 steps; with 3e-2, 4e-7."""
-CELLS = {
-    f"{layout} {family}": (layout, family)
+CELLS = [
+    f"{layout} {family}"
     for layout in LAYOUTS
     for family in FAMILIES
     if (layout in COMMON or family in FIRST)
     and layout not in (WITHOUT_EXPERTS if family in OF_EXPERTS else WITH_EXPERTS)
     and not (family == "gpt_oss" and "etp" in LAYOUTS[layout][0] and LAYOUTS[layout][0]["etp"] > 1)
-}
+]
 """No layout cuts an expert of gpt-oss, which has biases."""

@@ -117,14 +117,6 @@ CASES = {
 }
 
 
-PACKED = {
-    "cp2": ("llama", TWO_LAYERS, {"cp": 2}),
-    "pp2-mistral": ("mistral", TWO_LAYERS | WINDOW, {"pp": 2, "recompute": "full"}),
-    "tp2-gpt2": ("gpt2", TWO_LAYERS, {"tp": 2}),
-}
-"""Three documents in each row, each of which transformers computes alone."""
-
-
 def compare(references, case, train=cases.train, *args, packed=False, eps=cases.EPS):
     family, shape, layout = case
     spec = tiny.model(family, **shape)
@@ -160,34 +152,33 @@ def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
 
+OF_CELLS = {
+    "megatron-ring-forgets-a-part": ("cp4-ring-selective llama", "norms[0]"),
+    "megatron-summed-expert-biases": ("ep2-tp2-sp gpt_oss", "gradients["),
+    "megatron-joined-documents": ("cp2-packed llama", "losses[0]"),
+    "megatron-running-positions": ("pp2-vp2-packed gpt2", "losses[0]"),
+}
+
+
 def compare_cell(references, name, *args):
-    layout, family = table.CELLS[name]
+    layout, family = name.split()
     (sizes, changes), (kind, shape) = table.LAYOUTS[layout], table.FAMILIES[family]
     return compare(references, (kind, shape | changes, sizes), *args, packed=layout in table.PACKED, eps=table.EPS)
 
 
-@pytest.mark.nightly
+@pytest.mark.everyday("cp2-packed llama")
 @pytest.mark.parametrize("name", table.CELLS)
 def test_every_family_on_its_layouts(references, name):
+    """Packed: three documents in each row, each of which transformers computes alone."""
     assert compare_cell(references, name) == []
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        ("megatron-ring-forgets-a-part", "cp4-ring-selective llama"),
-        ("megatron-summed-expert-biases", "ep2-tp2-sp gpt_oss"),
-    ],
-)
-def test_planted_faults_show_in_the_table(references, fault, name):
-    assert compare_cell(references, name, cases.train_with_fault, fault) != []
-
-
-@pytest.mark.everyday("cp2")
-@pytest.mark.parametrize("name", PACKED)
-def test_packed_rows_are_documents_of_their_own(references, name):
-    assert compare(references, PACKED[name], packed=True) == []
+@pytest.mark.everyday("megatron-joined-documents")
+@pytest.mark.parametrize("fault", OF_CELLS)
+def test_planted_faults_show_in_the_table(references, fault):
+    name, shows_in = OF_CELLS[fault]
+    problems = compare_cell(references, name, cases.train_with_fault, fault)
+    assert any(problem.startswith(shows_in) for problem in problems), problems
 
 
 @pytest.mark.everyday("False")
@@ -239,15 +230,6 @@ def test_rotary_positions_are_those_that_are_given():
     running, angles = pool("megatron", 2).run(inside.rotations, tiny.model(head_dim=8), positions)[0]
     assert angles.shape == running.shape == (6, 1, 1, 8)
     assert torch.equal(angles, running[positions[0]])
-
-
-@pytest.mark.everyday("megatron-joined-documents-cp2")
-@pytest.mark.parametrize(
-    ("fault", "name"), [("megatron-joined-documents", "cp2"), ("megatron-running-positions", "tp2-gpt2")]
-)
-def test_planted_faults_show_in_packed_rows(references, fault, name):
-    problems = compare(references, PACKED[name], cases.train_with_fault, fault, packed=True)
-    assert any(problem.startswith("losses[0]") for problem in problems), problems
 
 
 FAULTS = {

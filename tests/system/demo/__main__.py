@@ -19,7 +19,7 @@ from tests.support.assets import RECIPE, ROOT, Assets, prepare
 from tests.support.compare import compare_curves, compare_gradients, compare_runs
 from tests.system.demo.exports import Verdict, judge
 from tests.system.demo.ledger import Ledger
-from tests.system.parity.__main__ import GRADIENTS
+from tests.system.parity.__main__ import GRADIENTS, train_planted
 
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
@@ -59,6 +59,8 @@ def main() -> int:
         relay = run_relay(ledger, out, three["zero3"])
         console.rule("4. Out again: Hugging Face models")
         export_and_judge(ledger, assets, {**three, "relay": relay}, out)
+        console.rule("5. A planted fault is caught")
+        plant_fault(ledger, out, three["torch"])
     except (runs.RunFailed, kit.KitError) as error:
         console.print(f"[bold red]the demo stopped:[/bold red] {error}", highlight=False)
         return 1
@@ -158,6 +160,17 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
     figure = f"{same} distinct outputs of {len(fp32)} models, {sum(map(len, torch.generated))} tokens"
     ledger.add("all fp32 exports: same greedy tokens", "model.generate(do_sample=False)", figure, same == 1)
     ledger.console.print(f"  {torch.text!r}", highlight=False)
+
+
+def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
+    """Swap Q and K in the weight map: the same comparison must turn red."""
+    rundir = runs.emit(RECIPES["tp2"], out / "planted", ["run.steps=2"])
+    train_planted(rundir, "megatron-swap-qk")
+    gradients = compare_gradients(reference.path / GRADIENTS, rundir.path / GRADIENTS)
+    loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)
+    error, command = gradients.worst_relative_error, "python -m tests.system.parity --plant megatron-swap-qk"
+    figure = f"gradient error {error:.1e} at {gradients.worst_name}; loss alone differs by {loss:.1e}"
+    ledger.add("swapped Q and K turn the comparison red", command, figure, error > GRADIENT_BOUND)
 
 
 if __name__ == "__main__":

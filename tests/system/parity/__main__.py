@@ -73,8 +73,7 @@ def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
         model = (*model, f"run.model_path={model_variant(case.family, model)}")
     rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
     if fault:
-        with mock.patch.dict(os.environ, environment([fault])):
-            runs.train(rundir)
+        train_planted(rundir, fault)
     elif case.launcher:
         runs.run(_by(case.launcher, rundir), rundir)
     else:
@@ -85,6 +84,12 @@ def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
         runs.train(second, "--resume", str(rundir.path / "checkpoints" / case.checkpoint))
         rows += runs.metrics(second)
     return rundir.path / GRADIENTS, rows
+
+
+def train_planted(rundir: RunDirectory, fault: str) -> None:
+    """Train a run directory on this machine with a fault in every rank."""
+    with mock.patch.dict(os.environ, environment([fault])):
+        runs.train(rundir)
 
 
 def _by(launcher: str, rundir: RunDirectory) -> list[str]:
