@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.peers import BARE
-from benchmarks.gpu.targets import verdicts
 from tests.support.page import table
 
 Row = dict[str, Any]
@@ -20,7 +19,6 @@ def page(result: dict[str, Any]) -> str:
     sections = [
         title,
         _head(parts, rows),
-        "" if dry else _targets(rows),
         _peaks(rows.get("peaks", [])),
         _predicted(rows.get("predicted", []), dry),
         _side_by_side(rows.get("side by side", []), rows.get("predicted", []), dry),
@@ -83,12 +81,6 @@ def _ops(rows: list[Row]) -> str:
     found = {name: value for row in rows for name, value in row.get("ops", {}).items()}
     body = [(name, f"{value:g} s" if isinstance(value, float) else value) for name, value in found.items()]
     return _table("DeepSpeed's ops: loaded, compiled before where they were not there", ("", ""), body)
-
-
-def _targets(rows: dict[str, list[Row]]) -> str:
-    words = {True: "reached", False: "missed", None: "not measured"}
-    body = [(verdict.target, verdict.found, words[verdict.reached]) for verdict in verdicts(rows)]
-    return _table("What is hoped for on an H100 or H200", ("", "found", ""), body)
 
 
 def _peaks(rows: list[Row]) -> str:

@@ -109,12 +109,6 @@ def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
     assert all(row["status"] in ("skipped", "refused") and package in row["why"] for package, row in rows.items())
 
 
-def test_a_dead_worker_is_a_row(session, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
-    assert row["status"] == "failed"
-
-
 def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
     """torch's sync debug mode warns at each wait. A place that waits twice counts twice; other warnings do not
     count."""
