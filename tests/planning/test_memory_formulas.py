@@ -677,7 +677,6 @@ TERMS = 14744
 LAST = 6 * 320 + 4 + 640
 RECOMPUTED = T * (2 * 320 + TERMS + 2 * 2 * 896)
 """The residual's gradient, all of a layer, and two gradients of the MLP's width."""
-UNFUSED = 2 * 480 + 2 * (480 + 2 * 480)
 RANKS: Rows = [
     ("saved", lambda: part(Z[2], "saved_activations", "recomputed_layer", "backward_workspace", "freed_before_layers"),
      [T * (6 * TERMS + LAST), 0, 2 * (3 * 896 + 2 * 320) * T, 0]),

@@ -44,8 +44,6 @@ NO_COUNT: list[Any] = [
 """Where a whole number of 64 bits is meant that is not negative."""
 NO_TEXT: list[Any] = [None, True, 0, 4, 0.5, [], {}, [None], {"x": 1}]
 """Where text is meant."""
-NO_MAPPING: list[Any] = [None, True, 4, "x", [], [None], ["x"] * 3]
-"""Where a mapping is meant."""
 VALUES: st.SearchStrategy[Any] = st.sampled_from(NO_COUNT) | st.sampled_from(NO_TEXT) | st.sampled_from(
     [
         0, 1, 2, 3, 7, 2**31, 2**32,
