@@ -45,7 +45,7 @@ def _proof(shows: str, minutes: float, *commands: str, needs: str = "") -> Proof
 _PARITY, _REHEARSALS = "tests.system.parity", "tests.system.rehearsals"
 PROOFS: dict[str, Proof] = {
     "demo": _proof(
-        "the main job end to end: plan, three engines, a kill, a change of engine, export",
+        "the main job end to end: plan, three engines, a kill, a change of engine, export, a planted fault",
         4, "tests.system.demo",
     ),
     "new-user": _proof(
