@@ -37,7 +37,6 @@ _TITAN = {
 def _on_torch(plan: Plan) -> bool:
     layout = plan.layout
     whole = layout.implementation == "huggingface" and layout.zero_stage in (0, 3)
-    whole = whole and not (layout.paged_optimizer and layout.zero_stage)  # no program pages FSDP2's state
     return layout.engine == "torch" and whole and plan.cluster.gpu.device == "cuda"
 
 
@@ -175,7 +174,7 @@ def ms_swift(plan: Plan) -> dict[str, Any]:
 def for_torchtitan(plan: Plan) -> bool:
     """Whether torchtitan has the model, and shards it as the plan does: DDP or FSDP2, with tensor parallelism."""
     plain = plan.job.lora is None and plan.job.objective == "pretrain" and plan.job.precision in ("bf16", "fp32")
-    plain = plain and not plan.layout.autocast and not plan.layout.paged_optimizer
+    plain = plain and not plan.layout.autocast
     return plan.model.name in _TITAN and plain and _on_torch(plan)
 
 

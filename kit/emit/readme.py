@@ -9,7 +9,7 @@ from kit.emit.deepspeed import runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.launch import processes_per_node
 from kit.emit.markdown import plain
-from kit.emit.trainer import OPTIM, optim, script_arguments
+from kit.emit.trainer import OPTIM, script_arguments
 from kit.emit.trl import trl_arguments, words
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
@@ -56,7 +56,7 @@ def _own_loop(plan: Plan) -> list[str]:
     if plan.cluster.num_nodes == 1:
         sections += [_command("./launch.sh")]
         sections += ["Under Slurm: `sbatch slurm.sbatch`."] if slurm.applies(plan) else []
-        return [*sections, *_paged(plan)]
+        return sections
     return [
         *sections,
         "Under Slurm, which starts every node:",
@@ -67,7 +67,6 @@ def _own_loop(plan: Plan) -> list[str]:
         _command("NODE_RANK=0 MASTER_ADDR=node-0 ./launch.sh"),
         "The same command on every node, which goes on after a failure:",
         _command("RDZV_ENDPOINT=node-0:29500 ./launch_elastic.sh"),
-        *_paged(plan),
     ]
 
 
@@ -152,19 +151,6 @@ def _trl(plan: Plan, script: str, trainer: str) -> list[str]:
         *_no_epochs(plan),
         *not_carried.note(plan, trainer=True, trl=True),
         _command(launched(plan, "accelerate.yaml", f"{script} {shlex.join(words(trl_arguments(plan)))} --model DIR …")),
-    ]
-
-
-def _paged(plan: Plan) -> list[str]:
-    """What pages moments in scripts without kit's worker."""
-    if not plan.layout.paged_optimizer:
-        return []
-    if plan.layout.zero_stage:
-        return ["bitsandbytes' paged optimizers do not step FSDP2's weights: only kit's own loop pages moments there."]
-    bits = 8 if plan.job.optimizer.name == "adamw-8bit" else 32
-    return [
-        f"In another program the Trainer pages moments with `--optim {optim(plan)}`, and your own script with "
-        f"`bitsandbytes.optim.PagedAdamW{bits}bit`. kit has run none of these on a GPU."
     ]
 
 

@@ -28,8 +28,6 @@ def for_trainer(plan: Plan) -> bool:
 OPTIM: dict[OptimizerName, str] = {"adamw-8bit": "adamw_bnb_8bit", "lion-8bit": "lion_8bit"}
 """The Trainer's names (``optim``) of optimizers that a ds_config cannot name. It makes bitsandbytes' own, which have
 norms in 8 bits too where ZeRO flattens them into 4,096 elements or more."""
-PAGED: dict[OptimizerName, str] = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit"}
-"""The Trainer's names with paged moments. bitsandbytes' classes step DDP's weights, and not FSDP2's."""
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 
 
@@ -52,7 +50,7 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
 
 def optim(plan: Plan) -> str | None:
     """The Trainer's name of the optimizer, where it is not torch's AdamW or the one of the ds_config."""
-    return (PAGED if plan.layout.paged_optimizer else OPTIM).get(plan.job.optimizer.name)
+    return OPTIM.get(plan.job.optimizer.name)
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:

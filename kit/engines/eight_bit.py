@@ -14,7 +14,6 @@ from functools import lru_cache
 import torch
 
 from kit.engines.base import StateKind
-from kit.engines.paged import paged_zeros, part_of, prefetch
 from kit.errors import EngineError
 from kit.extras import install
 from kit.specs.job import OptimizerSpec
@@ -31,7 +30,7 @@ class EightBitMoment:
     """One moment of one rank's slice of a matrix, or of several matrices: value = table[code] · scale of the block."""
 
     codes: torch.Tensor
-    """Index into the table for each value: uint8, of the slice's shape, contiguous; may be paged (paged.py)."""
+    """Index into the table for each value: uint8, of the slice's shape, contiguous."""
     scales: torch.Tensor
     """fp32: the largest magnitude of each block of the flattened slice."""
     signed: bool
@@ -40,15 +39,15 @@ class EightBitMoment:
     @property
     def table(self) -> torch.Tensor:
         """fp32, 256 entries from -1 or 0 to 1, densest around 0."""
-        return _table(self.signed, self.scales.device)
+        return _table(self.signed, self.codes.device)
 
     def read(self) -> torch.Tensor:
         """The values: an fp32 tensor of the slice's shape."""
         import bitsandbytes.functional as F
 
-        values = torch.empty(self.codes.shape, device=self.scales.device)
-        for part, blocks in pieces(values.numel()):
-            codes, scales = self.codes.view(-1)[part].to(values.device), self.scales[blocks]
+        values = torch.empty(self.codes.shape, device=self.codes.device)
+        for part, blocks in _pieces(values.numel()):
+            codes, scales = self.codes.view(-1)[part], self.scales[blocks]
             values.view(-1)[part] = F.dequantize_blockwise(codes, absmax=scales, code=self.table, blocksize=BLOCK)
         return values
 
@@ -56,7 +55,7 @@ class EightBitMoment:
         """Quantise and store ``values``, fp32 of the slice's shape, with the rounding of the optimizer's step."""
         import bitsandbytes.functional as F
 
-        for part, blocks in pieces(values.numel()):
+        for part, blocks in _pieces(values.numel()):
             codes, state = F.quantize_blockwise(values.reshape(-1)[part], code=self.table, blocksize=BLOCK)
             self.codes.view(-1)[part].copy_(codes)
             self.scales[blocks].copy_(state.absmax)
@@ -67,12 +66,10 @@ def kinds_of(spec: OptimizerSpec) -> tuple[StateKind, ...]:
     return tuple(map(StateKind, OPTIMIZERS[spec.name].state))
 
 
-def zero_moment(kind: StateKind, like: torch.Tensor, paged: bool = False) -> EightBitMoment:
+def zero_moment(kind: StateKind, like: torch.Tensor) -> EightBitMoment:
     """A moment of zeros: a scale of zero makes every value zero."""
     return EightBitMoment(
-        codes=paged_zeros(like, torch.uint8)
-        if paged
-        else torch.zeros(like.shape, dtype=torch.uint8, device=like.device),
+        codes=torch.zeros(like.shape, dtype=torch.uint8, device=like.device),
         scales=torch.zeros(-(-like.numel() // BLOCK), device=like.device),
         signed=kind is StateKind.EXP_AVG,
     )
@@ -91,14 +88,13 @@ def step(
     import bitsandbytes.functional as F
 
     first, second = moments[StateKind.EXP_AVG], moments.get(StateKind.EXP_AVG_SQ)
-    prefetch(first.codes, None if second is None else second.codes)
-    for part, blocks in pieces(weight.numel()):
+    for part, blocks in _pieces(weight.numel()):
         F.optimizer_update_8bit_blockwise(
             "lion" if second is None else "adam",
             gradient.view(-1)[part],
             weight.view(-1)[part],
-            part_of(first.codes, part),
-            None if second is None else part_of(second.codes, part),
+            first.codes.view(-1)[part],
+            None if second is None else second.codes.view(-1)[part],
             spec.beta1,
             spec.beta2,
             0.0,
@@ -124,7 +120,7 @@ def require_bitsandbytes(optimizer: str) -> None:
         ) from error
 
 
-def pieces(elements: int) -> Iterator[tuple[slice, slice]]:
+def _pieces(elements: int) -> Iterator[tuple[slice, slice]]:
     """(elements, blocks) of each call."""
     for start in range(0, elements, PIECE):
         end = min(elements, start + PIECE)

@@ -64,13 +64,6 @@ COST_TIME = (
         price="Both share the host's link. No measurement supports the prediction",
         pins={"activation_offloading": True},
     ),
-    LastResort(
-        what="paged moments (bitsandbytes)",
-        price="The driver moves moments to the host when the GPU is full, and how many no plan can say. These are "
-        "bounds: none of them on the GPU, all of them in host memory, and all over the link to the GPU and back in "
-        "every step. kit has never run it",
-        pins={"engine": "torch", "paged_optimizer": True},
-    ),
 )
 """Last resorts that compute what the usual layouts compute."""
 LAST_RESORTS: tuple[tuple[LastResort, ...], ...] = (

@@ -36,7 +36,6 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "gradient_compression": ("none", _LOSSY),
     "gradient_dtype": ("fp32", _LOSSY),
     "optimizer_state_dtype": ("fp32", _LOSSY),
-    "paged_optimizer": (False, "bitsandbytes pages on GPUs only, and its kernel steps as torch's AdamW does"),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
     "loss_kernel": ("torch", _KERNELS),

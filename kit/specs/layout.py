@@ -137,9 +137,6 @@ class Layout:
     """bf16 under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
     bf16_optimizer_states). Under megatron: moments and gradients in bf16 with fp32 master weights, by its
     precision-aware optimizer; Megatron-LM runs it, kit's worker does not."""
-    paged_optimizer: Annotated[bool, Flag(("torch",), "paged moments", added=True)] = False
-    """torch: AdamW's moments of matrices in CUDA's managed memory, as in bitsandbytes' paged optimizers: the driver
-    moves pages to the host when the GPU is full. Planned by bounds, and never run."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
     weights. Engine torch always autocasts in bf16 DDP."""
@@ -271,7 +268,6 @@ class Pins:
     gradient_compression: GradientCompression | None = None
     gradient_dtype: GradientDtype | None = None
     optimizer_state_dtype: OptimizerStateDtype | None = None
-    paged_optimizer: bool | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
     activation_offloading: bool | None = None

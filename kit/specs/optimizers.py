@@ -43,8 +43,6 @@ class OptimizerTraits:
     """Engine → package, or Python → oldest version there, where the optimizer needs more than the engine."""
     gathered_in_step: Mapping[EngineName, float] = field(default_factory=dict)
     """Engine → temporary bytes in the step per element of one whole matrix at a time."""
-    paged: float = 0.0
-    """Bytes per element of matrices that are in managed memory with ``paged_optimizer``; 0: it cannot be paged."""
     exports_a_copy: bool = False
     """Whether the moments of an export are computed, one parameter at a time, and not the live state."""
 
@@ -62,7 +60,6 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         },
         state=("exp_avg", "exp_avg_sq"),
         state_of="adamw",
-        paged=8.0,
     ),
     "adamw-8bit": OptimizerTraits(
         # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/eight_bit.py).
@@ -74,7 +71,6 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         state_of="adamw",
         missing=_NO_8_BIT,
         needs={"deepspeed": _NO_OFFLOAD},
-        paged=2.0,  # scales stay on the device (bitsandbytes, optim/optimizer.py, init_state)
         exports_a_copy=True,
     ),
     "sgd": OptimizerTraits(

@@ -25,7 +25,6 @@ ADAM = "--learning_rate 2e-05 --adam_beta1 0.8 --adam_beta2 0.97 --adam_epsilon 
 TRAINER = f"{BATCH} --max_grad_norm 0.7 {ADAM} --bf16 true"
 BY_DEEPSPEED = "deepspeed --no_local_rank --num_gpus 8 own_script.py"
 OF_FILE = "--deepspeed ds_config.trainer.json"
-PAGED = {"paged_optimizer": True, "zero_stage": 0}
 LION8 = OptimizerSpec(name="lion-8bit")
 ADAM8 = OptimizerSpec(name="adamw-8bit")
 NO_EPOCHS = "has no `job.epochs`: TRL makes three unless you add `--num_train_epochs` or `--max_steps`."
@@ -88,12 +87,12 @@ COMMANDS: dict[str, tuple[dict[str, Any], list[str]]] = {
             ),
         ],
     ),
-    "autocast and paged": (
-        FSDP2 | PAGED | {"autocast": True, "job": SFT | {"objective": "pretrain", "optimizer": ADAM8}},
+    "autocast in 8 bits": (
+        FSDP2 | {"zero_stage": 0, "autocast": True, "job": SFT | {"objective": "pretrain", "optimizer": ADAM8}},
         [
             f"{START} SCRIPT {BATCH} --learning_rate 2e-05",
             f"{START} SCRIPT {BATCH} --max_grad_norm 0.7 --learning_rate 2e-05 --adam_beta1 0.9 --adam_beta2 0.95 "
-            "--adam_epsilon 1e-08 --weight_decay 0.1 --optim paged_adamw_8bit",
+            "--adam_epsilon 1e-08 --weight_decay 0.1 --optim adamw_bnb_8bit",
         ],
     ),
     "fp8": (
@@ -171,7 +170,7 @@ SAYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         FSDP2,
         ["# llama-3.1-8b on 8 x H100", "```bash\n./launch.sh\n```", "Under Slurm: `sbatch slurm.sbatch`.",
          "Run every command in this directory.", "stops with an error", WITHOUT, "## An accelerate script\n"],
-        ["hostfile", "model_path", "Start each on every node", "paged", NO_FILE, "pretrain_gpt", "DummyOptim"],
+        ["hostfile", "model_path", "Start each on every node", NO_FILE, "pretrain_gpt", "DummyOptim"],
     ),
     "two nodes": (
         ZERO3 | TWO,
@@ -252,16 +251,6 @@ SAYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["DummyOptim"],
     ),
     "8-bit adam under zero": (ZERO2 | {"job": {"optimizer": ADAM8}}, ["`bitsandbytes.optim.AdamW8bit`"], []),
-    "paged under ddp": (
-        FSDP2 | PAGED,
-        ["pages moments with `--optim paged_adamw_32bit`", "`bitsandbytes.optim.PagedAdamW32bit`"],
-        [],
-    ),
-    "paged 8 bits": (FSDP2 | PAGED | {"job": {"optimizer": ADAM8}}, ["`bitsandbytes.optim.PagedAdamW8bit`"], []),
-    "paged under fsdp2": (
-        FSDP2 | TWO | {"paged_optimizer": True},
-        ["bitsandbytes' paged optimizers do not step FSDP2's weights: only kit's own loop pages moments there."], [],
-    ),
     "split tensors": (FSDP2 | {"dp": 4, "tp": 2}, [NO_FILE], ["own_script.py"]),
     "one process": (TORCH | {"cluster": "1xH100"}, [], [NO_FILE]),
     "encoder and decoder": (T5, ["accelerate's FSDP2 does not train this encoder-decoder"], []),
@@ -318,9 +307,6 @@ def test_memory_without_what_a_script_does_not_get_is_told() -> None:
         (ZERO2, False, ["recompute"]),
         (ZERO2, True, []),
         (FSDP2 | {"zero_stage": 0, "recompute": "full"}, False, ["recompute"]),
-        (FSDP2 | PAGED, True, []),
-        (FSDP2 | PAGED, False, ["paged_optimizer"]),
-        (FSDP2 | {"paged_optimizer": True}, True, ["paged_optimizer"]),
         (FSDP2 | {"offload_param": "cpu", "offload_optimizer": "cpu"}, False, []),
         (ZERO3 | {"recompute": "none", "zero_hpz": 4, "zero_quantized_weights": True, "autocast": True}, False, []),
         (FSDP2 | {"autocast": True}, False, ["autocast"]),

@@ -106,7 +106,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
             "split": ({"tp": 2, "dp": 4}, OF_FILES),
             "cpu": ({"cluster": "8xcpu"}, OF_FILES),
             "stage 2": ({"zero_stage": 2}, OF_FILES),  # its fsdp_config always reshards
-            "paged": ({"paged_optimizer": True}, OF_FILES),
             "megatron": ({"engine": "megatron", "implementation": "local", "zero_stage": 0}, OF_FILES),
         },
     ),
@@ -115,8 +114,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
         {"split": ({"tp": 2, "dp": 4}, OF_FILES), "cpu": ({"cluster": "8xcpu"}, OF_FILES)},
     ),
     "ms-swift": (
-        FSDP2 | {"zero_stage": 0, "paged_optimizer": True},
-        {"fp8": ({"job": {"precision": "fp8"}}, OF_FILES), "stage": ({"zero_stage": 3}, OF_FILES)},
+        FSDP2 | {"zero_stage": 0},
+        {"fp8": ({"job": {"precision": "fp8"}}, OF_FILES), "stage 2": ({"zero_stage": 2}, OF_FILES)},
     ),
     "torchtitan": (
         FSDP2 | {"tp": 2, "dp": 4},
@@ -126,7 +125,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
             "objective": ({"job": {"objective": "sft"}}, OF_FILES),
             "precision": ({"job": {"precision": "fp16"}}, OF_FILES),
             "autocast": ({"autocast": True}, OF_FILES),
-            "paged": ({"paged_optimizer": True, "zero_stage": 0}, OF_FILES),
             "stage 2": ({"zero_stage": 2}, OF_FILES),
             "engine": ({"engine": "deepspeed"}, OF_FILES),
         },

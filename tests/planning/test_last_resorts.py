@@ -29,7 +29,7 @@ from kit.specs.layout import Pins
 from kit.units import human_seconds
 from tests.support.refusals import refusal
 
-(HOST, INPUTS, PAGED), (MOMENTS,), (STATE,) = LAST_RESORTS
+(HOST, INPUTS), (MOMENTS,), (STATE,) = LAST_RESORTS
 VERL_GIB = 1.6e12 / 2**30
 """Host memory of verl's nodes (docs/perf/dpsk.md)."""
 
@@ -111,34 +111,6 @@ def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> N
     assert "does not fit" in refusal(PlanError, planned, "deepseek-v3", h20(12, 845.0))
 
 
-# ---------------------------------------------------------------- paged moments
-
-
-def test_paged_moments_are_taken_where_nothing_else_fits_and_a_pin_forbids_them() -> None:
-    cluster, pins = parse_cluster("1xA100-40"), Pins(engine="torch")
-    plan = planned("llama-3.2-3b", cluster, pins)
-    assert plan.layout.paged_optimizer
-    assert said(plan).chosen == PAGED.what
-    for words in ("bounds: none of them on the GPU, all of them in host memory", "kit has never run it",
-                  "Offload takes 2.01 s", "layout.paged_optimizer=false forbids it"):  # fmt: skip
-        assert words in said(plan).why
-    assert not can_fit(Request(model=plan.model, cluster=cluster, job=plan.job, pins=pins), last_resorts=False)
-    assert "it fits with layout.paged_optimizer left to the planner" in refusal(
-        PlanError, planned, "llama-3.2-3b", cluster, pins.but(paged_optimizer=False)
-    )
-    # DeepSpeed's own offload is no last resort: with all engines nothing is paged.
-    assert not planned("llama-3.2-3b", cluster).layout.paged_optimizer
-    little = dataclasses.replace(cluster, host_ram_gib=24.0)
-    assert "does not fit" in refusal(PlanError, planned, "llama-3.2-3b", little, pins)
-
-
-def test_paged_moments_are_taken_before_accuracy_is_lost() -> None:
-    """DeepSpeed's state in bf16 fits these four cards too (test_a_cluster_is_chosen_without_loss_of_accuracy)."""
-    plan = planned("falcon-7b", parse_cluster("workstation-rtx-4090:1"), seq_length=2048, global_batch_size=720)
-    assert (plan.layout.paged_optimizer, plan.layout.zero_stage) == (True, 3)
-    assert said(plan).chosen == PAGED.what
-
-
 # ---------------------------------------------------------------- the order, and what forbids
 
 
@@ -207,13 +179,12 @@ def test_a_refusal_names_the_pins_that_forbid_what_would_fit() -> None:
 @pytest.mark.nightly
 def test_what_costs_accuracy_is_proposed_last_where_the_user_decided_where_state_is() -> None:
     """Without these pins moments in bf16 are taken; with them, what costs no accuracy comes first."""
-    asked = small(16.0, Pins(offload_optimizer="none", paged_optimizer=False))
+    asked = small(16.0, Pins(offload_optimizer="none"))
     with pytest.raises(PlanError) as refused:
         make_plan(asked.model, asked.cluster, asked.job, asked.pins)
     _, *first, last = str(refused.value).splitlines()
-    assert first[:2] == [
+    assert first[:1] == [
         "hint: it fits with layout.offload_optimizer left to the planner instead of none",
-        "hint: it fits with layout.paged_optimizer left to the planner instead of False",
     ]
     lossy = "layout.engine=megatron layout.implementation=transformer_engine layout.optimizer_state_dtype=bf16"
     assert last == f"hint: it fits with {lossy}, at a loss of accuracy"

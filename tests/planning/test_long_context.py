@@ -41,7 +41,7 @@ def test_a_million_tokens_need_what_was_measured(unit: float) -> None:
 
 def test_without_host_memory_for_layer_inputs_mlps_are_tiled() -> None:
     assert search(request("llama-3.1-8b")).best is not None
-    on_gpu = {"activation_offloading": False, "paged_optimizer": False}
+    on_gpu = {"activation_offloading": False}
     assert search(request("llama-3.1-8b", **on_gpu, tiled_mlp=False)).best is None
     tiled = search(request("llama-3.1-8b", **on_gpu)).best
     assert tiled is not None

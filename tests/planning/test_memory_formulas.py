@@ -26,7 +26,6 @@ from kit.cost.memory.offload import (
     host_state_bytes,
     nvme_state_bytes,
     offloaded_activation_bytes,
-    paged_bytes,
     stored_weight_bytes,
 )
 from kit.cost.memory.peak import overhead_gib, parts_of
@@ -413,9 +412,6 @@ STATES: Rows = [
      [[1, 0.5, None], [12, 8, None]]),
     ("Adafactor gathers", lambda: [state(each, "extra_in_step", optimizer="adafactor") for each in (FSDP, Z[0])],
      [[12], [4]]),
-    ("paged", lambda: [state(FSDP.but(paged_optimizer=True), *OPT_FIELDS, optimizer=each)
-                       for each in ("adamw", "adamw-8bit", "sgd")],
-     [[0, None, 1], [(EIGHT - 2) / 8, None, 1], [0.5, None, None]]),
     # Megatron: 18 bytes, or 6 + 12/d; an fp32 buffer of gradients.
     ("Megatron", lambda: [state(megatron(dp=4, cp=2, zero_stage=stage), "weights", "optimizer", *MOMENTS,
                                 precision=each) for stage, each in ((1, "bf16"), (0, "bf16"), (1, "fp32"))],
@@ -476,9 +472,6 @@ OFFLOAD: Rows = [
      [0, 6 * 2 * 320 * T, 6 * 2**21]),
     ("layer inputs of a node", lambda: host_ram_gib_per_node(work(FSDP.but(activation_offloading=True))) * 2**30,
      8 * 6 * 2**21),
-    ("paged moments", lambda: [paged_bytes(work(each.but(paged_optimizer=True), optimizer=OptimizerSpec(name=name)))
-                               for each, name in ((FSDP.but(cp=2), "adamw"), (torch(dp=8), "adamw-8bit"))],
-     [8 * (TOTAL - 13 * 320) / 16, 2 * (TOTAL - 13 * 320)]),
     ("weights in four bits", lambda: [stored_weight_bytes(work(FSDP, lora=each)) for each in (
         None, LORA, replace(LORA, four_bit=True))], [2 * TOTAL, 2 * TOTAL, 0.5 * 6 * LAYER + 2 * (TOTAL - 6 * LAYER)]),
     # A process of each rank, and the largest parameter in fp32; the first rank builds random weights.
@@ -566,11 +559,10 @@ ENGINES: Rows = [
      [4 / 8 * TABLE, 12 * TABLE, 4e9, 4e6, float("inf"), 18 * 320 * 896, 0]),
     ("exported", lambda: [engine(each, "largest_parameter", **more)[0] for each, more in (
         (DDP, {}), (FSDP, {}), (torch(), {"optimizer": OptimizerSpec(name="adamw-8bit")}),
-        (DDP.but(paged_optimizer=True), {}),
         (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit")}), (Z[0].but(tp=2, dp=4), {"optimizer": OptimizerSpec(
             name="adamw-8bit")}), (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit"), "lora": LORA}), (megatron(),
             {}))],
-     [0, TABLE, TABLE, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
+     [0, TABLE, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
     ("exported by Megatron", lambda: engine(megatron(), "largest_parameter", model=replace(DENSE, vocab_size=10)),
         [320 * 896]),
     # Until the vectors are flat too, the largest weight, and the clone of a rank's shard (stage_1_and_2.py).

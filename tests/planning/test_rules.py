@@ -388,9 +388,6 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
         True))] + [(megatron(optimizer_state_dtype="bf16"), DENSE, {}, True),
         (deepspeed(zero_stage=1, optimizer_state_dtype="bf16"), DENSE, {}, False), (deepspeed(zero_stage=1,
         optimizer_state_dtype="bf16", gradient_accumulation_steps=2, offload_optimizer="cpu"), DENSE, {}, False)]),
-    ("paged_state", [(FSDP.but(paged_optimizer=True, **more), DENSE, job, broken) for more, job, broken in (
-        ({}, {}, False), ({}, {"machines": CPU}, True), ({}, {"machines": ROCM}, True), ({}, SGD, True),
-        ({"offload_optimizer": "cpu"}, {}, True), ({}, {"lora": LORA}, True))] + [(FSDP, DENSE, SGD, False)]),
     ("offload_needs_adam", [(Z2.but(offload_optimizer="cpu"), DENSE, SGD, True), (Z2, DENSE, SGD, False),
         (Z2.but(offload_optimizer="cpu"), DENSE, {}, False)]),
     ("adafactor_needs_whole_matrices", [(each, DENSE, {"optimizer": OptimizerSpec(name="adafactor")}, broken) for each,

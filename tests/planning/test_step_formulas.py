@@ -200,7 +200,6 @@ OFFLOAD: Rows = [
         gradient_accumulation_steps=2), "offload"),
      [2 * (COPY + 6 * (max(0, COPY - (H := layer(FSDP.but(recompute="full"))).forward)
                        + max(0, COPY - H.recompute - H.backward)))]),
-    ("paged moments", lambda: offloaded(FSDP.but(paged_optimizer=True)), [2 * 8 * (TOTAL - 13 * 320) / 8 / PCIE, 0.5]),
     ("adapters", lambda: offloaded(Z[3].but(offload_param="cpu"), False, lora=LORA),
      [cpu_adam_s(ADAPTERS := 6 * 7 * 2480, 3) + 6 * ADAPTERS / 8 / PCIE + 4 * SHARD / PCIE, 0]),
 ]  # fmt: skip

@@ -191,7 +191,7 @@ def test_the_plan_says_what_it_saves():
         return kit.plan("llama-3.1-8b", gpus, job, kit.Pins(engine="torch", **pins))
 
     with pytest.raises(kit.KitError, match="does not fit on 1 x H100"):
-        planned("1xH100", "adamw-8bit", zero_stage=3, paged_optimizer=False)
+        planned("1xH100", "adamw-8bit", zero_stage=3)
     assert 60 < planned("1xH100", "adamw-8bit", zero_stage=3, gradient_dtype="bf16").predicted.peak_gib < 75
     plans = [planned("1xH200", name, micro_batch_size=1, zero_stage=3) for name in ("adamw", "adamw-8bit")]
     whole, short = (plan.predicted for plan in plans)

@@ -132,8 +132,7 @@ def _exported(model: ModelSpec, layout: Layout, job: JobSpec) -> int:
         ranks = layout.tp * (layout.dp * layout.cp if layout.zero_stage else 1)
         opened = ceil(count(model).total / ranks)
     if layout.implementation == "huggingface":
-        copies = OPTIMIZERS[optimizer].exports_a_copy or layout.paged_optimizer
-        as_they_are = layout.zero_stage == 0 and not copies
+        as_they_are = layout.zero_stage == 0 and not OPTIMIZERS[optimizer].exports_a_copy
         return opened + (0 if as_they_are else deepspeed_sizes.largest_parameter(model))
     return opened + _largest_of_megatron(model)
 

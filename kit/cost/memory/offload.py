@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.states import NF4_CODES, master_bytes, moment_bytes, paged_moment_bytes
+from kit.cost.memory.states import NF4_CODES, master_bytes, moment_bytes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -139,7 +139,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
         return to_gib(of_trained * stepped * cluster.gpus_per_node)
     of_weights = PINNED_ROUNDING * states.weights / _element(layout, precision) * stored_weight_bytes(workload)
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
-    rank += offloaded_activation_bytes(workload, pinned=True) + paged_bytes(workload)
+    rank += offloaded_activation_bytes(workload, pinned=True)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
 
 
@@ -150,14 +150,6 @@ def offloaded_activation_bytes(workload: Workload, pinned: bool = False) -> floa
         return 0.0
     each = layer_input(workload)
     return workload.num_layers * (2.0 ** ceil(log2(each)) if pinned else each)
-
-
-def paged_bytes(workload: Workload) -> float:
-    """Bytes of a rank's moments in managed memory."""
-    layout, parameters = workload.layout, workload.parameters[0]
-    ranks = _ranks(layout) if layout.zero_stage else 1
-    each = paged_moment_bytes(layout, workload.job.optimizer.name)
-    return each * (parameters.total - parameters.vectors) / ranks
 
 
 def stored_weight_bytes(workload: Workload) -> float:

@@ -62,18 +62,9 @@ def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
     return Moments(moments.matrices / 2, moments.rest / 2, moments.vectors and moments.vectors / 2)
 
 
-def paged_moment_bytes(layout: Layout, optimizer: OptimizerName) -> float:
-    """Bytes per element of a matrix that leave the device where memory is short. The driver decides how many do: plans
-    count all of them in host memory and none on the GPU."""
-    return OPTIMIZERS[optimizer].paged if layout.paged_optimizer else 0.0
-
-
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """Bytes per parameter that the engine keeps on the device."""
     moments = moment_bytes(layout, optimizer)
-    if (paged := paged_moment_bytes(layout, optimizer)) > 0:
-        vectors = moments.rest if moments.vectors is None else moments.vectors
-        moments = Moments(moments.matrices - paged, moments.rest - paged, vectors)
     gathered = OPTIMIZERS[optimizer].gathered_in_step.get(layout.engine, 0.0)
     if layout.engine == "torch":
         return _torch(layout, moments, gathered)

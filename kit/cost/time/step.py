@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.offload import paged_bytes, stored_weight_bytes
+from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.memory.states import master_bytes
 from kit.cost.model.lora import adapted_layers
 from kit.cost.model.params import RankParameters, count
@@ -238,12 +238,8 @@ class StepTimeModel:
     ) -> dict[str, float]:
         """``components`` with the seconds of offload, if the layout has it. ``parameters``: of the fullest rank."""
         layout = workload.layout
-        if layout.activation_offloading or layout.paged_optimizer:
-            inputs_s = self._inputs_s(workload) if layout.activation_offloading else 0.0
-            # Paged moments: an upper bound, all of them to the GPU and back. Those that find room there stay.
-            paged_s = 2 * paged_bytes(workload) / pcie_bytes_per_s(workload.cluster.gpu)
-            offload_s = layout.gradient_accumulation_steps * inputs_s + paged_s
-            components = components | {"offload": offload_s}
+        if layout.activation_offloading:
+            components = components | {"offload": layout.gradient_accumulation_steps * self._inputs_s(workload)}
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
         on_device = 1.0 if layout.offload_optimizer == "none" else 1.0 - layout.optimizer_offload_fraction

@@ -69,8 +69,6 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     if layout.engine == "torch":
         optimizer = Optimizer(trained, job.optimizer, job.learning_rate, vocabulary(model))
         moments = [moment for parameter in trained for moment in optimizer.local_state(parameter).values()]
-        if layout.paged_optimizer:  # what the plan counts on the GPU: moments of vectors, and scales
-            moments = [moment for moment in moments if moment.ndim <= 1]
         live.leave_out(moments)
     begin = live.now
     live.restart()

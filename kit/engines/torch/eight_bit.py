@@ -19,15 +19,13 @@ class EightBitOptimizer:
     little between layouts.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec, paged: bool = False) -> None:
-        """``parameters``: matrices, fp32. ``paged``: codes in managed memory. Raises EngineError if bitsandbytes is
-        missing, or if they are to be paged on a CPU."""
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec) -> None:
+        """``parameters``: matrices, fp32. Raises EngineError if bitsandbytes is missing."""
         eight_bit.require_bitsandbytes(spec.name)
         self._parameters, self._spec = list(parameters), spec
         self.moments: dict[torch.nn.Parameter, Mapping[StateKind, eight_bit.EightBitMoment]] = {
             parameter: {
-                kind: eight_bit.zero_moment(kind, local_shard(parameter.detach()), paged)
-                for kind in eight_bit.kinds_of(spec)
+                kind: eight_bit.zero_moment(kind, local_shard(parameter.detach())) for kind in eight_bit.kinds_of(spec)
             }
             for parameter in self._parameters
         }

@@ -112,7 +112,6 @@ class TorchEngine(Engine):
             plan.job.learning_rate,
             vocabulary(self._model),
             bf16 or torch.float32,
-            plan.layout.paged_optimizer,
         )
         if self._lora is not None:
             self.import_state(StateKind.MASTER, initial_adapters(rundir, self._shapes))

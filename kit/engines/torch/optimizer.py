@@ -17,7 +17,6 @@ from kit.engines.torch.eight_bit import EightBitOptimizer
 from kit.engines.torch.fsdp import local_shard
 from kit.engines.torch.gathered_optimizers import Adafactor, Muon
 from kit.engines.torch.lion import Lion
-from kit.engines.torch.paged_adamw import PagedAdamW
 from kit.specs.job import OptimizerSpec
 
 
@@ -31,18 +30,14 @@ class Optimizer:
         learning_rate: float,
         vocabulary: Collection[torch.nn.Parameter] = (),
         muon_dtype: torch.dtype = torch.bfloat16,
-        paged: bool = False,
     ) -> None:
         """``vocabulary``: parameters of embeddings and head, which Muon leaves to AdamW. ``muon_dtype``: of Muon's
-        iteration. ``paged``: AdamW's moments of matrices in managed memory. Raises EngineError if bitsandbytes is
-        needed and missing, or if ``EightBitOptimizer`` or ``PagedAdamW`` refuses."""
+        iteration. Raises EngineError if bitsandbytes is needed and missing, or if ``EightBitOptimizer`` refuses."""
         parameters = list(parameters)
         eight_bit = [p for p in parameters if p.ndim > 1] if spec.name.endswith("-8bit") else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
-        self._eight_bit = EightBitOptimizer(eight_bit, spec, paged) if eight_bit else None
-        of_vocabulary = {id(parameter) for parameter in vocabulary}
-        self._optimizers = _build(whole, spec, learning_rate, of_vocabulary, muon_dtype, paged and not eight_bit)
-        self._paged = paged
+        self._eight_bit = EightBitOptimizer(eight_bit, spec) if eight_bit else None
+        self._optimizers = _build(whole, spec, learning_rate, {id(parameter) for parameter in vocabulary}, muon_dtype)
         self._parameters = parameters
         self._state = {parameter: state for each in self._optimizers for parameter, state in each.state.items()}
         self.steps = 0
@@ -58,8 +53,6 @@ class Optimizer:
             optimizer.step()
         if self._eight_bit is not None:
             self._eight_bit.step(self.steps, learning_rate, of_short)
-        if self._paged and torch.cuda.is_available():
-            torch.cuda.synchronize()  # the host reads managed memory too (checkpoints), in no order with kernels
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -74,13 +67,10 @@ class Optimizer:
                 state["step"].fill_(steps)
 
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """EXP_AVG or EXP_AVG_SQ, fp32: the live state, sharded like the parameter; a copy of an 8-bit or paged moment;
-        zeros of a moment that the optimizer does not have. Of Adafactor the whole matrix, the product of its two
-        factors."""
+        """EXP_AVG or EXP_AVG_SQ, fp32: the live state, sharded like the parameter; a copy of an 8-bit moment; zeros of
+        a moment that the optimizer does not have. Of Adafactor the whole matrix, the product of its two factors."""
         if self._eight_bit is None or parameter not in self._eight_bit.moments:
             state = self._state[parameter]
-            if self._is_paged(parameter):
-                return _sharded_like(parameter, state[kind.value].to(parameter.device, copy=True))
             if kind is StateKind.EXP_AVG and "momentum_buffer" in state:
                 return state["momentum_buffer"]
             if kind is StateKind.EXP_AVG_SQ and isinstance(self._optimizers[0], Adafactor):
@@ -88,20 +78,25 @@ class Optimizer:
             return state[kind.value] if kind.value in state else torch.zeros_like(parameter)
         if kind not in self._eight_bit.moments[parameter]:
             return torch.zeros_like(parameter)
-        return _sharded_like(parameter, self._eight_bit.moments[parameter][kind].read())
+        values = self._eight_bit.moments[parameter][kind].read()
+        if not isinstance(parameter, DTensor):
+            return values
+        return DTensor.from_local(
+            values,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
 
     def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
-        """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments, copy paged ones,
-        and take the means of rows and columns for Adafactor. No-op for others, where ``moment`` is the live state."""
+        """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments, and take the means
+        of rows and columns for Adafactor. No-op for others, where ``moment`` is the live state."""
         if self._eight_bit is not None and kind in self._eight_bit.moments.get(parameter, ()):
             self._eight_bit.moments[parameter][kind].write(local_shard(moment))
-        elif self._is_paged(parameter):
-            self._state[parameter][kind.value].copy_(local_shard(moment))
         elif kind is StateKind.EXP_AVG_SQ and self._optimizers and isinstance(self._optimizers[0], Adafactor):
             set_second_moment(self._state[parameter], moment)
-
-    def _is_paged(self, parameter: torch.nn.Parameter) -> bool:
-        return any(isinstance(each, PagedAdamW) and parameter in each.state for each in self._optimizers)
 
     def local_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
         """This rank's slices of a parameter's moments, bit for bit, under the optimizer's own names. 8-bit moments are
@@ -126,15 +121,10 @@ def _build(
     learning_rate: float,
     vocabulary: set[int],
     muon_dtype: torch.dtype,
-    paged: bool,
 ) -> list[torch.optim.Optimizer]:
     """The optimizers that step ``parameters``, each with its state. ``vocabulary``: ids of embeddings and head."""
     if not parameters:
         return []
-    if paged:
-        vectors = [p for p in parameters if p.ndim <= 1]
-        of_matrices = PagedAdamW(_groups([p for p in parameters if p.ndim > 1], spec), spec, learning_rate)
-        return [of_matrices, *([build_adamw(vectors, spec, learning_rate)] if vectors else [])]
     if spec.name == "muon":
         matrices = [p for p in parameters if p.ndim > 1 and id(p) not in vocabulary]
         chosen = {id(p) for p in matrices}
@@ -149,20 +139,6 @@ def _build(
     if spec.name.startswith("lion"):
         return [_with_state(Lion(_groups(parameters, spec), spec, learning_rate), (StateKind.EXP_AVG.value,))]
     return [build_adamw(parameters, spec, learning_rate)]
-
-
-def _sharded_like(parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
-    """``values`` of this rank's slice as a tensor that is sharded like the parameter."""
-    if not isinstance(parameter, DTensor):
-        return values
-    return DTensor.from_local(
-        values,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 def _with_state(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> torch.optim.Optimizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kit.cost.hardware import runs_rocm
 from kit.cost.workload import Workload
 from kit.planner.divisors import one_of
 from kit.planner.rules.rule import rule
@@ -47,27 +46,6 @@ def bf16_state(w: Workload) -> str | None:
     }
     found = next((why for why, is_broken in broken.items() if is_broken), None)
     return found and f"optimizer_state_dtype={layout.optimizer_state_dtype} with {found}, or leave it out"
-
-
-@rule("torch")
-def paged_state(w: Workload) -> str | None:
-    """bitsandbytes, optim/optimizer.py, get_state_buffer: nothing is paged on a CPU, nor a tensor of less than 100,000
-    elements. Its build for ROCm has the calls too (csrc/pythonInterface.cpp, BUILD_HIP), but there pages move with
-    HSA_XNACK=1 alone (HIP's documentation of unified memory)."""
-    layout, name, gpu = w.layout, w.job.optimizer.name, w.cluster.gpu
-    if not layout.paged_optimizer:
-        return None
-    broken = {
-        f"{gpu.name}, where bitsandbytes warns and does not page; use a GPU": gpu.device == "cpu",
-        f"{gpu.name}, whose ROCm moves pages only where XNACK is on; use an NVIDIA GPU": runs_rocm(gpu),
-        f"optimizer.name={name}; use adamw or adamw-8bit": not OPTIMIZERS[name].paged,
-        f"offload_optimizer={layout.offload_optimizer}, whose state is not on the GPU; use one of them": (
-            layout.offload_optimizer != "none"
-        ),
-        "LoRA, whose moments are small: bitsandbytes pages no tensor below 100,000 elements": w.job.lora is not None,
-    }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"paged_optimizer=true with {found}, or leave it out"
 
 
 @rule(

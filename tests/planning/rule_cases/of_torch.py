@@ -278,42 +278,6 @@ CASES = [
         torch(zero_stage=3, gradient_dtype="bf16", micro_batch_size=16),
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
-    *(
-        Case(
-            "paged_state",
-            torch(**{"zero_stage": 3, "paged_optimizer": True, **layout}),
-            f"paged_optimizer=true with {says}.*or leave it out",
-            good,
-            change=change,
-            gpus=gpus,
-            good_gpus="8xH100",
-            good_change={"lora": None, "optimizer": OptimizerSpec(name="adamw-8bit")},
-        )
-        for good in [torch(zero_stage=3, paged_optimizer=True)]
-        for says, layout, gpus, change in (
-            ("optimizer.name=lion; use adamw", {}, "8xH100", {"optimizer": OptimizerSpec(name="lion")}),
-            (
-                "cpu, where bitsandbytes warns and does not page",
-                {},
-                "8xcpu",
-                {"optimizer": OptimizerSpec(name="sgd")},
-            ),
-            ("MI300X, whose ROCm moves pages only where XNACK is on", {}, "8xMI300X", {}),
-            ("LoRA, whose moments are small", {}, "8xH100", {"lora": LoraSpec()}),
-            (
-                "offload_optimizer=cpu, whose state is not on the GPU",
-                {"offload_param": "cpu", "offload_optimizer": "cpu"},
-                "8xH100",
-                {"lora": LoraSpec()},
-            ),
-        )
-    ),
-    Case(
-        "flag_of_engine",
-        deepspeed(zero_stage=3, paged_optimizer=True),
-        "paged_optimizer=true on engine=deepspeed, which does not take it; use engine=torch",
-        torch(zero_stage=3, paged_optimizer=True),
-    ),
     Case(
         "loss_kernel_needs_chunks",
         torch(zero_stage=3, loss_kernel="liger"),
