@@ -71,7 +71,6 @@ CASES = (
     *RECIPES,
     _case("1B, torch, cuDNN attention", "torch", micro_batch_size=MICRO_BATCH, attention_kernel="cudnn"),
     _case("1B, torch, fp8", "torch", micro_batch_size=MICRO_BATCH, precision="fp8", **FAST),
-    _case("1B, torch, Liger's loss", "torch", micro_batch_size=MICRO_BATCH, loss_kernel="liger", **FAST),
     PLAIN,
     _case("1B, chunked loss alone", "torch", chunked_loss=True, compile_layers=False),
     _case("1B, full recompute", "torch", recompute="full"),

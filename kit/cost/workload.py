@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from math import ceil
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from kit.cached import cached
@@ -33,28 +32,6 @@ UNHIDDEN = 0.65
 """Share of the collective time of FSDP and ZeRO-3 that no compute hides. Fitted to published runs (llm-foundry,
 DeepSpeed's Azure and DeepCompile tables). The host waits for an all-gather before it issues the layer, and NCCL's
 kernels take multiprocessors from the GEMMs."""
-
-
-@cache
-def liger_chunk(tokens: int, vocab_size: int, hidden_size: int) -> tuple[int, int]:
-    """(chunk_mem_const, tokens per chunk) for Liger's fused loss: Liger's largest chunk of at most LOSS_CHUNK_TOKENS,
-    or its smallest chunk if all are larger. Large chunks read and write the head's gradient less often.
-
-    Liger's chunks have tokens / ⌈V/(c·h)⌉ tokens, rounded up to a power of two; c is ``chunk_mem_const``, by default 1
-    (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py).
-    """
-    best = (1, _liger_tokens(1, tokens, vocab_size, hidden_size))
-    for budget in range(2, ceil(vocab_size / hidden_size) + 1):
-        chunk = _liger_tokens(budget, tokens, vocab_size, hidden_size)
-        if chunk > LOSS_CHUNK_TOKENS:
-            break
-        best = (budget, chunk)
-    return best
-
-
-def _liger_tokens(budget: int, tokens: int, vocab_size: int, hidden_size: int) -> int:
-    share = ceil(tokens / ceil(vocab_size / (budget * hidden_size)))
-    return min(1 << (share - 1).bit_length(), tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +178,6 @@ class Workload:
         """Tokens whose logits exist at once in the loss."""
         if not self.chunked_loss:
             return self.tokens
-        if self.layout.loss_kernel == "liger":
-            return liger_chunk(int(self.tokens), self.model.vocab_size, self.model.hidden_size)[1]
         return min(self.tokens, LOSS_CHUNK_TOKENS)
 
     @cached

@@ -42,7 +42,7 @@ def flags(plan: Plan, trainer: bool, trl: bool = False) -> list[str]:
     layout = plan.layout
     carried = set(_OF_DEEPSPEED if runs_deepspeed(plan) else _OF_ACCELERATE)
     carried |= {"recompute"} if layout.recompute == "full" and (trainer or by_fsdp(plan)) else set()
-    carried |= {"chunked_loss", "loss_kernel"} if trl else set()  # TRL's fused LM head has no whole logits
+    carried |= {"chunked_loss"} if trl else set()  # TRL's fused LM head has no whole logits
     return [name for name in FLAGS if name not in carried and getattr(layout, name) != DEFAULTS[name]]
 
 

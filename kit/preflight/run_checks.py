@@ -110,12 +110,6 @@ def missing_packages(rundir: RunDirectory) -> list[CheckResult]:
             ("torchao",),
             f"use: {install('torchao')}",
         ),
-        (
-            layout.loss_kernel == "liger",
-            "layout.loss_kernel=liger",
-            ("liger_kernel",),
-            "use: pip install liger-kernel, or leave it out",
-        ),
         (rundir.run.data.stream is not None, "run.data.stream", ("datasets",), f"use: {install('data')}"),
         (True, engine, PACKAGES[layout.engine], install_engine),
         (megatron, engine, ("megatron.core",), install_engine),

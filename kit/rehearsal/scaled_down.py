@@ -38,7 +38,6 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "optimizer_state_dtype": ("fp32", _LOSSY),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
-    "loss_kernel": ("torch", _KERNELS),
     "moe_token_dispatcher": ("alltoall", "other dispatchers are for GPUs"),
     "overlap_moe_expert_parallel_comm": (False, "kit's worker has no such schedule; Megatron-LM has"),
 }

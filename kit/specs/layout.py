@@ -36,8 +36,6 @@ FP8_MULTIPLE = 16
 AttentionKernel = Literal["default", "cudnn", "flash3", "flash4"]
 """The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), cuDNN's, which is
 faster on Hopper and later, or FlashAttention 3 or 4 from a package of their own."""
-LossKernel = Literal["torch", "liger"]
-"""Kernel of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
 TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
 """How tokens are sent to the ranks of their experts: NCCL's all-to-all, which sends a token once for every expert; or
 DeepEP or HybridEP, which send a token once to every node (Megatron's ``moe_flex_dispatcher_backend``)."""
@@ -153,8 +151,6 @@ class Layout:
     tiled_mlp: Annotated[bool, Flag(("torch", "deepspeed"), "tiled MLP", added=True)] = False
     """Hugging Face models: each MLP computes its tokens in tiles, about as many tokens in one as the hidden size, so
     that its intermediate tensors are those of one tile (ALST, arXiv 2506.13996)."""
-    loss_kernel: Annotated[LossKernel, Flag(("torch",), "Liger's loss")] = "torch"
-    """Read only with chunked_loss; liger on engine=torch and GPUs, where liger-kernel is installed."""
     compile_layers: Annotated[bool, Flag(("torch", "deepspeed"), "compiled blocks")] = False
     """torch, and DeepSpeed below stage 3: torch.compile of every transformer block, and of the chunked loss."""
     attention_kernel: Annotated[AttentionKernel, Flag(("torch",), "{value} attention")] = "default"
@@ -273,7 +269,6 @@ class Pins:
     activation_offloading: bool | None = None
     chunked_loss: bool | None = None
     tiled_mlp: bool | None = None
-    loss_kernel: LossKernel | None = None
     compile_layers: bool | None = None
     attention_kernel: AttentionKernel | None = None
     micro_batch_size: Size | None = None

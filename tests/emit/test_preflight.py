@@ -232,7 +232,7 @@ def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path:
 
 
 ALL = {"torch", "transformers", "deepspeed", "accelerate", "megatron.core", "transformer_engine", "datasets", "peft"}
-ALL |= {"bitsandbytes", "torchao", "liger_kernel"}
+ALL |= {"bitsandbytes", "torchao"}
 LORA, EIGHT = {"lora": LoraSpec()}, {"optimizer": OptimizerSpec(name="adamw-8bit")}
 NEEDS: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
     "torch": (FSDP2, {"torch", "transformers"}, [("layout.engine=torch needs torch, transformers,", "[torch]'")]),
@@ -259,10 +259,6 @@ NEEDS: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
         [("precision=fp8 on layout.engine=torch needs torchao,", "[torchao]'")],
     ),
     "fp8 of megatron": (DENSE | {"job": {"precision": "fp8"}}, {"torchao"}, []),
-    "liger": (
-        FSDP2 | {"chunked_loss": True, "loss_kernel": "liger"}, {"liger_kernel"},
-        [("layout.loss_kernel=liger needs liger_kernel,", "pip install liger-kernel")],
-    ),
     "a stream": (FSDP2 | {"stream": True}, {"datasets"}, [("run.data.stream needs datasets,", "[data]'")]),
     "all": (FSDP2, ALL - {"torch", "transformers"}, []),
 }  # fmt: skip

@@ -190,10 +190,10 @@ HUGGING_FACE: Rows = [
     # 2,048 tokens in 16 and 32 bits; the head's gradient and the product added to it; gradients of all inputs.
     ("chunks of logits", lambda: [hf.loss_bytes(work(each.but(chunked_loss=True), model, **more)) for each, model, more
                                   in ((FSDP, DENSE, {}), (DDP, DENSE, {}), (FSDP, DENSE, FP32), (FSDP, GEMMA, {}),
-                                      (FSDP, DENSE, {"lora": LORA}), (FSDP.but(loss_kernel="liger"), DENSE, {}))],
+                                      (FSDP, DENSE, {"lora": LORA}))],
      [5003 * (6 * 2048 + 6 * 320) + 2 * 320 * T, 5003 * (6 * 2048 + 6 * 320) + 4 * 320 * T,
       5003 * (4 * 2048 + 4 * 320) + 4 * 320 * T, 5003 * (10 * 2048 + 6 * 320) + 2 * 320 * T,
-      5003 * 6 * 2048 + 2 * 320 * T, 5003 * (2 * 2048 + 6 * 320) + 2 * 320 * T]),
+      5003 * 6 * 2048 + 2 * 320 * T]),
 ]  # fmt: skip
 
 SP = megatron(tp=2, sp=True)

@@ -234,12 +234,6 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
     ("chunked_loss_decoder", [(FSDP.but(chunked_loss=True), STACKS, {}, True), (FSDP, STACKS, {}, False)]),
     ("chunked_loss_fp16", [(Z2.but(chunked_loss=True), DENSE, {"precision": "fp16"}, True), (Z2.but(chunked_loss=True),
         DENSE, {}, False), (Z2, DENSE, {"precision": "fp16"}, False)]),
-    ("loss_kernel_needs_cuda", [(FSDP.but(loss_kernel="liger"), DENSE, {"machines": CPU}, True),
-        (FSDP.but(loss_kernel="liger"), DENSE, {}, False)]),
-    ("loss_kernel_needs_chunks", [(FSDP.but(loss_kernel="liger"), DENSE, {}, True), (FSDP.but(loss_kernel="liger",
-        chunked_loss=True), DENSE, {}, False), (FSDP, DENSE, {}, False)]),
-    ("loss_kernel_softcap", [(FSDP.but(loss_kernel="liger"), GEMMA, {}, True), (FSDP, GEMMA, {}, False),
-        (FSDP.but(loss_kernel="liger"), DENSE, {}, False)]),
     ("compile_huggingface", [(OVER.but(compile_layers=True), DENSE, {}, True), (Z2.but(compile_layers=True), DENSE, {},
         False)]),
     ("compile_below_zero_3", [(Z3.but(compile_layers=True), DENSE, {}, True), (Z2.but(compile_layers=True), DENSE, {},
@@ -418,7 +412,7 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
                     (FSDP, DENSE, {"seq_length": 1016}, False)]),
     ("trl_has_its_own_loop", [(FSDP.but(**{name: value}), DENSE, {"objective": "dpo"}, True) for name, value in (
         ("chunked_loss", True), ("tiled_mlp", True), ("compile_layers", True), ("activation_offloading", True),
-        ("loss_kernel", "liger"), ("gradient_compression", "bf16"))] + [
+        ("gradient_compression", "bf16"))] + [
             (FSDP, DENSE, {"objective": "dpo"}, False), (FSDP.but(chunked_loss=True), DENSE, {}, False),
             (HF.but(gradient_compression="bf16"), DENSE, {}, False)]),
     ("trl_precision_and_optimizer", [(FSDP, DENSE, {"objective": "dpo", **more}, broken) for more, broken in (({},

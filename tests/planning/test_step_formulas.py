@@ -355,8 +355,7 @@ COUNTS: Rows = [
      [(3, 1536, 384), (3, T, T), (6, 2 * T, 2 * T)]),
     ("tokens of a chunk", lambda: [work(each, **more).chunk_tokens for each, more in (
         (FSDP, {}), (FSDP.but(chunked_loss=True), {}), (FSDP.but(chunked_loss=True), {"seq_length": 16}), (FSDP,
-        {"objective": "dpo"}),
-        (FSDP.but(chunked_loss=True, loss_kernel="liger"), {"seq_length": 16}))], [T, 2048, 48, 2048, 48]),
+        {"objective": "dpo"}))], [T, 2048, 48, 2048]),
     ("rows of generation", lambda: [(w.completions, w.cached_bytes_per_token, w.vllm_share,
         w.holds_reference) for w in (
         work(FSDP.but(gradient_accumulation_steps=2), objective="grpo", grpo=GrpoSpec(vllm_gpu_memory_utilization=0.3)),

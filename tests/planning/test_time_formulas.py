@@ -38,7 +38,6 @@ from kit.cost.time.layer import (
     shared_experts_s,
 )
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
-from kit.cost.workload import liger_chunk
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from tests.planning.shapes import (
     DENSE,
@@ -252,11 +251,8 @@ BYTES: Rows = [
     # Each chunk of 2,048 tokens adds the head's gradient, 12 bytes an element.
     ("chunked loss", lambda: [elementwise.loss_elementwise_bytes(work(HF.but(chunked_loss=True, **more), lora=lora))
                               / 5003 for more, lora in (({}, None), ({"compile_layers": True}, None),
-                                                        ({"loss_kernel": "liger"}, None), ({}, LORA))],
-     [44 + 12 * 320 / 2048, 8 + 12 * 320 / 2048, 8 + 12 * 320 / 2048, 44.0]),
-    # 5003/(15·320) is more than 1, so two chunks; 16 would make it one. A million tokens: 16 chunks are the most.
-    ("Liger's chunks", lambda: [liger_chunk(T, 5003, 320), liger_chunk(10**6, 5003, 320), liger_chunk(40, 5003, 320)],
-     [(15, 2048), (1, 65536), (16, 40)]),
+                                                        ({}, LORA))],
+     [44 + 12 * 320 / 2048, 8 + 12 * 320 / 2048, 44.0]),
     ("gradients of local layers", lambda: [traffic(LOCAL), traffic(megatron(**TE)),
                                            1e9 * traffic(megatron(), lora=LORA)], [42.1, 0.0, 10 * ADAPTERS]),
     # ZeRO: 16 where it reduces, 6 for the sum over micro batches; stage 3 is counted with its reduction.

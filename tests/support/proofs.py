@@ -204,13 +204,6 @@ PROOFS: dict[str, Proof] = {
         "nothing: compiles what NVMe offload needs, once (libaio-dev, g++)", 3,
         ("DS_ACCELERATOR=cpu python -m kit.engines.deepspeed.ops",),
     ),
-    "liger": Proof(
-        "nothing: Liger and Triton beside the environment, 285 MB, once, for tests/training/test_liger.py", 1,
-        (
-            "test -d .venv/interpreted/triton || "
-            "python -m pip install --quiet --no-deps --target .venv/interpreted liger-kernel==0.8.5 triton==3.9.0",
-        ),
-    ),
 }  # fmt: skip
 DAILY = ("parity", "relay", "rehearse", "new-user", "accepted", "readers", "speedrun", "wheel", "probe")
 """Proofs of some minutes that need nothing: ``daily`` runs one of them, the next one tomorrow (CI)."""

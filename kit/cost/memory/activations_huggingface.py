@@ -30,8 +30,6 @@ def loss_bytes(workload: Workload) -> float:
     if workload.chunked_loss:
         model, trained = workload.model, workload.job.lora is None
         copies = 4 + (workload.element if workload.element < 4 else 0) + (4 if model.logit_softcap is not None else 0)
-        if workload.layout.loss_kernel == "liger":
-            copies = workload.element  # Liger writes the gradient over the logits
         of_weight = 4 + (workload.element if workload.element < 4 else 0) if trained else 0
         of_input = (4 if workload.autocast else workload.element) * model.hidden_size * workload.tokens
         return (

@@ -170,7 +170,7 @@ def _chunked_loss_bytes(workload: Workload, entries: float) -> float:
     """Bytes that the chunked loss moves per token (kit/engines/kernels/chunked_loss.py): eleven operators on fp32
     logits, or three 16-bit reads and one write if compiled. Each chunk also adds a 16-bit GEMM result to the head's
     fp32 gradient."""
-    model, fused = workload.model, workload.compiled_loss or workload.layout.loss_kernel == "liger"
+    model, fused = workload.model, workload.compiled_loss
     of_head = 12.0 * model.hidden_size / workload.chunk_tokens if workload.job.lora is None else 0.0
     return ((8.0 if fused else 44.0) + of_head) * entries
 

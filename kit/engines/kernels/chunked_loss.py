@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from kit.engines.base import IGNORE_INDEX
-from kit.engines.kernels import compiled_blocks, liger
+from kit.engines.kernels import compiled_blocks
 from kit.errors import EngineError
-from kit.specs.layout import LOSS_CHUNK_TOKENS, LossKernel
+from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 
 class ChunkedLoss:
@@ -31,13 +31,9 @@ class ChunkedLoss:
         model: PreTrainedModel,
         chunk_tokens: int = LOSS_CHUNK_TOKENS,
         compiled: bool = False,
-        kernel: LossKernel = "torch",
     ) -> None:
-        """``compiled``: fuse the operators on a chunk's logits by torch.compile. ``kernel``: ``liger`` uses Liger's
-        kernel instead. Raises EngineError if the head is not a linear layer, or if Liger is missing."""
-        self._liger = kernel == "liger"
-        if self._liger:
-            liger.check_installed()
+        """``compiled``: fuse the operators on a chunk's logits by torch.compile. Raises EngineError if the
+        head is not a linear layer."""
         head = model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear):
             raise EngineError(
@@ -68,8 +64,6 @@ class ChunkedLoss:
         if self._labels is None:
             logits = torch.nn.functional.linear(hidden, weight, bias)
             return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
-        if self._liger:
-            return liger.liger_cross_entropy(hidden, weight, bias, self._labels)
         return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens, self._slopes)
 
 

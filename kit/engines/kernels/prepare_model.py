@@ -38,7 +38,7 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
         compile_layers(model)
     if not layout.chunked_loss:
         return None
-    return ChunkedLoss(model, compiled=layout.compile_layers, kernel=layout.loss_kernel)
+    return ChunkedLoss(model, compiled=layout.compile_layers)
 
 
 def summed_loss(

@@ -130,33 +130,6 @@ def chunked_loss_fp16(w: Workload) -> bool:
     return w.layout.chunked_loss and w.job.precision == "fp16"
 
 
-@rule(
-    "torch",
-    says="loss_kernel=liger with chunked_loss=false: it computes a chunk; use chunked_loss=true, or leave it out",
-)
-def loss_kernel_needs_chunks(w: Workload) -> bool:
-    """kit/engines/kernels/chunked_loss.py calls Liger's kernel with the unsharded head."""
-    return w.layout.loss_kernel == "liger" and not w.layout.chunked_loss
-
-
-@rule("torch", says=lambda w: f"loss_kernel=liger on {w.cluster.gpu.name}: Triton makes kernels for GPUs; leave it out")
-def loss_kernel_needs_cuda(w: Workload) -> bool:
-    """Triton compiles for GPUs."""
-    return w.layout.loss_kernel == "liger" and w.cluster.gpu.device != "cuda"
-
-
-@rule(
-    "torch",
-    says=lambda w: (
-        f"loss_kernel=liger with {w.model.name}, whose logits are capped: Liger's kernel was not tested with "
-        "them; leave it out"
-    ),
-)
-def loss_kernel_softcap(w: Workload) -> bool:
-    """Liger's loss was tested in Triton's interpreter, without a cap."""
-    return w.layout.loss_kernel == "liger" and w.model.logit_softcap is not None
-
-
 # ---------------------------------------------------------------- compiled blocks (kit/engines/kernels)
 
 

@@ -10,7 +10,7 @@ from kit.specs.job import GrpoSpec
 @rule(
     says=lambda w: (
         f"objective={w.job.objective} with chunked_loss, tiled_mlp, compile_layers, activation_offloading, "
-        "loss_kernel or gradient_compression: these are of kit's own loop, and TRL's "
+        "or gradient_compression: these are of kit's own loop, and TRL's "
         f"{w.trl.trainer if w.trl else ''} trains; leave them out"
     )
 )
@@ -18,7 +18,6 @@ def trl_has_its_own_loop(w: Workload) -> bool:
     """TRL's trainers read none of these choices."""
     layout = w.layout
     fast = layout.chunked_loss or layout.tiled_mlp or layout.compile_layers or layout.activation_offloading
-    fast = fast or layout.loss_kernel == "liger"
     return w.trl is not None and (fast or layout.gradient_compression != "none")
 
 

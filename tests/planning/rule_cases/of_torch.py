@@ -279,26 +279,6 @@ CASES = [
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
     Case(
-        "loss_kernel_needs_chunks",
-        torch(zero_stage=3, loss_kernel="liger"),
-        "use chunked_loss=true",
-        torch(zero_stage=3, loss_kernel="liger", chunked_loss=True),
-    ),
-    Case(
-        "loss_kernel_needs_cuda",
-        torch(loss_kernel="liger", chunked_loss=True),
-        "Triton makes kernels for GPUs",
-        torch(chunked_loss=True),
-        gpus="8xcpu",
-    ),
-    Case(
-        "loss_kernel_softcap",
-        torch(zero_stage=3, loss_kernel="liger", chunked_loss=True),
-        "whose logits are capped",
-        torch(zero_stage=3, chunked_loss=True),
-        model="gemma-2-2b",
-    ),
-    Case(
         "compile_whole_layers",
         torch(tp=2, zero_stage=3, compile_layers=True),
         "graphs break at every layer",
