@@ -23,12 +23,6 @@ COMMANDS = {
 that of the help."""
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 """Settings of every app: plain text, and tracebacks as Python prints them."""
-_MOVED = {
-    "--fix": "an argument pins a choice, such as layout.tp=8; kit lint writes a corrected copy with --write-fixed",
-    "--zero": "write layout.zero_stage=3",
-    "--full": "all weights are trained, unless --lora or --qlora stands there: leave it out",
-}
-"""An option of earlier versions, or of other programs → what to write."""
 
 
 class Command(TyperCommand):
@@ -60,7 +54,7 @@ def _today(option: str, known: set[str]) -> str | None:
     for owner, (key, words) in values.items():
         if word in words:
             return f"write --{owner} {word}" if f"--{owner}" in known else f"write {key}={word}"
-    return _MOVED.get(option)
+    return None
 
 
 class _Commands(TyperGroup):

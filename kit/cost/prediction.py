@@ -46,8 +46,8 @@ class Operation:
     """Share of the wall time that is left for training after checkpoints and failures."""
     data_mbytes_per_s: float
     """Tokens read, over all ranks."""
-    checkpoint_usd_per_month: float | None = None
-    """Cost of keeping one in object storage, at list price; null in plans of earlier versions."""
+    checkpoint_usd_per_month: float
+    """Cost of keeping one in object storage, at list price."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class Prediction:
     """Relative error of step-time predictions for this implementation; null = not yet measured."""
     step_time_evidence: Text = ""
     """The runs that the band was measured on, or the nearest ones that were measured."""
-    operation: Operation | None = None
-    """Checkpoints and failures; null in plans of earlier versions."""
+    operation: Operation
+    """Checkpoints and failures."""
 
     @property
     def peak_gib(self) -> float:
@@ -106,5 +106,4 @@ class Prediction:
         return None if self.cost_usd is None else self._including_stops(self.cost_usd)
 
     def _including_stops(self, quantity: float) -> float:
-        goodput = 1.0 if self.operation is None else self.operation.goodput
-        return quantity / goodput if goodput else math.inf
+        return quantity / self.operation.goodput if self.operation.goodput else math.inf

@@ -14,13 +14,11 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import ADDED_TO_JOB, JobSpec
-from kit.specs.layout import ADDED, DEFAULTS, ZERO_KEYS, Layout, Pins
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
 SCHEMA_VERSION = 3
-"""Plans of version 2 have no sizes of DeepSpeed's buffers in their layout. For them kit chooses the sizes as it did
-when version 2 was current."""
 
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
@@ -61,19 +59,17 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
-        decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
-        del decisive["cluster"]["gpu"]["generation"]  # of the GPU's name; plans of version 2 do not say it
-        return _digest(_written(decisive))
+        return _digest({key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")})
 
     @property
     def model_digest(self) -> str:
         """SHA-256 over the model's shape: equal means the same tensors, whatever the model is called."""
-        shape = _written_model(strict_yaml.to_plain(self.model))
+        shape = strict_yaml.to_plain(self.model)
         return _digest({key: value for key, value in shape.items() if key not in ("name", "source")})
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
-        return strict_yaml.dump(_written(strict_yaml.to_plain(self)))
+        return strict_yaml.dump(strict_yaml.to_plain(self))
 
     def save(self, path: str | Path) -> None:
         """Write the plan as YAML. Raises ``SpecError`` if the file exists or cannot be written."""
@@ -92,33 +88,12 @@ class Plan:
         """Read what ``save`` wrote, every value validated again. Raises ``SpecError``."""
         document = strict_yaml.read(Path(path))
         version = document.data.get("schema_version")
-        if version not in (2, SCHEMA_VERSION):
+        if version != SCHEMA_VERSION:
             raise SpecError(
                 f"{document.where(('schema_version',))}: schema_version={version!r}; "
-                f"this kit reads 2 and {SCHEMA_VERSION}: plan again"
+                f"this kit reads {SCHEMA_VERSION}: plan again from the recipe"
             )
-        return strict_yaml.parse(cls, document.data | {"schema_version": SCHEMA_VERSION}, document)
-
-
-def _written(plan: dict[str, Any]) -> dict[str, Any]:
-    """Drops sizes that the engine does not read, and defaults of fields that plans of this version may lack: a plan
-    keeps its digest when kit learns a new field."""
-    layout = {
-        name: value
-        for name, value in plan["layout"].items()
-        if not (value is None and name in ZERO_KEYS) and not (name in ADDED and value == DEFAULTS[name])
-    }
-    for (*parents, name), default in ADDED_TO_JOB.items():
-        owner = plan["job"]
-        for parent in parents:
-            owner = owner[parent] or {}
-        if owner.get(name) == default:
-            owner.pop(name, None)
-    return plan | {"layout": layout, "model": _written_model(plan["model"])}
-
-
-def _written_model(model: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in model.items() if (name, value) != ("mtp_num_layers", 0)}
+        return strict_yaml.parse(cls, document.data, document)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -307,8 +307,7 @@ def _storage(remote: str | None) -> CheckResult | None:
 def _checkpoint(rundir: RunDirectory, path: Path | None) -> CheckResult | None:
     """Checks that the checkpoint fits the layout. An exchange checkpoint fits every layout; a native checkpoint needs
     the number of ranks that wrote it, except Megatron's."""
-    # Earlier versions of kit wrote hub.json.
-    if path is None or any((path / name).is_file() for name in ("exchange.json", "hub.json")):
+    if path is None or (path / "exchange.json").is_file():
         return None
     layout, manifest, said = rundir.plan.layout, path / "manifest.json", f"--resume {path}: "
     if not manifest.is_file():

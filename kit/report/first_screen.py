@@ -98,7 +98,7 @@ def _length(plan: Plan) -> str:
 def _total(plan: Plan) -> str:
     """Time and money of the whole run; processes of a CPU are for tests, whose failures nobody has counted."""
     predicted = plan.predicted
-    if predicted.operation is None or plan.cluster.gpu.device == "cpu":
+    if plan.cluster.gpu.device == "cpu":
         days, stops = predicted.days, ""
     else:
         days, stops = predicted.total_days, " with checkpoints and failures"

@@ -86,7 +86,7 @@ def _time(plan: Plan) -> str:
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
         *textwrap.wrap(_whole_run(plan), WIDTH, subsequent_indent="  "),
     ]
-    if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
+    if plan.cluster.gpu.device == "cuda":
         lines.append(_operation(predicted.operation, predicted))
     return "\n".join(lines)
 
@@ -136,11 +136,10 @@ def unknown_length(plan: Plan) -> str:
 def _operation(operation: Operation, predicted: Prediction) -> str:
     data = operation.data_mbytes_per_s
     rate = f"{data:.2g} MB/s" if data >= 0.01 else f"{1e3 * data:.2g} kB/s"
-    monthly = operation.checkpoint_usd_per_month
-    kept = "" if monthly is None else f", ${monthly:,.2f} a month to store"
     return (
         f"data loading: {rate} of tokens\n"
-        f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}{kept}\n"
+        f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}, "
+        f"${operation.checkpoint_usd_per_month:,.2f} a month to store\n"
         f"save every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
         f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
         f"{_in_all(predicted)}"
@@ -148,7 +147,7 @@ def _operation(operation: Operation, predicted: Prediction) -> str:
 
 
 def _in_all(predicted: Prediction) -> str:
-    if not predicted.operation or not predicted.operation.goodput or predicted.total_days is None:
+    if not predicted.operation.goodput or predicted.total_days is None:
         return ""
     cost = "" if predicted.total_cost_usd is None else f", ${predicted.total_cost_usd:,.0f}"
     return f", {human_seconds(predicted.total_days * SECONDS_PER_DAY)} in total{cost}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.errors import SpecError
@@ -171,20 +170,6 @@ class JobSpec:
 
 LENGTHS_OF_JOB = ("epochs", "total_tokens")
 """Keys that say how long a run is; ``run.steps`` is the third."""
-ADDED_TO_JOB: Mapping[tuple[str, ...], Any] = {
-    ("epochs",): None,
-    ("grpo",): None,
-    ("expert_load",): 1.0,
-    ("mtp_num_layers",): 0,
-    ("mtp_loss_scaling_factor",): 0.1,
-    ("lora", "use_rslora"): False,
-    ("lora", "use_dora"): False,
-    ("lora", "target_modules"): (),
-    ("lora", "rank_pattern"): {},
-    ("lora", "alpha_pattern"): {},
-}
-"""Path of each field of a job that plans of this version may lack → its default. A plan leaves out a field that has its
-default: so the plan keeps its digest when kit learns a new field."""
 
 
 def job_defaults(model: ModelSpec) -> dict[str, Any]:

@@ -54,9 +54,6 @@ class Flag:
     """Text of ``describe`` for other values than the default: with ``{value}``, or by value; empty: none."""
     zero_key: str = ""
     """For a size: its key below ``zero_optimization`` in ds_config.json."""
-    added: bool = False
-    """Whether plans of version 3 exist without this field. Its default is left out of plan.yaml and of the digest, so
-    that those plans keep theirs."""
 
 
 Size = Annotated[int, Count(gt=0, le=10**8)]
@@ -99,11 +96,11 @@ class Layout:
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: Annotated[Size, Flag(("megatron",))] = 1
     """Tensor parallelism inside each expert; with ep=1 it must equal tp."""
-    moe_token_dispatcher: Annotated[TokenDispatcher, Flag(("megatron",), "{value} dispatcher", added=True)] = "alltoall"
+    moe_token_dispatcher: Annotated[TokenDispatcher, Flag(("megatron",), "{value} dispatcher")] = "alltoall"
     """Read only with experts. deepep and hybridep are packages of their own, for GPUs."""
-    moe_shared_expert_overlap: Annotated[bool, Flag(("megatron",), "shared-expert overlap", added=True)] = False
+    moe_shared_expert_overlap: Annotated[bool, Flag(("megatron",), "shared-expert overlap")] = False
     """Compute shared experts on a second stream while tokens are sent."""
-    overlap_moe_expert_parallel_comm: Annotated[bool, Flag(("megatron",), "all-to-alls overlapped", added=True)] = False
+    overlap_moe_expert_parallel_comm: Annotated[bool, Flag(("megatron",), "all-to-alls overlapped")] = False
     """Send one micro batch's tokens while another computes. Megatron-LM's schedule; kit's worker has none."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
@@ -111,7 +108,7 @@ class Layout:
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
     offload_optimizer: Annotated[Offload, Flag(text=_HOST)] = "none"
     """megatron: its optimizer_cpu_offload."""
-    optimizer_offload_fraction: Annotated[Fraction, Flag(("megatron",), "{value:g} of it", added=True)] = 1.0
+    optimizer_offload_fraction: Annotated[Fraction, Flag(("megatron",), "{value:g} of it")] = 1.0
     """megatron: the share of a rank's optimizer that offload_optimizer=cpu takes to the host; the rest is stepped on
     the GPU."""
     offload_param: Annotated[Offload, Flag(("torch", "deepspeed"), _WEIGHTS_ON_HOST)] = "none"
@@ -130,7 +127,7 @@ class Layout:
     gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
     """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step."""
     optimizer_state_dtype: Annotated[
-        OptimizerStateDtype, Flag(("deepspeed", "megatron"), "{value} optimizer state", added=True)
+        OptimizerStateDtype, Flag(("deepspeed", "megatron"), "{value} optimizer state")
     ] = "fp32"
     """bf16 under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
     bf16_optimizer_states). Under megatron: moments and gradients in bf16 with fp32 master weights, by its
@@ -140,15 +137,13 @@ class Layout:
     weights. Engine torch always autocasts in bf16 DDP."""
     recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
     """full: only each layer's input is saved. selective: everything except the inside of attention is saved."""
-    activation_offloading: Annotated[bool, Flag(("torch", "deepspeed"), "saved layer inputs on host", added=True)] = (
-        False
-    )
+    activation_offloading: Annotated[bool, Flag(("torch", "deepspeed"), "saved layer inputs on host")] = False
     """Hugging Face models with full recompute: the saved layer inputs are in pinned host memory from forward to
     backward."""
     chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False
     """Hugging Face models: compute output projection and cross entropy together in chunks of tokens, so that all logits
     never exist at once."""
-    tiled_mlp: Annotated[bool, Flag(("torch", "deepspeed"), "tiled MLP", added=True)] = False
+    tiled_mlp: Annotated[bool, Flag(("torch", "deepspeed"), "tiled MLP")] = False
     """Hugging Face models: each MLP computes its tokens in tiles, about as many tokens in one as the hidden size, so
     that its intermediate tensors are those of one tile (ALST, arXiv 2506.13996)."""
     compile_layers: Annotated[bool, Flag(("torch", "deepspeed"), "compiled blocks")] = False
@@ -226,8 +221,6 @@ FLAGS: Mapping[str, Flag] = {
     name: flag for name, hint in _HINTS.items() for flag in get_args(hint)[1:] if isinstance(flag, Flag)
 }
 """Field of a layout → its columns; a field without them is every engine's, and is printed in its own way."""
-ADDED: frozenset[str] = frozenset(name for name, flag in FLAGS.items() if flag.added)
-"""Fields whose default is not written."""
 ZERO_KEYS: Mapping[str, str] = {name: flag.zero_key for name, flag in FLAGS.items() if flag.zero_key}
 """Field of a layout that is a size of DeepSpeed → its key below ``zero_optimization`` in ds_config.json."""
 PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumulation_steps"))

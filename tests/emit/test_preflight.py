@@ -182,7 +182,6 @@ def test_all_problems_are_told_at_once(rundir: RunDirectory, tmp_path: Path) -> 
     ("manifest", "layout", "said"),
     [
         ({"exchange.json": "{}"}, {}, ""),
-        ({"hub.json": "{}"}, {}, ""),
         ({}, {}, "not a checkpoint (no exchange.json, no manifest.json); give auto"),
         ({"manifest.json": '{"world_size": 1}'}, {}, ""),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -15,7 +14,6 @@ import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError, RunDirectoryError, SpecError
 from kit.specs import strict_yaml
-from kit.specs.layout import ZERO_KEYS
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec, StreamSpec
 from tests.emit.plans import DENSE, FSDP2, MEGATRON, ZERO2, ZERO3, plan_of
@@ -203,20 +201,6 @@ def test_deepspeeds_files_have_the_disk_of_the_run_unless_it_is_somebodys(
         zero = json.loads((made.path / name).read_text())["zero_optimization"]
         assert zero["offload_optimizer"].get("nvme_path") == (None if home else str(tmp_path / "disk"))
         assert "nvme_path" not in zero["offload_param"]
-
-
-def test_a_run_directory_of_the_former_plan_version_is_read(tmp_path: Path) -> None:
-    """Version 2 had no sizes: kit chooses them as it did then, and its checkpoints' plan hash stays."""
-    pins = kit.Pins(engine="deepspeed", zero_stage=3, implementation="huggingface")
-    rundir = write(kit.plan("llama-3.2-1b", "8xH100", pins=pins), RUN, tmp_path / "run")
-    plan = rundir.plan
-    former = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, **dict.fromkeys(ZERO_KEYS)))
-    text = former.to_yaml().replace("schema_version: 3", "schema_version: 2")
-    assert "reduce_bucket_size" not in text
-    resealed(rundir.path, "plan.yaml", text)
-    again = RunDirectory.open(rundir.path)
-    assert again.edits == ()
-    assert again.plan.digest == former.digest != plan.digest
 
 
 def test_run_yaml_is_the_users_to_edit_and_the_plan_is_not(rundir: RunDirectory) -> None:

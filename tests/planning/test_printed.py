@@ -194,15 +194,11 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "pairs, no price, few bytes": (
         {"objective": "dpo", "predicted": {"cost_usd": None, "operation": dataclasses.replace(
-            OPERATION, data_mbytes_per_s=0.0042, checkpoint_usd_per_month=None)}},
-        ["512 pairs a step", "(4.19M tokens)", "data loading: 4.2 kB/s of tokens\ncheckpoint 112 GB in 30 s\n",
+            OPERATION, data_mbytes_per_s=0.0042)}},
+        ["512 pairs a step", "(4.19M tokens)", "data loading: 4.2 kB/s of tokens\ncheckpoint 112 GB in 30 s, "
+         "$2.58 a month to store\n",
          "goodput 80.0%, 6.25 days in total\n"],
-        ["a month"],
-    ),
-    "an older plan": (
-        {"predicted": {"operation": None}},
-        ["43,200 steps: 5 days · $6,000 at"],
-        ["with checkpoints", "goodput", "data loading"],
+        [],
     ),
     "processes of a CPU": (
         {"cluster": {"gpu": dataclasses.replace(H100, device="cpu")}},

@@ -14,7 +14,7 @@ from kit.errors import RunDirectoryError
 from kit.planner.plan import Plan
 from kit.preflight.run_checks import preflight
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import ADDED_TO_JOB, GrpoSpec, JobSpec, LoraSpec, Objective
+from kit.specs.job import GrpoSpec, JobSpec, Objective
 from kit.specs.layout import Pins
 from kit.specs.run import DataSpec, RunSpec
 from tests.system.examples.cases import with_files
@@ -60,14 +60,6 @@ def test_trl_accepts_the_arguments(objective: Objective, tmp_path: Path) -> None
 
     assert parse() == 0
     assert parse("--max_lenght", "3") != 0
-
-
-def test_what_a_plan_may_lack_is_the_default() -> None:
-    for path, default in ADDED_TO_JOB.items():
-        owner: object = JobSpec(lora=LoraSpec())
-        for name in path:
-            owner = getattr(owner, name)
-        assert owner == default, path
 
 
 def test_kit_train_names_trl(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kit.cost.prediction import Operation
 from kit.planner.plan import Plan, Prediction, StageMemory
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
@@ -124,6 +125,15 @@ def plan(spec: ModelSpec | None = None, *, job: dict[str, Any] | None = None, **
             bubble_fraction=0.0,
             days=1.0,
             cost_usd=None,
+            operation=Operation(
+                checkpoint_gb=0.0,
+                checkpoint_s=0.0,
+                checkpoint_interval_s=1.0,
+                hours_between_failures=1.0,
+                goodput=1.0,
+                data_mbytes_per_s=0.0,
+                checkpoint_usd_per_month=0.0,
+            ),
         ),
         decisions=(),
     )

@@ -69,8 +69,8 @@ def _row(name: str, plan: Plan | None, record: dict[str, Any] | None) -> tuple[s
         predicted = plan.predicted
     days = f"{predicted.total_days:.3g}{of}"
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd:,.0f}{of}"
-    gb = predicted.operation.checkpoint_gb if predicted.operation else None
-    checkpoint = "–" if gb is None else f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
+    gb = predicted.operation.checkpoint_gb
+    checkpoint = f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
     return (
         f"[{name}]({name}.yaml)",
         describe(plan.layout),

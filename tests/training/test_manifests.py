@@ -127,25 +127,12 @@ def test_what_cannot_be_is_named(tmp_path, name, place, value, words):
         assert said in str(error.value)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_exchange_checkpoints_of_earlier_versions_are_read(tmp_path, version):
-    """hub-step-…/hub.json; version 2 had no hash of itself, which is said."""
-    old = GOOD[EXCHANGE_JSON] | {"format": "kit-hub", "version": version}
-    old = sealed(old) if version == 3 else hostile.changed(old, ("sha256",), ...)
-    (tmp_path / "hub.json").write_text(json.dumps(old))
-    found = ExchangeCheckpoint(tmp_path)
-    assert (found.counters, "no hash protects" in str(found.note)) == (COUNTERS, version == 2)
-    (tmp_path / "hub.json").write_text(json.dumps(sealed(old) | {"version": 2, "sha256": "0"}))  # a bit away from 3
-    with pytest.raises(CheckpointError, match="its own hash"):
-        ExchangeCheckpoint(tmp_path)
-
-
 def test_the_newest_is_that_of_the_highest_step(tmp_path):
-    """In whatever order the file system lists them, under both names; what has no index is none."""
-    steps = {7: "exchange", 30: "hub", 100: "exchange", 20: "exchange", 9: "hub"}
-    for step, name in steps.items():
-        (tmp_path / f"{name}-step-{step:08d}").mkdir()
-        (tmp_path / f"{name}-step-{step:08d}" / f"{name}.json").touch()
+    """In whatever order the file system lists them; what has no index is none."""
+    steps = (7, 30, 100, 20, 9)
+    for step in steps:
+        (tmp_path / f"exchange-step-{step:08d}").mkdir()
+        (tmp_path / f"exchange-step-{step:08d}" / EXCHANGE_JSON).touch()
     (tmp_path / "exchange-step-00000200").mkdir()
     found = []
     while (newest := newest_exchange(tmp_path)) is not None:

@@ -70,7 +70,7 @@ def written(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (("boxes",), ..., "such files fit one layout; resume under the plan that wrote them"),
+        (("boxes",), ..., "is not a checkpoint of the torch engine"),
         (("boxes", "model.norm.weight", 0), [64], r"model.norm.weight has shape \[64\] in the checkpoint and \[32\]"),
         (("weight_map", "exp_avg"), ..., r"has exp_avg_sq, master and optimizer.name=adamw needs exp_avg, "),
         (("optimizer_steps",), ..., "is not a checkpoint of the torch engine"),

@@ -255,8 +255,8 @@ class TorchEngine(Engine):
                 f"{directory} has {', '.join(sorted(files))} and optimizer.name={self.optimizer_name} needs "
                 f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from an exchange checkpoint"
             )
-        # Without boxes (8-bit codes, files of an older version) each rank needs the file that it wrote.
-        boxes, shards = self._boxes(), Shards(directory, path) if self.fits_every_layout and index.boxes else None
+        # 8-bit codes have no boxes: each rank needs the file that it wrote.
+        boxes, shards = self._boxes(), Shards(directory, path) if self.fits_every_layout else None
         for kind, tensors in own.items():
             source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})
             check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, source)

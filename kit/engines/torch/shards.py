@@ -37,7 +37,6 @@ class RankFile:
     weight_map: Mapping[str, Mapping[str, str]]
     """Kind of state → name → file."""
     boxes: Mapping[str, Box]
-    """Empty in files of older versions."""
 
 
 def rank_file(directory: Path, rank: int) -> Path:
@@ -49,7 +48,7 @@ def read_rank_file(path: Path) -> RankFile:
     """Raises CheckpointError if the file is missing or has not these fields."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        boxes = {name: Box(tuple(whole), tuple(start)) for name, (whole, start) in index.get("boxes", {}).items()}
+        boxes = {name: Box(tuple(whole), tuple(start)) for name, (whole, start) in index["boxes"].items()}
         return RankFile(int(index["optimizer_steps"]), dict(index["weight_map"]), boxes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.parent} is not a checkpoint of the torch engine ({error!r})") from error

@@ -73,7 +73,6 @@ def convert(
     directory, a run directory, or a catalog name). ``extras_from``: see ``exchange_to_hf``. Raises KitError if a file
     is missing, damaged, or of another model, and for an argument that this conversion would not use.
     """
-    to = "exchange" if to == "hub" else to  # the name in earlier versions
     if to not in _FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(_FORMATS)}")
     if dtype is not None and dtype not in DTYPES:

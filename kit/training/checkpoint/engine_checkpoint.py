@@ -309,7 +309,7 @@ def read_manifest(directory: Path) -> Manifest:
     kit does not write; ForeignError if another version of kit wrote it."""
     path = directory / MANIFEST
     try:
-        return read_sealed(path, Manifest, _FORMAT, _VERSION)[0]
+        return read_sealed(path, Manifest, _FORMAT, _VERSION)
     except OtherVersionError as error:
         match = _NAME.fullmatch(directory.name)
         raise ForeignError(

@@ -31,9 +31,7 @@ from kit.training.checkpoint.files import FileRecord, Files, OtherVersionError, 
 EXCHANGE_JSON = "exchange.json"
 _FORMAT = "kit-exchange"
 _VERSION = 3
-_EARLIER_JSON, _EARLIER_FORMAT, _UNSEALED = "hub.json", "kit-hub", 2
-"""Names before version 3, which kit still reads. Version 2 has no hash of itself; everything else is equal."""
-_STEP = re.compile(r"(?:exchange|hub)-step-(\d{8})")
+_STEP = re.compile(r"exchange-step-(\d{8})")
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 """All kinds of state that an exchange checkpoint can have."""
 
@@ -64,12 +62,8 @@ class ExchangeCheckpoint:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        index = self.path / (EXCHANGE_JSON if (self.path / EXCHANGE_JSON).exists() else _EARLIER_JSON)
-        contents, version = _read(index)
-        self.note: str | None = None
-        """A message for the user about how the checkpoint was read; None: nothing special."""
-        if version == _UNSEALED:
-            self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
+        index = self.path / EXCHANGE_JSON
+        contents = _read(index)
         self.counters, self.model, self.lora = contents.counters, contents.model, contents.lora
         self.optimizer, self.chat_template = contents.optimizer, contents.chat_template
         self._records, self._weight_map = contents.files, contents.weight_map
@@ -115,8 +109,8 @@ def kinds_of(optimizer: OptimizerName) -> tuple[StateKind, ...]:
 
 
 def is_exchange(directory: Path) -> bool:
-    """Whether a directory contains an exchange checkpoint, of the current or an earlier version."""
-    return any((directory / name).is_file() for name in (EXCHANGE_JSON, _EARLIER_JSON))
+    """Whether a directory contains an exchange checkpoint."""
+    return (directory / EXCHANGE_JSON).is_file()
 
 
 def newest_exchange(root: Path) -> Path | None:
@@ -133,11 +127,9 @@ def exchanges(root: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in named if match and is_exchange(path)}
 
 
-def _read(path: Path) -> tuple[_Contents, int]:
-    earlier = path.name == _EARLIER_JSON
+def _read(path: Path) -> _Contents:
     try:
-        kind, unsealed = (_EARLIER_FORMAT, _UNSEALED) if earlier else (_FORMAT, None)
-        return read_sealed(path, _Contents, kind, _VERSION, unsealed)
+        return read_sealed(path, _Contents, _FORMAT, _VERSION)
     except OSError as error:
         raise CheckpointError(
             f"{path.parent} is not an exchange checkpoint (no readable {EXCHANGE_JSON}: {error.strerror}); give a "

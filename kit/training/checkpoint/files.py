@@ -163,11 +163,8 @@ def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {**bare, _HASH: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
-def read_sealed(
-    path: Path, into: type[_Contents], kind: str, version: int, unsealed: int | None = None
-) -> tuple[_Contents, int]:
-    """(contents, version) of a manifest of format ``kind``. ``unsealed``: an older version without a hash, which is
-    also accepted.
+def read_sealed(path: Path, into: type[_Contents], kind: str, version: int) -> _Contents:
+    """The contents of a manifest of format ``kind``.
 
     Raises OSError; ValueError if the manifest is damaged or differs from its hash; OtherVersionError.
     """
@@ -175,13 +172,13 @@ def read_sealed(
     if not isinstance(data, dict) or data.get("format") != kind:
         raise ValueError(f"format is not {kind!r}")
     found = data.get("version")
-    if type(found) is not int or found not in (version, unsealed):
+    if type(found) is not int or found != version:
         raise OtherVersionError(f"{path} has version {str(found)[:20]}, this kit reads {version}")
-    if (_HASH in data or found == version) and data.get(_HASH) != sealed(data)[_HASH]:
+    if data.get(_HASH) != sealed(data)[_HASH]:
         raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
     said = {key: value for key, value in data.items() if key not in ("format", "version", _HASH)}
     try:
-        return parse(into, said, Document(path.name, said, {})), found
+        return parse(into, said, Document(path.name, said, {}))
     except SpecError as error:
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -61,14 +61,13 @@ class CheckpointManager:
         """Open the checkpoints of a run directory with its settings. ``elastic``: they must fit another number of
         nodes."""
         plan, spec = rundir.plan, rundir.run.checkpoint
-        operation = plan.predicted.operation
         native = NativeCheckpoints(
             root=rundir.path / "checkpoints",
             plan_hash=plan.digest,
             world_size=plan.layout.world_size,
             keep_last=spec.keep_last,
             keep_every_steps=spec.keep_every_steps,
-            expected_bytes=0 if operation is None else int(1e9 * operation.checkpoint_gb),
+            expected_bytes=int(1e9 * plan.predicted.operation.checkpoint_gb),
             length=length,
             model=f"{plan.layout.engine} {plan.model_digest}",
             remote=None if spec.remote is None else RemoteCheckpoints(spec.remote),

@@ -26,12 +26,9 @@ def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
     return sorted(kept(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
 
 
-def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: bool) -> float | None:
-    """Predicted bytes of all checkpoints after a run. None if the plan has no such prediction."""
-    operation = plan.predicted.operation
-    if operation is None:
-        return None
-    one = operation.checkpoint_gb * GB
+def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: bool) -> float:
+    """Predicted bytes of all checkpoints after a run."""
+    one = plan.predicted.operation.checkpoint_gb * GB
     exported = exchange_bytes(plan.workload) if exchange else 0.0
     return one * len(steps_kept(last_step, spec)) + exported
 

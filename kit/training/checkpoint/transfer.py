@@ -74,8 +74,6 @@ def import_exchange(engine: Engine, directory: Path, length: RunLength | None = 
     run_collectively(True, lambda: _check(exchange, engine.optimizer_name), doing)
     if length is not None:
         run_collectively(engine.is_main, lambda: length.check(exchange.counters, directory, same_plan=False), doing)
-    if exchange.note is not None and engine.is_main:
-        print(exchange.note, flush=True)
     for kind in exchange.kinds:
         engine.import_state(kind, exchange.source(kind))
     engine.set_optimizer_steps(exchange.counters.optimizer_steps)
