@@ -59,7 +59,13 @@ def plan(
     known = load_calibration(None if calibration is None else Path(calibration))
     asked = _request(model, cluster, job, pins)
     made = make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
-    return for_run(made, model.run if isinstance(model, Recipe) else None)
+    if not isinstance(model, Recipe):
+        return for_run(made, None)
+    if model.extra:
+        from kit.emit.extra import with_extra
+
+        made = with_extra(made, model.extra)
+    return for_run(made, model.run)
 
 
 def compare(

@@ -137,7 +137,13 @@ def _saved_plan(path: Path, changes: list[str]) -> tuple[Plan, Recipe]:
         )
     run = run_of(changes, path.parent)
     return saved, Recipe(
-        name=path.stem, model=saved.model, cluster=saved.cluster, job=saved.job, run=run, layout=pinned(saved)
+        name=path.stem,
+        model=saved.model,
+        cluster=saved.cluster,
+        job=saved.job,
+        run=run,
+        layout=pinned(saved),
+        extra=saved.extra,
     )
 
 

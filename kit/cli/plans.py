@@ -349,6 +349,7 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     """Record a run in the calibration file, and plan again. The run is one of the plan beside its summary; without such
     a file, of this plan."""
     from kit.cost import predict
+    from kit.emit.extra import with_extra
     from kit.report.what_if import pinned
 
     beside = measurements.parent / "plan.yaml"
@@ -358,7 +359,7 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")
     again = make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
-    return for_steps(again, result.predicted.num_steps)
+    return for_steps(with_extra(again, result.extra), result.predicted.num_steps)
 
 
 def _compare_clusters(

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from kit.emit.extra import with_extra
 from kit.emit.markdown import code
 from kit.emit.readme import launched
 from kit.emit.run_directory import write as write_run
@@ -48,7 +49,8 @@ def copy_recipe(name: str, target: Path) -> Path:
         )
         (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
         recipe = load_recipe(staging / "recipe.yaml")
-        plan = for_run(make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout), recipe.run)
+        made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+        plan = for_run(with_extra(made, recipe.extra), recipe.run)
         needed = _paths(recipe.run, staging) if recipe.run is not None else []
         if recipe.run is not None:
             write_run(plan, recipe.run, staging / "run")

@@ -16,6 +16,8 @@ from typing import Any
 from kit.cost.memory import deepspeed_sizes
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
+from kit.specs.extra import merged
+from kit.specs.frozen import thawed
 from kit.specs.job import OptimizerName
 from kit.specs.run import RunSpec
 
@@ -86,7 +88,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     )
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
-    return config | {"wall_clock_breakdown": False, "steps_per_print": None}
+    return merged(config | {"wall_clock_breakdown": False, "steps_per_print": None}, thawed(plan.extra.deepspeed))
 
 
 def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:

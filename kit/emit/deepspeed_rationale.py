@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile
+from kit.emit.extra import NOT_PREDICTED
 from kit.emit.markdown import plain
 from kit.emit.trainer import for_trainer, training_arguments
 from kit.emit.trl import words
 from kit.planner.plan import Plan
+from kit.specs.extra import flat
 
 _ROOT = "zero_optimization"
 _OFFLOAD = {
@@ -120,7 +121,7 @@ def ds_config_page(plan: Plan) -> str:
         "",
         "| key | value | reason |",
         "|---|---|---|",
-        *(f"| `{key}` | `{_cell(value)}` | {RATIONALE[key]} |" for key, value in flat(ds_config(plan)).items()),
+        *(f"| `{key}` | `{_cell(value)}` | {_reason(plan, key)} |" for key, value in flat(ds_config(plan)).items()),
         "",
     ]
     if plan.layout.uses_nvme:
@@ -131,6 +132,10 @@ def ds_config_page(plan: Plan) -> str:
         ]
     lines += _trainer(plan)
     return "\n".join(lines)
+
+
+def _reason(plan: Plan, key: str) -> str:
+    return f"`extra` of the recipe: {NOT_PREDICTED}" if key in flat(plan.extra.deepspeed) else RATIONALE[key]
 
 
 def _cell(value: object) -> str:
@@ -162,14 +167,6 @@ def _on_cpu(plan: Plan) -> list[str]:
         "transformers splits the model over one. Leave it out, and join them by gloo before the script starts.",
         "",
     ]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections → dotted keys."""
-    keys: dict[str, Any] = {}
-    for key, value in config.items():
-        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return keys
 
 
 FILES = (DerivedFile("ds_config.md", ds_config_page, runs_deepspeed),)

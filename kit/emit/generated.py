@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.emit.deepspeed import ds_config, with_nvme_path
 from kit.emit.derived_file import json_text
+from kit.emit.extra import with_extra
 from kit.emit.run_directory import DERIVED_FILES, files_of
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import PlanError
@@ -161,7 +162,8 @@ def shipped_plan(name: str) -> Plan | None:
     """The plan of a shipped recipe; None if no layout is legal or fits."""
     recipe = load_recipe(recipe_path(name))
     try:
-        return for_run(make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout), recipe.run)
+        made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+        return for_run(with_extra(made, recipe.extra), recipe.run)
     except PlanError:
         return None
 

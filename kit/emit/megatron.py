@@ -21,6 +21,8 @@ from kit.emit.derived_file import DerivedFile, chosen
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.balancing import BalancingSpec
+from kit.specs.extra import merged
+from kit.specs.frozen import thawed
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -123,16 +125,16 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
         "transformer_config": _transformer_config(plan.model, plan.job, plan.layout) | _fp8(plan),
         "model": _model(plan.model, plan.job, plan.layout),
     }
-    if plan.layout.engine == "deepspeed":
-        return settings
-    return settings | {
-        "distributed_data_parallel": {
-            "grad_reduce_in_fp32": True,
-            "overlap_grad_reduce": overlaps_gradients(plan.layout),
-            "use_distributed_optimizer": shards_optimizer(plan.layout),
-        },
-        "optimizer": _optimizer(plan.job, plan.layout),
-    }
+    if plan.layout.engine != "deepspeed":
+        settings |= {
+            "distributed_data_parallel": {
+                "grad_reduce_in_fp32": True,
+                "overlap_grad_reduce": overlaps_gradients(plan.layout),
+                "use_distributed_optimizer": shards_optimizer(plan.layout),
+            },
+            "optimizer": _optimizer(plan.job, plan.layout),
+        }
+    return merged(settings, thawed(plan.extra.megatron))
 
 
 def _fp8(plan: Plan) -> dict[str, Any]:

@@ -62,13 +62,14 @@ from kit.emit import (
     slurm,
     trainer,
 )
-from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile, json_text
+from kit.emit.extra import check_extra
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.describe import describe
 from kit.planner.length import known_length
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.extra import flat
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.objectives import TRL
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
@@ -219,6 +220,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
         of_target = [file for file in DERIVED_FILES if file.target == target]
         if not any(_applies(file, plan) for file in of_target):
             raise SpecError(f"--target {target} for {describe(plan.layout)}: {of_target[0].refuses(plan)}")
+    check_extra(plan)
     _check(plan, run)
     path = Path(path).resolve()
     check_line("run directory", str(path))

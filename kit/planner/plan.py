@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
+from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
@@ -48,6 +49,8 @@ class Plan:
     cluster: ClusterSpec
     job: JobSpec
     layout: Layout
+    extra: Extra = field(default_factory=Extra)
+    """Keys that are merged into the engine's own file, and are not in the prediction."""
     predicted: Prediction
     decisions: tuple[Decision, ...]
 
@@ -58,8 +61,10 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
-        return _digest({key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")})
+        """SHA-256 over model, cluster, job, layout and extra: equal means the same computation on the same machines."""
+        return _digest(
+            {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout", "extra")}
+        )
 
     @property
     def model_digest(self) -> str:

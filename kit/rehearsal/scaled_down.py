@@ -86,11 +86,16 @@ def scaled_down(plan: Plan) -> ScaledDown:
         cluster=parse_cluster(f"{layout.world_size}xcpu"),
         job=job,
         pins=pins,
-        replaced=(*replaced, *replaced_in_job),
+        replaced=(*replaced, *replaced_in_job, *_left_out(plan)),
         covers=describe(layout),
         job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
         pins_in_bf16=pins.but(**kept) if in_bf16 else pins,
     )
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """A rehearsal tests what kit decides, and at small sizes other keys may be refused."""
+    return [f"extra: {key}={value} -> left out: not of the plan" for key, value in plan.extra.flat().items()]
 
 
 def _small(layout: Layout) -> tuple[Layout, list[str]]:

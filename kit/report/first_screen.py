@@ -64,7 +64,7 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[s
     return [head + line for head, line in zip(heads, lines, strict=False)]
 
 
-_NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes")
+_NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes", "extra")
 """Rules of decisions that a user must not miss."""
 
 

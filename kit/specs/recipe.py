@@ -5,6 +5,7 @@
     job:     {seq_length: 8192}      # JobSpec
     run:     {data: {train: …}}      # RunSpec; needed to run, not to plan
     layout:  {tp: 8}                 # Pins: what the planner must not choose
+    extra:   {deepspeed: {…}}        # Extra: keys for the engine's own file, which are not in the prediction
     extends: other.yaml              # optional: take another recipe and change these keys of it
 
 Relative paths in a recipe are relative to the recipe's directory.
@@ -23,6 +24,7 @@ from kit.specs.base import Text, spec
 from kit.specs.catalog import cluster_called, load_gpu, load_model, model_called, parse_cluster
 from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.cluster import ClusterSpec
+from kit.specs.extra import Extra, merged
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -30,7 +32,7 @@ from kit.specs.other_programs import refuse_other_programs
 from kit.specs.run import RunSpec, absolute_paths
 from kit.specs.text import check_line, first_ten, nearest, shown
 
-_SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
+_SECTIONS = ("model", "cluster", "job", "run", "layout", "extra", "extends")
 
 
 @spec
@@ -44,6 +46,7 @@ class Recipe:
     job: JobSpec
     run: RunSpec | None
     layout: Pins
+    extra: Extra = Extra()
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -66,7 +69,7 @@ def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] 
 def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: str, base: Path | None) -> Recipe:
     changes = strict_yaml.Document(name=document.name, data={}, lines={})
     for word in overrides:
-        document, changes = _override(document, word), _override(changes, word, _merge)
+        document, changes = _override(document, word), _override(changes, word, merged)
     _check_one_length(changes)
     _check_one_length(document)
     if base is None and "extends" in document.data:
@@ -83,7 +86,7 @@ def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: s
         if document.data.get(key) is None
     ]
     values: dict[str, Any] = {}
-    for key in ("model", "cluster", "job", "run", "layout"):
+    for key in ("model", "cluster", "job", "run", "layout", "extra"):
         try:
             values[key] = None if key == "run" and base is None else _section(key, document, base)
         except SpecError as error:
@@ -162,11 +165,11 @@ def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any
         except SpecError as error:
             raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:
-        return {"job": JobSpec(), "layout": Pins()}.get(key)
+        return {"job": JobSpec(), "layout": Pins(), "extra": Extra()}.get(key)
     if key == "cluster":
         return described_cluster(document, (key,), cluster_called if base is None else parse_cluster, load_gpu)
-    kinds: dict[str, Any] = {"model": ModelSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
-    value = strict_yaml.parse(kinds[key], raw, document, (key,))
+    kinds: dict[str, Any] = {"model": ModelSpec, "job": JobSpec, "run": RunSpec, "layout": Pins, "extra": Extra}
+    value = strict_yaml.parse(kinds[key], _without_nulls(raw) if key == "extra" else raw, document, (key,))
     return absolute_paths(value, base) if isinstance(value, RunSpec) and base else value
 
 
@@ -197,15 +200,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     if _lengths(over):
         for section, key in _lengths(base):
             base = base | {section: {name: value for name, value in base[section].items() if name != key}}
-    return _merge(base, over)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    return merged(base, over)
 
 
 def _override(document: strict_yaml.Document, word: str, merge: _Merge = _merged) -> strict_yaml.Document:

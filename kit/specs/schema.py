@@ -16,6 +16,7 @@ from typing import Any
 
 from kit.specs.base import Text, adapter, spec
 from kit.specs.cluster import ClusterSpec
+from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
@@ -34,6 +35,7 @@ class RecipeFile:
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
+    extra: Extra = Extra()
     extends: Text | None = None
     """Another recipe file, whose keys hold where this one is silent; one level deep."""
 

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import kit.emit.megatron
+from kit.emit.extra import NOT_PREDICTED
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus, check_optimizer, check_versions
+from kit.specs.text import shown
 from kit.training.elastic import on_started, wait_as_spare
 from kit.training.launcher import ends_with_launcher
 from kit.training.stopping import INTERRUPTED_CODE, STOPPED_CODE, UNSAVED_CODE, Reason
@@ -159,10 +161,14 @@ def _announce_nodes(rundir: RunDirectory) -> None:
 
 
 def _announce_edits(rundir: RunDirectory) -> None:
-    """Print the user's edits of the run directory on rank 0, and record them in the run directory."""
-    if rundir.edits and os.environ.get("RANK", "0") == "0":
-        for edit in rundir.edits:
-            print(f"honoured edit: {edit}")
+    """Print the recipe's extra keys and the user's edits of the run directory on rank 0, and record the edits."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for key, value in rundir.plan.extra.flat().items():
+        print(f"extra: {shown(key, str)}={shown(value)}: {NOT_PREDICTED}")
+    for edit in rundir.edits:
+        print(f"honoured edit: {edit}")
+    if rundir.edits:
         rundir.record_edits()
 
 

@@ -15,11 +15,11 @@ import yaml
 
 from kit.cost.estimate import predict
 from kit.cost.workload import Workload
-from kit.emit.deepspeed_rationale import flat
 from kit.emit.run_directory import files_of
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
+from kit.specs.extra import flat
 from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec

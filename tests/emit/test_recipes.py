@@ -11,11 +11,11 @@ import pytest
 
 from kit.emit import generated
 from kit.emit.copy_recipe import copy_recipe
-from kit.emit.deepspeed_rationale import flat
 from kit.emit.generated import TEMPLATES
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan
+from kit.specs.extra import flat
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 from tests.support.in_process import kit_main

@@ -1,0 +1,180 @@
+"""``extra`` of a recipe: into the engine's own file, said wherever the plan is, and refused where the plan decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import kit
+from kit.cli import app
+from kit.emit import deepspeed, megatron
+from kit.emit.extra import NOT_PREDICTED, with_extra
+from kit.emit.run_directory import RunDirectory, files_of, write
+from kit.errors import SpecError
+from kit.planner.plan import Plan
+from kit.rehearsal.scaled_down import scaled_down
+from kit.specs import strict_yaml
+from kit.specs.extra import Extra, flat, merged
+from kit.specs.recipe import merged_text
+from kit.specs.run import RunSpec
+from kit.training.__main__ import _announce_edits
+from tests.emit.plans import DENSE, FSDP2, ZERO3, plan_of
+from tests.support.refusals import refusal
+
+BUCKETS = "zero_optimization.use_multi_rank_bucket_allreduce"
+KEYS = {
+    "zero_optimization": {"use_multi_rank_bucket_allreduce": True, "log_trace_cache_warnings": False},
+    "memory_breakdown": 1,
+}
+BASE = """
+model: llama-3.2-1b
+cluster: 8xH100
+layout: {engine: deepspeed, zero_stage: 3, implementation: huggingface}
+run: {steps: 10, data: {train: data/train}}
+extra:
+  deepspeed: {zero_optimization: {use_multi_rank_bucket_allreduce: true, sub_group_size: 7}, memory_breakdown: true}
+"""
+OVER_MEGATRON = {"engine": "deepspeed", "implementation": "local", "dp": 4, "tp": 2, "zero_stage": 2}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "base.yaml").write_text(BASE)
+    file = tmp_path / "own.yaml"
+    file.write_text("extends: base.yaml\nextra: {deepspeed: {zero_optimization: {sub_group_size: null}}}\n")
+    return file
+
+
+def nested(dotted: str, value: Any) -> dict[str, Any]:
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def test_only_the_named_keys_of_the_file_change() -> None:
+    plan = plan_of(**ZERO3)
+    before, after = deepspeed.ds_config(plan), deepspeed.ds_config(with_extra(plan, Extra(deepspeed=KEYS)))
+    assert flat(after) == flat(before) | flat(KEYS)
+    assert before == deepspeed.ds_config(plan), "nothing was changed in place"
+    config = {"gradient_accumulation_fusion": False, "moe_router_dtype": None}
+    plan = plan_of(**DENSE)
+    settings = megatron.megatron_settings(with_extra(plan, Extra(megatron={"transformer_config": config})))
+    assert settings == merged(megatron.megatron_settings(plan), {"transformer_config": config})
+
+
+@pytest.mark.parametrize("name", ["ds_config.json", "ds_config.trainer.json", "ds_config.own_optimizer.json"])
+def test_other_programs_get_it_too(name: str) -> None:
+    files = files_of(with_extra(plan_of(**ZERO3), Extra(deepspeed=KEYS)))
+    assert json.loads(files[name])["zero_optimization"]["use_multi_rank_bucket_allreduce"] is True
+    assert f"| `{BUCKETS}` | `true` | `extra` of the recipe: {NOT_PREDICTED} |" in files["ds_config.md"]
+
+
+OWNED = [
+    *((ZERO3, "deepspeed", key) for key in deepspeed.PLAN_OWNED_KEYS),
+    *((DENSE, "megatron", key) for key in megatron.PLAN_OWNED_KEYS),
+]
+
+
+@pytest.mark.parametrize(("layout", "name", "key"), OWNED, ids=[key for _, _, key in OWNED])
+def test_what_the_plan_decides_is_refused_with_the_key_to_change(layout: Any, name: str, key: str) -> None:
+    """The key itself, a key below it, and the section around it as a value."""
+    table = {"deepspeed": deepspeed.PLAN_OWNED_KEYS, "megatron": megatron.PLAN_OWNED_KEYS}[name]
+    said = refusal(SpecError, with_extra, plan_of(**layout), Extra(**{name: nested(key, 3)}))
+    assert f"extra.{name}.{key}=3: the plan decides {key} of " in said
+    assert said.endswith(f"; change {table[key]} in the recipe")
+    assert f"{key}.a=1: the plan decides {key}" in refusal(
+        SpecError, with_extra, plan_of(**layout), Extra(**{name: nested(f"{key}.a", 1)})
+    )
+    section, dot, _ = key.partition(".")
+    if dot and name == "deepspeed":
+        said = refusal(SpecError, with_extra, plan_of(**layout), Extra(deepspeed={section: 1}))
+        assert said.startswith(f"extra.deepspeed.{section}=1: the plan decides {section}.")
+
+
+@pytest.mark.parametrize(
+    ("layout", "extra", "said"),
+    [
+        (FSDP2, {"deepspeed": KEYS}, "which has no ds_config.json: leave it out"),
+        (ZERO3, {"megatron": {"model": {"a": 1}}}, "which has no megatron.yaml: leave it out"),
+        (DENSE, {"megatron": {"transformer_confg": {"a": 1}}}, "did you mean transformer_config?"),
+        (OVER_MEGATRON, {"megatron": {"optimizer": {"a": 1}}}, "megatron.yaml has no such section"),
+    ],
+)
+def test_what_no_engine_would_read_is_refused(layout: Any, extra: dict[str, Any], said: str) -> None:
+    assert said in refusal(SpecError, with_extra, plan_of(**layout), Extra(**extra))
+
+
+def test_zero_over_megatron_has_both_files() -> None:
+    plan = with_extra(plan_of(**OVER_MEGATRON), Extra(deepspeed=KEYS, megatron={"model": {"rotary_percent": 0.5}}))
+    assert deepspeed.ds_config(plan)["memory_breakdown"] == 1
+    assert megatron.megatron_settings(plan)["model"]["rotary_percent"] == 0.5
+
+
+def test_it_is_of_the_plan_and_not_of_the_prediction(tmp_path: Path) -> None:
+    plan = plan_of(**ZERO3)
+    other = with_extra(plan, Extra(deepspeed=KEYS))
+    assert other.predicted == plan.predicted
+    assert other.digest != plan.digest, "a native checkpoint may be cut in another way"
+    other.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == other
+    assert with_extra(plan, Extra()) is plan
+
+
+def test_a_recipe_s_variant_adds_to_it_and_null_takes_away(recipe: Path) -> None:
+    assert flat(kit.load_recipe(recipe).extra.deepspeed) == {BUCKETS: True, "memory_breakdown": True}
+    copy = recipe.with_name("copy.yaml")
+    copy.write_text(merged_text(recipe))
+    assert kit.load_recipe(copy).extra == kit.load_recipe(recipe).extra
+    given = kit.load_recipe(recipe, [f"extra.deepspeed.{BUCKETS}=false"]).extra.deepspeed
+    assert given["zero_optimization"] == {"use_multi_rank_bucket_allreduce": False}
+    assert "extra.fsdp: unknown key" in refusal(SpecError, kit.load_recipe, recipe, ["extra.fsdp.a=1"])
+
+
+def test_plan_explain_and_emit_say_it(recipe: Path, tmp_path: Path, capfd: Any) -> None:
+    runner = CliRunner(env={"COLUMNS": "300"})
+    line = f"extra=deepspeed.{BUCKETS}=True: {NOT_PREDICTED}"
+    assert line in " ".join(runner.invoke(app, ["plan", str(recipe)]).stdout.split())
+    assert f"deepspeed.{BUCKETS}=True" in runner.invoke(app, ["explain", str(recipe)]).stdout
+    refused = runner.invoke(app, ["plan", str(recipe), "extra.deepspeed.zero_optimization.stage=2"])
+    assert "change layout.zero_stage in the recipe" in str(refused.exception)
+    saved, out = tmp_path / "plan.yaml", tmp_path / "run"
+    assert runner.invoke(app, ["plan", str(recipe), "--save", str(saved)]).exit_code == 0
+    assert runner.invoke(app, ["emit", str(saved), "run.data.train=a", "run.steps=9", "--out", str(out)]).exit_code == 0
+    rundir = RunDirectory.open(out)
+    assert (rundir.settings["memory_breakdown"], rundir.edits) == (True, ())
+    _announce_edits(rundir)
+    assert f"extra: deepspeed.{BUCKETS}=True: {NOT_PREDICTED}\n" in capfd.readouterr().out
+
+
+def test_an_edit_by_hand_after_it_is_still_found(recipe: Path, tmp_path: Path) -> None:
+    CliRunner().invoke(app, ["emit", str(recipe), "--out", str(tmp_path / "run")])
+    file = tmp_path / "run" / "ds_config.json"
+    config = json.loads(file.read_text())
+    config["zero_optimization"]["use_multi_rank_bucket_allreduce"] = False
+    file.write_text(json.dumps(config))
+    (edit,) = RunDirectory.open(tmp_path / "run").edits
+    assert (edit.key, edit.planned, edit.found) == (BUCKETS, True, False)
+
+
+def test_a_plan_file_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_of(**ZERO3), extra=Extra(deepspeed={"zero_optimization": {"stage": 2}}))
+    plan.save(tmp_path / "plan.yaml")
+    with pytest.raises(SpecError, match=r"change layout\.zero_stage in the recipe"):
+        write(Plan.load(tmp_path / "plan.yaml"), RunSpec(), tmp_path / "run")
+
+
+def test_a_rehearsal_leaves_it_out_and_says_so(recipe: Path) -> None:
+    shrunk = scaled_down(kit.plan(kit.load_recipe(recipe)))
+    assert f"extra: deepspeed.{BUCKETS}=True -> left out: not of the plan" in shrunk.replaced
+
+
+def test_values_are_plain_again_in_the_file() -> None:
+    """Lists are tuples in a spec; YAML has no tuples."""
+    plan = with_extra(plan_of(**DENSE), Extra(megatron={"transformer_config": {"moe_a": [1, {"b": [2]}]}}))
+    text = files_of(plan)["megatron.yaml"]
+    assert strict_yaml.parse_text(text, "x").data["transformer_config"]["moe_a"] == [1, {"b": [2]}]
