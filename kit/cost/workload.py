@@ -55,12 +55,11 @@ class ExecutionModel:
     gradient_kernel_bytes: float = 0.0
     """Memory moved per gradient to compress it, once a step."""
     zero_plus_plus: ZeroPlusPlus | None = None
-    once_per_node: bool = False
-    """Whether a token is sent once to each node that has one of its experts (DeepEP, HybridEP)."""
 
     # Values of every plan; other programs have others (benchmarks/accuracy/programs/published.py says what each is).
     overlaps_tensor_parallel = False
     overlaps_experts = False
+    once_per_node = False
     graphs = "none"
     balanced_context = True
     unhidden_sharding = UNHIDDEN
@@ -347,7 +346,6 @@ class Workload:
             gradient_bytes=gradient_bytes(model, layout.gradient_compression, width, count(model).total),
             gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
             zero_plus_plus=ZeroPlusPlus.of(layout),
-            once_per_node=layout.moe_token_dispatcher != "alltoall",
         )
 
 

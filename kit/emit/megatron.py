@@ -55,10 +55,6 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_z_loss_coeff": "job.balancing",
     "transformer_config.moe_router_bias_update_rate": "job.balancing",
     "transformer_config.moe_expert_capacity_factor": "job.balancing",
-    "transformer_config.moe_token_dispatcher_type": "layout.moe_token_dispatcher",
-    "transformer_config.moe_flex_dispatcher_backend": "layout.moe_token_dispatcher",
-    "transformer_config.moe_shared_expert_overlap": "layout.moe_shared_expert_overlap",
-    "transformer_config.overlap_moe_expert_parallel_comm": "layout.overlap_moe_expert_parallel_comm",
     "transformer_config.moe_grouped_gemm": "layout.implementation",
     "transformer_config.moe_permute_fusion": "layout.implementation",
     "transformer_config.moe_router_num_groups": "model.router_groups",
@@ -195,7 +191,7 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
         "moe_router_pre_softmax": not model.norm_topk_prob,
         "moe_router_load_balancing_type": kind,
         "moe_router_dtype": "fp32",
-        "moe_token_dispatcher_type": "alltoall" if layout.moe_token_dispatcher == "alltoall" else "flex",
+        "moe_token_dispatcher_type": "alltoall",
     }
     if model.traits.router == "sigmoid":
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
@@ -220,9 +216,6 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
             model.shared_ffn_hidden_size,
         ),
         ("moe_shared_expert_gate", model.traits.shared_expert_gate, True),
-        ("moe_flex_dispatcher_backend", layout.moe_token_dispatcher != "alltoall", layout.moe_token_dispatcher),
-        ("moe_shared_expert_overlap", layout.moe_shared_expert_overlap, True),
-        ("overlap_moe_expert_parallel_comm", layout.overlap_moe_expert_parallel_comm, True),
         # Transformer Engine multiplies all experts of a rank by one call, and permutes tokens by one kernel.
         ("moe_grouped_gemm", layout.implementation == "transformer_engine", True),
         ("moe_permute_fusion", layout.implementation == "transformer_engine", True),

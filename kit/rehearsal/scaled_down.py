@@ -38,8 +38,6 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "optimizer_state_dtype": ("fp32", _LOSSY),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
-    "moe_token_dispatcher": ("alltoall", "other dispatchers are for GPUs"),
-    "overlap_moe_expert_parallel_comm": (False, "kit's worker has no such schedule; Megatron-LM has"),
 }
 """Field of the layout → (its value in the copy, the reason)."""
 _OF_BF16 = ("autocast", "offload_optimizer", "optimizer_offload_fraction")

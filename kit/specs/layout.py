@@ -36,9 +36,6 @@ FP8_MULTIPLE = 16
 AttentionKernel = Literal["default", "cudnn", "flash3", "flash4"]
 """The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), cuDNN's, which is
 faster on Hopper and later, or FlashAttention 3 or 4 from a package of their own."""
-TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
-"""How tokens are sent to the ranks of their experts: NCCL's all-to-all, which sends a token once for every expert; or
-DeepEP or HybridEP, which send a token once to every node (Megatron's ``moe_flex_dispatcher_backend``)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """Megatron's ``cp_comm_type``, how context-parallel ranks communicate: all_gather of keys and values, p2p (a ring), or
 a2a (all-to-all over heads; DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -96,12 +93,6 @@ class Layout:
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: Annotated[Size, Flag(("megatron",))] = 1
     """Tensor parallelism inside each expert; with ep=1 it must equal tp."""
-    moe_token_dispatcher: Annotated[TokenDispatcher, Flag(("megatron",), "{value} dispatcher")] = "alltoall"
-    """Read only with experts. deepep and hybridep are packages of their own, for GPUs."""
-    moe_shared_expert_overlap: Annotated[bool, Flag(("megatron",), "shared-expert overlap")] = False
-    """Compute shared experts on a second stream while tokens are sent."""
-    overlap_moe_expert_parallel_comm: Annotated[bool, Flag(("megatron",), "all-to-alls overlapped")] = False
-    """Send one micro batch's tokens while another computes. Megatron-LM's schedule; kit's worker has none."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: ZeroStage = 0
@@ -243,9 +234,6 @@ class Pins:
     cp_comm_type: ContextExchange | None = None
     ep: Size | None = None
     etp: Size | None = None
-    moe_token_dispatcher: TokenDispatcher | None = None
-    moe_shared_expert_overlap: bool | None = None
-    overlap_moe_expert_parallel_comm: bool | None = None
     sp: bool | None = None
     zero_stage: ZeroStage | None = None
     offload_optimizer: Offload | None = None

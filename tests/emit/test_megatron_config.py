@@ -174,13 +174,10 @@ MEGATRONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     # moe/router.py sums the global loss over data-parallel ranks, and gradients are averaged over them once more
     "global loss": (
-        MEGATRON | {"model": "qwen3-30b-a3b", "dp": 8, "ep": 8, "moe_token_dispatcher": "deepep",
-                    "overlap_moe_expert_parallel_comm": True, "job": {"balancing": BalancingSpec(
+        MEGATRON | {"model": "qwen3-30b-a3b", "dp": 8, "ep": 8, "job": {"balancing": BalancingSpec(
                         moe_router_load_balancing_type="global_aux_loss", moe_aux_loss_coeff=0.001,
                         moe_z_loss_coeff=0.01, moe_expert_capacity_factor=1.5)}},
-        {T + "moe_aux_loss_coeff": 0.008, T + "moe_z_loss_coeff": 0.01, T + "moe_expert_capacity_factor": 1.5,
-         T + "moe_token_dispatcher_type": "flex", T + "moe_flex_dispatcher_backend": "deepep",
-         T + "overlap_moe_expert_parallel_comm": True},
+        {T + "moe_aux_loss_coeff": 0.008, T + "moe_z_loss_coeff": 0.01, T + "moe_expert_capacity_factor": 1.5},
     ),
     "softmax before the choice": (
         MEGATRON | {"model": replace(load_model("qwen3-30b-a3b"), norm_topk_prob=False), "dp": 8, "etp": 1,
@@ -190,10 +187,8 @@ MEGATRONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          T + "moe_grouped_gemm": ..., T + "moe_permute_fusion": ...},
     ),
     "shared experts": (
-        MEGATRON | {"model": "qwen1.5-moe-a2.7b", "implementation": "local", "dp": 8,
-                    "moe_shared_expert_overlap": True},
-        {T + "moe_shared_expert_intermediate_size": 4 * 1408, T + "moe_shared_expert_gate": True,
-         T + "moe_shared_expert_overlap": True},
+        MEGATRON | {"model": "qwen1.5-moe-a2.7b", "implementation": "local", "dp": 8},
+        {T + "moe_shared_expert_intermediate_size": 4 * 1408, T + "moe_shared_expert_gate": True},
     ),
     "sigmoid router": (
         MEGATRON | {"model": replace(load_model("deepseek-v3"), num_layers=6, num_shared_experts=2), "dp": 4, "tp": 2,

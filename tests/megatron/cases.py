@@ -21,6 +21,7 @@ from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
+from kit.specs.extra import Extra
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
 from tests.support import tiny
@@ -69,9 +70,11 @@ def run_directory(
     spec: ModelSpec,
     job: dict[str, Any] | None = None,
     model_path: str | None = HF_DIRECTORY,
+    extra: dict[str, Any] | None = None,
     **layout: Any,
 ) -> Any:
-    """A run directory, for the Megatron engine unless ``layout`` says otherwise: GLOBAL_BATCH_SIZE sequences a step."""
+    """A run directory, for the Megatron engine unless ``layout`` says otherwise: GLOBAL_BATCH_SIZE sequences a step.
+    ``extra``: keys of transformer_config."""
     size = layout.get("micro_batch_size", MICRO_BATCH_SIZE)
     layout = {
         "engine": "megatron",
@@ -80,6 +83,7 @@ def run_directory(
         "gradient_accumulation_steps": GLOBAL_BATCH_SIZE // size // layout.get("dp", 1),
     } | layout
     plan = tiny.plan(spec, job=JOB | (job or {}), **layout)
+    plan = dataclasses.replace(plan, extra=Extra(megatron={"transformer_config": extra} if extra else {}))
     rundir = tiny.run_directory(path, plan, model_path=model_path and str(path.parent / model_path))
     settings = {"megatron": megatron_settings, "deepspeed": ds_config, "torch": lambda _: {}}
     return dataclasses.replace(rundir, settings=settings[plan.layout.engine](plan))

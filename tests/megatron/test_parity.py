@@ -102,7 +102,7 @@ CASES = {
     "tp2-sp-ep2-shared-overlap-glm4-moe": (
         "glm4_moe",
         TWO_LAYERS | GLM,
-        {"tp": 2, "sp": True, "ep": 2, "moe_shared_expert_overlap": True},
+        {"tp": 2, "sp": True, "ep": 2, "extra": {"moe_shared_expert_overlap": True}},
     ),
     "pp2-glm4-moe-air": ("glm4_moe", TWO_LAYERS | GLM | {"biases": None, "qk_norm": None}, {"pp": 2}),
     "tp2-sp-minimax-m2": ("minimax_m2", TWO_LAYERS | MINIMAX, {"tp": 2, "sp": True, "etp": 2}),

@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.emit.extra import with_extra
 from kit.emit.megatron import megatron_settings
 from kit.emit.pretrain_gpt import _FLAGS, pretrain_gpt_arguments, pretrain_gpt_script, why_not
 from kit.emit.run_directory import files_of, write
 from kit.errors import EngineError
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.extra import Extra
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import BlendedSetSpec, DataSpec, RunSpec
@@ -106,19 +108,34 @@ def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
     assert len(seen) > 50
 
 
-@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep"])
-def test_experts_get_the_fast_options(dispatcher):
-    layout = {"ep": 2, "dp": 2, "moe_token_dispatcher": dispatcher, "moe_shared_expert_overlap": True}
-    flags = parsed(tiny.plan(tiny.model("mixtral"), **FUSED, **layout))
-    assert {"--moe-grouped-gemm", "--moe-permute-fusion", "--moe-shared-expert-overlap"} <= flags.keys()
-    expected = ("alltoall", None) if dispatcher == "alltoall" else ("flex", dispatcher)
-    assert (flags["--moe-token-dispatcher-type"], flags.get("--moe-flex-dispatcher-backend")) == expected
+def with_switches(plan, **switches):
+    return with_extra(plan, Extra(megatron={"transformer_config": switches}))
 
 
-def test_megatron_lm_overlaps_the_all_to_alls():
-    layout = {"ep": 2, "dp": 2, "overlap_moe_expert_parallel_comm": True}
-    plan = tiny.plan(tiny.model("mixtral"), job={"precision": "bf16"}, **FUSED, **layout)
-    assert "--overlap-moe-expert-parallel-comm" in parsed(plan)
+def test_experts_get_the_fast_options():
+    flags = parsed(tiny.plan(tiny.model("mixtral"), **FUSED, ep=2, dp=2))
+    assert {"--moe-grouped-gemm", "--moe-permute-fusion"} <= flags.keys()
+    assert flags["--moe-token-dispatcher-type"] == "alltoall"
+
+
+def test_megatron_lm_gets_the_switches_of_extra():
+    """Of a recipe: what kit's own worker has no schedule or package for."""
+    plan = tiny.plan(tiny.model("mixtral"), job={"precision": "bf16"}, **FUSED, ep=2, dp=2)
+    flags = parsed(with_switches(plan, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="deepep"))
+    assert (flags["--moe-token-dispatcher-type"], flags["--moe-flex-dispatcher-backend"]) == ("flex", "deepep")
+    flags = parsed(with_switches(plan, overlap_moe_expert_parallel_comm=True, moe_shared_expert_overlap=True))
+    assert {"--overlap-moe-expert-parallel-comm", "--moe-shared-expert-overlap"} <= flags.keys()
+    assert why_not(with_switches(plan, moe_deepep_num_sms=8)) == (
+        "it has no flag for transformer_config.moe_deepep_num_sms of megatron.yaml"
+    )
+
+
+def test_kits_worker_refuses_the_schedule_that_it_does_not_have():
+    from kit.engines.megatron.engine import MegatronEngine
+
+    plan = with_switches(tiny.plan(tiny.model("mixtral"), **FUSED), overlap_moe_expert_parallel_comm=True)
+    with pytest.raises(EngineError, match=r"no schedule that .*; start Megatron-LM by pretrain_gpt\.sh, or remove the"):
+        MegatronEngine(SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
 
 
 def known_to_megatron_core(plan):

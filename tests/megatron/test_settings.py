@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kit.cli import app
 from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_size
+from kit.emit.run_directory import RunDirectory
+from kit.specs import strict_yaml
 from kit.specs.balancing import BalancingSpec
 from kit.specs.families import families_where, families_with
 from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
+from tests.support.workers import pool
 
 LAYOUTS = (
     {},
@@ -21,11 +28,6 @@ LAYOUTS = (
     {"pp": 2, "first_stage_layers": 1, "recompute": "selective"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
-DISPATCHERS = {
-    "alltoall": {"moe_token_dispatcher_type": "alltoall"},
-    "deepep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
-    "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
-}
 
 
 def plans():
@@ -67,26 +69,12 @@ def test_every_key_is_accepted_by_megatron_core():
             assert (config.moe_z_loss_coeff, config.moe_expert_capacity_factor) == (0.125, 2.0)
 
 
-@pytest.mark.parametrize("dispatcher", DISPATCHERS)
-def test_a_dispatcher_is_written_in_megatrons_words(dispatcher):
-    from kit.engines.megatron.model.build import transformer_config
-
-    spec = tiny.model("glm4_moe", **BY_FAMILY["glm4_moe"])
-    layout = {"ep": 2, "dp": 2, "moe_token_dispatcher": dispatcher}
-    settings = megatron_settings(tiny.plan(spec, engine="megatron", implementation="local", **layout))
-    written = settings["transformer_config"]
-    assert {key: value for key, value in written.items() if "dispatcher" in key} == DISPATCHERS[dispatcher]
-    assert transformer_config(written).moe_token_dispatcher_type == written["moe_token_dispatcher_type"]
-
-
 def test_experts_of_transformer_engine_are_one_grouped_gemm():
     from kit.engines.megatron.model.transformer_engine import plain_name
 
-    plan = tiny.plan(
-        tiny.model("mixtral"), engine="megatron", implementation="transformer_engine", moe_shared_expert_overlap=True
-    )
+    plan = tiny.plan(tiny.model("mixtral"), engine="megatron", implementation="transformer_engine")
     written = megatron_settings(plan)["transformer_config"]
-    assert all(written[f"moe_{option}"] for option in ("grouped_gemm", "permute_fusion", "shared_expert_overlap"))
+    assert all(written[f"moe_{option}"] for option in ("grouped_gemm", "permute_fusion"))
     grouped = "decoder.layers.0.mlp.experts.linear_fc2.weight13"
     assert plain_name(grouped) == "decoder.layers.0.mlp.experts.local_experts.13.linear_fc2.weight"
 
@@ -137,29 +125,15 @@ def test_an_unknown_value_or_key_is_refused():
         transformer_config({**settings, "calculate_per_token_loss": False})
 
 
-def test_megatron_core_takes_overlapped_all_to_alls():
-    from kit.engines.megatron.model.build import transformer_config
-
-    layout = {
-        "engine": "megatron",
-        "implementation": "local",
-        "ep": 2,
-        "dp": 2,
-        "overlap_moe_expert_parallel_comm": True,
-    }
-    settings = megatron_settings(tiny.plan(tiny.model("mixtral"), job={"precision": "bf16"}, **layout))
-    assert transformer_config(settings["transformer_config"]).overlap_moe_expert_parallel_comm
-
-
 def test_guarded_keys_exist_and_name_recipe_keys():
     """rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own. fp8, options
     of experts and those of the state have tests of their own."""
     emitted = {
         f"{section}.{key}" for plan in plans() for section, keys in megatron_settings(plan).items() for key in keys
     }
-    options = ("flex_dispatcher_backend", "shared_expert_overlap", "grouped_gemm", "permute_fusion")
+    options = ("grouped_gemm", "permute_fusion")
     moe = {f"transformer_config.moe_{option}" for option in options}
-    other = {"model.rotary_base", "transformer_config.fp8", "transformer_config.overlap_moe_expert_parallel_comm"}
+    other = {"model.rotary_base", "transformer_config.fp8"}
     on_request = [
         f"layout.{name}" for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype")
     ]
@@ -174,3 +148,25 @@ def test_guarded_keys_exist_and_name_recipe_keys():
 def test_vocabulary_is_padded_to_a_multiple_of_tp(vocab_size, tp, rows):
     plan = tiny.plan(tiny.model(vocab_size=vocab_size), engine="megatron", implementation="local", tp=tp)
     assert padded_vocab_size(plan.model, plan.layout) == rows
+
+
+def shared_expert_overlap(path: Path) -> bool:
+    """Of a run directory: the switch in the engine's own configuration."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    with closing(MegatronEngine(RunDirectory.open(path))) as engine:
+        return bool(engine._config.moe_shared_expert_overlap)
+
+
+@pytest.mark.parametrize("extra", [True, False])
+def test_extra_of_a_recipe_reaches_the_engine(tmp_path: Path, extra: bool) -> None:
+    """By kit emit, and from the run directory into megatron-core's own object."""
+    spec = strict_yaml.to_plain(tiny.model("glm4_moe", **BY_FAMILY["glm4_moe"]))
+    job = {"seq_length": tiny.SEQ_LENGTH, "global_batch_size": 8, "precision": "fp32"}
+    recipe = {"model": spec, "cluster": "2xcpu", "job": job, "run": {"steps": 1, "data": {"train": "train"}}}
+    recipe["layout"] = {"engine": "megatron", "implementation": "local", "ep": 2, "tp": 1, "pp": 1}
+    recipe["extra"] = {"megatron": {"transformer_config": {"moe_shared_expert_overlap": extra}}}
+    (tmp_path / "own.yaml").write_text(strict_yaml.dump(recipe))
+    emitted = CliRunner().invoke(app, ["emit", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "run")])
+    assert emitted.exit_code == 0, emitted.exception
+    assert pool("megatron", 2).run(shared_expert_overlap, tmp_path / "run") == [extra] * 2

@@ -747,8 +747,6 @@ RANKS: Rows = [
         pp=2, vp=2, first_stage_layers=3, last_stage_layers=4, recompute=recompute), EXPERTS), stage)
         for recompute, stage in (("full", 1), ("full", 0), ("none", 1))],
      [(1 - 1 + 2 * 2) * 640 * T, (0 - 1 + 2 * 2) * 640 * T, 0]),
-    ("a forward beside a backward", lambda: [rank_megatron.forward_beside_backward(work(megatron(
-        ep=2, gradient_accumulation_steps=each, **TE), EXPERTS), 0) > 0 for each in (1, 2)], [False, True]),
     ("heads of multi-token prediction", lambda: rank_megatron.after_last_layer(work(SP, replace(LATENT,
         mtp_num_layers=2))) / T,
      2 * 352 + 2 * (rank_megatron.layer_saved(work(SP, LATENT), False) / T + 6 * 352)),

@@ -393,16 +393,14 @@ COUNTS: Rows = [
         work(FSDP.but(attention_kernel="flash3")), work(FSDP, GEMMA))], ["unfused", "flash", "cudnn", "flash", "flash3",
         "flash"]),
     ("how it runs", lambda: [(e.engine, e.code, e.linear_layers_only, e.overlaps_gradients, e.overlaps_tensor_gradients,
-        e.gradient_bytes,
-                              e.once_per_node) for e in (work(each, **more).execution for each, more in (
+        e.gradient_bytes) for e in (work(each, **more).execution for each, more in (
         (FSDP, {}), (torch(dp=8, compile_layers=True), {"precision": "fp8"}), (megatron(**TE, pp=2),
         {"precision": "fp8"}),
-        (megatron(vp=2, pp=2, moe_token_dispatcher="deepep"), {}), (deepspeed(zero_stage=2), {}),
+        (megatron(vp=2, pp=2), {}), (deepspeed(zero_stage=2), {}),
         (deepspeed(zero_stage=2), FP32)))],
-     [("fsdp", "huggingface", False, True, False, 4, False), ("ddp", "compiled", True, True, False, 4, False),
-      ("megatron", "fused", False, False, True, 4, False), ("megatron", "local", False, True, True, 4, True),
-      ("deepspeed", "huggingface", False, True, True, 2, False), ("deepspeed", "huggingface", False, True, True, 4,
-          False)]),
+     [("fsdp", "huggingface", False, True, False, 4), ("ddp", "compiled", True, True, False, 4),
+      ("megatron", "fused", False, False, True, 4), ("megatron", "local", False, True, True, 4),
+      ("deepspeed", "huggingface", False, True, True, 2), ("deepspeed", "huggingface", False, True, True, 4)]),
     ("what is compiled and kept", lambda: [(w.compiled_loss, w.gradient_accumulation_fusion, w.keeps_outputs) for w in (
         work(FSDP.but(compile_layers=True)), work(FSDP.but(compile_layers=True, chunked_loss=True)), work(megatron(**TE,
         pp=2)),
@@ -432,6 +430,7 @@ STOPS = Operation(
     hours_between_failures=1,
     goodput=0.25,
     data_mbytes_per_s=1,
+    checkpoint_usd_per_month=1,
 )
 RUNS: Rows = [
     # Megatron: weights, masters, moments; torch without weights; DeepSpeed without where they are empty or masters.
@@ -469,8 +468,8 @@ RUNS: Rows = [
      [3 * 8 * 2 * 24, None, None]),
     ("stops", lambda: [(p.total_days, p.total_cost_usd) for p in (replace(PLAN, days=3.0,
         cost_usd=None if each is STOPS else 8.0, operation=each)
-                       for each in (STOPS, None, replace(STOPS, goodput=0.0)))],
-     [(12, None), (3, 8), (float("inf"), float("inf"))]),
+                       for each in (STOPS, replace(STOPS, goodput=0.0)))],
+     [(12, None), (float("inf"), float("inf"))]),
     ("the fullest stage", lambda: replace(PLAN, memory=tuple(StageMemory(stage=stage, components_gib={"weights": each,
         "logits": 1.0})
                                                              for stage, each in enumerate((2.0, 5.0, 3.0)))).peak_gib,

@@ -35,7 +35,6 @@ from kit.cost.time.layer import (
     head_s,
     layer_time,
     mlp_gemms,
-    shared_experts_s,
 )
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
@@ -329,8 +328,6 @@ LAYERS: Rows = [
     ("head and loss", lambda: head_s(GPU, work(LOCAL)),
      tuple(each + T * 10 * 5003 / 2 / 1e12 for each in products(GPU.others, (T, 5003 / 2, 320, 1.0)))),
     ("look-up", lambda: embedding_s(GPU, work(LOCAL.but(sp=True))), 12 * T / 2 * 320 / 1e12),
-    ("shared experts", lambda: shared_experts_s(GPU, work(megatron(), EXPERTS)),
-     products(GEMM, (T, 800, 320, 1.0), (T, 320, 400, 1.0))),
     ("attention", lambda: [attention_forward_s(GPU, work(each)) for each in (HF, LOCAL.but(cp=2))], [FLASH, FLASH / 4]),
     ("ranks that wait for the last", lambda: attention_forward_s(GPU, how(work(LOCAL.but(cp=2)),
                                                                           balanced_context=False)), FLASH / 4 * 1.5),
@@ -390,10 +387,13 @@ def context(way: str, attention: float = 0.0, model: Any = DENSE, **more: Any) -
     return context_parallel(GPU, work(megatron(cp=4, cp_comm_type=way, **more), model), attention)
 
 
-def experts(gpu: Any = GPU, forward: float = 0.0, backward: float = 0.0, load: float = 1.0, **more: Any) -> Exposed:
+def experts(
+    gpu: Any = GPU, forward: float = 0.0, backward: float = 0.0, load: float = 1.0, once: bool = False, **more: Any
+) -> Exposed:
     """Of EXPERTS."""
     sizes = {"tp": 2, "ep": 4, "etp": 2, **more}
-    return expert_parallel(gpu, work(megatron(**sizes), EXPERTS, gpu.cluster, expert_load=load), forward, backward)
+    asked = work(megatron(**sizes), EXPERTS, gpu.cluster, expert_load=load)
+    return expert_parallel(gpu, how(asked, once_per_node=once) if once else asked, forward, backward)
 
 
 DISPATCH = 2 * (3 / 4 * 3 * SENT / PORT + 3 * FAR)
@@ -434,16 +434,12 @@ EXCHANGES: Rows = [
     ("no expert parallelism", lambda: experts(ep=1, etp=1).forward, 0.0),
     ("over nodes", lambda: experts(FAR_GPU, etp=8).forward - 2 * ring(8, 3 * SENT * 8), DISPATCH),
     # A token goes once to each other node with one of its experts: 3·(1 − (3/4)³) of three.
-    ("once to a node", lambda: experts(FAR_GPU, etp=8, moe_token_dispatcher="deepep", load=1.5).forward
+    ("once to a node", lambda: experts(FAR_GPU, etp=8, once=True, load=1.5).forward
      - 2 * ring(8, 4.5 * SENT * 8), 2 * (1.5 * 3 * (1 - (3 / 4) ** 3) * SENT / PORT + 3 * FAR)),
     ("once to a node, NVLink the slower", lambda: experts(FAR_GPU._replace(
-        cluster=replace(NODES, inter_node_gbytes_per_s=2e3)), etp=8, moe_token_dispatcher="deepep").forward
+        cluster=replace(NODES, inter_node_gbytes_per_s=2e3)), etp=8, once=True).forward
      - 2 * ring(8, 3 * SENT * 8), 2 * (3 * SENT / NVLINK + 3 * FAR)),
-    ("one node", lambda: experts(etp=1, moe_token_dispatcher="deepep").forward, 2 * ring(4, 3 * SENT)),
-    ("beside shared experts", lambda: experts(forward=1e-5, backward=1.0, etp=1, moe_shared_expert_overlap=True)[:2],
-     (2 * ring(4, 3 * SENT) - E.overlap * 1e-5, E.unhidden * 2 * ring(4, 3 * SENT))),
-    ("beside another micro batch", lambda: experts(forward=1.0, etp=1, overlap_moe_expert_parallel_comm=True).forward,
-     E.unhidden * 2 * ring(4, 3 * SENT)),
+    ("one node", lambda: experts(etp=1, once=True).forward, 2 * ring(4, 3 * SENT)),
     ("beside another program's compute", lambda: expert_parallel(GPU, how(work(megatron(tp=2, ep=4), EXPERTS),
                                                                           overlaps_experts=True), 1.0, 0.0).forward,
      E.unhidden * 2 * ring(4, 3 * SENT)),

@@ -88,6 +88,8 @@ class PublishedExecution(ExecutionModel):
     buffers)."""
     overlaps_experts: bool = False
     """Whether all-to-alls of one micro batch run beside another's compute."""
+    once_per_node: bool = False
+    """Whether a token is sent once to each node that has one of its experts (DeepEP, HybridEP)."""
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: partial: all but the experts. full: of the whole step."""
     balanced_context: bool = True

@@ -27,9 +27,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
     recomputed = 0.0
-    if workload.layout.overlap_moe_expert_parallel_comm:
-        recomputed = forward_beside_backward(workload, stage)
-    elif workload.layout.recompute == "full":
+    if workload.layout.recompute == "full":
         kinds = _kinds_of(workload, stage)
         recomputed = max((sum(layer_terms(workload, kind).values()) for kind in kinds), default=0.0)
     saved = saved_activations(workload, stage)
@@ -105,20 +103,6 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
     last = counts[-1] if stage == pp - 1 else 0
     total += last * after_last_layer(workload, chunk_bytes) if last else 0.0
     return total + (sum(counts) - last) * layer_input(workload) if workload.keeps_outputs else total
-
-
-def forward_beside_backward(workload: Workload, stage: int) -> float:
-    """Bytes that a layer saves whose forward runs beside another layer's backward, where all-to-alls are overlapped.
-
-    The micro batches in flight stay those of ``in_flight``: the schedule takes the next forward's layers one by one,
-    each beside the last layer that is left of a backward, and frees that layer (megatron-core,
-    models/common/model_chunk_schedule_plan.py, run). Without a forward left there is nothing to run beside.
-    """
-    layout = workload.layout
-    started = in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage)
-    if sum(started) == layout.gradient_accumulation_steps * layout.vp:
-        return 0.0
-    return max((layer_saved(workload, kind) for kind in _kinds_of(workload, stage)), default=0.0)
 
 
 def _kinds_of(workload: Workload, stage: int) -> list[bool]:

@@ -71,11 +71,6 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
     )
 
 
-def shared_experts_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
-    """(forward, backward) of the GEMMs of a layer's shared experts."""
-    return gemms_s(gpu.matmul, workload, mlp_gemms(workload, workload.model.shared_ffn_hidden_size))
-
-
 def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     """(forward, backward) of the output projection and the loss, on the last stage."""
     tokens = workload.tokens

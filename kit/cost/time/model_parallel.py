@@ -89,8 +89,7 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
     one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
     both = 2 * one_way
     repeated = both if layout.recompute == "full" or "moe" in workload.recompute_modules else 0.0
-    beside = workload.execution.overlaps_experts or layout.overlap_moe_expert_parallel_comm
-    if not (beside or layout.moe_shared_expert_overlap):
+    if not workload.execution.overlaps_experts:
         return Exposed(both, both, repeated)
     overlap = shared().overlap
     return Exposed(_exposed(both, overlap * forward), _exposed(both, overlap * backward), repeated)

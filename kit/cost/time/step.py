@@ -15,7 +15,7 @@ from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
 from kit.cost.time.gpu import GpuPerf, gpu_perf, matmul_s
-from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time, shared_experts_s
+from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time
 from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.workload import ExecutionModel, Workload
 from kit.specs.job import LoraSpec
@@ -143,9 +143,6 @@ class StepTimeModel:
             layout.sp,
             layout.ep,
             layout.etp,
-            layout.moe_token_dispatcher,
-            layout.moe_shared_expert_overlap,
-            layout.overlap_moe_expert_parallel_comm,
             layout.cp_comm_type,
             layout.recompute,
             layout.tiled_mlp,
@@ -165,10 +162,7 @@ class StepTimeModel:
         context = context_parallel(self.gpu, workload, layer.attention_forward)
         expert = Exposed()
         if has_experts:
-            beside = (layer.forward, layer.backward)
-            if workload.layout.moe_shared_expert_overlap:
-                beside = shared_experts_s(self.gpu, workload)
-            expert = expert_parallel(self.gpu, workload, *beside)
+            expert = expert_parallel(self.gpu, workload, layer.forward, layer.backward)
         forward = layer.forward + tensor.forward + context.forward + expert.forward
         recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
         backward = layer.backward + tensor.backward + context.backward + expert.backward

@@ -43,10 +43,10 @@ class MegatronEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
-        if plan.layout.overlap_moe_expert_parallel_comm:
+        if settings["transformer_config"].get("overlap_moe_expert_parallel_comm"):
             raise EngineError(
-                "layout.overlap_moe_expert_parallel_comm=true: kit's worker has no schedule that runs two micro "
-                "batches beside each other; start Megatron-LM by pretrain_gpt.sh, or leave it out"
+                "transformer_config.overlap_moe_expert_parallel_comm=true: kit's worker has no schedule that runs two "
+                "micro batches beside each other; start Megatron-LM by pretrain_gpt.sh, or remove the key"
             )
         if plan.layout.optimizer_state_dtype != "fp32":
             raise EngineError(

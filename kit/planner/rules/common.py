@@ -105,9 +105,6 @@ def multi_token_prediction(w: Workload) -> str | None:
         f"objective={w.job.objective}; use pretrain": w.job.objective != "pretrain",
         "LoRA, which trains no weights": w.job.lora is not None,
         f"the tied embeddings of {w.model.name}": w.model.tied_embeddings,
-        "overlap_moe_expert_parallel_comm=true; use 1": (
-            w.layout.overlap_moe_expert_parallel_comm and w.job.mtp_num_layers > 1
-        ),
     }
     found = next((why for why, is_broken in broken.items() if is_broken), None)
     return found and f"{said} with {found}, or leave it out"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import gcd
 
-from kit.cost.hardware import generation_of
 from kit.cost.model.pipeline import middle_stage_layers
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
@@ -288,73 +287,6 @@ def etp_follows_tp(w: Workload) -> bool:
 def experts_need_sequence_parallel(w: Workload) -> bool:
     """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""
     return w.model.num_experts > 0 and w.layout.tp > 1 and not w.layout.sp
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"moe_token_dispatcher={w.layout.moe_token_dispatcher} with ep=1, etp=1: no token leaves its rank; use ep>1, "
-        "or alltoall"
-    ),
-)
-def dispatcher_needs_expert_parallel(w: Workload) -> bool:
-    """moe/token_dispatcher.py, MoEFlexTokenDispatcher: TPxEP > 1."""
-    return w.layout.moe_token_dispatcher != "alltoall" and w.layout.ep * w.layout.etp == 1
-
-
-_KERNELS = {"deepep": ("ampere", "hopper", "blackwell"), "hybridep": ("hopper", "blackwell")}
-"""GPUs with kernels. DeepEP: its README. HybridEP: GB200, B200 and H100 (megatron-core, transformer/moe/README.md)."""
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"moe_token_dispatcher={w.layout.moe_token_dispatcher} on {w.cluster.gpu.name}, for which it has no kernels; "
-        "use alltoall"
-    ),
-)
-def dispatcher_has_kernels(w: Workload) -> bool:
-    """The dispatchers' kernels are for some generations of GPUs."""
-    kernels = _KERNELS.get(w.layout.moe_token_dispatcher)
-    return kernels is not None and (w.cluster.gpu.device != "cuda" or generation_of(w.cluster.gpu) not in kernels)
-
-
-@rule(
-    "megatron",
-    says=lambda w: f"moe_shared_expert_overlap=true with {w.model.name}, which has no shared experts; leave it out",
-)
-def shared_experts_exist(w: Workload) -> bool:
-    """Nothing to compute beside the dispatch."""
-    return w.layout.moe_shared_expert_overlap and not w.model.num_shared_experts
-
-
-@rule(
-    "megatron",
-    says=lambda w: (
-        f"moe_shared_expert_overlap=true with moe_token_dispatcher={w.layout.moe_token_dispatcher}, which cannot; use "
-        "alltoall, or leave it out"
-    ),
-)
-def shared_expert_overlap_needs_alltoall(w: Workload) -> bool:
-    """transformer_config.py: only the all-to-all dispatcher calls shared experts."""
-    return w.layout.moe_shared_expert_overlap and w.layout.moe_token_dispatcher != "alltoall"
-
-
-@rule("megatron")
-def expert_parallel_overlap(w: Workload) -> str | None:
-    """The assertions of megatron-core's transformer_config.py."""
-    layout, said = w.layout, "overlap_moe_expert_parallel_comm=true"
-    if not layout.overlap_moe_expert_parallel_comm:
-        return None
-    broken = {
-        "ep=1, where no token is sent; use ep>1": layout.ep == 1,
-        "recompute=full; use none or selective": layout.recompute == "full",
-        "precision=fp32; use bf16": w.job.precision == "fp32",
-        f"pp={layout.pp}, vp=1; use vp>1, or pp=1": layout.pp > 1 and layout.vp == 1,
-        "moe_shared_expert_overlap=true; use one of them": layout.moe_shared_expert_overlap,
-    }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"{said} with {found}, or leave it out"
 
 
 @rule("megatron")

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec, OptimizerSpec
-from kit.specs.layout import Layout
 from tests.planning.rule_cases import STARCODER, Case
 from tests.support.models import megatron, torch
-
-
-def overlapped(**changes: Any) -> Layout:
-    """A layout whose all-to-alls are overlapped."""
-    layout = megatron(overlap_moe_expert_parallel_comm=True, ep=4)
-    return dataclasses.replace(layout, **changes)
-
 
 CASES = [
     *(
@@ -331,64 +322,11 @@ CASES = [
         shape=dataclasses.replace(load_model("mixtral-8x7b"), moe_ffn_hidden_size=1412),
     ),
     Case(
-        "dispatcher_needs_expert_parallel",
-        megatron(moe_token_dispatcher="deepep"),
-        "moe_token_dispatcher=deepep with ep=1, etp=1.*use ep>1",
-        megatron(moe_token_dispatcher="deepep", ep=8),
-        model="mixtral-8x7b",
-    ),
-    Case(
-        "dispatcher_has_kernels",
-        megatron(moe_token_dispatcher="hybridep", ep=8),
-        "hybridep on A100-80, for which it has no kernels",
-        megatron(moe_token_dispatcher="deepep", ep=8),
-        model="mixtral-8x7b",
-        gpus="8xA100-80",
-    ),
-    Case(
-        "shared_experts_exist",
-        megatron(moe_shared_expert_overlap=True, ep=8),
-        "mixtral-8x7b, which has no shared experts",
-        megatron(ep=8),
-        model="mixtral-8x7b",
-    ),
-    Case(
-        "shared_expert_overlap_needs_alltoall",
-        megatron(moe_shared_expert_overlap=True, moe_token_dispatcher="deepep", ep=8),
-        "moe_token_dispatcher=deepep, which cannot",
-        megatron(moe_shared_expert_overlap=True, ep=8),
-        model="deepseek-v3",
-    ),
-    Case(
         "expert_load_of_experts",
         megatron(tp=2),
         "expert_load=1.5 with llama-3.1-8b, which has no experts",
         megatron(tp=2),
         change={"expert_load": 1.5},
         good_change={"expert_load": 1.0},
-    ),
-    *(
-        Case(
-            "expert_parallel_overlap",
-            overlapped(**bad),
-            f"overlap_moe_expert_parallel_comm=true with {said}",
-            overlapped(),
-            model="mixtral-8x7b",
-            change=change,
-            good_change={"precision": "bf16"},
-        )
-        for bad, said, change in (
-            ({"ep": 1}, "ep=1, where no token is sent; use ep>1, or leave it out", {}),
-            ({"recompute": "full"}, "recompute=full; use none or selective", {}),
-            ({}, "precision=fp32; use bf16", {"precision": "fp32"}),
-            ({"pp": 2}, "pp=2, vp=1; use vp>1, or pp=1", {}),
-        )
-    ),
-    Case(
-        "expert_parallel_overlap",
-        overlapped(moe_shared_expert_overlap=True),
-        "overlap_moe_expert_parallel_comm=true with moe_shared_expert_overlap=true; use one of them",
-        overlapped(),
-        model="deepseek-v3",
     ),
 ]
