@@ -10,7 +10,6 @@ kit does not write ``activation_checkpointing``. Only ``deepspeed.checkpointing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kit.cost.memory import deepspeed_sizes
@@ -19,7 +18,6 @@ from kit.planner.plan import Plan
 from kit.specs.extra import merged
 from kit.specs.frozen import thawed
 from kit.specs.job import OptimizerName
-from kit.specs.run import RunSpec
 
 PLAN_OWNED_KEYS: dict[str, str] = {
     "train_batch_size": "job.global_batch_size",
@@ -52,9 +50,6 @@ PLAN_OWNED_KEYS: dict[str, str] = {
 }
 """Dotted key → recipe key that decides it. Keys that kit never writes are listed too, if they would add parallelism, a
 precision or a schedule."""
-
-FLOPS_PROFILE = "flops_profile.txt"
-"""File of the FLOPS profiler, in the run directory."""
 
 
 def ds_config(plan: Plan) -> dict[str, Any]:
@@ -89,31 +84,6 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
     return merged(config | {"wall_clock_breakdown": False, "steps_per_print": None}, thawed(plan.extra.deepspeed))
-
-
-def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
-    """Sections for ``run.logging``. They depend on the run, not on the plan, so the engine adds them at start.
-
-    The profiler switches ``wall_clock_breakdown`` on (config.py, _initialize_params): from its step on, DeepSpeed
-    synchronises the device around every phase. Monitors get the learning rate, the loss scale, and these times.
-    """
-    sections: dict[str, Any] = {}
-    step = run.logging.flops_profiler_at_step
-    if step is not None:
-        sections["flops_profiler"] = {
-            "enabled": True,
-            # DeepSpeed counts finished steps: during kit's step 5 its counter is 4 (engine.py, forward).
-            "profile_step": step - 1,
-            "detailed": True,
-            "output_file": str(run_directory / FLOPS_PROFILE),
-        }
-    own: dict[str, dict[str, Any]] = {
-        "tensorboard": {"output_path": str(run_directory), "job_name": "tensorboard"},
-        "csv_monitor": {"output_path": str(run_directory), "job_name": "csv_monitor"},
-        "wandb": {"project": run_directory.name},
-        "comet": {"experiment_name": run_directory.name, "samples_log_interval": 1},
-    }
-    return sections | {monitor: {"enabled": True, **own[monitor]} for monitor in run.logging.monitors}
 
 
 def _optimizer(plan: Plan) -> dict[str, Any] | None:

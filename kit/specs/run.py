@@ -265,7 +265,6 @@ class StabilitySpec:
     """Most rewinds to one checkpoint; after them the run ends with an error."""
 
 
-Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -280,10 +279,6 @@ class LoggingSpec:
     gradient_norms_every_steps: _Steps | None = None
     """Steps between two that log the gradient norm of each group of parameters, which reads every gradient; null:
     never."""
-    flops_profiler_at_step: _Steps | None = None
-    """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
-    monitors: tuple[Monitor, ...] = ()
-    """deepspeed: monitors to which DeepSpeed sends its own events. Each needs its package."""
     trackers: tuple[Tracker, ...] = ()
     """Trackers that also get the values of metrics.jsonl, through accelerate. Each needs its package."""
     prometheus_port: Annotated[int, Count(gt=0, lt=65536)] | None = None

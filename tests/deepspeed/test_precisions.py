@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from kit.emit.deepspeed import ds_config
+from kit.emit.extra import with_extra
 from kit.engines.base import StateKind
 from kit.errors import EngineError
-from kit.specs.run import LoggingSpec
+from kit.specs.extra import Extra
 from tests.deepspeed import cases, plain
 from tests.support.workers import pool
 
@@ -121,8 +122,10 @@ def three_steps(engine, chosen):
 def test_the_flops_profiler_and_a_monitor_change_nothing_and_write_what_they_say(references, tmp_path):
     """A profile of the second step of two micro batches, and a monitor that needs no package."""
     start, expected = references()
-    logging = {"logging": LoggingSpec(flops_profiler_at_step=2, monitors=("csv_monitor",))}
-    losses, norms = run(cases.inside, cases.plan(2), start, tmp_path, three_steps, logging)
+    profile = {"enabled": True, "profile_step": 1, "output_file": str(tmp_path / "flops_profile.txt")}
+    monitor = {"enabled": True, "output_path": str(tmp_path), "job_name": "csv_monitor"}
+    chosen = with_extra(cases.plan(2), Extra(deepspeed={"flops_profiler": profile, "csv_monitor": monitor}))
+    losses, norms = run(cases.inside, chosen, start, tmp_path, three_steps)
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     assert norms == pytest.approx(expected.norms, rel=1e-5)
     assert "Profile Summary at step 2" in (tmp_path / "flops_profile.txt").read_text()

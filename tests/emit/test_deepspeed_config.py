@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from kit.emit.deepspeed import ds_config, monitor_sections
+from kit.emit.deepspeed import ds_config
 from kit.emit.deepspeed_rationale import RATIONALE, ds_config_page, flat
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import OptimizerSpec
-from kit.specs.run import LoggingSpec, RunSpec
 from tests.emit.plans import ADAM, ADAPTED, ON_CPU, ZERO2, ZERO3, check_settings, plan_of
 
 OPTIMIZERS = {name: {"optimizer": OptimizerSpec(name=name)} for name in ("sgd", "lion", "adafactor", "adamw-8bit")}
@@ -260,23 +259,6 @@ def test_the_page_has_the_reasons_and_the_trainers_arguments(case: str) -> None:
     plan, has, lacks = PAGES[case]
     page = ds_config_page(plan_of(**plan))
     assert ([text for text in has if text not in page], [text for text in lacks if text in page]) == ([], [])
-
-
-def test_monitors_and_the_profiler_are_the_runs() -> None:
-    """DeepSpeed counts finished steps: during kit's step 5 its counter is 4 (engine.py, forward)."""
-    run = RunSpec(
-        logging=LoggingSpec(monitors=("tensorboard", "csv_monitor", "wandb", "comet"), flops_profiler_at_step=5)
-    )
-    assert monitor_sections(run, Path("/runs/a")) == {
-        "flops_profiler": {
-            "enabled": True, "profile_step": 4, "detailed": True, "output_file": "/runs/a/flops_profile.txt",
-        },
-        "tensorboard": {"enabled": True, "output_path": "/runs/a", "job_name": "tensorboard"},
-        "csv_monitor": {"enabled": True, "output_path": "/runs/a", "job_name": "csv_monitor"},
-        "wandb": {"enabled": True, "project": "a"},
-        "comet": {"enabled": True, "experiment_name": "a", "samples_log_interval": 1},
-    }  # fmt: skip
-    assert monitor_sections(RunSpec(), Path("/runs/a")) == {}
 
 
 def test_an_empty_section_is_a_key() -> None:

@@ -17,7 +17,6 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
-from kit.emit.deepspeed import monitor_sections
 from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.data_parallel import DataParallel
@@ -44,7 +43,6 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Mo
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     ops.prepare_builds()
     nvme.prepare_swapping(rundir, settings)
-    settings |= monitor_sections(rundir.run, rundir.path)
     strategy = _build_strategy(rundir)
     model = strategy.build(settings)
     parameters = _parameter_groups(model)
