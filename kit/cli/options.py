@@ -143,7 +143,6 @@ def _saved_plan(path: Path, changes: list[str]) -> tuple[Plan, Recipe]:
         job=saved.job,
         run=run,
         layout=pinned(saved),
-        extra=saved.extra,
     )
 
 

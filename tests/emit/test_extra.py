@@ -178,3 +178,12 @@ def test_values_are_plain_again_in_the_file() -> None:
     plan = with_extra(plan_of(**DENSE), Extra(megatron={"transformer_config": {"moe_a": [1, {"b": [2]}]}}))
     text = files_of(plan)["megatron.yaml"]
     assert strict_yaml.parse_text(text, "x").data["transformer_config"]["moe_a"] == [1, {"b": [2]}]
+
+
+def test_a_plan_that_a_run_corrects_keeps_it(recipe: Path, tmp_path: Path) -> None:
+    summary, saved = tmp_path / "summary.json", tmp_path / "plan.yaml"
+    summary.write_text(json.dumps({"measured_step_time_s": 60.0, "measured_memory_gib": 60.0}))
+    words = ["--calibration", str(tmp_path / "known.yaml"), "--calibrate", str(summary), "--save", str(saved)]
+    done = CliRunner().invoke(app, ["plan", str(recipe), *words])
+    assert done.exit_code == 0, done.exception
+    assert Plan.load(saved).extra == kit.load_recipe(recipe).extra
