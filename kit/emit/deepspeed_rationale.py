@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.extra import NOT_PREDICTED
-from kit.emit.markdown import plain
+from kit.emit.markdown import code, plain
 from kit.emit.trainer import for_trainer, training_arguments
 from kit.emit.trl import words
 from kit.planner.plan import Plan
@@ -121,7 +121,10 @@ def ds_config_page(plan: Plan) -> str:
         "",
         "| key | value | reason |",
         "|---|---|---|",
-        *(f"| `{key}` | `{_cell(value)}` | {_reason(plan, key)} |" for key, value in flat(ds_config(plan)).items()),
+        *(
+            f"| {_cell(key)} | {_cell(json.dumps(value))} | {_reason(plan, key)} |"
+            for key, value in flat(ds_config(plan)).items()
+        ),
         "",
     ]
     if plan.layout.uses_nvme:
@@ -138,9 +141,9 @@ def _reason(plan: Plan, key: str) -> str:
     return f"`extra` of the recipe: {NOT_PREDICTED}" if key in flat(plan.extra.deepspeed) else RATIONALE[key]
 
 
-def _cell(value: object) -> str:
-    """Its JSON: a bar inside a table is not the table's (GFM 0.29, section 4.10)."""
-    return json.dumps(value).replace("|", r"\|")
+def _cell(text: str) -> str:
+    """As code: a bar inside a table is not the table's (GFM 0.29, section 4.10)."""
+    return code(text).replace("|", r"\|")
 
 
 def _trainer(plan: Plan) -> list[str]:

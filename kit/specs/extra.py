@@ -1,9 +1,9 @@
 """``extra`` of a recipe: keys that kit passes on to an engine as they are, and does not predict."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from kit.specs.base import Checked, Text, spec
+from kit.specs.base import TextMapping, spec
 from kit.specs.frozen import FrozenMap
 
 
@@ -11,9 +11,9 @@ from kit.specs.frozen import FrozenMap
 class Extra:
     """Keys for an engine's own file. One that the plan decides is refused (``kit.emit.extra``)."""
 
-    megatron: Annotated[dict[Text, dict[Text, Any]], Checked(FrozenMap)] = FrozenMap({})
+    megatron: TextMapping = FrozenMap({})
     """Merged into megatron.yaml: ``transformer_config: {moe_shared_expert_overlap: true}``."""
-    deepspeed: Annotated[dict[Text, Any], Checked(FrozenMap)] = FrozenMap({})
+    deepspeed: TextMapping = FrozenMap({})
     """Merged into ds_config.json: ``zero_optimization: {use_multi_rank_bucket_allreduce: false}``."""
 
     def __bool__(self) -> bool:

@@ -74,6 +74,7 @@ def test_other_programs_get_it_too(name: str) -> None:
     assert f"| `{BUCKETS}` | `true` | `extra` of the recipe: {NOT_PREDICTED} |" in files["ds_config.md"]
 
 
+SECTIONS = ("parallel_state", "transformer_config", "model", "distributed_data_parallel", "optimizer")
 OWNED = [
     *((ZERO3, "deepspeed", key) for key in deepspeed.PLAN_OWNED_KEYS),
     *((DENSE, "megatron", key) for key in megatron.PLAN_OWNED_KEYS),
@@ -102,6 +103,7 @@ def test_what_the_plan_decides_is_refused_with_the_key_to_change(layout: Any, na
         (FSDP2, {"deepspeed": KEYS}, "which has no ds_config.json: leave it out"),
         (ZERO3, {"megatron": {"model": {"a": 1}}}, "which has no megatron.yaml: leave it out"),
         (DENSE, {"megatron": {"transformer_confg": {"a": 1}}}, "did you mean transformer_config?"),
+        *((DENSE, {"megatron": {name: 3}}, f"extra.megatron.{name}=3: the plan decides") for name in SECTIONS),
         (OVER_MEGATRON, {"megatron": {"optimizer": {"a": 1}}}, "megatron.yaml has no such section"),
     ],
 )
@@ -187,3 +189,14 @@ def test_a_plan_that_a_run_corrects_keeps_it(recipe: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(app, ["plan", str(recipe), *words])
     assert done.exit_code == 0, done.exception
     assert Plan.load(saved).extra == kit.load_recipe(recipe).extra
+
+
+def test_no_key_or_value_ends_its_cell_of_the_page() -> None:
+    plan = with_extra(plan_of(**ZERO3), Extra(deepspeed={"a|`b": "c` | <i>"}))
+    page = files_of(plan)["ds_config.md"]
+    assert f'| ``a\\|`b`` | ``"c` \\| <i>"`` | `extra` of the recipe: {NOT_PREDICTED} |' in page
+    assert "U+000A" in refusal(SpecError, parsed_extra, {"deepspeed": {"a": [{"b": "x\ntouch CANARY"}]}})
+
+
+def parsed_extra(data: dict[str, Any]) -> Extra:
+    return strict_yaml.parse(Extra, data, strict_yaml.Document(name="own.yaml", data=data, lines={}))
