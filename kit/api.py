@@ -31,7 +31,6 @@ from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.run import RunSpec
 
 if TYPE_CHECKING:
-    from kit.diagnose.lint.finding import Finding
     from kit.emit.run_directory import RunDirectory
     from kit.planner.compare import Comparison
     from kit.rehearsal.rehearse import Rehearsal
@@ -135,17 +134,6 @@ def emit_run(recipe: Recipe, out: str | Path, targets: Sequence[str] = ()) -> Ru
     from kit.emit.run_directory import write
 
     return write(plan(recipe), recipe.run or RunSpec(), out, targets)
-
-
-def lint(path: str | Path, model: str | None = None, cluster: str | None = None) -> tuple[Finding, ...]:
-    """Find errors in a ds_config.json, an accelerate file, a recipe, a script or a run directory, in the file's order.
-
-    Raises ``SpecError`` for a file that cannot be read at all.
-    """
-    from kit.diagnose.lint import lint
-
-    named = None if model is None else load_model(model)
-    return lint(path, model=named, cluster=None if cluster is None else parse_cluster(cluster))
 
 
 def convert(
@@ -261,7 +249,6 @@ __all__ = [
     "convert_data",
     "emit_run",
     "explain",
-    "lint",
     "load_recipe",
     "memory",
     "plan",

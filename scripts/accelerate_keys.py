@@ -1,6 +1,6 @@
-"""Write ``kit/diagnose/lint/accelerate_keys.yaml``: what accelerate reads of its YAML.
+"""Write ``kit/addons/lint/accelerate_keys.yaml``: what accelerate reads of its YAML.
 
-    python scripts/accelerate_keys.py > kit/diagnose/lint/accelerate_keys.yaml
+    python scripts/accelerate_keys.py > kit/addons/lint/accelerate_keys.yaml
 
 Top-level keys are fields of accelerate's own class, which refuses others. The keys of a section become arguments of
 ``accelerate launch`` (commands/launch.py, _validate_launch_command), where an unknown one is never looked at again; a

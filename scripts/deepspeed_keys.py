@@ -1,6 +1,6 @@
-"""Write ``kit/diagnose/lint/deepspeed_keys.yaml``: every key that the installed DeepSpeed reads of its configuration.
+"""Write ``kit/addons/lint/deepspeed_keys.yaml``: every key that the installed DeepSpeed reads of its configuration.
 
-    python scripts/deepspeed_keys.py > kit/diagnose/lint/deepspeed_keys.yaml
+    python scripts/deepspeed_keys.py > kit/addons/lint/deepspeed_keys.yaml
 
 DeepSpeed has no list of its keys: a misspelt one at the top level is ignored. So its parser is given a dictionary that
 remembers what it is asked for, once empty and once for every section; pydantic models list their own fields.

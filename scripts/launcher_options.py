@@ -1,6 +1,6 @@
-"""Write ``kit/diagnose/lint/launcher_options.yaml``: the options of each launcher, and how many words each takes.
+"""Write ``kit/addons/lint/launcher_options.yaml``: the options of each launcher, and how many words each takes.
 
-    python scripts/launcher_options.py > kit/diagnose/lint/launcher_options.yaml
+    python scripts/launcher_options.py > kit/addons/lint/launcher_options.yaml
 
 Taken from the launchers' own parsers, caught as they begin to parse.
 """

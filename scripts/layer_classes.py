@@ -1,6 +1,6 @@
-"""Write ``kit/diagnose/lint/layer_classes.yaml``: the classes of modules of each family.
+"""Write ``kit/addons/lint/layer_classes.yaml``: the classes of modules of each family.
 
-    python scripts/layer_classes.py > kit/diagnose/lint/layer_classes.yaml
+    python scripts/layer_classes.py > kit/addons/lint/layer_classes.yaml
 
 From the installed transformers, whose sources are parsed, not imported. FSDP finds the layers to wrap by the name of
 their class.

@@ -29,7 +29,8 @@ TWICE_ALLOWED = {
     ("kit/cost", "layer_input"): "what is kept of a layer under recompute: one for each implementation of layers",
     ("kit/cost", "rank_parts"): "memory of a rank by part: one for each implementation of layers",
     ("kit/emit", "applies"): "whether a target has files for a plan: one for each target",
-    ("kit/diagnose", "trace"): "what the probe runs: one for each implementation",
+    ("kit/addons/targets", "FILES"): "files of a target: one for each target",
+    ("kit/addons/probe", "trace"): "what the probe runs: one for each implementation",
 }
 """(room, name) → why it may stand in several files of the room."""
 Graph = dict[str, set[str]]
@@ -50,7 +51,8 @@ class Checkout:
         found: dict[str, tuple[int, int, int]] = {}
         for name, tree in self.trees.items():
             parts = name.split("/")
-            room = "/".join(parts[:2]) if len(parts) > 2 else f"{parts[0]}/*.py"
+            depth = 3 if parts[:2] == ["kit", "addons"] else 2
+            room = "/".join(parts[:depth]) if len(parts) > depth else f"{parts[0]}/*.py"
             statements = sum(isinstance(node, ast.stmt) and not _is_uncounted(node) for node in ast.walk(tree))
             files, lines, before = found.get(room, (0, 0, 0))
             found[room] = files + 1, lines + self.texts[name].count("\n"), before + statements
@@ -118,7 +120,8 @@ class Checkout:
         """Public functions, classes and constants that several files of a room define, exceptions aside."""
         places: dict[tuple[str, str], list[str]] = defaultdict(list)
         for name, tree in self.kit.items():
-            room = "/".join(name.split(".")[:2])
+            words = name.split(".")
+            room = "/".join(words[:-1] if words[1:2] == ["addons"] else words[:2])  # an add-on has rooms of its own
             for public in set(_public_names(tree)):
                 places[room, public].append(name)
         several = {key: files for key, files in places.items() if len(files) > 1 and key not in TWICE_ALLOWED}
@@ -260,8 +263,8 @@ def report(root: Path) -> dict[str, str]:
     checkout = Checkout(root)
     sizes = checkout.sizes()
     rows = {f"{room}: files, lines, statements": "{}, {:,}, {:,}".format(*size) for room, size in sorted(sizes.items())}
-    for part, rooms in (*((room, (room,)) for room in ROOMS), ("all", ROOMS)):
-        chosen = [size for room, size in sizes.items() if room.startswith(rooms)]
+    for part in ("kit", "kit/addons", "tests", "benchmarks"):
+        chosen = [size for room, size in sizes.items() if room.startswith(f"{part}/")]
         rows[f"**{part}**"] = "{}, {:,}, {:,}".format(*map(sum, zip(*chosen, strict=True)))
     with tempfile.TemporaryDirectory(prefix="kit-measure-") as scratch:
         walks = {

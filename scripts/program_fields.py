@@ -1,10 +1,10 @@
-"""Write ``tests/emit/program_fields.json``: the settings that other training programs have, of ``kit.emit.programs``.
+"""Write ``tests/emit/program_fields.json``: settings of the programs in ``kit/addons/targets/programs.py``.
 
     pip download --no-deps -d WHEELS axolotl==0.19.0 llamafactory==0.9.5 ms-swift==4.6.0 verl==0.9.1 openrlhf==0.11.2
     python scripts/program_fields.py WHEELS TORCHTITAN > tests/emit/program_fields.json
 
-TORCHTITAN is a checkout of its repository at the commit of ``kit.emit.programs``. Nothing is imported or installed:
-names are read from the sources. Of transformers' and accelerate's own arguments the test asks the installed packages.
+TORCHTITAN is a checkout of its repository at the commit of ``programs.py``. Nothing is imported or installed: names
+are read from the sources. Of transformers' and accelerate's own arguments the test asks the installed packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zipfile import ZipFile
 
 import yaml
 
-from kit.emit.programs import PROGRAMS
+from kit.addons.targets.programs import PROGRAMS
 
 READ = "2026-11-26"
 """Date on which the sources were read."""

@@ -1,6 +1,6 @@
-"""Write ``kit/diagnose/lint/trainer_arguments.yaml``: the Trainer's arguments, their defaults, and those it dropped.
+"""Write ``kit/addons/lint/trainer_arguments.yaml``: the Trainer's arguments, their defaults, and those it dropped.
 
-    python scripts/trainer_arguments.py [FORMER…] > new.yaml && mv new.yaml kit/diagnose/lint/trainer_arguments.yaml
+    python scripts/trainer_arguments.py [FORMER…] > new.yaml && mv new.yaml kit/addons/lint/trainer_arguments.yaml
 
 The arguments are those of transformers' own parser, ``HfArgumentParser(TrainingArguments)``. ``FORMER`` are earlier
 training_args.py, as their wheels have them: what these define and the parser refuses is dropped. The names of the
@@ -19,7 +19,7 @@ import transformers
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-TABLE = Path(__file__).parents[1] / "kit/diagnose/lint/trainer_arguments.yaml"
+TABLE = Path(__file__).parents[1] / "kit/addons/lint/trainer_arguments.yaml"
 
 
 def fields(source: str) -> set[str]:

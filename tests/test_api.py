@@ -15,7 +15,7 @@ from kit.errors import EngineError, RunDirectoryError
 from tests.support.assets import RECIPE, ROOT, prepare
 
 FUNCTIONS = (
-    "compare", "compare_clusters", "convert", "convert_data", "emit_run", "explain", "lint", "memory", "plan",
+    "compare", "compare_clusters", "convert", "convert_data", "emit_run", "explain", "memory", "plan",
     "rehearse", "train",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ del sys.argv[1:]
 for table in tables:
     with contextlib.redirect_stdout(io.StringIO()) as stream:
         runpy.run_path(f"scripts/{table}.py", run_name="__main__")
-    written[f"kit/diagnose/lint/{table}.yaml"] = stream.getvalue()
+    written[f"kit/addons/lint/{table}.yaml"] = stream.getvalue()
 print(json.dumps(written))
 """
 
@@ -47,7 +47,7 @@ WRITERS: dict[str, Callable[[], list[str]]] = {
     "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(
         {"recipes/recipe.schema.json": json.dumps(json_schema(), indent=2) + "\n"}
     ),
-    "python scripts/TABLE.py > kit/diagnose/lint/TABLE.yaml": tables,
+    "python scripts/TABLE.py > kit/addons/lint/TABLE.yaml": tables,
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.cli import app
-from kit.cli.answers import ANSWERS, json_schema
+from kit.cli.answers import all_answers, json_schema
 from tests.support.assets import prepare
 
 RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 @pytest.mark.everyday("plan")
-@pytest.mark.parametrize("command", ANSWERS)
+@pytest.mark.parametrize("command", all_answers())
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text('{"train_batch_sise": 8}')

@@ -64,6 +64,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in distributions(DISTRIBUTION) - {DISTRIBUTION}:
         for top in {file.parts[0] for file in distribution(name).files or () if file.parts[0] != ".."}:
             (packages / top).symlink_to(here / top)
+    (information,) = here.glob(f"{DISTRIBUTION.replace('-', '_')}-*.dist-info")  # which names the add-ons
+    (packages / information.name).symlink_to(information)
     (packages / "kit.pth").write_text(f"{ROOT}\n", encoding="utf-8")
     return str(place / "bin" / "python")
 

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 
 import kit
-from kit.diagnose.lint import lint
-from kit.diagnose.logs import diagnose
+from kit.addons.doctor.logs import diagnose
+from kit.addons.lint import lint
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner import calibration
 from kit.planner.plan import Plan

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from benchmarks.accuracy.probe.plans import Case
-from kit.diagnose.probe.run import probe
+from kit.addons.probe.run import probe
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 

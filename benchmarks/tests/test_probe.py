@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from benchmarks.tests.probe_small import CASES, LLAMA, case
-from kit.diagnose.probe.result import MemorySnapshot, ProbeResult
-from kit.diagnose.probe.run import ProbeError, probe
-from kit.diagnose.probe.tracker import LiveBytes
+from kit.addons.probe.result import MemorySnapshot, ProbeResult
+from kit.addons.probe.run import ProbeError, probe
+from kit.addons.probe.tracker import LiveBytes
 from tests.support.refusals import refusal
 
 NAMES = [f"{each.name}, stage {stage}" for each in CASES for stage in each.stages]

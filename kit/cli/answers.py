@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from kit.diagnose.lint.finding import FindingJson
-from kit.diagnose.logs.cause import Cause
+from kit.cli.app import ADDONS
+from kit.entry_points import registered
 from kit.planner.plan import Plan
-from kit.preflight.check_result import CheckResult
 from kit.report.clusters import ClusterAnswer
 from kit.report.largest_model import LargestJson
 from kit.report.memory_report import MemoryJson
@@ -48,17 +48,20 @@ ANSWERS: dict[str, Any] = {
     "convert": Converted,
     "convert inspect": Inspected,
     "generate": list[Completion],
-    "lint": list[FindingJson],
-    "doctor": list[CheckResult],
-    "doctor LOGS": list[Cause],
 }
-"""Command → the type of its answer. ``kit rehearse`` answers with ``kit.rehearsal.rehearse.Rehearsal``, whose module
-needs the engines."""
+"""Command → the type of its answer, without those of add-ons. ``kit rehearse`` answers with
+``kit.rehearsal.rehearse.Rehearsal``, whose module needs the engines."""
+
+
+def all_answers() -> dict[str, Any]:
+    """``ANSWERS`` with those of the add-ons that are installed."""
+    modules = [import_module(entry.module) for entry in registered(ADDONS).values()]
+    return ANSWERS | {name: kind for module in modules for name, kind in getattr(module, "ANSWERS", {}).items()}
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema, draft 2020-12; ``commands`` has the schema of each command's answer."""
-    adapters = [(name, "serialization", TypeAdapter(kind)) for name, kind in ANSWERS.items()]
+    adapters = [(name, "serialization", TypeAdapter(kind)) for name, kind in all_answers().items()]
     by_command, rest = TypeAdapter.json_schemas(adapters, title="answers of kit with --json")  # type: ignore[arg-type]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return head | rest | {"commands": {name: schema for (name, _), schema in by_command.items()}}

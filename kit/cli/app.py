@@ -9,18 +9,20 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kit import __version__
+from kit.entry_points import load, registered
 from kit.errors import SpecError
 
 COMMANDS = {
     **dict.fromkeys(("plan", "explain", "memory"), "plans"),
     **dict.fromkeys(("emit", "train", "rehearse", "recipes"), "runs"),
-    **dict.fromkeys(("lint", "doctor"), "checks"),
     "convert": "conversions",
     "generate": "generation",
-    "ui": "ui",
 }
 """Command → the file of this package that defines it: a function, or an app of commands, of the same name. The order is
-that of the help."""
+that of the help. Commands of add-ons come after them."""
+ADDONS = "kit.commands"
+"""Group of entry points: command → a function, or an app of commands. ``ANSWERS`` beside it, if the module has it, are
+the types of what the command prints with ``--json``."""
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 """Settings of every app: plain text, and tracebacks as Python prints them."""
 
@@ -59,12 +61,15 @@ def _today(option: str, known: set[str]) -> str | None:
 
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(dict.fromkeys((*COMMANDS, *registered(ADDONS))))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name in COMMANDS:  # without a look at what else is installed, which takes time
+            found = getattr(import_module(f"kit.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        elif entry := registered(ADDONS).get(cmd_name):
+            found = load(entry)
+        else:
             return None
-        found = getattr(import_module(f"kit.cli.{COMMANDS[cmd_name]}"), cmd_name)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(**PLAIN)
             found.command(cmd_name, cls=Command)(function)

@@ -257,11 +257,6 @@ def memory(
     largest: Annotated[
         bool, typer.Option("--largest", help="Without a model: the largest that fits on --gpus, full, LoRA and QLoRA.")
     ] = False,
-    probe: Annotated[
-        bool,
-        typer.Option("--probe", help="Measure a plan's memory: run the model code on fake tensors, without a GPU."),
-    ] = False,
-    stage: Annotated[int | None, typer.Option(help="With --probe: the pipeline stage to measure.")] = None,
 ) -> None:
     """Print peak memory per GPU by component and pipeline stage, and whether it fits. Exit code 1 if it does not."""
     from kit.report.memory_report import memory_report
@@ -274,10 +269,6 @@ def memory(
         return
     if model is None:
         raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
-    if probe:
-        # Another process: the probe patches torch for good.
-        args = [sys.executable, "-m", "kit.diagnose.probe", model, *(["--json"] if as_json else [])]
-        os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
     known = load_calibration(calibration)
     if is_recipe(model):
         of_file_alone(context, Path(model))

@@ -91,7 +91,7 @@ class Workload:
     deterministic = False
     keeps_bf16_weights = True
     fsdp_unit: ClassVar[Literal["layer", "model"]] = "layer"
-    """What FSDP gathers at once; lint judges files that leave it the model (kit/diagnose/lint/described.py)."""
+    """What FSDP gathers at once; lint judges files that leave it the model (kit/addons/lint/described.py)."""
 
     @cached
     def _hash_of_work(self) -> int:

@@ -1,5 +1,5 @@
-"""A file that depends on the plan alone. Each target is a module with its files in ``FILES``; ``run_directory`` lists
-the targets."""
+"""A file that depends on the plan alone. A module has its files in ``FILES``: ``run_directory`` lists those of every
+run directory, and entry points those of ``--target``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class DerivedFile:
         "it has no file for this plan (docs/launch.md says which plans it is for)"
     )
     """Why a plan that does not have the file has none; read where --target asks for it."""
+    own_loop: bool = False
+    """Whether it starts kit's own training loop, which needs training data and an objective of kit's own."""
     committed: bool = False
     """Whether ``launch/RECIPE/`` of a checkout has the file (``kit emit --check``)."""
 

@@ -35,7 +35,7 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,18 @@ from kit.emit import (
     accelerate,
     deepspeed,
     deepspeed_rationale,
-    deepspeed_switches,
-    kubernetes,
     launch,
     megatron,
-    other_trainers,
     own_optimizer,
     own_script,
     pretrain_gpt,
     readme,
-    rl_trainers,
-    skypilot,
     slurm,
     trainer,
 )
 from kit.emit.derived_file import DerivedFile, json_text
 from kit.emit.extra import check_extra
+from kit.entry_points import load, registered
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.describe import describe
 from kit.planner.length import known_length
@@ -126,8 +122,14 @@ class RunDirectory:
         document = strict_yaml.read(path / "run.yaml")  # users may edit it; it never changes the plan
         run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
         _check(plan, run)
-        edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, run, hashes))
-        _refuse_plan_owned(path, edits)
+        files = {file.name: file for file in DERIVED_FILES}
+        if others := _edited_beside(path, hashes, files.keys()):
+            files |= {file.name: file for target in registered(TARGETS) for file in files_of_target(target)}
+        edits = (
+            *(edit for file in files.values() for edit in _edits(path, file, plan, run, hashes)),
+            *(Edit(name, "(text)", "as emitted", "edited") for name in others if name not in files),
+        )
+        _refuse_plan_owned(path, edits, files)
         own_file = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
         return cls(
             path=path,
@@ -178,46 +180,46 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *pretrain_gpt.FILES,
     *launch.FILES,
     *slurm.FILES,
-    *kubernetes.FILES,
-    *skypilot.FILES,
-    *other_trainers.FILES,
-    *rl_trainers.FILES,
-    *deepspeed_switches.FILES,
     *readme.FILES,
 )
-"""Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
+"""Every file that follows from a plan, without those of ``--target``."""
+TARGETS = "kit.targets"
+"""Group of entry points: value of ``kit emit --target`` → ``FILES`` of a module, of which those with this target are
+its files. A package that is installed may have some of its own (docs/how-to/add-a-launcher.md)."""
 
 
-_OWN_LOOP = frozenset(file.name for target in (launch, slurm, kubernetes, skypilot) for file in target.FILES)
-"""Files that start kit's own training loop."""
-
-TARGETS = tuple(dict.fromkeys(file.target for file in DERIVED_FILES if file.target))
-"""Values of ``kit emit --target``."""
+def files_of_target(name: str) -> tuple[DerivedFile, ...]:
+    """The files that ``--target NAME`` adds. Raises SpecError for a name that no installed package has."""
+    known = registered(TARGETS)
+    if name not in known:
+        raise SpecError(f"--target {shown(name, str)}: unknown; use {' or '.join(sorted(known)) or 'none'}")
+    return tuple(file for file in load(known[name]) if file.target == name)
 
 
 def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
     """Name → text of every file that follows from the plan alone, plan.yaml included."""
     files = {"plan.yaml": plan.to_yaml()}
-    wanted = (file for file in DERIVED_FILES if not file.target or file.target in targets)
-    return files | {file.name: file.text(plan) for file in wanted if _applies(file, plan)}
+    return files | {file.name: file.text(plan) for file in _wanted(targets) if _applies(file, plan)}
+
+
+def _wanted(targets: Sequence[str]) -> Iterator[DerivedFile]:
+    return itertools.chain(DERIVED_FILES, *map(files_of_target, targets))
 
 
 def _applies(file: DerivedFile, plan: Plan) -> bool:
     """Whether a plan's run directory may have the file. TRL's objectives are not of kit's own loop."""
-    return file.applies(plan) and not (file.name in _OWN_LOOP and plan.job.objective in TRL)
+    return file.applies(plan) and not (file.own_loop and plan.job.objective in TRL)
 
 
 def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
-    """Writes a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files to add.
+    """Writes a new run directory, complete or not at all. ``targets``: values of ``--target`` whose files to add.
     Without training data it has no file of kit's own loop: it is for a user's own script.
 
     Raises ``RunDirectoryError`` if the path exists. Raises ``SpecError`` for an unknown target, a schedule that is
     longer than the run, or a batch ramp that the layout cannot run.
     """
-    if unknown := [target for target in targets if target not in TARGETS]:
-        raise SpecError(f"--target {shown(unknown[0], str)}: unknown; use {' or '.join(TARGETS)}")
     for target in targets:
-        of_target = [file for file in DERIVED_FILES if file.target == target]
+        of_target = files_of_target(target)
         if not any(_applies(file, plan) for file in of_target):
             raise SpecError(f"--target {target} for {describe(plan.layout)}: {of_target[0].refuses(plan)}")
     check_extra(plan)
@@ -238,7 +240,8 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
                 f"run.data.train is required and missing: only kit's own loop runs {describe(plan.layout)}; give the "
                 "prefix of one set, or several as run.data.blend"
             )
-        files = {name: text for name, text in files.items() if name not in _OWN_LOOP}
+        own_loop = {file.name for file in _wanted(targets) if file.own_loop}
+        files = {name: text for name, text in files.items() if name not in own_loop}
         files["README.md"] = readme.readme(plan, own_loop=False)
     portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
@@ -332,12 +335,18 @@ def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: M
     return [Edit(file=name, key=key, planned=planned.get(key), found=found.get(key)) for key in keys]
 
 
-def _refuse_plan_owned(path: Path, edits: tuple[Edit, ...]) -> None:
-    owners = {file.name: file.plan_owned_keys for file in DERIVED_FILES}
+def _edited_beside(path: Path, hashes: Mapping[str, str], core: Collection[str]) -> list[str]:
+    """Edited files that ``--target`` wrote. The package that knows their keys may be gone."""
+    others = hashes.keys() - {"plan.yaml", "run.yaml", *core}
+    return sorted(name for name in others if _sha256(path / name) != hashes[name])
+
+
+def _refuse_plan_owned(path: Path, edits: tuple[Edit, ...], files: Mapping[str, DerivedFile]) -> None:
+    owners = {name: file.plan_owned_keys for name, file in files.items()}
     refused = [
         f"{path.name}/{edit}; change {owners[edit.file][edit.key]} in the recipe and emit again"
         for edit in edits
-        if edit.key in owners[edit.file]
+        if edit.key in owners.get(edit.file, ())
     ]
     if refused:
         raise RunDirectoryError("\n".join(refused))

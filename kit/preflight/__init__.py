@@ -4,10 +4,6 @@
                     memory, and the checkpoint to resume from. It stops with every problem at once.
     requirements    what a plan asks of a machine. Workers ask again after they start: the GPUs that torch sees, and
                     host memory and swap files where DeepSpeed offloads.
-    hosts           ``kit doctor [--hosts HOSTFILE] [--plan RUN]``: ``facts`` are gathered on every host (``remote``, by
-                    ssh), ``host_checks`` look at each, ``hosts`` at what must be the same on all and at who reaches
-                    whom.
-    bandwidth       ``kit doctor --bandwidth``: ``measurements`` of disks and collectives, beside what the plan assumed.
 
 Every check gives a ``CheckResult``.
 """

@@ -1,7 +1,7 @@
 """Facts of one machine, gathered on it: ``python -m kit.preflight.facts REQUEST`` prints them as JSON.
 
-It only reads facts; ``host_checks`` and ``hosts`` check them. Imports no torch: versions come from package metadata,
-torch's CUDA version from its version.py.
+It only reads facts; ``kit doctor`` and ``run_checks`` judge them. Imports no torch: versions come from package
+metadata, torch's CUDA version from its version.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from kit.diagnose.lint import lint
+from kit.addons.lint import lint
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from tests.diagnose.corpus_readers import CORPUS

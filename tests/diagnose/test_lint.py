@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import kit
-from kit.diagnose.lint import Finding, fixed, lint, read_values, write_fixed
-from kit.diagnose.lint.config import Config
-from kit.diagnose.lint.described import described
-from kit.diagnose.lint.json_text import parse_json
-from kit.diagnose.lint.rule import CHECKS, RULES, markdown
+from kit.addons.lint import Finding, fixed, lint, read_values, write_fixed
+from kit.addons.lint.config import Config
+from kit.addons.lint.described import described
+from kit.addons.lint.json_text import parse_json
+from kit.addons.lint.rule import CHECKS, RULES, markdown
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
 from kit.specs import strict_yaml
@@ -100,7 +100,7 @@ def test_a_rule_speaks_of_one_and_not_of_its_neighbour(case: tuple[str, LintCase
 def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
     """The ids are those that the sources give to findings, and those of tables with a case; three are raised by whole
     checks of their own."""
-    sources = "".join(file.read_text() for file in sorted((ROOT / "kit/diagnose/lint").glob("*.py")))
+    sources = "".join(file.read_text() for file in sorted((ROOT / "kit/addons/lint").glob("*.py")))
     before = r"(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),|yield)"
     given = before + r'\s*"([a-z0-9]+(?:-[a-z0-9]+)+|prediction|recipe|edited|hostfile)"'
     rows = [each for checks in CHECKS.values() for each in checks if isinstance(each, partial)]

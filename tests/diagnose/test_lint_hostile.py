@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.diagnose.lint import lint
-from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
+from kit.addons.lint import lint
+from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.errors import KitError
 from kit.specs.catalog import load_model, parse_cluster
 from tests.support import hostile

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import kit
-from kit.diagnose.lint import lint
-from kit.diagnose.lint.job import Job
-from kit.diagnose.lint.kubernetes_job import PodScript, pod_scripts
+from kit.addons.lint import lint
+from kit.addons.lint.job import Job
+from kit.addons.lint.kubernetes_job import PodScript, pod_scripts
 from kit.emit.run_directory import files_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster

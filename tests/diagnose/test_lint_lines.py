@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.diagnose.lint.commands import commands
+from kit.addons.lint.commands import commands
 
 SCRIPTS = (
     "torchrun --nproc_per_node 8 \\\n  t.py --seed 1",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.diagnose.lint import lint
+from kit.addons.lint import lint
 
 SIZES = {
     "tensor-model-parallel-size": 2,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.diagnose.lint import lint
+from kit.addons.lint import lint
 from kit.specs import strict_yaml
 
 FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}

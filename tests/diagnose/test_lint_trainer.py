@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kit.diagnose.lint import lint
+from kit.addons.lint import lint
 
 ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 WARMUP = {"warmup_min_lr": 0, "warmup_max_lr": 1e-4, "warmup_num_steps": 10, "total_num_steps": 100}

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from kit.diagnose.logs.patterns import PATTERNS
+from kit.addons.doctor.logs.patterns import PATTERNS
 from tests.diagnose.log_score import CORPUS, HEALTHY, PARTS, measured, told
 from tests.diagnose.test_lint_corpus import SECRET
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.diagnose.logs import diagnose, flight_recorder
+from kit.addons.doctor.logs import diagnose, flight_recorder
 from kit.errors import SpecError
 from tests.diagnose.written import OOM, TIMED_OUT, read, say
 from tests.support.refusals import refusal

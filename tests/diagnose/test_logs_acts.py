@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.diagnose.logs.patterns import PATTERNS
+from kit.addons.doctor.logs.patterns import PATTERNS
 from tests.diagnose.written import OOM, SITE, Files, flight, p2p, read, say, timed_out
 
 MAIN = ("/project/train.py", "main", "trainer.train()")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.diagnose.logs import Cause, diagnose
-from kit.diagnose.logs.curves import TIME, Curves
-from kit.diagnose.logs.patterns import PATTERNS, Pattern
-from kit.diagnose.logs.reading import Place
-from kit.diagnose.logs.scan import _CAPITALS, _OTHERS, Scan
+from kit.addons.doctor.logs import Cause, diagnose
+from kit.addons.doctor.logs.curves import TIME, Curves
+from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
+from kit.addons.doctor.logs.reading import Place
+from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 MB = 1_000_000
@@ -77,7 +77,7 @@ def test_of_very_many_steps_every_other_is_kept() -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from kit.diagnose.logs import Cause, diagnose
+from kit.addons.doctor.logs import Cause, diagnose
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print([cause.cause for cause in diagnose([Path(sys.argv[1])])])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)

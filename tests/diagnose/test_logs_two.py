@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 import kit
-from kit.diagnose.logs import diagnose
-from kit.diagnose.logs.metrics import metrics_files
+from kit.addons.doctor.logs import diagnose
+from kit.addons.doctor.logs.metrics import metrics_files
 from tests.diagnose.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
 
 SAID = "RuntimeError: Detected mismatch between collectives on ranks."

@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 
+from kit.addons.doctor.machines import bandwidth, hosts, measurements, remote, sockets
+from kit.addons.doctor.machines.host_checks import CHECKS, check_host
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import SpecError
-from kit.preflight import bandwidth, facts, hosts, measurements, remote, sockets
+from kit.preflight import facts
 from kit.preflight.check_result import CheckResult, failure, merged, ok, require, skipped, table, warning
-from kit.preflight.host_checks import CHECKS, check_host
 from kit.preflight.requirements import Requirements, requirements_of
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec
@@ -538,7 +539,7 @@ echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT 
 [ -z "$FAULT" ] || { echo "Traceback"; echo "$FAULT" >&2; exit 3; }
 echo "a warning"; echo '{"all_reduce_inside": 7.0, "write": 5.0, "read": 6.0}'
 """
-MEASURED = "kit.preflight.measurements collectives"
+MEASURED = "kit.addons.doctor.machines.measurements collectives"
 
 
 @pytest.mark.slow
@@ -566,7 +567,7 @@ def test_ranks_of_a_measurement_are_told_who_they_are(tmp_path: Path, monkeypatc
         made = run_of(tmp_path / name, **ZERO3 | {"dp": 2} | layout, cluster="2xcpu")
         found = {result.check: result for result in bandwidth.measure([], made, 29501)}
         disk = made.run.nvme_path if layout else made.path
-        assert f" kit.preflight.measurements disk {disk} {512 << 20}" in (tmp_path / "seen").read_text()
+        assert f" kit.addons.doctor.machines.measurements disk {disk} {512 << 20}" in (tmp_path / "seen").read_text()
         assert ("5.0" in found[name].said, found["node-bandwidth"].said[:10]) == (True, "all_reduce")
         monkeypatch.setenv("FAULT", "no room")
         found = {result.check: result for result in bandwidth.measure([], made, 29501)}

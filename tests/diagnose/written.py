@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.diagnose.logs import Cause, diagnose
+from kit.addons.doctor.logs import Cause, diagnose
 from kit.planner.plan import Plan
 
 SITE = "/opt/env/lib/python3.11/site-packages"

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from kit.emit.run_directory import TARGETS, files_of
+from kit.entry_points import registered
 from kit.errors import SpecError
 from kit.planner.plan import Decision, Plan
 from kit.specs import strict_yaml
@@ -101,7 +102,7 @@ def with_texts(plan: Plan, value: str) -> Plan:
 def files(engine: str, value: str) -> dict[str, str]:
     """What is emitted where every text is ``value``; nothing where it is refused, as control characters must be."""
     try:
-        return files_of(with_texts(planned(engine), value), TARGETS)
+        return files_of(with_texts(planned(engine), value), [*registered(TARGETS)])
     except SpecError:
         assert set(value) & set(hostile.CONTROLS), "refused without a reason"
         return {}

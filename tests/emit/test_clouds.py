@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kit.emit.kubernetes import MOUNTED_AT, dns_name
-from kit.emit.run_directory import TARGETS, files_of
-from kit.emit.skypilot import accelerator
+from kit.addons.targets.kubernetes import MOUNTED_AT, dns_name
+from kit.addons.targets.skypilot import accelerator
+from kit.emit.run_directory import files_of
 from kit.planner.plan import Plan
 from tests.emit.plans import DENSE, TORCH, ZERO2, ZERO3, plan_of, stand_in
 
+CLOUDS = ("k8s", "sky")
 TWO = DENSE | {"cluster": "p5.48xlarge:2", "dp": 2}
 VOLUMES = [
     {"name": "run", "persistentVolumeClaim": {"claimName": "REPLACE-ME"}},
@@ -154,7 +155,7 @@ SKY = {
 
 
 def documents(plan: Plan) -> dict[str, Any]:
-    return {name: yaml.safe_load(text) for name, text in files_of(plan, TARGETS).items() if name[:3] in ("k8s", "sky")}
+    return {name: yaml.safe_load(text) for name, text in files_of(plan, CLOUDS).items() if name[:3] in CLOUDS}
 
 
 def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:

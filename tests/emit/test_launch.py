@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kit.diagnose.lint import SCRIPTS, lint
+from kit.addons.lint import SCRIPTS, lint
 from kit.emit.environment import assignments, deepspeed_env, fabric_of, fabrics
 from kit.emit.run_directory import files_of, write
 from kit.emit.slurm import sbatch

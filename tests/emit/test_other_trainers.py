@@ -178,7 +178,7 @@ def test_accelerates_launcher_reads_them(
     name: str, target: str, plan: dict[str, Any], read: dict[str, Any], tmp_path: Path
 ) -> None:
     made = plan_of(**plan)
-    (tmp_path / name).write_text(files_of(made, [target])[name])
+    (tmp_path / name).write_text(files_of(made, [target] if target else [])[name])
     words = ["--config_file", str(tmp_path / name), "script.py"]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert args.num_processes == made.layout.world_size

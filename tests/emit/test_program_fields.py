@@ -12,8 +12,9 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from kit.emit.programs import PROGRAMS
+from kit.addons.targets.programs import PROGRAMS
 from kit.emit.run_directory import TARGETS, files_of
+from kit.entry_points import registered
 from tests.emit.plans import plan_of
 from tests.emit.test_other_trainers import OTHERS
 from tests.emit.test_rl_trainers import RL
@@ -51,6 +52,6 @@ def test_every_setting_is_one_of_the_version_that_the_file_is_for(target: str) -
 
 
 def test_every_other_program_has_a_version() -> None:
-    assert set(PROGRAMS) == set(TARGETS) - {"k8s", "sky", "deepcompile", "superoffload"}
+    assert set(PROGRAMS) == registered(TARGETS).keys() - {"k8s", "sky", "deepcompile", "superoffload"}
     # Those of torchtitan's release 0.3.0
     assert not {"training.local_batch_size", "training.seq_len"} & set(RECORDED["torchtitan"]["fields"].split())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+from kit.addons.targets import rl_trainers
+from kit.addons.targets.rl_trainers import rollout_tp
 from kit.cost.memory.peak import peak_gib
-from kit.emit import rl_trainers
-from kit.emit.rl_trainers import rollout_tp
 from kit.emit.run_directory import files_of
 from kit.specs.job import GrpoSpec, LoraSpec
 from tests.emit.plans import ADAM, ADAPTED, FSDP2, ZERO2, ZERO3, Case, check_settings, plan_of, words

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import kit
-from kit.emit.run_directory import DERIVED_FILES, TARGETS, RunDirectory, files_of, write
+from kit.emit.run_directory import TARGETS, RunDirectory, files_of, files_of_target, write
+from kit.entry_points import registered
 from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.run import DataSpec, RunSpec
@@ -152,7 +153,7 @@ def test_a_file_is_for_these_plans_alone(target: str, changed: str) -> None:
     plan, changes = CASES[target]
     change, reason = changes[changed]
     accepted, refused = plan_of(**plan), plan_of(**merged(plan, change))
-    of_target = [file for file in DERIVED_FILES if file.target == target]
+    of_target = files_of_target(target)
     for file in of_target:
         assert (file.name in files_of(accepted, [target]), file.name in files_of(refused, [target])) == (True, False)
         assert file.name not in files_of(accepted)
@@ -162,7 +163,7 @@ def test_a_file_is_for_these_plans_alone(target: str, changed: str) -> None:
 
 
 def test_every_target_is_here() -> None:
-    assert set(CASES) == set(TARGETS)
+    assert CASES.keys() == registered(TARGETS).keys()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_they_are_written_only_when_asked_for_and_all_or_nothing(tmp_path: Path)
     found = {path.name for path in write(plan, RUN, tmp_path / "with", ["k8s", "sky"]).path.iterdir()}
     assert {"k8s.jobset.yaml", "k8s.trainjob.yaml", "sky.yaml"} <= found
     for targets, said in (
-        (["k8s", "nomad"], "--target nomad: unknown; use k8s or sky"),
+        (["k8s", "nomad"], "--target nomad: unknown; use accelerate-parallelism or axolotl or "),
         (["k8s", "openrlhf"], "--target openrlhf for .*: objective=pretrain, .*; OpenRLHF trains by DeepSpeed alone"),
     ):
         with pytest.raises(SpecError, match=said):

@@ -20,10 +20,9 @@ ORDER = [
     "preflight",
     "engines",
     "training",
-    "diagnose",
     "rehearsal",
-    "ui",
     "cli",
+    "addons",
 ]
 """A package imports those before it, and no other."""
 KNOWN_CIRCLES = {

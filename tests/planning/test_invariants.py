@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.addons.lint import SCRIPTS, lint
 from kit.cost.memory.peak import peak_gib
-from kit.diagnose.lint import SCRIPTS, lint
 from kit.emit.run_directory import write
 from kit.errors import PlanError
 from kit.planner.describe import describe

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.addons.lint.described import OneUnit
 from kit.cost.hardware import overheads
 from kit.cost.memory import activations_huggingface as hf
 from kit.cost.memory import activations_megatron as local
@@ -32,7 +33,6 @@ from kit.cost.memory.peak import overhead_gib, parts_of
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
 from kit.cost.memory.states import StateBytes, master_bytes, moment_bytes, state_bytes
 from kit.cost.model.params import RankParameters, count
-from kit.diagnose.lint.described import OneUnit
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from tests.planning.shapes import (

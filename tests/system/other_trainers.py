@@ -9,7 +9,7 @@ compared with kit's. Keys of ms-swift, and of LLaMA-Factory's TrainingArguments,
 compared with the fields of their classes alone: to build those classes takes a model. Their pins clash with kit's, so
 they stand without their dependencies in a virtual environment of their own, DIR, which borrows torch and transformers
 from this one. No weights, data or GPU are asked for. torchtitan's files are for a commit that is no release
-(``kit.emit.programs``): they are read where a checkout of it is given.
+(``kit.addons.targets.programs``): they are read where a checkout of it is given.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from kit.emit import rl_trainers
+from kit.addons.targets import rl_trainers
+from kit.addons.targets.other_trainers import FILES
+from kit.addons.targets.programs import PROGRAMS
 from kit.emit.generated import shipped_plan
-from kit.emit.other_trainers import FILES
-from kit.emit.programs import PROGRAMS
 from kit.emit.run_directory import files_of
 from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec

@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import kit
+from kit.addons.probe.tracker import LiveBytes
 from kit.cost.memory.activations_huggingface import loss_bytes
-from kit.diagnose.probe.tracker import LiveBytes
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface.models import random_model
 from kit.engines.kernels import chunked_loss, compiled_blocks

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from kit.diagnose.logs import diagnose
+from kit.addons.doctor.logs import diagnose
 from kit.errors import RunDirectoryError
 from kit.rehearsal.processes import metrics
 from kit.training import launcher, run_lock

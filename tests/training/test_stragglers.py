@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.diagnose.logs.diagnosis import diagnose
+from kit.addons.doctor.logs.diagnosis import diagnose
 from kit.training import stragglers
 from tests.support import tiny
 from tests.support.workers import pool

@@ -19,6 +19,9 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
+from kit.addons.ui import charts
+from kit.addons.ui.answer import Answer, answer, cluster_cost, with_gpus
+from kit.addons.ui.state import State, offer
 from kit.emit.run_directory import files_of
 from kit.errors import KitError, SpecError
 from kit.planner.compare import compare
@@ -30,9 +33,6 @@ from kit.specs.catalog.models import model_names
 from kit.specs.huggingface import config_from_model
 from kit.specs.job import JobSpec
 from kit.specs.shipped import recipe_names, recipe_path
-from kit.ui import charts
-from kit.ui.answer import Answer, answer, cluster_cost, with_gpus
-from kit.ui.state import State, offer
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,7 +309,7 @@ def test_an_answer_takes_300_ms_and_a_second_for_the_largest(model: str, cluster
 
 
 def test_neither_the_command_line_nor_an_answer_imports_nicegui() -> None:
-    code = "import sys, kit.cli, kit.ui.answer, kit.ui.charts, kit.cli.ui; sys.exit('nicegui' in sys.modules)"
+    code = "import sys, kit.cli, kit.addons.ui.answer, kit.addons.ui.command; sys.exit('nicegui' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

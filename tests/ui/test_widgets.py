@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
+from kit.addons.ui.answer import powers
 from kit.emit.run_directory import files_of
 from kit.report.html import page as report
-from kit.ui.answer import powers
 
 nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
 LLAMA = "model=llama-3.2-1b&cluster=8xH100"
@@ -26,7 +26,7 @@ Act = Callable[[Any], Any]
 
 async def visited(query: str, acts: Sequence[Act], offered: Any = None) -> Any:
     """A visitor's page after these acts, each of which is answered before the next."""
-    from kit.ui.page import _Page
+    from kit.addons.ui.page import _Page
 
     nicegui.core.loop, running = asyncio.get_running_loop(), nicegui.background_tasks.running_tasks
     client = nicegui.Client(nicegui.ui.page("/"))

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from benchmarks.accuracy.probe.cases import CASES
-from kit.diagnose.probe.run import probe
+from kit.addons.probe.run import probe
 from kit.units import GIB
 from tests.support.page import ROOT, header, row, table, write_json
 from tests.support.program import run
@@ -62,7 +62,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     errors = sorted(abs(row["activations_error"]) for row in rows)
     lines = [
         header("The cost model against the probe", "make prove NAME=probe"),
-        "The real model of each plan runs a step on fake tensors (`kit/diagnose/probe`), which computes nothing;",
+        "The real model of each plan runs a step on fake tensors (`kit/addons/probe`), which computes nothing;",
         "the probe counts every storage while it exists. Figures are GiB of one rank. *states* are weights,",
         "gradients at the end of backward and optimizer state. *the rest* is the peak of activations, logits, loss",
         "and gathered weights. Two depths are traced and extrapolated linearly. DeepSpeed's states are measured in",

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kit.addons.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
 from kit.cost.estimate import predict
 from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
-from kit.diagnose.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
 from kit.emit.accelerate import accelerate_config
 from kit.emit.accelerate import applies as by_accelerate
 from kit.emit.deepspeed import ds_config

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 import kit
-from kit.diagnose.logs import Cause, diagnose
+from kit.addons.doctor.logs import Cause, diagnose
 from kit.planner.plan import Plan
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, ROOT, prepare

@@ -27,8 +27,8 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from kit.addons.doctor.machines.remote import SOCKETS
 from kit.emit.run_directory import RunDirectory
-from kit.preflight.remote import SOCKETS
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE
 from tests.support.page import ROOT, row, table

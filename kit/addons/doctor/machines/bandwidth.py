@@ -1,0 +1,184 @@
+"""Compares measured speeds with the plan's assumptions, by their effect on **this** plan's step time.
+
+The cost model predicts the same layout again with the measured link. So a slow link fails only if the layout depends on
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kit.addons.doctor.machines.remote import LIMIT_S, Place, run
+from kit.cost.estimate import predict
+from kit.cost.hardware import shared
+from kit.cost.workload import Workload
+from kit.emit.run_directory import RunDirectory
+from kit.planner.plan import Plan
+from kit.preflight.check_result import HERE, CheckResult, failure, ok, skipped, warning
+from kit.specs.cluster import ClusterSpec
+
+COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
+COLLECTIVE_S = 1.0
+COLLECTIVES_LIMIT_S = 150
+DISK_BYTES = 512 << 20
+SLOWER_WARNING, SLOWER_FAILURE = 1.1, 1.5
+"""Step time by the measured links over the plan's step time: above the first the check warns, above the second it
+fails."""
+
+
+def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[CheckResult]:
+    """Measures the disks of every host, then collectives over all hosts."""
+    plan = rundir.plan if rundir else None
+    places = [Place(host) for host in hosts] or [Place(HERE)]
+    found: list[CheckResult] = []
+    if rundir is not None:
+        found += [_disk(place, rundir) for place in places]
+    try:
+        speeds = collectives(places, plan, port)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        fix = "the measurement is a small torch job: what stops it stops a run; look at the log above"
+        return [*found, failure("collectives", f"did not run: {error}"[:400], fix)]
+    return [*found, *judged(speeds, plan)]
+
+
+def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[str, float]:
+    """GB/s by name. Raises ``OSError`` with the message of the first failing rank."""
+    per_node = 2 if plan is None else max(1, plan.layout.world_size // plan.cluster.num_nodes)
+    device = "cpu" if plan is None else plan.cluster.gpu.device
+    world = per_node * len(places)
+    if world == 1:
+        return {}
+    first = "127.0.0.1" if places[0].host == HERE else places[0].host
+    processes = []
+    for node, place in enumerate(places):
+        interface = "lo" if place.host == HERE else _interface(place, first)
+        for local in range(per_node):
+            environment = {
+                "RANK": str(node * per_node + local),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(per_node),
+                "MASTER_ADDR": first,
+                "MASTER_PORT": str(port),
+                **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+            }
+            words = [
+                "-m",
+                "kit.addons.doctor.machines.measurements",
+                "collectives",
+                str(COLLECTIVE_BYTES[device]),
+                str(COLLECTIVE_S),
+            ]
+            processes.append(
+                subprocess.Popen(
+                    place.words(words, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+    try:
+        outputs = [process.communicate(timeout=COLLECTIVES_LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, told) in zip(processes, outputs, strict=True):
+        if process.returncode != 0:
+            raise OSError((told.strip().splitlines() or ["no word"])[-1])
+    speeds: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
+    return speeds
+
+
+def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
+    """A result for each kind of link."""
+    rates = shared()
+    found = [
+        _judged_link(speeds, plan, "node-bandwidth", "inside", "intra_node_gbytes_per_s", rates.intra_node_link),
+        _judged_link(speeds, plan, "fabric-bandwidth", "between", "inter_node_gbytes_per_s", rates.inter_node_link),
+    ]
+    copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
+    if copies:
+        said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
+        if plan is None:
+            found.append(ok("host-copy", said))
+        else:
+            assumed = plan.cluster.gpu.pcie_gbytes_per_s * shared().host_link
+            gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=min(copies.values()) / shared().host_link)
+            changed = dataclasses.replace(plan.cluster, gpu=gpu)
+            found.append(_slowdown("host-copy", f"{said}; the plan assumed {assumed:.1f}", plan, changed))
+    else:
+        found.append(skipped("host-copy", "no GPU to copy to: memory of the host is all there is"))
+    return found
+
+
+def _judged_link(
+    speeds: Mapping[str, float], plan: Plan | None, check: str, where: str, field: str, efficiency: float
+) -> CheckResult:
+    """Compares speeds whose names end with ``where`` with ``field`` of the plan's cluster times ``efficiency``."""
+    measured = {name: value for name, value in speeds.items() if name.endswith(where)}
+    if not measured:
+        return skipped(check, f"one rank {where} nodes: nothing to measure")
+    said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
+    if plan is None:
+        return ok(check, f"{said} (no plan to compare with)")
+    assumed = getattr(plan.cluster, field) * efficiency
+    reached: Any = {field: min(measured.values()) / efficiency}
+    changed = dataclasses.replace(plan.cluster, **reached)
+    return _slowdown(check, f"{said}; the plan assumed {assumed:.2f}", plan, changed)
+
+
+def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
+    """Measures the NVMe disk that the plan's offload uses; the speed of a checkpoint disk is only reported."""
+    plan = rundir.plan
+    swaps = plan.layout.uses_nvme
+    path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
+    check = "nvme" if swaps else "disk-speed"
+    try:
+        done = run(place, ["-m", "kit.addons.doctor.machines.measurements", "disk", path, str(DISK_BYTES)])
+    except subprocess.TimeoutExpired:
+        return warning(check, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk", place.host)
+    if done.returncode != 0:
+        told = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        if swaps:
+            return failure(check, f"{path}: {told}", "a directory on a disk of the node's own", place.host)
+        return skipped(check, f"{path}: {told}", place.host)
+    return judged_disk(json.loads(done.stdout.splitlines()[-1]), plan, place.host)
+
+
+def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
+    """Compares GB/s written and read with the plan's NVMe speed; without NVMe offload only reports the speeds."""
+    said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
+    if not plan.layout.uses_nvme:
+        return ok("disk-speed", said, host)
+    assumed = plan.cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s
+    changed = dataclasses.replace(plan.cluster, nvme_gbytes_per_s=min(speed.values()))
+    return _slowdown("nvme", f"{said}; the plan assumed {assumed:.1f}", plan, changed, host)
+
+
+def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str = HERE) -> CheckResult:
+    """Result by the predicted step time with the measured speed (the cluster ``changed``)."""
+    before = predict(plan.workload).step_time_s
+    after = predict(Workload(plan.model, changed, plan.job, plan.layout)).step_time_s
+    ratio = after / before
+    said = f"{said}: this plan's step takes {ratio:.2f} of its prediction ({after:.3g} s)"
+    fix = "look at the link (cables, ib_write_bw, plugin in NCCL's log), or plan again with what was measured"
+    if ratio > SLOWER_FAILURE:
+        return failure(check, said, fix, host)
+    return warning(check, said, fix, host) if ratio > SLOWER_WARNING else ok(check, said, host)
+
+
+def _interface(place: Place, first: str) -> str | None:
+    """The host's network interface to the other hosts. By default gloo uses the interface of the host's own name."""
+    script = (
+        "import socket, subprocess, sys\n"
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "mine = subprocess.run(['hostname', '-I'], capture_output=True, text=True).stdout.split()\n"
+        "s.connect((sys.argv[1], 9)); a = s.getsockname()[0]\n"
+        "a = mine[0] if a.startswith('127.') and mine else a\n"
+        "for line in subprocess.run(['ip', '-o', '-4', 'addr'], capture_output=True, text=True).stdout.splitlines():\n"
+        "    w = line.split()\n"
+        "    if w[3].split('/')[0] == a: print(w[1])\n"
+    )
+    done = run(place, ["-c", script, first])
+    return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else None

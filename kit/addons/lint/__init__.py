@@ -1,0 +1,335 @@
+"""Lint: finds errors in configurations before they run on GPUs.
+
+``lint(path)`` recognises a file by its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
+directory, a Kubernetes job, or a shell script with launch lines. It needs neither torch nor the engines: generated
+tables have the keys that these read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from kit.addons.lint import (
+    accelerate_rules,
+    batch_rules,
+    command_rules,
+    consequence_rules,
+    fsdp_rules,
+    key_rules,
+    line_rules,
+    megatron_rules,
+    node_rules,
+    parallelism_rules,
+    precision_rules,
+    trainer_rules,
+    zero_rules,
+)
+from kit.addons.lint.accelerate_line import with_line
+from kit.addons.lint.command_rules import processes, wrapped_classes
+from kit.addons.lint.commands import Command
+from kit.addons.lint.config import Config, Given, Reader
+from kit.addons.lint.described import NEEDS_BOTH
+from kit.addons.lint.finding import Finding, Severity
+from kit.addons.lint.fix import fixed, write_fixed
+from kit.addons.lint.json_text import JsonText, parse_json
+from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
+from kit.addons.lint.rule import CHECKS, Rule, check
+from kit.addons.lint.scripts import kubernetes, script, text_of
+from kit.addons.lint.trainer_rules import contradicts_config
+from kit.errors import KitError, SpecError
+from kit.specs import strict_yaml
+from kit.specs.cluster import ClusterSpec
+from kit.specs.model import ModelSpec
+from kit.specs.other_programs import program_of
+from kit.specs.strict_yaml import Document
+
+__all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
+
+FILES = (
+    key_rules,
+    batch_rules,
+    precision_rules,
+    zero_rules,
+    consequence_rules,
+    accelerate_rules,
+    fsdp_rules,
+    parallelism_rules,
+    command_rules,
+    line_rules,
+    node_rules,
+    megatron_rules,
+    trainer_rules,
+)
+"""The files that register rules."""
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+OF_OPTIONS = {"fsdp2-key", "parallelism", "wrap-policy"}
+"""Rules of accelerate's YAML for the options of ``accelerate launch`` too; the others have rules of their own there."""
+READERS: tuple[Reader, ...] = get_args(Reader)
+
+
+def lint(
+    path: str | Path,
+    *,
+    reader: Reader | None = None,
+    model: ModelSpec | None = None,
+    cluster: ClusterSpec | None = None,
+    seq_length: int | None = None,
+    gradient_checkpointing: bool = False,
+) -> tuple[Finding, ...]:
+    """All findings of a file or a run directory, in the order of the file.
+
+    ``reader``: the program that will read a DeepSpeed configuration. ``model`` and ``cluster``: needed to check memory
+    and batch sizes. Raises ``SpecError`` for a file that cannot be read.
+    """
+    given = Given(reader, model, cluster, seq_length, gradient_checkpointing)
+    try:
+        findings = _findings(Path(path), given)
+    except RecursionError:
+        raise SpecError(f"{Path(path).name}: nested too deeply; a configuration has a few levels") from None
+    findings = tuple(_first_of_each(findings))
+    judged = {"prediction", "does-not-fit", "host-ram", "memory-not-judged", "not-read"}
+    if (model or cluster) and judged.isdisjoint(finding.rule for finding in findings):
+        why = "nothing here says how the model is split over GPUs" if model and cluster else NEEDS_BOTH
+        fix = "name a DeepSpeed or accelerate configuration, a recipe or a run directory"
+        findings += (Finding("memory-not-judged", "note", Path(path).name, None, "", why, fix),)
+    return findings
+
+
+_MOST_OF_A_RULE = 50
+
+
+def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Shortens the findings of a rule that has very many in a file: the first ones, and the number of the others."""
+    counts: Counter[tuple[str, str]] = Counter()
+    last: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        counts[finding.file, finding.rule] += 1
+        if counts[finding.file, finding.rule] <= _MOST_OF_A_RULE:
+            last[finding.file, finding.rule] = finding
+            yield finding
+    for key, finding in last.items():
+        if (more := counts[key] - _MOST_OF_A_RULE) > 0:
+            yield replace(finding, key="", line=None, changes=(), why=f"{more} more of the same", fix="see the first")
+
+
+@check(
+    None,
+    Rule("not-read", "ds, accelerate, script", "files and launches of other programs", "nothing in it was judged"),
+)
+def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
+    if path.is_dir():
+        return _run_directory(path)
+    if path.suffix in SCRIPTS:
+        return _ordered(script(path, given, _named))
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
+    if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):
+        return _ordered(kubernetes(path, given, _named))
+    data = read_values(path)
+    kind = _kind(data, path.suffix)
+    if kind == "recipe":
+        return _recipe(path)
+    if kind == "deepspeed":
+        return _deepspeed(path, given)
+    if kind == "accelerate":
+        return _accelerate(path, _read_yaml(path), given)
+    program = program_of(data)
+    looks = (
+        f"it looks like {program}'s" if program else "its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
+    )
+    why = f"not a file that kit lint reads: {looks}"
+    return (Finding("not-read", "warning", path.name, None, "", why, "name the configuration itself"),)
+
+
+_TELLING = {
+    "accelerate": {"distributed_type", "compute_environment"},
+    "recipe": {"cluster", "extends"},
+    "deepspeed": {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"},
+}
+"""Keys that alone identify the kind of a file."""
+
+
+def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
+    """The kind of a file, by its keys (misspelt keys count too); None if most keys are unknown."""
+    known = {
+        "accelerate": set(accelerate_keys().tree),
+        "recipe": {"model", "cluster", "job", "run", "layout", "extends"},
+    }
+    if suffix == ".json":
+        keys = deepspeed_keys()
+        known = {"deepspeed": {*keys.tree, *keys.removed, "bfloat16"}, "accelerate": known["accelerate"]}
+    names = [str(key) for key in data][:200]
+    shares = {
+        kind: sum(bool(difflib.get_close_matches(name, words, 1, 0.8)) for name in names) / max(1, len(names))
+        for kind, words in known.items()
+    }
+    telling = [kind for kind in known if _TELLING[kind] & set(names)]
+    best = max(telling or known, key=lambda kind: shares[kind])
+    return best if telling or not names or shares[best] > 0.5 else None
+
+
+def read_values(path: str | Path) -> dict[str, Any]:
+    """The plain values of a file, for a corrected copy."""
+    path = Path(path)
+    return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
+
+
+def _read_json(path: Path) -> JsonText:
+    return parse_json(text_of(path), path.name)
+
+
+def _read_yaml(path: Path) -> strict_yaml.Document:
+    return strict_yaml.parse_text(text_of(path), path.name)
+
+
+def _deepspeed(
+    path: Path,
+    given: Given,
+    processes: int | None = None,
+) -> tuple[Finding, ...]:
+    parsed = _read_json(path)
+    config = Config(document=parsed.document, irregularities=parsed.irregularities, processes=processes, **vars(given))
+    return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
+
+
+@check(
+    None,
+    Rule(
+        "config-file-missing",
+        "accelerate, script",
+        "a configuration file that is missing",
+        "fails at start",
+    ),
+)
+def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tuple[Finding, ...]:
+    config = Config(document=document, **vars(given))
+    if (started := config.number("num_processes")) is not None:
+        config = replace(config, processes=int(started))
+    findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
+    named = config.get("deepspeed_config.deepspeed_config_file")
+    if isinstance(named, str) and config.get("distributed_type") == "DEEPSPEED":
+        if (other := _find(path, named)) is not None:
+            processes = config.number("num_processes")
+            ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
+            findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
+        else:
+            findings.append(
+                config.finding(
+                    "config-file-missing",
+                    "warning",
+                    "deepspeed_config.deepspeed_config_file",
+                    f"{named} is neither here nor above this file",
+                    "its path is relative to where accelerate launch is started: start it there",
+                )
+            )
+    return _ordered(findings)
+
+
+def _find(path: Path, named: str) -> Path | None:
+    """Finds a file named in another file: relative to the working directory, to that file, or to a parent directory."""
+    places = [folder / named for folder in (path.parent, Path(), *path.absolute().parents[1:5])]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _named(path: Path, command: Command, given: Given) -> list[Finding]:
+    """Findings of the configuration files that a launch line names, and contradictions between file and line."""
+    found: list[Finding] = []
+    found += wrapped_classes(command, given.model)
+    readers: tuple[tuple[str | None, Reader | None], ...] = (
+        (command.argument("deepspeed"), "trainer"),
+        (command.argument("deepspeed_config"), "deepspeed"),
+        (command.value("deepspeed_config_file"), "accelerate"),
+        (command.value("config_file") if command.launcher == "accelerate launch" else None, None),
+    )
+    for named, reader in readers:
+        if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
+            continue
+        other = _find(path, named)
+        if other is None:
+            why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
+            found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))
+        elif reader is not None and other.suffix == ".json":
+            ranks = processes(command)
+            found += _deepspeed(other, replace(given, reader=reader), ranks)
+            found += contradicts_config(command, Config(document=_read_json(other).document))
+        else:
+            found += _accelerate(other, with_line(command, _read_yaml(other)), given)
+    if command.launcher == "accelerate launch" and command.value("config_file") is None:
+        line = Config(document=with_line(command, Document(path.name, {}, {})), **vars(given))
+        made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()
+        found += [each for each in made if each.rule in OF_OPTIONS]
+    return found
+
+
+def _model_parallel(megatron: Path) -> int:
+    """Model-parallel ranks (tp · pp) under ZeRO with Megatron's layers. DeepSpeed gets this number from the program's
+    mpu object, not from its configuration; kit writes it to Megatron's file in the same directory."""
+    if not megatron.is_file():
+        return 1
+    sizes = strict_yaml.read(megatron).data.get("parallel_state", {})
+    return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
+
+
+@check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
+def _recipe(path: Path) -> tuple[Finding, ...]:
+    """Errors of a recipe and of its plan; one finding per line of the message."""
+    from kit.planner.make_plan import make_plan
+    from kit.specs.recipe import load_recipe
+
+    try:
+        recipe = load_recipe(path)
+        make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+    except KitError as error:
+        return tuple(
+            Finding("recipe", "error", path.name, None, "", line, "change the recipe")
+            for line in str(error).splitlines()
+        )
+    return ()
+
+
+@check(
+    None,
+    Rule("run-directory", "run", "files that do not belong to their plan", "kit refuses to train"),
+    Rule("edited", "run", "edits that are honoured", "reported again at start"),
+)
+def _run_directory(path: Path) -> tuple[Finding, ...]:
+    """Compares the plan of a run directory with its derived files, and lints its DeepSpeed and accelerate files."""
+    from kit.emit.run_directory import RunDirectory
+
+    try:
+        rundir = RunDirectory.open(path)
+    except KitError as error:
+        return tuple(
+            Finding("run-directory", "error", path.name, None, "", line, "emit again from the recipe")
+            for line in str(error).splitlines()
+        )
+    findings = [
+        Finding(
+            "edited",
+            "note",
+            edit.file,
+            None,
+            edit.key,
+            f"{edit.planned!r} was planned, the file has {edit.found!r}",
+            "kept",
+        )
+        for edit in rundir.edits
+    ]
+    config, launched = path / "ds_config.json", path / "accelerate.yaml"
+    if launched.is_file():
+        findings += _accelerate(launched, strict_yaml.read(launched), Given(model=rundir.plan.model))
+    elif config.is_file():
+        findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
+    # The planner has already checked memory.
+    return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
+
+
+def _ordered(findings: Any) -> tuple[Finding, ...]:
+    rank = {"error": 0, "warning": 1, "note": 2}
+    return tuple(sorted(findings, key=lambda f: (f.file, f.line or 0, rank[f.severity])))

@@ -1,0 +1,288 @@
+"""Command lines of launchers in a shell script: which launcher, its options, the program and the program's options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+
+from kit.addons.lint.finding import Changes, Finding, Severity
+from kit.addons.lint.job import Job
+from kit.addons.lint.shell_text import expanded, lines, values
+from kit.specs import strict_yaml
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts processes; its options are in launcher_options.yaml."""
+
+    name: str
+    forms: tuple[tuple[str, ...], ...]
+    """Command prefixes of a launch; the first word may be a path."""
+    processes: str
+    """The option that sets the number of processes."""
+    per_node: bool
+    """Whether ``processes`` is per node; else it is for all nodes."""
+    abbreviates: bool
+    """Whether unique prefixes of options are accepted (argparse, allow_abbrev)."""
+
+
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        (("torchrun",), ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")),
+        "nproc_per_node",
+        per_node=True,
+        abbreviates=True,
+    ),
+    Launcher(
+        "deepspeed",
+        (("deepspeed",), ("-m", "deepspeed.launcher.runner")),
+        "num_gpus",
+        per_node=True,
+        abbreviates=True,
+    ),
+    Launcher(
+        "accelerate launch",
+        (("accelerate", "launch"), ("-m", "accelerate.commands.launch")),
+        "num_processes",
+        per_node=False,
+        abbreviates=False,
+    ),
+)
+_TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
+"""After these words a launcher's name is only an argument."""
+_NO_TRAINING = {"pip", "venv", "ensurepip", "http.server", "json.tool", "pytest"}
+"""Modules that python -m runs beside a training."""
+_ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
+"""Shell arithmetic: one word that may contain spaces."""
+_TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
+_HOST_STARTERS = {"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "dsh"}
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
+_VARIABLE = re.compile(r"\$[{(@*\w]")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One launch."""
+
+    launcher: str
+    """Name of the launcher; ``python`` if the program starts without one."""
+    file: str
+    """The script's name."""
+    line: int
+    former: bool
+    """Started by ``torch.distributed.launch``."""
+    options: tuple[tuple[str, str | None], ...]
+    """(option, value) pairs of the launcher, in order, abbreviated or not; the value of a switch is None."""
+    program: str
+    """The script or module; empty if there is none."""
+    words: tuple[str, ...]
+    """The words after the program."""
+    opaque: bool = False
+    """Whether a launcher's line has a shell variable of unknown value, which may contain options that seem to be
+    missing."""
+    starter: str = ""
+    """What starts the line as several tasks (srun, mpirun) or on other hosts (ssh, pdsh); empty if nothing does."""
+    visible: str = ""
+    """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
+    job: Job = field(default_factory=Job)
+    text: str = ""
+    """The line, with its variables."""
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether a variable may hold options of the launcher: where the program should be, one may hold both."""
+        return self.program.startswith("$") or not self.program
+
+    @property
+    def in_tasks(self) -> bool:
+        """Whether it starts in several tasks: one process in each."""
+        return self.starter in _TASK_STARTERS or (self.job.tasks_per_node or 1) > 1
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str | None], ...]:
+        """The program's own options."""
+        return _pairs(self.words)
+
+    @property
+    def argument_names(self) -> set[str]:
+        """Plain names of the program's own options."""
+        return {plain_name(option) for option, _ in self.arguments}
+
+    def value(self, *names: str) -> str | None:
+        """Value of the launcher's option by any of its names, ``-`` and ``_`` alike."""
+        return _value(self.options, names)
+
+    def argument(self, *names: str) -> str | None:
+        """Value of the program's own option, by any of its names."""
+        return _value(self.arguments, names)
+
+    def finding(self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()) -> Finding:
+        """A finding of this line."""
+        return Finding(rule, severity, self.file, self.line, key, why, fix, changes)
+
+
+@cache
+def known_options() -> Mapping[str, Mapping[str, int]]:
+    """Launcher → its options → how many words follow; written by scripts/launcher_options.py."""
+    text = files("kit.addons.lint").joinpath("launcher_options.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, Mapping[str, int]] = strict_yaml.parse_text(text, "launcher_options.yaml").data
+    return table
+
+
+_LONGEST_LINE = 1 << 16
+"""Longest launch line that is parsed, in characters; shlex takes many seconds for a line of a megabyte."""
+
+
+def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
+    """Every launch in a script, in order. Lines with invalid quoting are skipped."""
+    job = job or Job.of_batch(text)
+    exported, known = "", values(text)
+    for number, line in lines(text):
+        if not line.strip() or len(line) > _LONGEST_LINE:
+            continue
+        whole = expanded(line, known)
+        try:
+            words = shlex.split(_ARITHMETIC.sub("$N", whole[:_LONGEST_LINE]), comments=True)
+        except ValueError:
+            continue
+        devices = next((w.split("=", 1)[1] for w in words if w.startswith("CUDA_VISIBLE_DEVICES=")), exported)
+        exported = devices if words and (words[0] == "export" or len(words) == 1) else exported
+        if (found := _command(words, file, number)) is not None:
+            yield replace(found, starter=_starter(words), visible=devices, job=job, text=line)
+
+
+def _starter(words: Sequence[str]) -> str:
+    """The program that starts this line as several tasks, or on other hosts."""
+    return next((name for word in words if (name := word.rsplit("/", 1)[-1]) in _TASK_STARTERS | _HOST_STARTERS), "")
+
+
+_OTHERS = {
+    "swift",
+    "llamafactory-cli",
+    "axolotl",
+    "trl",
+    "tune",
+    "xtuner",
+    "composer",
+    "colossalai",
+    "nemo",
+    "horovodrun",
+}
+"""Programs that start training by themselves: the words behind them are theirs."""
+_BEFORE = {"exec", "nohup", "time", "env", "uv", "run", "srun", "sudo"}
+
+
+def unread(text: str, file: str, read: int) -> list[Finding]:
+    """What a script starts beside the launches that were read: a warning where none was."""
+    severity: Severity = "note" if read else "warning"
+    found = []
+    for line, joined in lines(text):
+        words = (
+            word for word in joined[:_LONGEST_LINE].split() if not (word in _BEFORE or "=" in word or word[0] == "-")
+        )
+        if (name := next(words, "").rsplit("/", 1)[-1]) in _OTHERS:
+            why = f"what {name} starts is not read"
+            found.append(Finding("not-read", severity, file, line, "", why, "name the configuration that it reads"))
+    if read or found:
+        return found
+    why = "no line starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
+    return [Finding("not-read", severity, file, None, "", why, "name the script that does")]
+
+
+def plain_name(option: str) -> str:
+    """An option's name as argparse keeps it: ``--num-layers`` and ``--num_layers`` are one."""
+    return option.lstrip("-").replace("-", "_")
+
+
+def number(value: str | None) -> int | None:
+    """The value of a literal whole number; None for a variable or a range such as ``1:4``."""
+    return int(value) if value is not None and value.isdecimal() else None
+
+
+def _command(words: Sequence[str], file: str, line: int) -> Command | None:
+    for position in range(len(words)):
+        for launcher, form in ((each, form) for each in LAUNCHERS for form in each.forms):
+            head = (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + len(form)])
+            named = (
+                form[0] != "-m"
+                and head == form
+                and not _TALKED_OF & {word.rsplit("/", 1)[-1] for word in words[:position]}
+            )
+            named = named and (position == 0 or not words[position - 1].startswith("-"))
+            module = form[0] == "-m" and tuple(words[position : position + len(form)]) == form
+            if not (named or (module and _python_before(words, position))):
+                continue
+            rest = words[position + len(form) :]
+            options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
+            former = form[-1] == "torch.distributed.launch"
+            opaque = any(_VARIABLE.match(word) for word in rest)
+            return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
+    for position, word in enumerate(words):
+        module = word == "-m" and position + 1 < len(words) and words[position + 1] not in _NO_TRAINING
+        if (module and _python_before(words, position)) or (
+            word.endswith(".py") and _python_before(words, position, variables=False)
+        ):
+            program, *rest = words[position + module :]
+            return Command("python", file, line, False, (), program, tuple(rest))
+    return None
+
+
+def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
+    """Whether the word at ``position`` follows a Python interpreter and its switches (-u), or a module that runs
+    another one (``python -m kit.training.interruptible -m …``). ``variables``: a shell variable counts as an
+    interpreter."""
+    if words[position] == "-m" and position > 1 and words[position - 2] == "-m":
+        position -= 2
+    while position and words[position - 1].startswith("-"):
+        position -= 1
+    word = words[position - 1].lstrip("\"'") if position else ""
+    return bool(_PYTHON.match(word)) or (variables and word.startswith("$"))
+
+
+def _split(
+    words: Sequence[str], known: Mapping[str, int], abbreviates: bool
+) -> tuple[tuple[tuple[str, str | None], ...], str, Sequence[str]]:
+    """Splits a launch into the launcher's options, the program, and the program's arguments. The next word is the value
+    of an unknown option, unless it is an option or a program."""
+    found: list[tuple[str, str | None]] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not word.startswith("-") or word == "-":
+            break
+        name, has_value, value = word.partition("=")
+        full = [option for option in known if abbreviates and name.startswith("--") and option.startswith(name)]
+        name = full[0] if len(full) == 1 else name
+        position += 1
+        if has_value:
+            found.append((name, value))
+            continue
+        following = words[position] if position < len(words) else ""
+        takes = known.get(name)
+        if takes is None:
+            takes = int(bool(following) and not following.startswith("-") and not following.endswith(".py"))
+        found.append((name, following if takes else None))
+        position += takes
+    program = words[position] if position < len(words) else ""
+    return tuple(found), program, words[position + 1 :]
+
+
+def _pairs(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    found: list[tuple[str, str | None]] = []
+    for position, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, has_value, value = word.partition("=")
+        following = words[position + 1] if position + 1 < len(words) else "--"
+        found.append((name, value if has_value else None if following.startswith("--") else following))
+    return tuple(found)
+
+
+def _value(pairs: Sequence[tuple[str, str | None]], names: Sequence[str]) -> str | None:
+    wanted = {name.replace("-", "_") for name in names}
+    return next((value for name, value in reversed(pairs) if plain_name(name) in wanted), None)

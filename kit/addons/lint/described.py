@@ -1,0 +1,161 @@
+"""Converts a configuration to a workload of the cost model, with the sizes in the file."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from kit.addons.lint.batch_rules import data_parallel_size
+from kit.addons.lint.config import Config, truth
+from kit.cost.memory.deepspeed_sizes import buffer_sizes
+from kit.cost.workload import Workload
+from kit.specs.job import JobSpec, Precision
+from kit.specs.layout import ZERO_KEYS, Layout, Offload
+
+NEEDS_BOTH = "memory needs both a model and GPUs"
+
+
+def described(config: Config) -> Workload | str:
+    """The workload of a configuration, or the reason why memory cannot be checked."""
+    if config.model is None or config.cluster is None:
+        return NEEDS_BOTH
+    try:
+        layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
+        if isinstance(layout, str):
+            return layout
+        job = JobSpec(
+            precision=precision(config),
+            seq_length=config.seq_length or min(4096, config.model.max_position_embeddings),
+            global_batch_size=layout.global_batch_size,
+        )
+    except ValueError as error:
+        return f"a number is out of its range: {' '.join(str(error).split())[:200]}"
+    made = OneUnit if one_fsdp_unit(config) else Workload
+    return made(model=config.model, cluster=config.cluster, job=job, layout=layout)
+
+
+class OneUnit(Workload):
+    """FSDP of the model as a whole."""
+
+    fsdp_unit = "model"
+
+    def with_layout(self, layout: Layout) -> OneUnit:
+        return OneUnit(self.model, self.cluster, self.job, layout)
+
+
+def wrap_policy(config: Config) -> str:
+    """FSDP's wrap policy; accelerate adds the prefix of a key, and takes NO_WRAP where there is none."""
+    fsdp = config.section("fsdp_config")
+    given = fsdp.get("fsdp_auto_wrap_policy", fsdp.get("auto_wrap_policy"))
+    return "NO_WRAP" if given is None else str(given).upper()
+
+
+def one_fsdp_unit(config: Config) -> bool:
+    """Whether FSDP shards the model, and gathers it as one group."""
+    if config.get("distributed_type") != "FSDP" or _fsdp_stage(config) == 0:
+        return False
+    nothing = config.number("fsdp_config.fsdp_min_num_params") == 0
+    return wrap_policy(config) == "NO_WRAP" or (wrap_policy(config) == "SIZE_BASED_WRAP" and nothing)
+
+
+def precision(config: Config) -> Precision:
+    """Precision of weights and activations."""
+    mixed = config.get("mixed_precision")
+    if mixed in ("fp16", "bf16"):
+        return "fp16" if mixed == "fp16" else "bf16"
+    if config.on("fp16.enabled"):
+        return "fp16"
+    return "bf16" if config.on("bf16.enabled") or config.get("bf16.enabled") == "auto" else "fp32"
+
+
+def _layout(config: Config) -> Layout | str:
+    """Layout of a DeepSpeed configuration, with the sizes in it."""
+    ranks, stage = data_parallel_size(config), config.stage
+    if ranks is None or stage is None or not 0 <= stage <= 3:
+        return "the number of ranks or the ZeRO stage is not a number here"
+    if config.number("tensor_parallel.autotp_size") or config.number("sequence_parallel_size"):
+        return "the cost model has no figures for a Hugging Face model whose tensors or sequences are split"
+    offload = {
+        f"offload_{name}": config.get(f"zero_optimization.offload_{name}.device", "none")
+        for name in ("optimizer", "param")
+    }
+    if any(device not in get_args(Offload) for device in offload.values()):
+        return f"offload to {' and '.join(map(str, offload.values()))} is not known here"
+    layout = Layout(
+        engine="deepspeed",
+        implementation="huggingface",
+        dp=ranks,
+        zero_stage=stage,
+        recompute="full" if config.gradient_checkpointing else "none",
+        micro_batch_size=max(1, int(config.number("train_micro_batch_size_per_gpu") or 1)),
+        gradient_accumulation_steps=max(1, int(config.number("gradient_accumulation_steps") or 1)),
+        **offload,
+    )
+    return layout.with_sizes(_sizes(config, layout))
+
+
+_DEFAULT_SIZES = {
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_max_live_parameters": 1e9,
+    "stage3_param_persistence_threshold": 1e5,
+    "sub_group_size": 1e9,
+    "optimizer_buffer_count": 4,
+    "param_buffer_count": 5,
+    "param_buffer_size": 1e8,
+}
+"""``Layout`` field → DeepSpeed's default size (runtime/zero/config.py, offload_config.py)."""
+_LARGEST_SIZE = 10**15
+
+
+def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
+    """Every DeepSpeed size that the stage and the offload read: the value in the file; for "auto" the value of Trainer
+    and accelerate (hidden size squared, nine tenths of it, ten hidden sizes); else DeepSpeed's default."""
+    assert config.model is not None
+    hidden = config.model.hidden_size
+    filled = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": 0.9 * hidden * hidden,
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    sizes: dict[str, int | None] = {}
+    for name in buffer_sizes(config.model, config.cluster, layout) if config.cluster else ():
+        key = f"zero_optimization.{ZERO_KEYS[name]}"
+        plain = key.replace("stage3_", "")  # DeepSpeed takes both names
+        value = next((v for v in (config.number(key), config.number(plain)) if v is not None), None)
+        if value is None and "auto" in (config.get(key), config.get(plain)) and config.reader != "deepspeed":
+            value = filled.get(name)
+        least = 1 if name.endswith("count") else 0
+        sizes[name] = int(min(max(_DEFAULT_SIZES[name] if value is None else value, least), _LARGEST_SIZE))
+    return sizes
+
+
+_STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
+"""FSDP1's sharding strategy, by name or number → ZeRO stage."""
+
+
+def _fsdp_stage(config: Config) -> int | None:
+    if config.number("fsdp_config.fsdp_version") == 2:
+        return 2 if truth(config.get("fsdp_config.fsdp_reshard_after_forward", True)) is False else 3
+    return _STAGES.get(str(config.get("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")).upper())
+
+
+def _fsdp_layout(config: Config) -> Layout | str:
+    """Layout of accelerate's YAML without DeepSpeed: FSDP and DDP."""
+    kind, ranks = config.get("distributed_type"), data_parallel_size(config)
+    if kind not in ("FSDP", "MULTI_GPU") or ranks is None:
+        return f"the cost model has no figures for distributed_type {kind} of accelerate"
+    stage: int | None = 0
+    if kind == "FSDP":
+        if config.on("fsdp_config.fsdp_offload_params") or config.section("parallelism_config"):
+            return "the cost model has no figures for FSDP with offload, or beside other kinds of parallelism"
+        stage = _fsdp_stage(config)
+    if stage is None:
+        return f"the cost model has no figures for {config.get('fsdp_config.fsdp_sharding_strategy')}"
+    saves = config.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")
+    return Layout(
+        engine="torch",
+        implementation="huggingface",
+        dp=ranks,
+        zero_stage=stage,
+        recompute="full" if saves else "none",
+    )

@@ -1,0 +1,50 @@
+"""Applies the changes of findings to a copy of a file. Findings without changes leave the file as it is."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.addons.lint.finding import REMOVE, Finding
+from kit.errors import SpecError
+from kit.specs import strict_yaml
+
+
+def fixed(data: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+    """A copy of the values with the changes of all findings."""
+    result = copy.deepcopy(dict(data))
+    for finding in findings:
+        for path, value in finding.changes:
+            _change(result, path, value)
+    return result
+
+
+def write_fixed(data: Mapping[str, Any], findings: Sequence[Finding], target: Path) -> None:
+    """Write a corrected copy, JSON or YAML by the name's ending. An existing file is not overwritten."""
+    values = fixed(data, findings)
+    text = strict_yaml.dump(values) if target.suffix in (".yaml", ".yml") else json.dumps(values, indent=2) + "\n"
+    try:
+        with target.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise SpecError(f"{target} exists already and is not overwritten; choose another name") from None
+    except OSError as error:
+        raise SpecError(f"{target} cannot be written: {error.strerror}") from None
+
+
+def _change(node: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    *sections, key = path
+    for section in sections:
+        inner = node.get(section)
+        if not isinstance(inner, dict):
+            if value is REMOVE:
+                return
+            inner = node[section] = {}
+        node = inner
+    if value is REMOVE:
+        node.pop(key, None)
+    else:
+        node[key] = value

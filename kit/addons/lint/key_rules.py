@@ -1,0 +1,265 @@
+"""Rules of unknown, removed and deprecated keys, and of values written as text."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kit.addons.lint.config import AUTO, Config, removal, setting
+from kit.addons.lint.finding import REMOVE, Finding
+from kit.addons.lint.known_keys import KnownKeys, deepspeed_keys
+from kit.addons.lint.rule import Case, Rule, check, table
+
+REPLACEMENTS = {
+    "amp": "use fp16, bf16 or torch_autocast",
+    "nebula": "use the checkpoint section",
+    "elasticity": "give batch sizes for the GPUs there are, or emit again from the recipe",
+    "curriculum_learning": "use data_efficiency.data_sampling.curriculum_learning",
+    "zero_optimization.mics_shard_size": "use zero_hpz_partition_size at stage 3",
+}
+"""Removed key → its replacement, if there is one."""
+KNOWN_SLIPS = {
+    "aio.thread_count": "intra_op_parallelism",
+    "train_micro_batch_size": "train_micro_batch_size_per_gpu",
+    "max_grad_norm": "gradient_clipping",
+    "gradient_clip": "gradient_clipping",
+}
+"""Common wrong name → right name, where a spelling check would not find it."""
+BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguous_gradients", "reduce_bucket_size"
+"""Keys of zero_optimization that people write at the top level, where DeepSpeed ignores them."""
+
+
+_MOST_UNKNOWN = 20
+
+
+@check(
+    "deepspeed",
+    Rule("duplicate-key", "ds", "a key twice in one object", "refused by DeepSpeed; elsewhere the last one wins"),
+    Rule("json-syntax", "ds", "comments, trailing commas", "DeepSpeed forgives them, accelerate and the Trainer stop"),
+)
+def json_syntax(config: Config) -> Iterator[Finding]:
+    """DeepSpeed's hjson accepts comments and trailing commas; the json of accelerate and the Trainer does not."""
+    seen: set[str] = set()
+    for item in config.irregularities:
+        if item.kind == "duplicate key":
+            yield Finding(
+                "duplicate-key",
+                "error",
+                config.document.name,
+                item.line,
+                item.detail,
+                "is there twice: DeepSpeed refuses the file, json silently takes the last",
+                "keep one",
+            )
+        elif item.kind not in seen:
+            seen.add(item.kind)
+            severity = "note" if config.reader == "deepspeed" else "warning"
+            yield Finding(
+                "json-syntax",
+                severity,  # type: ignore[arg-type]  # one of two literals
+                config.document.name,
+                item.line,
+                "",
+                f"a {item.kind} is no JSON: deepspeed.initialize forgives it, accelerate and the Trainer stop at it",
+                "remove it",
+                ((("",), REMOVE),),  # writing the file as regular JSON is the fix
+            )
+
+
+@check(
+    "deepspeed",
+    Rule(
+        "unknown-key",
+        "ds, accelerate",
+        "misspelt, misplaced or invented keys, with the nearest valid one",
+        "DeepSpeed ignores them at the top level, accelerate inside a section",
+    ),
+)
+def unknown_key(config: Config) -> Iterator[Finding]:
+    """DeepSpeed ignores an unknown key at the top level and raises inside its pydantic sections."""
+    yield from unknown_keys(config, deepspeed_keys(), "unknown-key")
+
+
+def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
+    """Findings for keys that are not in the reader's table; if there are many, the first ones and their number."""
+    found = list(_unknown(config.document.data, known.tree, ()))
+    if len(found) > _MOST_UNKNOWN:
+        why = f"{len(found)} keys are not {known.reader}'s; the first {_MOST_UNKNOWN} are listed"
+        yield config.finding(rule, "error", "", why, "remove them")
+    for path in found[:_MOST_UNKNOWN]:
+        dotted = ".".join(path)
+        if dotted in known.removed or path[-1].startswith("_"):
+            continue  # another rule covers removed keys; people use keys with a leading underscore as comments
+        right = KNOWN_SLIPS.get(dotted)
+        if len(path) == 1 and path[0] in BELONGS_INSIDE:
+            yield config.finding(
+                rule,
+                "error",
+                dotted,
+                "nothing reads it here",
+                f"move it into zero_optimization: zero_optimization.{dotted}",
+                (*removal(dotted), *setting(f"zero_optimization.{dotted}", config.get(dotted))),
+            )
+            continue
+        names = list(known.inside(path[:-1]) or ())
+        right = right or next(iter(difflib.get_close_matches(path[-1].lower(), names, n=1, cutoff=0.75)), None)
+        renamed = ".".join((*path[:-1], right)) if right else None
+        refused = (path[0] if len(path) > 1 else "") in known.refuses
+        yield config.finding(
+            rule,
+            "error" if refused or right else "warning",
+            dotted,
+            f"no key of {known.reader} {known.version}: {known.effect}",
+            f"did you mean {right}?" if right else "remove it",
+            config.moved(dotted, renamed) if renamed else (),
+        )
+
+
+@check(
+    "deepspeed",
+    Rule(
+        "removed-key",
+        "ds",
+        "features that DeepSpeed dropped (amp, nebula, elasticity, MiCS, …)",
+        "it refuses to start; many tutorials still name them",
+    ),
+)
+def removed_key(config: Config) -> Iterator[Finding]:
+    """runtime/config.py, _reject_removed_config_keys."""
+    for dotted in sorted(deepspeed_keys().removed):
+        if config.has(dotted):
+            yield config.finding(
+                "removed-key",
+                "error",
+                dotted,
+                f"removed from DeepSpeed, {deepspeed_keys().version} refuses to start with it",
+                REPLACEMENTS.get(dotted, "remove it"),
+                removal(dotted),
+            )
+
+
+@check(
+    "deepspeed",
+    Rule(
+        "deprecated-key",
+        "ds",
+        '`cpu_offload`, `bfloat16`, `"zero_optimization": true`, …',
+        "read by some readers and not by others",
+    ),
+)
+def deprecated_key(config: Config) -> Iterator[Finding]:
+    """Fields marked deprecated in the parser's own models."""
+    for dotted, replacement in (deepspeed_keys().deprecated or {}).items():
+        if config.has(dotted):
+            section, _, key = dotted.rpartition(".")
+            changes: tuple[Any, ...] = ()
+            if key in ("cpu_offload", "cpu_offload_param"):
+                changes = removal(dotted)
+                if config.on(dotted):
+                    changes += setting(f"{section}.{replacement}", {"device": "cpu"})
+            elif " " not in replacement:
+                changes = (*removal(dotted), *setting(f"{section}.stage3_{replacement}", config.get(dotted)))
+            yield config.finding(
+                "deprecated-key",
+                "warning",
+                dotted,
+                "deprecated",
+                f"use {replacement.replace(' or ', ' and ')}",
+                changes,
+            )
+
+
+table(
+    "deepspeed",
+    {
+        "deprecated-key": (
+            Case(
+                "warning",
+                "zero_optimization",
+                lambda c: isinstance(c.get("zero_optimization"), bool),
+                "a switch instead of a section means stage 1 or 0",
+                lambda c: f'write {{"stage": {c.stage}}}',
+                lambda c: setting("zero_optimization", {"stage": c.stage}),
+            ),
+            Case(
+                "warning",
+                "bfloat16",
+                lambda c: c.has("bfloat16"),
+                "the former name of bf16; accelerate and the Trainer look for bf16 only",
+                "rename it",
+                lambda c: (*removal("bfloat16"), *setting("bf16", c.get("bfloat16"))),
+            ),
+        ),
+    },
+)
+
+
+@check(
+    "deepspeed",
+    Rule(
+        "text-value",
+        "ds",
+        '`"true"`, `"8"` in quotes',
+        "true whatever it says; unequal to the number it is compared with",
+    ),
+)
+def text_value(config: Config) -> Iterator[Finding]:
+    """Numbers and booleans in quotes: pydantic sections convert some; other code and other readers do not."""
+    for dotted, value in config.values():
+        if not isinstance(value, str) or value == AUTO:
+            continue
+        if value.lower() in ("true", "false"):
+            right: Any = value.lower() == "true"
+            why = f'"{value}" is text; every text is true where a reader does not convert it'
+        elif re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value):
+            number = float(value)
+            right = int(value) if re.fullmatch(r"[-+]?\d{1,300}", value) else number
+            why = f'"{value}" is text, which does not equal the number that accelerate and the Trainer compare it with'
+        else:
+            continue
+        yield config.finding("text-value", "error", dotted, why, f"write {str(right).lower()}", setting(dotted, right))
+
+
+_OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_FP16_LIMITS = {
+    "fp16.loss_scale": ">= 0",
+    "fp16.initial_scale_power": ">= 0 and <= 127",
+    "fp16.loss_scale_window": "> 0",
+    "fp16.min_loss_scale": "> 0",
+}
+"""Limits that runtime/precision_config.py checks in code. A loss scale of 2¹²⁸ overflows fp32, so every step would be
+skipped."""
+
+
+@check("deepspeed", Rule("value-range", "ds", "sizes and loss-scale powers out of range", "refused, or no step passes"))
+def value_range(config: Config) -> Iterator[Finding]:
+    """The limits of the parser's own fields."""
+    limits = {**deepspeed_keys().limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
+    for dotted, limit in limits.items():
+        value = config.number(dotted)
+        broken = [each for each in limit.split(" and ") if value is not None and not _within(value, each)]
+        if broken:
+            yield config.finding(
+                "value-range",
+                "error",
+                dotted,
+                f"{value:g} is out of range: it must be {limit}",
+                f"write a number {limit}",
+            )
+
+
+def _within(value: float, limit: str) -> bool:
+    sign, number = limit.split()
+    return bool(_OPERATORS[sign](value, float(number)))
+
+
+def _unknown(node: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in node.items():
+        inner = (*path, str(key))
+        if key not in known:
+            yield inner
+        elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
+            yield from _unknown(value, known[key], inner)

@@ -1,0 +1,93 @@
+"""Known keys of DeepSpeed and accelerate, from tables by scripts/deepspeed_keys.py and scripts/accelerate_keys.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from kit.specs import strict_yaml
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """Keys of one reader."""
+
+    reader: str
+    """The package that reads them."""
+    version: str
+    effect: str
+    """What the package does with an unknown key."""
+    tree: Mapping[str, Any]
+    """key → null (a value), ``any`` (any content), or the mapping of keys inside."""
+    removed: frozenset[str] = frozenset()
+    """Dotted keys that raise an exception."""
+    deprecated: Mapping[str, str] | None = None
+    """Dotted key → the key that replaces it."""
+
+    refuses: frozenset[str] = frozenset()
+    """Sections in which an unknown key stops the run; the empty string is the top level."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key → condition on its number, such as ``> 0`` or ``<= 1 and >= 0``."""
+
+    def inside(self, path: tuple[str, ...]) -> Mapping[str, Any] | None:
+        """The known keys of a section; None if the table does not describe the section."""
+        node: Any = self.tree
+        for step in path:
+            node = node.get(step) if isinstance(node, Mapping) else None
+        return node if isinstance(node, Mapping) else None
+
+
+def _load(name: str, reader: str, effect: str) -> KnownKeys:
+    text = files("kit.addons.lint").joinpath(name).read_text(encoding="utf-8")
+    data = strict_yaml.parse_text(text, name).data
+    return KnownKeys(
+        reader=reader,
+        version=str(data["version"]),
+        effect=effect,
+        tree=data["keys"],
+        removed=frozenset(data.get("removed", ())),
+        deprecated=data.get("deprecated", {}),
+        refuses=frozenset(data.get("refuses", {""})),
+        limits=data.get("limits", {}),
+    )
+
+
+@cache
+def deepspeed_keys() -> KnownKeys:
+    """Keys of ``ds_config.json``."""
+    return _load("deepspeed_keys.yaml", "DeepSpeed", "ignored at the top level and in some sections, refused in others")
+
+
+@cache
+def accelerate_keys() -> KnownKeys:
+    """Keys of accelerate's YAML."""
+    return _load("accelerate_keys.yaml", "accelerate", "refused at the top level, ignored inside a section")
+
+
+@cache
+def layer_classes() -> Mapping[str, frozenset[str]]:
+    """Family of models → the classes of its modules in transformers; written by scripts/layer_classes.py."""
+    text = files("kit.addons.lint").joinpath("layer_classes.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, list[str]] = strict_yaml.parse_text(text, "layer_classes.yaml").data["families"]
+    return {family: frozenset(names) for family, names in table.items()}
+
+
+@dataclass(frozen=True)
+class TrainerArguments:
+    """Arguments of the Hugging Face Trainer; written by scripts/trainer_arguments.py."""
+
+    version: str
+    """Version of transformers."""
+    defaults: Mapping[str, Any]
+    dropped: frozenset[str]
+    """Arguments of earlier versions, which the parser refuses."""
+
+
+@cache
+def trainer_arguments() -> TrainerArguments:
+    text = files("kit.addons.lint").joinpath("trainer_arguments.yaml").read_text(encoding="utf-8")
+    data = strict_yaml.parse_text(text, "trainer_arguments.yaml").data
+    return TrainerArguments(str(data["version"]), data["defaults"], frozenset(data["dropped"]))

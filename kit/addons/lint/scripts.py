@@ -1,0 +1,91 @@
+"""Findings of a script and of a Kubernetes manifest: of every launch line, and of the configurations that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kit.addons.lint import line_rules
+from kit.addons.lint.commands import Command, commands, unread
+from kit.addons.lint.config import Given
+from kit.addons.lint.finding import Finding
+from kit.addons.lint.job import Job
+from kit.addons.lint.kubernetes_job import pod_scripts
+from kit.addons.lint.rule import CHECKS
+from kit.errors import SpecError
+from kit.specs import strict_yaml
+from kit.specs.text import shown
+from kit.specs.text_files import read_text, reason
+
+MOST_BYTES = 1 << 21
+"""Largest configuration or script that is read, in bytes; usual files have a hundredth of it."""
+Named = Callable[[Path, Command, Given], list[Finding]]
+"""Findings of the configurations that a launch line names."""
+
+
+def text_of(path: Path) -> str:
+    """Raises ``SpecError`` where it cannot be read."""
+    try:
+        return read_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{shown(path, str)}: cannot be read: {reason(error)}") from None
+
+
+_STARTS = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:sh|bash)\b")
+
+
+def script(path: Path, given: Given, named: Named, follow: bool = True) -> list[Finding]:
+    """Findings of every launch line in a script, and of the configurations that it names; of the scripts beside it that
+    it starts, if it has no launch of its own."""
+    return _launches(path, text_of(path), given, named, follow=follow)
+
+
+def _launches(
+    path: Path,
+    text: str,
+    given: Given,
+    named: Named,
+    job: Job | None = None,
+    variables: tuple[str, ...] = (),
+    follow: bool = True,
+) -> list[Finding]:
+    """Findings of a script's text. ``variables``: names that the job sets."""
+    found = list(commands(text, path.name, job))
+    started = [path.parent / name for name in dict.fromkeys(_STARTS.findall(text))] if follow and not found else []
+    if others := [other for other in started if other.is_file() and other.name != path.name]:
+        return [finding for other in others[:20] for finding in script(other, given, named, follow=False)]
+    findings = unread(text, path.name, len(found))
+    findings += [*line_rules.broken_line(text, found), *line_rules.unset_variables(text, found, variables)]
+    for command in found:
+        findings += [finding for each in CHECKS["launch"] for finding in each(command)]
+        findings += named(path, command, given)
+    return list({str(finding): finding for finding in findings}.values())
+
+
+def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
+    """Findings of the launch lines in a manifest, at the line of the file that has the same text."""
+    text = text_of(path)
+    numbers = {line.strip(): number for number, line in reversed([*enumerate(text.splitlines(), start=1)])}
+    findings: list[Finding] = []
+    silent = 0
+    pods = [
+        pod
+        for part in re.split(r"(?m)^---.*$", text)
+        if part.strip()
+        for pod in pod_scripts(strict_yaml.parse_text(part, path.name).data)
+    ]
+    for pod in pods:
+        script, found = pod.text.splitlines(), _launches(path, pod.text, given, named, pod.job, pod.variables)
+        if any(finding.rule == "not-read" and finding.severity == "warning" for finding in found):
+            silent += 1
+            continue
+        for finding in found:
+            own = finding.file == path.name and finding.line is not None
+            words = script[finding.line - 1].strip() if own and finding.line else ""
+            findings.append(replace(finding, line=numbers.get(words)) if own else finding)
+    if silent == len(pods):
+        why = "no container of it starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"
+        return [Finding("not-read", "warning", path.name, None, "", why, "name the script that it starts")]
+    return findings

@@ -1,0 +1,181 @@
+"""Rules of the Hugging Face Trainer's command line: arguments that transformers dropped, and a DeepSpeed file that
+contradicts an argument or its default."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from kit.addons.lint.command_rules import processes
+from kit.addons.lint.commands import Command, plain_name
+from kit.addons.lint.config import AUTO, Config
+from kit.addons.lint.finding import Finding
+from kit.addons.lint.known_keys import trainer_arguments
+from kit.addons.lint.rule import Rule, check
+
+INSTEAD = {
+    "adafactor": "write --optim adafactor",
+    "evaluation_strategy": "write --eval_strategy",
+    "fp16_backend": "remove it; --fp16 or --bf16 is enough",
+    "fsdp_min_num_params": "write min_num_params into the file of --fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap": "write transformer_layer_cls_to_wrap into the file of --fsdp_config",
+    "group_by_length": "write --train_sampling_strategy group_by_length",
+    "half_precision_backend": "remove it; --fp16 or --bf16 is enough",
+    "include_inputs_for_metrics": "write --include_for_metrics inputs",
+    "include_tokens_per_second": "write --include_num_input_tokens_seen",
+    "logging_dir": "set TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "write --use_cpu",
+    "per_gpu_eval_batch_size": "write --per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "write --per_device_train_batch_size",
+    "push_to_hub_model_id": "write --hub_model_id",
+    "push_to_hub_token": "write --hub_token",
+    "torchdynamo": "write --torch_compile_backend",
+    "warmup_ratio": "write --warmup_steps, which takes a fraction below 1 too",
+}
+"""Dropped argument → what does the same today."""
+OF_THE_TRAINER = {
+    "evaluation_strategy",
+    "eval_strategy",
+    "ddp_find_unused_parameters",
+    "fsdp_config",
+    "load_best_model_at_end",
+    "logging_strategy",
+    "save_strategy",
+    "save_total_limit",
+}
+"""Arguments that tell the Trainer's program from others, which also call theirs --logging_dir or --no_cuda."""
+
+
+def _is_trainers(command: Command) -> bool:
+    return (
+        bool(OF_THE_TRAINER & command.argument_names)
+        or _reads_deepspeed(command)
+        or command.argument("fsdp") is not None
+    )
+
+
+def _reads_deepspeed(command: Command) -> bool:
+    """``--deepspeed FILE`` is the Trainer's; DeepSpeed's own --deepspeed is a switch."""
+    return command.argument("deepspeed") is not None
+
+
+@check(
+    "launch",
+    Rule("dropped-argument", "script", "an argument of the Trainer that transformers 5 dropped", "it stops"),
+)
+def dropped_argument(command: Command) -> Iterator[Finding]:
+    """transformers/hf_argparser.py, parse_args_into_dataclasses, refuses what no dataclass has."""
+    table = trainer_arguments()
+    names = {option: plain_name(option) for option, _ in command.arguments}
+    if not _is_trainers(command):
+        return
+    for option, name in names.items():
+        if name in table.dropped:
+            why = f"transformers {table.version} has no such argument: its parser stops, unless the program defines it"
+            yield command.finding(
+                "dropped-argument", "error", option, why, INSTEAD.get(name, f"remove it, or define --{name}")
+            )
+
+
+@check(
+    None,
+    Rule(
+        "trainer-mismatch",
+        "script",
+        "an argument of the Trainer, or its default, that the DeepSpeed file contradicts",
+        "it stops",
+    ),
+)
+def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
+    """transformers/integrations/deepspeed.py, fill_match, compares these keys with the arguments, given or not;
+    trainer_config_finalize stops at a difference."""
+    if not _reads_deepspeed(command):
+        return
+    for dotted, expected, said in _expected(command):
+        there = config.get(dotted)
+        if there in (None, AUTO) or isinstance(there, str) or there == expected:  # a number in quotes: text-value
+            continue
+        key = said.split(" ")[0]
+        why = f"{said}, and {dotted} is {str(there).lower()}: the Trainer stops at the difference"
+        yield command.finding("trainer-mismatch", "error", key, why, f'write "auto" for {dotted}')
+
+
+_SAME = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+}
+"""Key → the argument that it must equal."""
+_SWITCHES = {"bf16.enabled": ("bf16", "bf16_full_eval"), "fp16.enabled": ("fp16", "fp16_full_eval")}
+"""Key → the arguments of which one must be on."""
+NO = ("no", "false", "f", "n", "0")
+"""transformers/hf_argparser.py, string_to_bool."""
+
+
+def _expected(command: Command) -> Iterator[tuple[str, object, str]]:
+    """(key, the value that it must have, the arguments that say so), of the values that the line tells."""
+    complete = _complete(command)
+
+    def number(name: str) -> float | None:
+        """The value of an argument; None if a variable holds it."""
+        text = command.argument(name)
+        if text is None:
+            return float(trainer_arguments().defaults[name]) if complete else None
+        with contextlib.suppress(ValueError):
+            return float(text) if math.isfinite(float(text)) else None
+        return None
+
+    def said(*names: str) -> str:
+        texts = ((name, command.argument(name)) for name in names)
+        default = trainer_arguments().defaults
+        return ", ".join(
+            f"--{name} {default[name]} by default" if text is None else f"--{name} {text}" for name, text in texts
+        )
+
+    for dotted, name in _SAME.items():
+        if (value := number(name)) is not None:
+            yield dotted, value, said(name)
+    betas = [number("adam_beta1"), number("adam_beta2")]
+    if None not in betas:
+        yield "optimizer.params.betas", betas, said("adam_beta1", "adam_beta2")
+    ranks, micro, steps = (
+        processes(command),
+        number("per_device_train_batch_size"),
+        number("gradient_accumulation_steps"),
+    )
+    if ranks and micro is not None and steps is not None:
+        product = said("per_device_train_batch_size", "gradient_accumulation_steps")
+        yield "train_batch_size", ranks * micro * steps, f"{product} on {ranks} processes"
+    warmup, longest = number("warmup_steps"), number("max_steps") or 0
+    if longest > 0:
+        yield "scheduler.params.total_num_steps", longest, said("max_steps")
+    if warmup is not None and (warmup >= 1 or warmup == 0 or longest > 0):
+        warmup = int(warmup) if warmup >= 1 else math.ceil(longest * warmup)
+        yield "scheduler.params.warmup_num_steps", max(1, warmup), said("warmup_steps")
+    for dotted, names in _SWITCHES.items():
+        on = [
+            option
+            for option, value in command.arguments
+            if option[2:].replace("-", "_") in names and str(value).lower() not in NO
+        ]
+        if on or complete:
+            yield dotted, bool(on), on[0] if on else f"--{names[0]} false by default"
+
+
+def _complete(command: Command) -> bool:
+    """Whether every argument stands on the line: none is in a variable or in a file of arguments, and the program is
+    none of TRL's, whose defaults are others."""
+    if "trl" in command.program.split("/") or command.argument("config") is not None:
+        return False
+    defaults = trainer_arguments().defaults
+    for before, word in zip(("", *command.words), command.words, strict=False):
+        name = plain_name(before)
+        is_value = before.startswith("--") and "=" not in before and not isinstance(defaults.get(name), bool)
+        if word.startswith("$") and (not is_value or word.startswith(("$@", "$*")) or "[" in word):
+            return False
+    return True

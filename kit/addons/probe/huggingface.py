@@ -1,0 +1,114 @@
+"""Traces one rank of a plan with a Hugging Face model: forward, loss, backward and AdamW of the torch engine. For
+DeepSpeed only the layers: its states are measured on real processes (docs/deepspeed-bytes.md)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+
+from kit.addons.probe import cuda_shims
+from kit.addons.probe.result import MemorySnapshot
+from kit.addons.probe.tracker import LiveBytes, storage_bytes
+from kit.engines.base import MicroBatch
+from kit.engines.huggingface import adapters, models
+from kit.engines.kernels import fp8
+from kit.engines.kernels.chunked_loss import ChunkedLoss
+from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.tiled_mlp import tile_mlps
+from kit.engines.torch import fsdp
+from kit.engines.torch.context_parallel import ContextParallel
+from kit.engines.torch.optimizer import Optimizer, vocabulary
+from kit.planner.plan import Plan
+
+
+def trace(plan: Plan, stage: int) -> MemorySnapshot:
+    """Measure one step of a rank; there is one stage."""
+    assert stage == 0
+    with cuda_shims.installed(megatron=False), cuda_shims.fake_world(0, plan.layout.world_size):
+        live = LiveBytes()
+        # The mesh reads the values of its ranks, so they must be real tensors.
+        mesh = fsdp.build_mesh(torch.device("cpu"), plan.layout.tp)
+        with FakeTensorMode(allow_non_fake_inputs=True), live:
+            return _step(plan, live, mesh)
+
+
+def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
+    layout, job = plan.layout, plan.job
+    # A frozen base is in the precision of the computation (kit/engines/huggingface/adapters.py, freeze).
+    whole_precision = job.precision == "fp32" or (layout.engine == "torch" and job.lora is None)
+    dtype = torch.float32 if whole_precision else torch.bfloat16
+    model = models.random_model(plan.model, 0, dtype)
+    if job.lora is not None:
+        adapters.adapt(model, job.lora)
+        if layout.engine == "deepspeed" and dtype == torch.bfloat16:
+            cuda_shims.in_bfloat16(model)  # DeepSpeed casts the whole model
+    if job.precision == "fp8" and layout.engine == "torch":
+        fp8.convert(model, emulated=False)
+    if layout.recompute == "full":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    if layout.tiled_mlp:
+        tile_mlps(model)
+    chunked = ChunkedLoss(model) if layout.chunked_loss else None
+    context = ContextParallel(model, layout) if layout.cp > 1 and layout.engine == "torch" else None
+    split = None
+    if layout.engine == "torch" and layout.zero_stage:
+        compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
+        split = fsdp.FsdpModel(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
+    parameters = list(model.parameters())
+    local = [_local(parameter) for parameter in parameters]
+    live.leave_out(local)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        # Gradients are counted as gradients, so after accumulation they no longer count as activations.
+        parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, layout.engine))
+    moments: list[torch.Tensor] = []
+    if layout.engine == "torch":
+        optimizer = Optimizer(trained, job.optimizer, job.learning_rate, vocabulary(model))
+        moments = [moment for parameter in trained for moment in optimizer.local_state(parameter).values()]
+        live.leave_out(moments)
+    begin = live.now
+    live.restart()
+    ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if context is not None:
+        part = context.shard_batch(MicroBatch(ids, ids))
+        ids, arguments = part.labels, arguments | {"input_ids": part.input_ids, "position_ids": part.position_ids}
+    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision != "fp32"
+    if plan.model.is_encoder_decoder:
+        arguments |= {"decoder_input_ids": ids}
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(), _labels(chunked, ids):
+        logits = (split.module(training=True) if split else model)(**arguments).logits
+    loss = logits if chunked else summed_cross_entropy(logits, ids)
+    del logits
+    kept = live.now - begin
+    loss.backward()
+    activations = live.peak - begin
+    gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
+    return MemorySnapshot(
+        weights=storage_bytes(local),
+        gradients=gradients,
+        optimizer=float(storage_bytes(moments)),
+        activations=float(activations),
+        kept=float(kept),
+    )
+
+
+def _labels(chunked: ChunkedLoss | None, ids: torch.Tensor) -> AbstractContextManager[None]:
+    return chunked.of(ids) if chunked else nullcontext()
+
+
+def _gradient(parameter: torch.Tensor, live: LiveBytes, engine: str) -> None:
+    assert parameter.grad is not None
+    if engine == "deepspeed":
+        parameter.grad = None  # DeepSpeed copies the gradient to a bucket and frees it
+        return
+    live.leave_out([_local(parameter.grad)])
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

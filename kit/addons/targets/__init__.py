@@ -1,0 +1,1 @@
+"""Files of a plan for other programs, which ``kit emit --target`` writes. Each module has its files in ``FILES``."""

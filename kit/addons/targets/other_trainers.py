@@ -1,0 +1,254 @@
+"""The plan for other training programs: a file each, with its batch, sharding, precision and recomputation.
+
+``kit emit --target accelerate-parallelism|axolotl|llamafactory|ms-swift|torchtitan``. Model, data and length are the
+user's: ``REPLACE-ME``, or arguments. ``programs.py`` has the versions; their own parsers read the files in
+``tests/system/other_trainers.py``, torchtitan's apart, whose version is no release.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.addons.targets.programs import version_line
+from kit.emit.accelerate import accelerate_config
+from kit.emit.derived_file import DerivedFile, chosen
+from kit.emit.trainer import for_trainer, optim, training_arguments
+from kit.planner.plan import Plan
+from kit.specs import strict_yaml
+
+_OWN = "REPLACE-ME"
+_DEEPSPEED = "ds_config.trainer.json"
+_NOTE = "# kit decided batch, sharding, precision and recomputation. Model, data and length of the run are yours.\n"
+_OF_EPOCHS = "# kit decided batch, sharding, precision and recomputation; model and data are yours.\n"
+_TITAN = {
+    "llama-3-8b": ("llama3", "llama3_8b"),
+    "llama-3.1-8b": ("llama3", "llama3_8b"),
+    "llama-3-70b": ("llama3", "llama3_70b"),
+    "llama-3.1-70b": ("llama3", "llama3_70b"),
+    "llama-3.1-405b": ("llama3", "llama3_405b"),
+    "qwen3-0.6b": ("qwen3", "qwen3_0_6b"),
+    "qwen3-1.7b": ("qwen3", "qwen3_1_7b"),
+    "qwen3-14b": ("qwen3", "qwen3_14b"),
+    "qwen3-32b": ("qwen3", "qwen3_32b"),
+}
+"""Catalog model → (module, config) of torchtitan's registry."""
+
+
+def _on_torch(plan: Plan) -> bool:
+    layout = plan.layout
+    whole = layout.implementation == "huggingface" and layout.zero_stage in (0, 3)
+    return layout.engine == "torch" and whole and plan.cluster.gpu.device == "cuda"
+
+
+def _fine_tunes(plan: Plan) -> bool:
+    """Whether programs for Hugging Face models train the plan: all ranks data-parallel, by DeepSpeed, DDP or FSDP2."""
+    job, layout = plan.job, plan.layout
+    adapted = job.lora is None or (
+        (job.lora.targets == "all-linear" or bool(job.lora.target_modules))
+        and not (job.lora.rank_pattern or job.lora.alpha_pattern)
+    )
+    known = job.objective in ("pretrain", "sft") and job.precision != "fp8" and job.optimizer.name == "adamw"
+    of_torch = _on_torch(plan) and layout.tp == 1
+    return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
+
+
+def _dumped(target: str, how: str, data: dict[str, Any], epochs: float | None = None) -> str:
+    return f"{_NOTE if epochs is None else _OF_EPOCHS}{version_line(target)}\n# {how}\n{strict_yaml.dump(data)}"
+
+
+def _launched(plan: Plan, program: str) -> str:
+    """The command: accelerate starts what its file shards; torchrun starts DeepSpeed and DDP."""
+    layout, nodes = plan.layout, plan.cluster.num_nodes
+    if layout.engine == "torch" and layout.world_size > 1:
+        return f"accelerate launch --config_file accelerate.yaml {program}"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {plan.cluster.gpus_per_node} {program}"
+
+
+def _arguments(plan: Plan) -> dict[str, Any]:
+    """transformers' arguments, and LoRA's, which LLaMA-Factory and ms-swift call alike. Without DeepSpeed ``bf16``
+    means autocast."""
+    arguments = training_arguments(plan) | chosen(
+        (plan.job.precision, plan.job.precision != "fp32", True),
+        ("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED),
+    )
+    if (lora := plan.job.lora) is not None:
+        arguments |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
+        arguments |= chosen(("use_rslora", lora.use_rslora, True), ("use_dora", lora.use_dora, True))
+    return arguments
+
+
+def parallelism(plan: Plan) -> dict[str, Any]:
+    """accelerate's own file with its ``parallelism_config``, which needs FSDP2."""
+    layout = plan.layout
+    sizes = {"dp_replicate_size": 1, "dp_shard_size": layout.dp, "tp_size": layout.tp, "cp_size": layout.cp}
+    named = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    return accelerate_config(plan) | {"parallelism_config": named}
+
+
+def axolotl(plan: Plan) -> dict[str, Any]:
+    """``axolotl train axolotl.yaml``."""
+    job, layout, lora = plan.job, plan.layout, plan.job.lora
+    fsdp = {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_ram_efficient_loading": True,
+        **chosen(("offload_params", layout.offload_param != "none", True)),
+    }
+    sharded = layout.engine == "torch" and layout.zero_stage == 3
+    data: dict[str, Any] = {
+        "base_model": _OWN,
+        "datasets": [{"path": _OWN, "type": "completion" if job.objective == "pretrain" else "chat_template"}],
+        "sequence_len": job.seq_length,
+        "micro_batch_size": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.gradient_accumulation_steps,
+        "num_epochs": job.epochs or 1,
+        "optimizer": optim(plan) or "adamw_torch",
+        "lr_scheduler": "cosine",
+        "learning_rate": job.learning_rate,
+        "adam_beta1": job.optimizer.beta1,
+        "adam_beta2": job.optimizer.beta2,
+        "adam_epsilon": job.optimizer.eps,
+        "weight_decay": job.optimizer.weight_decay,
+        "max_grad_norm": job.grad_clip,
+        "gradient_checkpointing": layout.recompute == "full",
+        "bf16": job.precision == "bf16",
+        "fp16": job.precision == "fp16",
+    }
+    data |= chosen(
+        ("deepspeed", layout.engine == "deepspeed", _DEEPSPEED),
+        ("fsdp_version", sharded, 2),
+        ("fsdp_config", sharded, fsdp),
+        ("dp_shard_size", sharded, layout.dp),
+    )
+    if lora is not None:
+        data |= {"adapter": "qlora" if lora.four_bit else "lora", "load_in_4bit": lora.four_bit}
+        data |= {"lora_r": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
+        data |= (
+            {"lora_target_modules": list(lora.target_modules)} if lora.target_modules else {"lora_target_linear": True}
+        )
+        data |= chosen(("peft_use_rslora", lora.use_rslora, True), ("peft_use_dora", lora.use_dora, True))
+    return data
+
+
+def llamafactory(plan: Plan) -> dict[str, Any]:
+    """``llamafactory-cli train``: transformers' arguments with LLaMA-Factory's own."""
+    job, lora = plan.job, plan.job.lora
+    data = {
+        "stage": "pt" if job.objective == "pretrain" else "sft",
+        "do_train": True,
+        "model_name_or_path": _OWN,
+        "dataset": _OWN,
+        "template": "default",
+        "cutoff_len": job.seq_length,
+        "output_dir": "llamafactory",
+        "finetuning_type": "full" if lora is None else "lora",
+        **_arguments(plan),
+    }
+    if data.pop("gradient_checkpointing", False) is False:
+        data["disable_gradient_checkpointing"] = True  # which LLaMA-Factory turns on by itself
+    if lora is not None:
+        data["lora_target"] = ",".join(lora.target_modules) or "all"
+        data |= {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
+    return data
+
+
+def ms_swift(plan: Plan) -> dict[str, Any]:
+    """``swift sft ms_swift.yaml``: transformers' arguments with ms-swift's own."""
+    job, lora = plan.job, plan.job.lora
+    data = {
+        "model": _OWN,
+        "dataset": [_OWN],
+        "max_length": job.seq_length,
+        "torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[job.precision],
+        "output_dir": "ms-swift",
+        "tuner_type": "full" if lora is None else "lora",
+        **({"gradient_checkpointing": False} | _arguments(plan)),
+    }
+    if lora is not None:
+        data["target_modules"] = list(lora.target_modules) or ["all-linear"]
+        data |= {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
+    return data
+
+
+def for_torchtitan(plan: Plan) -> bool:
+    """Whether torchtitan has the model, and shards it as the plan does: DDP or FSDP2, with tensor parallelism."""
+    plain = plan.job.lora is None and plan.job.objective == "pretrain" and plan.job.precision in ("bf16", "fp32")
+    plain = plain and not plan.layout.autocast
+    return plan.model.name in _TITAN and plain and _on_torch(plan)
+
+
+def torchtitan_arguments(plan: Plan) -> list[str]:
+    """Arguments of ``torchtitan.train``; the last is the kind of recomputation."""
+    job, layout = plan.job, plan.layout
+    module, config = _TITAN[plan.model.name]
+    sharded = layout.zero_stage == 3
+    values = {
+        "training.num-tokens-per-microbatch-per-dp-rank": layout.micro_batch_size * job.seq_length,
+        "training.num-tokens-per-train-step": job.global_batch_size * job.seq_length,
+        "training.max-context-length": job.seq_length,
+        "training.max-norm": job.grad_clip,
+        "training.mixed-precision-param": "bfloat16" if job.precision == "bf16" else "float32",
+        "parallelism.data-parallel-replicate-degree": 1 if sharded else layout.dp,
+        "parallelism.data-parallel-shard-degree": layout.dp if sharded else 1,
+        "parallelism.tensor-parallel-degree": layout.tp,
+        "parallelism.context-parallel-degree": layout.cp,
+        "parallelism.pipeline-parallel-degree": 1,
+    }
+    flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    recompute = "full" if layout.recompute == "full" else "none"
+    return ["--module", module, "--config", config, *flags, f"activation-checkpoint:{recompute}"]
+
+
+def _torchtitan_script(plan: Plan) -> str:
+    ranks = f"--nnodes {plan.cluster.num_nodes} --nproc-per-node {plan.cluster.gpus_per_node} --rdzv-backend c10d"
+    words = " ".join(torchtitan_arguments(plan)).replace(" --", " \\\n  --")
+    return (
+        "#!/usr/bin/env bash\n"
+        f"{_NOTE}{version_line('torchtitan')}\n"
+        "# torchtitan's registry gives the data set, the learning rate and the optimizer.\n"
+        "# bash torchtitan.sh --training.steps 1000 …; on several nodes RDZV is HOST:PORT of the first.\n"
+        "set -euo pipefail\n"
+        f'exec torchrun {ranks} --rdzv-endpoint "${{RDZV:-localhost:0}}" -m torchtitan.train "$@" \\\n'
+        f"  {words}\n"
+    )
+
+
+FILES = (
+    DerivedFile(
+        "accelerate.parallelism.yaml",
+        lambda plan: _dumped(
+            "accelerate-parallelism",
+            "accelerate launch --config_file accelerate.parallelism.yaml SCRIPT",
+            parallelism(plan),
+        ),
+        lambda plan: _on_torch(plan) and plan.layout.zero_stage == 3 and plan.layout.world_size > 1,
+        target="accelerate-parallelism",
+    ),
+    DerivedFile(
+        "axolotl.yaml",
+        lambda plan: _dumped("axolotl", "axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
+        _fine_tunes,
+        target="axolotl",
+    ),
+    DerivedFile(
+        "llamafactory.yaml",
+        lambda plan: _dumped(
+            "llamafactory",
+            _launched(plan, "-m llamafactory.launcher llamafactory.yaml"),
+            llamafactory(plan),
+            plan.job.epochs,
+        ),
+        _fine_tunes,
+        target="llamafactory",
+    ),
+    DerivedFile(
+        "ms_swift.yaml",
+        lambda plan: _dumped(
+            "ms-swift", _launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan), plan.job.epochs
+        ),
+        _fine_tunes,
+        target="ms-swift",
+    ),
+    DerivedFile("torchtitan.sh", _torchtitan_script, for_torchtitan, target="torchtitan"),
+)

@@ -1,0 +1,196 @@
+"""Charts of an answer as ECharts options (NiceGUI includes ECharts): plain values, without importing NiceGUI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kit.addons.ui.answer import Answer, ClusterCost
+from kit.planner.describe import describe
+from kit.report.first_screen import spoken
+from kit.units import human_seconds
+
+ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}
+_ENGINES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "megatron": "Megatron-core"}
+_GREY = "rgba(128,128,128,0.45)"
+_MOST_MEMORY = 2.0
+"""Layouts that take more than this many times a GPU's memory are drawn at this height."""
+_MOST_TIME = 4.0
+"""Layouts that take longer than this many times the fastest one are drawn there; their words say the time."""
+_DRAW_PASS = """(params, api) => {
+  const [stage, start, end] = [api.value(0), api.value(1), api.value(2)];
+  const from = api.coord([start, stage]), to = api.coord([end, stage]), height = api.size([0, 1])[1] * 0.86;
+  return {type: 'rect', shape: {x: from[0], y: from[1] - height / 2, width: Math.max(1, to[0] - from[0] - 1), height},
+          style: {fill: api.visual('color')}};
+}"""
+
+
+def layouts(answer: Answer) -> dict[str, Any]:
+    """A point for each layout: step time against memory; the Pareto front; the limit. A layout that does not fit is
+    pale."""
+    _, _, usable, whole = answer.memory()
+    top = _MOST_MEMORY * whole
+    slowest = _MOST_TIME * min(each.step_time_s for each in answer.comparison.layouts)
+    chosen = None if answer.plan is None else _name_of(answer)
+    series: list[dict[str, Any]] = []
+    for engine, color in ENGINE_COLORS.items():
+        own = [each for each in answer.comparison.layouts if each.layout.engine == engine]
+        points = [
+            {
+                "name": f"{spoken(each.name)}<br>{human_seconds(each.step_time_s)} a step, {each.peak_gib:.1f} GiB"
+                + ("" if each.fits else ", does not fit"),
+                "id": each.name,
+                "value": [min(each.step_time_s, slowest), min(each.peak_gib, top)],
+                "itemStyle": {"opacity": 0.75 if each.fits else 0.2},
+            }
+            for each in own
+        ]
+        series.append({"type": "scatter", "name": _ENGINES[engine], "symbolSize": 8, "color": color, "data": points})
+    front = [[min(each.step_time_s, slowest), each.peak_gib] for each in answer.comparison.pareto_front()]
+    series.append(
+        {
+            "type": "line", "name": "Pareto front", "step": "end", "symbol": "none", "color": "#8a63d2", "data": front,
+            "silent": True,
+            "markLine": {
+                "symbol": "none", "silent": True, "data": [{"yAxis": usable, "name": "limit"}],
+                "lineStyle": {"color": "#d33"},
+                "label": {"formatter": f"{usable:.1f} GiB usable", "position": "insideEndTop"},
+            },
+        }
+    )  # fmt: skip
+    ring = [each for each in answer.comparison.layouts if each.name == chosen]
+    series.append(
+        {
+            "type": "scatter", "name": "the plan", "symbolSize": 18, "symbol": "circle", "silent": True,
+            "itemStyle": {"color": "transparent", "borderColor": "#8a63d2", "borderWidth": 3},
+            "data": [[min(each.step_time_s, slowest), each.peak_gib] for each in ring],
+        }
+    )  # fmt: skip
+    fitting = sum(each.fits for each in answer.comparison.layouts)
+    text = f"{len(answer.comparison.layouts)} layouts, {fitting} of them fit: step time against memory of a GPU"
+    return _chart(text, series) | {
+        "xAxis": _axis(
+            "seconds a step", scale=True, max=_most(slowest, (e.step_time_s for e in answer.comparison.layouts))
+        ),
+        "yAxis": _axis("GiB of a GPU", max=_most(top, [usable, *(e.peak_gib for e in answer.comparison.layouts)])),
+        "tooltip": {"trigger": "item", "formatter": "{b}"},
+    }
+
+
+def memory(answer: Answer) -> dict[str, Any]:
+    """GiB of a GPU by component, a bar for each pipeline stage, with the limit."""
+    stages, components, usable, whole = answer.memory()
+    series: list[dict[str, Any]] = [
+        {"type": "bar", "name": name, "stack": "memory", "data": [round(size, 3) for size in sizes]}
+        for name, sizes in components.items()
+    ]
+    series[-1]["markLine"] = {
+        "symbol": "none", "silent": True, "lineStyle": {"color": "#d33"},
+        "data": [{"xAxis": usable}], "label": {"formatter": f"{usable:.1f} GiB usable", "position": "insideEndTop"},
+    }  # fmt: skip
+    fullest = max(map(sum, zip(*components.values(), strict=True)))
+    text = f"Memory of the fullest GPU: {fullest:.1f} of {usable:.1f} GiB; " + _listed(
+        (name, f"{max(sizes):.1f} GiB") for name, sizes in components.items()
+    )
+    return _chart(text, series) | {
+        "xAxis": _axis("GiB of a GPU", max=round(whole, 1)),
+        "yAxis": {"type": "category", "data": stages, "inverse": True},
+    }
+
+
+def step(answer: Answer) -> dict[str, Any]:
+    """Step time by component."""
+    parts = answer.step()
+    series = [
+        {"type": "bar", "name": name, "stack": "step", "data": [round(seconds, 5)]} for name, seconds in parts.items()
+    ]
+    text = "Time of a step: " + _listed((name, human_seconds(seconds)) for name, seconds in parts.items())
+    return _chart(text, series) | {
+        "xAxis": _axis("seconds of a step", max=round(sum(parts.values()), 4)),
+        "yAxis": {"type": "category", "data": ["step"], "axisLabel": {"show": False}},
+    }
+
+
+def schedule(answer: Answer) -> dict[str, Any]:
+    """The pipeline's schedule: a row for each stage, a block for each pass; gaps are idle time."""
+    passes = answer.schedule()
+    stages = max(each.stage for each in passes) + 1
+    series = [
+        {
+            "type": "custom", "name": name, ":renderItem": _DRAW_PASS, "color": color, "encode": {"x": [1, 2], "y": 0},
+            "data": [
+                {
+                    "name": f"{name} of micro batch {each.micro_batch + 1} on stage {each.stage}",
+                    "value": [each.stage, each.start, each.end],
+                }
+                for each in passes
+                if (each.backward, each.chunk % 2) == kind
+            ],
+        }
+        for name, color, kind in (
+            ("forward", "#5b9bd5", (False, 0)), ("forward, second chunk", "#9cc3e6", (False, 1)),
+            ("backward", "#3c9a5f", (True, 0)), ("backward, second chunk", "#8fcfa6", (True, 1)),
+        )
+        if any((each.backward, each.chunk % 2) == kind for each in passes)
+    ]  # fmt: skip
+    bubble = answer.plan.predicted.bubble_fraction if answer.plan else 0.0
+    text = f"Schedule of {stages} pipeline stages; each is idle for {bubble:.1%} of a step"
+    return _chart(text, series) | {
+        "xAxis": _axis("time, in forward passes of a chunk"),
+        "yAxis": {"type": "category", "data": [f"stage {stage}" for stage in range(stages)], "inverse": True},
+    }
+
+
+def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
+    """Cost against days, a point for each size of the cluster; without a price GPU-days stand for money."""
+    found = sorted(points)
+    priced = any(each.cost_usd is not None for each in found)
+    rows = [(each, each.cost_usd if priced else each.days * each.num_gpus) for each in found]
+    data = [
+        {"name": f"{each.num_gpus} GPUs", "value": [round(each.days, 3), round(paid, 2)]}
+        for each, paid in rows
+        if paid is not None
+    ]
+    unit = "USD" if priced else "GPU-days; no price is known"
+    text = "Days and cost by cluster: " + _listed(
+        (f"{each.num_gpus} GPUs", f"{each.days:.1f} days" + ("" if paid is None else f", {paid:,.0f} {unit}"))
+        for each, paid in rows
+    )
+    series = [
+        {
+            "type": "line", "name": "clusters", "color": "#2f7ed8", "symbolSize": 10, "data": data,
+            "label": {"show": True, "formatter": "{b}", "position": "top"},
+        }
+    ]  # fmt: skip
+    return _chart(text, series) | {"xAxis": _axis("days"), "yAxis": _axis(unit, scale=True)}
+
+
+def _most(limit: float, values: Iterable[float]) -> float:
+    """End of an axis: a little beyond the largest value, at most at ``limit``."""
+    return float(f"{min(limit, max(values)) * 1.03:.3g}")
+
+
+def _name_of(answer: Answer) -> str:
+    """The plan's layout as the comparison names it: without the sizes that DeepSpeed's files add."""
+    return describe(answer.plan.layout) if answer.plan else ""
+
+
+def _listed(items: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in items)
+
+
+def _axis(name: str, **more: Any) -> dict[str, Any]:
+    line = {"splitLine": {"lineStyle": {"color": _GREY}}, "axisLine": {"lineStyle": {"color": _GREY}}}
+    return {"type": "value", "name": name, "nameLocation": "middle", "nameGap": 28, **line, **more}
+
+
+def _chart(text: str, series: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all charts share. ``text`` says to a screen reader what the chart shows."""
+    return {
+        "animation": False,
+        "aria": {"enabled": True, "label": {"description": text}},
+        "legend": {"type": "scroll", "top": 0, "icon": "rect"},
+        "grid": {"left": 64, "right": 24, "top": 40, "bottom": 48},
+        "tooltip": {"trigger": "item"},
+        "series": series,
+    }

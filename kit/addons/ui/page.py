@@ -1,0 +1,350 @@
+"""The page: NiceGUI's widgets, bound to a state and its answer. ``answer`` and ``charts`` compute the content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from nicegui import Client, events, ui
+from starlette.requests import Request
+
+from kit.addons.ui import charts
+from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, powers, with_gpus
+from kit.addons.ui.state import Offered, State
+from kit.errors import KitError
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.report.first_screen import first_screen, spoken
+from kit.specs.catalog import gpu_names, model_names, node_names
+from kit.specs.layout import ENGINES
+
+_STYLE = """
+.nicegui-echart text { fill: currentColor !important; stroke: none !important; opacity: 1 !important; }
+.body--dark .text-negative { color: #ff8a8a !important; }
+.screen { white-space: pre; max-height: 32rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
+input[type=range] { accent-color: #1d5fa8; }
+:focus-visible { outline: 2px solid #8a63d2; outline-offset: 2px; }
+"""
+_PRECISIONS = ["bf16", "fp8", "fp16", "fp32"]
+_ADAPTERS = {"null": "none: train all weights", "{four_bit: false}": "LoRA", "{four_bit: true}": "QLoRA (4 bits)"}
+_WIDTH = 92
+"""Columns of the plan in words."""
+
+
+def build(offered: Offered) -> None:
+    """Register the page. Each visitor has a ``_Page`` of its own."""
+    clusters = [f"8x{name}" for name in gpu_names() if catalog_cluster(f"8x{name}")]
+    offers = {
+        "model": [*(label for label in offered if "model" in offered[label]), *model_names()],
+        "cluster": [
+            *(label for label in offered if "model" not in offered[label]),
+            *clusters,
+            *(f"{name}:1" for name in node_names()),
+        ],
+    }
+
+    async def index(request: Request, client: Client) -> None:
+        page = _Page(offered, offers, client)
+        await client.connected(timeout=30)
+        await page.open(request.query_params.multi_items())
+
+    ui.page("/")(index)
+
+
+class _Page:
+    """One visitor's page."""
+
+    def __init__(self, offered: Offered, offers: dict[str, list[str]], client: Client) -> None:
+        self.offered, self.offers, self.client = offered, offers, client
+        self.state, self.shown, self.answer = State(), State(), None  # type: State, State, Answer | None
+        self.before: Plan | None = None
+        self.filling = self.busy = False
+        ui.add_css(_STYLE)
+        ui.colors(primary="#1d5fa8", negative="#c1121f")
+        with ui.header().classes("items-center justify-between"):
+            ui.label("kit: plan a training run").classes("text-lg").props('role="heading" aria-level="1"')
+            with ui.row().classes("items-center"):
+                ui.button("Copy link", icon="link", on_click=self._copy_link, color=None).props("flat")
+                schemes = {None: "as the system", False: "light", True: "dark"}
+                scheme = ui.toggle(schemes).props(
+                    "flat no-caps text-color=white toggle-color=white toggle-text-color=white"
+                )
+                scheme.props('role="group" aria-label="Colours"').bind_value(ui.dark_mode(None))
+        with ui.row().classes("w-full no-wrap items-start gap-6"):
+            with ui.column().classes("w-80 shrink-0").props('role="form" aria-label="What to plan"'):
+                self._form()
+            with ui.column().classes("grow min-w-0").props('role="main"'):
+                self._results()
+
+    # ---------------------------------------------------------------- widgets
+
+    def _form(self) -> None:
+        self.model = self._select("Model", "model", [*self.offers["model"]], typed=True)
+        # Without a transition: a click on a button that still slides would miss it.
+        with ui.expansion("Paste a model or a recipe").classes("w-full").props("duration=0"):
+            self.paste = ui.textarea("config.json, or a recipe in YAML").classes("w-full").props("outlined")
+            ui.button("Use this text", on_click=self._use_text, color=None).props("outline")
+        self.cluster = self._select("Cluster", "cluster", [*self.offers["cluster"]], typed=True)
+        self.gpus = self._dial("GPUs", list(powers(1, MOST_GPUS)), self._ask_gpus)
+        self.seq_length = self._dial("Sequence length", list(powers(256, 1 << 20)), self._asker("job.seq_length"))
+        self.batch = self._dial("Sequences a step", list(powers(1, 1 << 15)), self._asker("job.global_batch_size"))
+        self.tokens = ui.number("Tokens in all, in billions", on_change=self._ask_tokens, min=0.001)
+        self.tokens.props("debounce=400").classes("w-full")
+        self.precision = self._select("Precision", "job.precision", _PRECISIONS)
+        self.adapters = self._select("Adapters", "job.lora", _ADAPTERS)
+        self.engine = self._select("Engine", "layout.engine", {"": "the fastest", **{name: name for name in ENGINES}})
+        self.pin = ui.select({"": "the planner's choice"}, label="Pinned layout", value="", on_change=self._ask_pin)
+        self.pin.classes("w-full").props('options-html="false"')
+
+    def _select(self, label: str, key: str, options: Any, typed: bool = False) -> ui.select:
+        mode: Any = {"with_input": True, "new_value_mode": "add-unique"} if typed else {}
+        return ui.select(options, label=label, on_change=self._asker(key), **mode).classes("w-full")
+
+    def _dial(
+        self, label: str, values: list[int], ask: Callable[[Any], Any]
+    ) -> tuple[ui.number, ui.element, list[int]]:
+        """A number to type, and a slider over powers of two."""
+        with ui.column().classes("w-full gap-0"):
+            number = ui.number(label, on_change=ask, min=1, step=1, format="%d").props("debounce=400").classes("w-full")
+            # The browser's own slider: Quasar's takes the focus without a name.
+            slider = ui.element("input").props(
+                f'type=range min=0 max={len(values) - 1} aria-label="{label}, powers of two"'
+            )
+            slider.classes("w-full").on(
+                "input",
+                lambda event: self._slid(number, values[int(event.args)]),
+                js_handler="(event) => emit(event.target.value)",
+                throttle=0.2,
+            )
+        return number, slider, values
+
+    def _results(self) -> None:
+        self.message = ui.label().classes("screen text-negative w-full").props('role="alert"')
+        self.status = ui.label().props('role="status" aria-live="polite"')
+        self.words = ui.label().classes("screen w-full").props('role="region" aria-label="The plan" tabindex="0"')
+        self.changed = ui.table(
+            columns=[
+                {"name": name, "label": label, "field": name, "align": "left"}
+                for name, label in (("what", "since the last choice"), ("before", "before"), ("now", "now"),
+                                    ("change", "change"))
+            ],
+            rows=[], row_key="what",
+        ).props("dense flat")  # fmt: skip
+        self.charts: dict[str, tuple[ui.column, ui.echart]] = {}
+        for name, title, height in (
+            ("layouts", "Layouts that were compared: click one to pin it", 24),
+            ("memory", "Memory of a GPU", 16),
+            ("schedule", "The pipeline's schedule", 16),
+            ("step", "Where a step's time goes", 9),
+            ("cost", "Cost against days, over cluster sizes", 16),
+        ):
+            with ui.column().classes("w-full gap-0") as box:
+                ui.label(title).classes("text-lg").props('role="heading" aria-level="2"')
+                chart = ui.echart({"series": []}, on_point_click=self._clicked, renderer="svg")
+                chart.classes("w-full").style(f"height: {height}rem").props(f'role="img" data-chart="{name}"')
+            self.charts[name] = box, chart
+        with ui.column().classes("w-full") as self.files_box:
+            ui.label("Files").classes("text-lg").props('role="heading" aria-level="2"')
+            self.file = ui.select([], label="File", on_change=self._show_file).classes("w-96")
+            with ui.row():
+                ui.button("Copy file", icon="content_copy", on_click=self._copy_file, color=None).props("outline")
+                ui.button("Download file", icon="download", on_click=self._download_file, color=None).props("outline")
+                ui.button("Download all", icon="folder_zip", on_click=self._download_all, color=None).props("outline")
+                ui.button("Download report", icon="summarize", on_click=self._download_report, color=None).props(
+                    "outline"
+                )
+            self.code = (
+                ui.label().classes("screen w-full").props('role="region" aria-label="Text of the file" tabindex="0"')
+            )
+
+    # ---------------------------------------------------------------- what the visitor does
+
+    def _asker(self, key: str) -> Callable[[events.ValueChangeEventArguments[Any]], Any]:
+        def ask(event: events.ValueChangeEventArguments[Any]) -> Any:
+            value = event.value
+            if value is None or self.filling:
+                return None
+            text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+            return self._ask(self.state.having(**{key.replace(".", "__"): text}))
+
+        return ask
+
+    def _ask_gpus(self, event: events.ValueChangeEventArguments[Any]) -> Any:
+        if not event.value or self.filling:
+            return None
+        cluster = self.state.get("cluster") or (self.answer.cluster_text if self.answer else "")
+        found = with_gpus(cluster, int(event.value))
+        if found is None:
+            return self._say(f"{cluster}: no cluster with {event.value:,.0f} GPUs is known; choose another number")
+        return self._ask(self.state.having(cluster=found))
+
+    def _ask_tokens(self, event: events.ValueChangeEventArguments[Any]) -> Any:
+        if not event.value or self.filling:
+            return None
+        return self._ask(self.state.having(job__total_tokens=str(round(event.value * 1e9))))
+
+    def _ask_pin(self, event: events.ValueChangeEventArguments[Any]) -> Any:
+        return None if self.filling else self._ask(replace(self.state, pin=event.value or ""))
+
+    def _clicked(self, event: events.EChartPointClickEventArguments) -> Any:
+        pin = event.data.get("id") if isinstance(event.data, dict) else None
+        return self._ask(replace(self.state, pin=str(pin))) if pin else None
+
+    def _slid(self, number: ui.number, value: int) -> None:
+        if not self.filling:
+            number.value = value  # asks
+
+    async def _use_text(self) -> None:
+        await self._ask(self.state.pasting(self.paste.value or ""))
+
+    def _copy_link(self) -> None:
+        ui.run_javascript("navigator.clipboard.writeText(location.href)")
+        self._say_status("the link is copied")
+
+    def _copy_file(self) -> None:
+        ui.clipboard.write(self.code.text)
+        self._say_status(f"{self.file.value} is copied")
+
+    def _download_file(self) -> None:
+        ui.download.content(self.code.text, self.file.value)
+
+    def _download_all(self) -> None:
+        if self.answer:
+            ui.download.content(self.answer.archive(), "run.zip")
+
+    async def _download_report(self) -> None:
+        if self.answer:
+            ui.download.content(await asyncio.to_thread(self.answer.report), "report.html")
+
+    def _show_file(self) -> None:
+        self.code.text = self.answer.files.get(self.file.value, "") if self.answer else ""
+
+    # ---------------------------------------------------------------- answers
+
+    async def open(self, items: list[tuple[str, str]]) -> None:
+        """Show what the link asks for."""
+        try:
+            state = State.of_query(items)
+        except KitError as error:
+            return self._say(str(error))
+        return await self._ask(state)
+
+    def _ask(self, state: State) -> Coroutine[Any, Any, None]:
+        """Takes the state at once: the next choice, perhaps of the same moment, is made from it."""
+        self.state = state
+        return self._newest()
+
+    async def _newest(self) -> None:
+        """Answers the newest state; skips states that a newer one has replaced."""
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            while self.shown is not self.state or self.answer is None:
+                asked = self.state
+                await self._answer(asked)
+                if asked is self.state:
+                    break
+        finally:
+            self.busy = False
+        await self._compare_sizes()
+
+    async def _answer(self, state: State) -> None:
+        self.shown = state
+        try:
+            query = state.query()
+            found = await asyncio.to_thread(lambda: answer(state.recipe(self.offered), state.pin))
+        except KitError as error:
+            return self._say(str(error))
+        with self.client:
+            ui.navigate.history.replace(f"/?{query}")
+            self.answer = found
+            self._fill(found)
+            self._say(found.refused)
+            self._show(found)
+            self.before = found.plan or self.before
+        return None
+
+    def _say(self, problem: str) -> None:
+        """Shows a message above the last answer."""
+        self.message.text = problem
+        self.message.set_visibility(bool(problem))
+        if problem:
+            self._say_status("no plan for this; the message says why")
+
+    def _say_status(self, text: str) -> None:
+        self.status.text = text
+
+    def _fill(self, found: Answer) -> None:
+        """Fills the form with the answer's inputs, defaults included."""
+        recipe = found.recipe
+        self.filling = True
+        try:
+            for box, value in (
+                (self.model, self.state.get("model") or recipe.model.name),
+                (self.cluster, self.state.get("cluster") or found.cluster_text),
+            ):
+                box.set_options(list(dict.fromkeys([*box.options, value])), value=value)
+            self._set(self.gpus, recipe.cluster.num_gpus)
+            self._set(self.seq_length, recipe.job.seq_length)
+            self._set(self.batch, recipe.job.global_batch_size)
+            self.tokens.value = recipe.job.planned_tokens and recipe.job.planned_tokens / 1e9
+            self.precision.value = recipe.job.precision
+            self.engine.value = recipe.layout.engine or ""
+            self.adapters.value = "null" if recipe.job.lora is None else list(_ADAPTERS)[1 + recipe.job.lora.four_bit]
+            names = [each.name for each in found.comparison.pareto_front()]
+            named = [self.state.pin] if self.state.pin else []
+            options = {"": "the planner's choice"} | {name: spoken(name) for name in [*names, *named] if name}
+            self.pin.set_options(options, value=self.state.pin)
+        finally:
+            self.filling = False
+
+    def _set(self, dial: tuple[ui.number, ui.element, list[int]], value: int) -> None:
+        number, slider, values = dial
+        number.value = value
+        slider.props["value"] = min(range(len(values)), key=lambda index: abs(values[index] - value))
+        slider.props["aria-valuetext"] = f"{value:,}"
+
+    def _show(self, found: Answer) -> None:
+        plan = found.plan
+        fitting = sum(each.fits for each in found.comparison.layouts)
+        if plan is not None:
+            self.words.text = first_screen(plan, width=_WIDTH)
+            number, chosen = len(found.comparison.layouts), spoken(describe(plan.layout))
+            self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {chosen}")
+        self.words.set_visibility(plan is not None)
+        self.changed.rows = found.changed_since(self.before)
+        self.changed.set_visibility(bool(self.changed.rows))
+        self._draw("layouts", charts.layouts(found) if found.comparison.layouts else None)
+        self._draw("memory", charts.memory(found) if plan else None)
+        self._draw("step", charts.step(found) if plan else None)
+        self._draw("schedule", charts.schedule(found) if found.schedule() else None)
+        self.files_box.set_visibility(plan is not None)
+        names = list(found.files)
+        self.file.set_options(names, value=self.file.value if self.file.value in names else next(iter(names), None))
+        self._show_file()
+
+    def _draw(self, name: str, options: dict[str, Any] | None) -> None:
+        box, chart = self.charts[name]
+        box.set_visibility(options is not None)
+        if options is not None:
+            chart.options.clear()
+            chart.options.update(options)
+            chart.props["aria-label"] = options["aria"]["label"]["description"]
+            chart.update()
+
+    async def _compare_sizes(self) -> None:
+        """Shows days and cost of other cluster sizes one by one; stops if the visitor changes the state."""
+        found, points = self.answer, []
+        if found is None or found.plan is None:
+            return self._draw("cost", None)
+        for cluster in found.cluster_sizes():
+            point = await asyncio.to_thread(cluster_cost, found.recipe, cluster)
+            if self.answer is not found:
+                return None
+            points += [point] if point else []
+            if points:
+                self._draw("cost", charts.cost(points))
+        return None

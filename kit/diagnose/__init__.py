@@ -1,1 +1,0 @@
-"""Diagnosis: lint of configurations, doctor for machines and logs, probe of memory without GPUs."""

@@ -1,4 +1,0 @@
-"""The probe: a plan's memory measured without a GPU, on the real model code with fake tensors.
-
-``python -m kit.diagnose.probe PLAN.yaml --stage 0``. See ``kit/diagnose/probe/run.py``.
-"""

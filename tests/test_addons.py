@@ -1,0 +1,135 @@
+"""kit without its add-ons, and with a stranger's: nothing but entry points joins them to the core."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from kit.cli.app import ADDONS, COMMANDS
+from kit.emit.run_directory import TARGETS, RunDirectory, write
+from kit.errors import RunDirectoryError
+from kit.specs.run import DataSpec, RunSpec
+from tests.emit.plans import ZERO2, plan_of
+from tests.planning.test_imports import KIT, imported
+from tests.support.assets import RECIPE, prepare
+
+DECLARED = {entry.name for group in (ADDONS, TARGETS) for entry in entry_points(group=group)}
+
+
+def test_nothing_of_the_core_imports_one() -> None:
+    core = [file for file in KIT.rglob("*.py") if file.relative_to(KIT).parts[0] != "addons"]
+    assert [file for file in core if any(name.startswith("kit.addons") for name in imported(file))] == []
+    assert COMMANDS.keys() & DECLARED == set(), "an add-on would never be asked for a command of the core"
+
+
+def packages_of(place: Path, **files: str) -> Path:
+    """A folder of installed packages with these files."""
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def run(path: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """kit with ``path`` before all other packages."""
+    environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "kit", *map(str, words)]
+    return subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with kit, and no add-on in it."""
+    place = tmp_path_factory.mktemp("core")
+    shutil.copytree(KIT, place / "kit", ignore=shutil.ignore_patterns("addons", "__pycache__"))
+    shutil.copytree(RECIPE.parent, place / "recipes")
+    return place
+
+
+def test_without_them_kit_plans_emits_trains_and_converts(core: Path) -> None:
+    assets = prepare()
+    changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]
+    for words in (
+        ["plan", RECIPE],
+        ["emit", RECIPE, *changes, "--out", "run"],
+        ["train", "run"],
+        ["convert", "model", "run/checkpoints/exchange-step-00000002", "--out", "model"],
+    ):
+        done = run(core, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (core / "model" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [(["lint", "a.json"], "lint"), (["emit", RECIPE, "--target", "k8s", "--out", "b"], "k8s")]
+)
+def test_what_is_named_and_not_there_is_said_in_a_line(core: Path, words: list[object], what: str) -> None:
+    done = run(core, *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"error: {what} of deepspeed-megatron-kit: kit.addons.")
+
+
+STRANGER = {
+    "stranger-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n",
+    "stranger-1.0.dist-info/entry_points.txt": """[kit.commands]
+greet = stranger:greet
+plan = stranger:greet
+[kit.targets]
+nomad = stranger:FILES
+""",
+    "stranger.py": """from kit.emit.derived_file import DerivedFile
+
+def greet(name: str = "you") -> None:
+    \"\"\"Greet.\"\"\"
+    print("hello", name)
+
+FILES = (
+    DerivedFile(
+        "nomad.json",
+        lambda plan: '{"nodes": 1, "priority": 5}',
+        target="nomad",
+        plan_owned_keys={"nodes": "cluster"},
+    ),
+    DerivedFile("other.json", lambda plan: "{}", target="other"),
+)
+""",
+}
+
+
+def test_a_strangers_command_and_target_are_kits(tmp_path: Path) -> None:
+    """And a command of kit's own stays kit's."""
+    place = packages_of(tmp_path, **STRANGER)
+    assert run(place, "greet", "--name", "kit").stdout == "hello kit\n"
+    assert "  greet " in run(place, "--help").stdout
+    assert "hello" not in run(place, "plan", "llama-3.2-1b", "--gpus", "8xH100").stdout
+    assert run(place, "emit", RECIPE, "--target", "nomad", "--out", "run").returncode == 0
+    assert (place / "run" / "nomad.json").read_text() == '{"nodes": 1, "priority": 5}'
+    assert not (place / "run" / "other.json").exists()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_edit_of_a_strangers_file_is_seen_also_where_it_is_gone(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is installed, by key: then what the plan owns is refused."""
+    monkeypatch.syspath_prepend(packages_of(tmp_path / "packages", **STRANGER))
+    data = RunSpec(data=DataSpec(train=str(tmp_path / "data")))
+    file = write(plan_of(**ZERO2), data, tmp_path / "run", ["nomad"]).path / "nomad.json"
+    assert RunDirectory.open(file.parent).edits == ()
+    if not installed:
+        monkeypatch.undo()
+    file.write_text('{"nodes": 1, "priority": 9}')
+    (edit,) = RunDirectory.open(file.parent).edits
+    assert (edit.key, edit.found) == (("priority", 9) if installed else ("(text)", "edited"))
+    file.write_text('{"nodes": 2, "priority": 5}')
+    if installed:
+        with pytest.raises(RunDirectoryError, match="change cluster in the recipe"):
+            RunDirectory.open(file.parent)
+    else:
+        assert len(RunDirectory.open(file.parent).edits) == 1
