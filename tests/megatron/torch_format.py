@@ -44,7 +44,8 @@ def save(engine: Any, rundir: Any, root: Path) -> list[float]:
     state: dict[str, Any] = {"args": arguments, "checkpoint_version": 3.0, "iteration": ITERATION}
     for number, chunk in enumerate(engine._chunks):
         name = "model" if len(engine._chunks) == 1 else f"model{number}"
-        state[name] = chunk.state_dict_for_save_checkpoint()
+        # Transformer Engine has a state for fp8 beside the tensors, often none.
+        state[name] = chunk.state_dict_for_save_checkpoint() | {"decoder.layers.0._extra_state": None}
     state["optimizer"] = engine._optimizer.state_dict()
     states = {"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}
     state["rng_state"] = [states | {"torch_rng_state": torch.get_rng_state()}]

@@ -271,7 +271,7 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["idle)\n  stage 0  01..aa2bb.cc\n  stage 1  .0aa1bb2cc.."], ["drawn with"],
     ),
     "groups larger than a node": (
-        {"layout": {"tp": 4, "cp": 4, "pp": 1, "dp": 1, "ep": 8, "etp": 2}, "predicted": {"step_time_components_s": {
+        {"layout": {"tp": 8, "cp": 2, "pp": 1, "dp": 1, "ep": 8, "etp": 2}, "predicted": {"step_time_components_s": {
             "compute": 4.0, "recompute": 2.0, "tensor_parallel": 1.0, "expert_parallel": 0.5, "context_parallel": 0.25,
             "pipeline_transfer": 0.5, "offload": 0.75, "launch": 0.5, "scoring": 0.2, "generation": 0.22, "own": 0.08,
         }}},
