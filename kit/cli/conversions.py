@@ -27,7 +27,7 @@ def convert_data(
         ),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair, also s3://bucket/sets/a.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
     text_key: Annotated[
         str | None, typer.Option(help="pretrain: field of a jsonl row or data set with the text; text if not given.")
     ] = None,
@@ -40,16 +40,15 @@ def convert_data(
         str | None,
         typer.Option(help="sft: for messages, a Jinja file, or plain, which fits any tokenizer; else the tokenizer's."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one per core if not given.", min=1)] = None,
-    work: Annotated[
-        Path | None, typer.Option(help="Directory of the files until they are uploaded to an address; NAME.upload.")
-    ] = None,
+    workers: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read, on all cores.
 
-    After an interruption, kill -9 too, the same command goes on where it stopped and writes the same files.
+    The files are complete or absent: after an interruption the same command starts again.
     """
+    if workers is not None:
+        raise SpecError(f"--workers {workers}: the tokenizer's threads use all cores; RAYON_NUM_THREADS limits them")
     if objective not in ("pretrain", "sft", "seq2seq") or (objective == "pretrain" and seq_length is not None):
         raise SpecError(
             f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
@@ -68,8 +67,6 @@ def convert_data(
         text_key=text_key or "text",
         seq_length=seq_length,
         chat_template=chat_template,
-        workers=workers,
-        work=work,
     )
     _answer(out, str(done), as_json)
 

@@ -16,7 +16,7 @@ from kit.specs.run import DataSpec, StreamSpec
 from kit.training.checkpoint.bookmark import Bookmark
 from kit.training.data.stream import StreamSamples
 from tests.support import tiny
-from tests.training.test_conversion_resume import save_tokenizer
+from tests.training.test_tokenise import save_tokenizer
 
 WORDS = [f"w{number}" for number in range(100)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import struct
 
@@ -13,7 +12,7 @@ import torch
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter, PairFormat, Written, token_block
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
@@ -94,12 +93,15 @@ class TestFormat:
 
 
 @pytest.mark.parametrize(("objective", "longest"), [("pretrain", 0), ("sft", 7), ("seq2seq", 4)])
-def test_what_was_written_is_counted(objective, longest):
-    """Two rows of 3 + 4 and 2 + 1 tokens; a block in which no row is left; one row more."""
-    pair, written = PairFormat(tokenizer="t", vocab_size=9, objective=objective), Written()
-    for rows, dropped in (([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], 1), ([], 2), ([[[3], [3]]], 0)):
-        written = written.plus(token_block(rows, pair, cut=1, dropped=dropped), objective)
-    assert dataclasses.astuple(written) == (12, 6, 3, 8, longest, 3, 3)
+def test_what_was_written_is_counted(tmp_path, objective, longest):
+    """Two rows of 3 + 4 and 2 + 1 tokens; no row; one row more."""
+    with IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=9, objective=objective) as writer:
+        for rows in ([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], [], [[[3], [3]]]):
+            writer.add_rows(rows)
+    written = writer.sidecar()
+    found = (written.num_tokens, written.num_documents, written.max_token_id, written.longest)
+    assert found == (12, 3, 8, longest)
+    assert IndexedTokens(tmp_path / "x").sequence_lengths.tolist() == [3, 4, 2, 1, 1, 1]
 
 
 def at(place, data):

@@ -28,7 +28,7 @@ from kit.training.data import row_parts
 from kit.training.data.chat_template import chat_template_of
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter, PairFormat, PairWriter, token_block
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
@@ -260,10 +260,8 @@ def test_rows_are_rounded_up_and_never_beyond_seq_length(seq_length, length):
 
 def test_a_blend_has_a_template_if_all_its_sets_have_one(tmp_path):
     for name, template in (("a", CHATML), ("b", CHATML), ("c", "other"), ("d", None)):
-        pair = PairWriter(str(tmp_path / name), PairFormat(tokenizer="t", vocab_size=8, chat_template=template))
-        pair.append(token_block([[[1, 2]]], pair.pair))
-        pair.complete()
-        pair.close(remove=True)
+        with IndexedWriter(tmp_path / name, tokenizer="t", vocab_size=8, chat_template=template) as writer:
+            writer.add_row([[1, 2]])
     for names, found in (("a", CHATML), ("ab", CHATML), ("abc", None), ("ad", None), ("d", None)):
         blend = {name: BlendedSetSpec(path=str(tmp_path / name), weight=1) for name in names}
         assert chat_template_of(DataSpec(blend=blend)) == found

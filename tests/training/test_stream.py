@@ -26,7 +26,7 @@ from kit.training.data.tokenise import tokenise
 from tests.support import tiny
 from tests.support.s3 import s3_server
 from tests.training.streamed import READERS, all_documents, samples, spec, texts, write
-from tests.training.test_conversion_resume import save_tokenizer
+from tests.training.test_tokenise import save_tokenizer
 
 DOCUMENTS = texts(120)
 

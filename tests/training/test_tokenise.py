@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import os
+import re
 import shutil
+import signal
+import sys
 from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
+from kit.cli import app
 from kit.errors import DataError
+from kit.training.data import encoder
 from kit.training.data.encoder import BATCH_DOCUMENTS
 from kit.training.data.indexed import IndexedTokens
+from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.tokenise import tokenise
-from tests.training.test_conversion_resume import save_tokenizer
+from kit.training.progress import progress_bar
+from tests.training.disk import full_disk
+
+
+def save_tokenizer(directory: Path, words: str = "abcde") -> Path:
+    ids = {word: i for i, word in enumerate(["<unk>", "</s>", *words])}
+    inner = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>").save_pretrained(directory)
+    return directory
+
+
+def write_rows(path: Path, count: int, first: int = 0) -> Path:
+    rows = (json.dumps({"text": "a b c d e " * (k % 4) + "abcde"[k % 5]}) for k in range(first, first + count))
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def files(prefix: Path) -> dict[str, bytes]:
+    """The contents of all files with this prefix, by suffix."""
+    return {path.name.removeprefix(prefix.name): path.read_bytes() for path in prefix.parent.glob(f"{prefix.name}.*")}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +112,7 @@ def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path, config, asked, l
     ("name", "content", "says"),
     [
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2 is not JSON Lines"),
+        ("half.jsonl", b'{"text": "a"}\n\n{"text": "\\ud800"}\n', r"half\.jsonl:3 is not JSON Lines .*surrogates"),
         ("no-field.jsonl", b'{"body": "a"}\n', r"no-field\.jsonl:1 has no text in field 'text'"),
         ("latin.txt", b"\xe4\xf6", "is not readable as UTF-8"),
         ("x.pdf", b"%PDF", r"unknown suffix '\.pdf'"),
@@ -129,3 +162,133 @@ def test_no_tokenizer_and_no_text(tokenizer, tmp_path):
             tokenise([], tmp_path / name, tmp_path / "x")
     with pytest.raises(DataError, match="no sources are given"):
         tokenise([], tokenizer, tmp_path / "x")
+
+
+def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
+    """By documents and by characters, and transformers alone."""
+    where = write_rows(tmp_path / "x.jsonl", 40)
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    texts = [json.loads(line)["text"] for line in where.read_text().splitlines()]
+    expected = [token for text in texts for token in [*loaded(text)["input_ids"], 1]]
+    for name, most in itertools.product(("BATCH_DOCUMENTS", "_BATCH_CHARACTERS"), (1, 7, 40, 1000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(encoder, name, most)
+            tokenise([where], tokenizer, tmp_path / f"{name}{most}")
+        assert tokens(tmp_path / f"{name}{most}") == expected
+
+
+@pytest.mark.parametrize("own", ["_encode_plus", "__call__"])
+def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own, monkeypatch):
+    """As CodeLlama's, and as every slow one: it is asked itself, text by text."""
+    made = encoder.Encoder(encoder.Encoding(tokenizer=str(tokenizer)))
+    asked = []
+
+    def more(self, text, **options):
+        asked.append(text)
+        return {"input_ids": [5]}
+
+    made._tokenizer.__class__ = type("More", (type(made._tokenizer),), {own: more})
+    assert list(made.documents(iter(["a b", "c"]))) == [[5, 1], [5, 1]]
+    assert asked == ["a b", "c"]
+
+
+def test_truncation_and_padding_of_the_tokenizers_file_do_not_count(tokenizer, tmp_path):
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    loaded.backend_tokenizer.enable_truncation(2)
+    loaded.backend_tokenizer.enable_padding(pad_id=0, pad_token="<unk>")
+    loaded.save_pretrained(tmp_path / "cutting")
+    (tmp_path / "x.jsonl").write_text('{"text": "a b c d"}\n{"text": "e"}\n')
+    tokenise([tmp_path / "x.jsonl"], tmp_path / "cutting", tmp_path / "x")
+    assert tokens(tmp_path / "x") == [2, 3, 4, 5, 1, 6, 1]
+
+
+def killed_before(place, write):
+    """The status of a child that SIGKILL ends before its operation on files number ``place``."""
+    if (child := os.fork()) == 0:
+        count = itertools.count(1)
+
+        def killing(function):
+            def counted(*arguments, **named):
+                if next(count) == place:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **named)
+
+            return counted
+
+        os.fsync = killing(os.fsync)
+        for name in ("rename", "unlink"):
+            setattr(Path, name, killing(getattr(Path, name)))
+        write()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def pair(prefix):
+    with IndexedWriter(prefix, tokenizer="t", vocab_size=9, chat_template="x") as writer:
+        for k in range(5):
+            writer.add_document([k, 1])
+
+
+def test_killed_at_any_operation_it_is_complete_or_starts_again(tmp_path):
+    pair(tmp_path / "whole")
+    whole = files(tmp_path / "whole")
+    assert sorted(whole) == [".bin", ".idx", ".json"]
+    for place in itertools.count(1):
+        out = tmp_path / f"{place}" / "x"
+        if killed_before(place, lambda out=out: pair(out)) == 0:
+            break
+        complete = out.with_suffix(".bin").exists()
+        with pytest.raises(DataError, match="exists") if complete else nullcontext():
+            pair(out)
+        assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == {
+            f"x{suffix}": content for suffix, content in whole.items()
+        }
+    assert place > 8
+
+
+def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
+    (tmp_path / "x.bin.partial").write_bytes(b"half")
+    (tmp_path / "x.json").write_text("mine")
+    with pytest.raises(DataError, match=r"x\.json exists"):
+        pair(tmp_path / "x")
+    assert (tmp_path / "x.json").read_text() == "mine"
+
+
+def test_two_processes_do_not_write_the_same_pair(tmp_path):
+    with IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=9) as writer:
+        writer.add_document([1, 2])
+        with pytest.raises(DataError, match="is being written by another process"):
+            pair(tmp_path / "x")
+        writer.add_document([3])
+    assert tokens(tmp_path / "x") == [1, 2, 3]
+
+
+def test_a_full_disk_leaves_nothing_and_the_same_command_starts_again(tokenizer, tmp_path):
+    where = write_rows(tmp_path / "1.jsonl", 20_000)
+    with full_disk(40_000), pytest.raises(DataError, match=r"writing .* failed: .*File too large"):
+        tokenise([where], tokenizer, tmp_path / "out" / "x")
+    assert not list((tmp_path / "out").iterdir())
+    tokenise([where], tokenizer, tmp_path / "out" / "x")
+
+
+def test_an_address_is_refused_and_workers_too(tokenizer, tmp_path):
+    words = ["convert", "data", "x.txt", "--tokenizer", str(tokenizer), "--out"]
+    for more, says in (
+        (["s3://bucket/a"], r"--out s3://bucket/a is an address; write the set to a disk, then copy"),
+        (["x", "--workers", "2"], r"--workers 2: .*RAYON_NUM_THREADS limits them"),
+    ):
+        assert re.search(says, str(CliRunner().invoke(app, [*words, *more]).exception))
+
+
+def test_a_terminal_shows_how_much_is_done(tokenizer, tmp_path, monkeypatch):
+    """And nothing else does."""
+    terminal = mock.Mock(wraps=io.StringIO(), isatty=lambda: True, encoding="utf-8")
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (io.StringIO(), terminal):
+        monkeypatch.setattr(sys, "stderr", stream)
+        tokenise([write_rows(tmp_path / "x.jsonl", 60)], tokenizer, tmp_path / str(id(stream)))
+        with progress_bar("parts", 200, done=50) as advance:
+            advance(100)
+        said = stream.getvalue()
+        shown = [bool(re.search(what, said)) for what in (r"text.*100%", r"parts.* 75%")]
+        assert (bool(said), *shown) == (stream is terminal,) * 3

@@ -1,4 +1,4 @@
-"""Blocks of sources → blocks of tokens, in this process."""
+"""Sources → batches of tokenised documents, on the tokenizer's own threads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 from kit.errors import DataError
 from kit.specs.job import Objective
-from kit.training.data.indexed_writer import PairFormat, TokenBlock, token_block
+from kit.training.data.indexed_writer import PairFormat
 from kit.training.data.row_parts import Parts, learns, row_parts, shortened
-from kit.training.data.sources import Block, json_rows, texts
+from kit.training.data.sources import Advance, Source, json_rows, texts
 from kit.training.data.tokenizers import fingerprint, load_tokenizer, model_config
 
-BATCH_DOCUMENTS = 1000
-"""Documents per call of the tokenizer."""
+BATCH_DOCUMENTS = 256
+"""Documents per call of the tokenizer, at most."""
+_BATCH_CHARACTERS = 1 << 22
+"""Characters after which a batch is full: a token costs the tokenizer a hundred bytes of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +38,13 @@ class Encoding:
 
 
 class Encoder:
-    """Tokenises blocks. Raises DataError for a tokenizer that cannot be read or does not fit the objective."""
+    """Tokenises documents and rows. Raises DataError for a tokenizer that cannot be read or does not fit."""
 
     def __init__(self, encoding: Encoding) -> None:
         directory = Path(encoding.tokenizer)
         self._encoding = encoding
+        self.cut = self.dropped = 0
+        """Number of truncated rows, and of dropped ones, in which no token was left to learn."""
         self._tokenizer, ids = load_tokenizer(directory, encoding.vocab_size)
         if encoding.chat_template is not None:
             self._tokenizer.chat_template = encoding.chat_template
@@ -58,33 +62,62 @@ class Encoder:
         """A hash of the tokenizer."""
         return fingerprint(self._tokenizer)
 
-    def encode(self, block: Block) -> TokenBlock:
-        """Tokenise a block. Raises DataError for a document of another form."""
+    def encode(self, source: Source, advance: Advance) -> Iterator[list[Parts]]:
+        """Batches of tokenised documents of a source, each a list of its sequences. Raises DataError for a document of
+        another form."""
         if self.pair.objective == "pretrain":
-            return token_block(self._documents(block), self.pair)
-        rows: list[Parts] = []
-        cut = dropped = 0
-        for where, row in json_rows(block):
+            documents: Iterator[Parts] = (
+                [ids] for ids in self.documents(texts(source, self._encoding.text_key, advance))
+            )
+        else:
+            documents = self._rows(source, advance)
+        return iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), [])
+
+    def _rows(self, source: Source, advance: Advance) -> Iterator[Parts]:
+        for where, row in json_rows(source, advance):
             whole = row_parts(self._tokenizer, row, self.pair.objective, where)
             parts = shortened(whole, self.pair.objective, self._encoding.seq_length)
-            cut += parts != whole
+            self.cut += parts != whole
             if learns(parts, self.pair.objective):
-                rows.append(parts)
+                yield parts
             else:
-                dropped += 1
-        return token_block(rows, self.pair, cut, dropped)
-
-    def _documents(self, block: Block) -> Iterator[list[list[int]]]:
-        """Documents of text: one sequence each."""
-        return ([ids] for ids in self.documents(texts(block, self._encoding.text_key)))
+                self.dropped += 1
 
     def documents(self, texts: Iterator[str]) -> Iterator[list[int]]:
         """Token ids of each text, with the end-of-sequence token and no other special tokens. Skips empty texts."""
-        tokenizer: Any = self._tokenizer
-        for batch in iter(lambda: list(islice(texts, BATCH_DOCUMENTS)), []):
-            for ids in tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
+        for batch in _batches(texts):
+            for ids in self._ids(batch):
                 if ids:
-                    yield [*ids, tokenizer.eos_token_id]
+                    yield [*ids, self._tokenizer.eos_token_id]
+
+    def _ids(self, batch: list[str]) -> list[list[int]]:
+        if not _is_plain(self._tokenizer):
+            return [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in batch]
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()  # which its file may ask for
+        backend.no_padding()
+        return [encoded.ids for encoded in backend.encode_batch_fast(batch, add_special_tokens=False)]
+
+
+def _is_plain(tokenizer: Any) -> bool:
+    """Whether ``tokenizer(text)`` is what its backend does: it is a fast one, and its class adds no step of its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    steps = ("__call__", "_encode_plus")
+    return all(getattr(type(tokenizer), step) is getattr(PreTrainedTokenizerFast, step) for step in steps)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _template(tokenizer: Any) -> str | None:

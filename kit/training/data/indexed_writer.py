@@ -1,31 +1,27 @@
-"""Writes ``.bin``/``.idx`` pairs (``indexed``) block by block.
-
-While a pair is written, PREFIX.bin.partial has its tokens and PREFIX.lengths.partial the lengths of its sequences. Both
-only grow, so an interrupted conversion cuts them to what they had and goes on (``resume``).
-"""
+"""Writes ``.bin``/``.idx`` pairs (``indexed``), and the sidecar: all three files, or none."""
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from array import array
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from kit.errors import DataError
+from kit.files import complete_file, fsync, locked
 from kit.specs.job import Objective
 from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, Sidecar
 
 _UINT16_VOCABULARY = 65500
 """Below this vocabulary size Megatron stores two bytes per token (indexed_dataset.py, DType.optimal_dtype)."""
-_READ_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,224 +40,13 @@ class PairFormat:
         return np.dtype(np.uint16 if self.vocab_size < _UINT16_VOCABULARY else np.int32).newbyteorder("<")
 
 
-@dataclass(frozen=True)
-class TokenBlock:
-    """Tokenised documents, one after the other."""
-
-    tokens: np.ndarray
-    """As on disk."""
-    lengths: np.ndarray
-    """int32, of each sequence; ``~length`` for the last sequence of a document."""
-    cut: int = 0
-    dropped: int = 0
-
-
-def token_block(
-    documents: Iterable[Sequence[Sequence[int]]], pair: PairFormat, cut: int = 0, dropped: int = 0
-) -> TokenBlock:
-    """Documents, each a list of sequences, as one block. Raises DataError for an id outside the vocabulary."""
-    arrays, lengths = [np.zeros(0, np.int64)], []
-    for document in documents:
-        arrays += [np.asarray(part, dtype=np.int64) for part in document]
-        lengths += [len(part) for part in document]
-        lengths[-1] = ~lengths[-1]
-    tokens = np.concatenate(arrays)
-    low, high = (int(tokens.min()), int(tokens.max())) if len(tokens) else (0, -1)
-    if low < 0 or high >= pair.vocab_size:
-        raise DataError(
-            f"token id {high if high >= pair.vocab_size else low} of {pair.tokenizer} is outside its vocabulary "
-            f"of {pair.vocab_size}; use the tokenizer of the model"
-        )
-    return TokenBlock(tokens.astype(pair.dtype), np.array(lengths, dtype="<i4"), cut, dropped)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Counts of what a pair has so far."""
-
-    num_tokens: int = 0
-    num_sequences: int = 0
-    num_documents: int = 0
-    max_token_id: int = -1
-    longest: int = 0
-    cut: int = 0
-    """Number of truncated rows."""
-    dropped: int = 0
-    """Number of dropped rows, in which no token was left to learn."""
-
-    def plus(self, block: TokenBlock, objective: Objective) -> Written:
-        """The counts after a block."""
-        ends = block.lengths < 0
-        lengths = np.where(ends, ~block.lengths, block.lengths)
-        longest = 0
-        if len(lengths) and objective != "pretrain":
-            starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
-            longest = int((lengths if objective == "seq2seq" else np.add.reduceat(lengths, starts)).max())
-        return Written(
-            self.num_tokens + len(block.tokens),
-            self.num_sequences + len(lengths),
-            self.num_documents + int(ends.sum()),
-            max(self.max_token_id, int(block.tokens.max()) if len(block.tokens) else -1),
-            max(self.longest, longest),
-            self.cut + block.cut,
-            self.dropped + block.dropped,
-        )
-
-
-class PairWriter:
-    """The growing files of a pair. Raises DataError if another process writes them, or they have less than
-    ``written``, or other tokens than those of ``bin_sha256``."""
-
-    def __init__(self, prefix: str, pair: PairFormat, written: Written | None = None, bin_sha256: str = "") -> None:
-        self.prefix, self.pair, self.written = prefix, pair, written or Written()
-        self._hash = hashlib.sha256()
-        mode = "wb" if written is None else "r+b"
-        try:
-            Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-            # Nothing is truncated before the lock is held.
-            self._bin: IO[bytes] = open(self._path(".bin.partial"), "r+b" if written else "ab")  # noqa: SIM115
-            self._lock()
-            self._lengths: IO[bytes] = open(self._path(".lengths.partial"), mode)  # noqa: SIM115
-            try:
-                self._cut(bin_sha256)
-            except BaseException:
-                self.close()
-                raise
-        except OSError as error:
-            raise self.failed(error) from error
-
-    def _path(self, suffix: str) -> Path:
-        return Path(self.prefix + suffix)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._bin, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._bin.close()
-            raise DataError(
-                f"{self.prefix}.bin.partial is being written by another process; wait for it, or choose another prefix"
-            ) from None
-        except OSError:
-            pass  # some shared file systems have no locks
-
-    def _cut(self, bin_sha256: str) -> None:
-        """Cut the files to what was written, and read the tokens' hash again."""
-        num_bytes = self.written.num_tokens * self.pair.dtype.itemsize
-        for file, needed in ((self._bin, num_bytes), (self._lengths, 4 * self.written.num_sequences)):
-            found = os.fstat(file.fileno()).st_size
-            if found < needed:
-                raise DataError(
-                    f"{file.name} has {found} bytes where {needed} were written; remove {self.prefix}.*.partial to "
-                    "begin anew"
-                )
-            file.truncate(needed)
-        if num_bytes:
-            self._bin.seek(0)
-            while part := self._bin.read(_READ_BYTES):
-                self._hash.update(part)
-            if self._hash.hexdigest() != bin_sha256:
-                raise DataError(
-                    f"{self._bin.name} has other tokens than were written; remove {self.prefix}.*.partial to begin anew"
-                )
-        self._lengths.seek(0, os.SEEK_END)
-
-    def append(self, block: TokenBlock) -> None:
-        """Append the documents of a block."""
-        data = block.tokens.tobytes()
-        try:
-            self._bin.write(data)
-            self._lengths.write(block.lengths.tobytes())
-        except OSError as error:
-            raise self.failed(error) from error
-        self._hash.update(data)
-        self.written = self.written.plus(block, self.pair.objective)
-
-    def bin_sha256(self) -> str:
-        """Hash of the tokens so far."""
-        return self._hash.hexdigest()
-
-    def sync(self) -> None:
-        """Flush the files to the disk."""
-        try:
-            for file in (self._bin, self._lengths):
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise self.failed(error) from error
-
-    def sidecar(self) -> Sidecar:
-        """The sidecar of the documents written so far."""
-        return Sidecar(
-            **dataclasses.asdict(self.pair),
-            max_token_id=self.written.max_token_id,
-            num_tokens=self.written.num_tokens,
-            num_documents=self.written.num_documents,
-            bin_sha256=self.bin_sha256(),
-            longest=self.written.longest,
-        )
-
-    def complete(self) -> Sidecar:
-        """Write the index and the sidecar, and give all three files their names; .bin is the last. Raises DataError if
-        there are no documents."""
-        if not self.written.num_sequences:
-            raise DataError(f"nothing to write to {self.prefix}: the sources have no text")
-        self.sync()
-        try:
-            marked = np.fromfile(self._path(".lengths.partial"), dtype="<i4")
-            lengths = np.where(marked < 0, ~marked, marked).astype("<i4")
-            pointers = np.zeros(len(lengths), dtype="<i8")
-            np.cumsum(lengths[:-1].astype("<i8") * self.pair.dtype.itemsize, out=pointers[1:])
-            boundaries = np.concatenate([[0], np.flatnonzero(marked < 0) + 1]).astype("<i8")
-            (code,) = (code for code, dtype in TOKEN_DTYPES.items() if dtype == self.pair.dtype.newbyteorder("="))
-            header = HEADER.pack(MAGIC, VERSION, code, len(lengths), len(boundaries))
-            self._write(".idx", header, lengths.tobytes(), pointers.tobytes(), boundaries.tobytes())
-            self._write(".json", json.dumps(dataclasses.asdict(self.sidecar()), indent=2).encode(), b"\n")
-            self._path(".bin.partial").rename(self._path(".bin"))
-        except OSError as error:
-            raise self.failed(error) from error
-        return self.sidecar()
-
-    def _write(self, suffix: str, *parts: bytes) -> None:
-        partial = self._path(f"{suffix}.partial")
-        with open(partial, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(self._path(suffix))
-
-    def close(self, remove: bool = False) -> None:
-        """Close the files. ``remove``: delete all that is not complete."""
-        for file in (self._bin, self._lengths):
-            with suppress(OSError):  # what a full disk could not take
-                file.close()
-        if remove:
-            for path in (f"{self.prefix}{suffix}.partial" for suffix in (".bin", ".lengths", ".idx", ".json")):
-                Path(path).unlink(missing_ok=True)
-
-    def failed(self, error: OSError) -> DataError:
-        """What to say of an error of the file system."""
-        return DataError(f"writing {self.prefix} failed: {error}; check the free space and the permissions there")
-
-
-def reopen_complete(prefix: str) -> None:
-    """Undo ``PairWriter.complete`` as far as it came, if its process was interrupted."""
-    if os.path.exists(f"{prefix}.bin"):
-        os.rename(f"{prefix}.bin", f"{prefix}.bin.partial")
-    for suffix in (".idx", ".json"):
-        Path(prefix + suffix).unlink(missing_ok=True)
-
-
-def refuse_existing_pair(prefix: str) -> None:
-    """Raises DataError if a file of a complete pair has this prefix."""
-    for suffix in (".bin", ".idx", ".json"):
-        if os.path.exists(prefix + suffix):
-            raise DataError(f"{prefix}{suffix} exists; choose another prefix or remove it yourself")
-
-
 class IndexedWriter:
-    """Context manager that writes a new ``.bin``/``.idx`` pair one document at a time. Leaves a complete pair or none.
+    """Context manager that writes a new pair. Leaves a complete pair or none.
 
-    Raises DataError if a file with this prefix exists already or cannot be written.
+    While it is written, PREFIX.bin.partial has its tokens; this process has four bytes for each sequence. .bin gets
+    its name last, so a pair without it is not complete: a process that was killed leaves one, and the next one removes
+    it. Raises DataError if a file of a pair has this prefix, if another process writes it, if it cannot be written, or
+    if it has no documents.
     """
 
     def __init__(
@@ -272,19 +57,58 @@ class IndexedWriter:
         vocab_size: int,
         objective: Objective = "pretrain",
         decoder_start_token_id: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
-        refuse_existing_pair(str(prefix))
         self._prefix = str(prefix)
         self._pair = PairFormat(
             tokenizer=tokenizer,
             vocab_size=vocab_size,
             objective=objective,
             decoder_start_token_id=decoder_start_token_id,
+            chat_template=chat_template,
         )
+        self._partial = self._path(".bin.partial")
+        self._lengths = array("i")
+        """Length of each sequence; ``~length`` for the last sequence of a document."""
+        self._hash = hashlib.sha256()
+        self._counts: dict[str, Any] = {"max_token_id": -1, "num_tokens": 0, "num_documents": 0, "longest": 0}
+
+    def _path(self, suffix: str) -> Path:
+        return Path(self._prefix + suffix)
 
     def __enter__(self) -> IndexedWriter:
-        self._files = PairWriter(self._prefix, self._pair)
+        with ExitStack() as stack:
+            try:
+                self._refuse_existing()
+                self._partial.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self._partial, wait=False))
+                stack.callback(self._partial.unlink, missing_ok=True)
+                self._refuse_existing()  # another process may have been at its end
+                self._remove_half_named()
+                self._bin: IO[bytes] = open(self._partial, "wb")
+                stack.callback(self._close)
+            except BlockingIOError:
+                raise DataError(
+                    f"{self._partial} is being written by another process; wait for it, or choose another prefix"
+                ) from None
+            except OSError as error:
+                raise self._failed(error) from error
+            self._stack = stack.pop_all()
         return self
+
+    def _refuse_existing(self) -> None:
+        for path in map(self._path, (".bin", ".idx", ".json")):
+            if path.exists() and not self._half_named():
+                raise DataError(f"{path} exists; choose another prefix or remove it yourself")
+
+    def _half_named(self) -> bool:
+        """Whether the other files have their names, and .bin has not."""
+        return self._partial.exists() and self._path(".idx").exists() and not self._path(".bin").exists()
+
+    def _remove_half_named(self) -> None:
+        if self._half_named():
+            self._path(".json").unlink(missing_ok=True)
+            self._path(".idx").unlink()
 
     def add_document(self, tokens: Sequence[int]) -> None:
         """Append one document. ``tokens`` includes the end-of-document token. Drops empty documents."""
@@ -294,15 +118,72 @@ class IndexedWriter:
     def add_row(self, parts: Sequence[Sequence[int]]) -> None:
         """Append one row: context, target, context, target, … (``fine_tuning_rows``). A part may be empty, but not the
         whole row."""
-        self._files.append(token_block([parts], self._pair))
+        self.add_rows([parts])
+
+    def add_rows(self, rows: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Append documents, each a list of its sequences. Raises DataError for an id outside the vocabulary."""
+        arrays = [np.zeros(0, np.int64)]
+        for row in rows:
+            arrays += [np.asarray(part, dtype=np.int64) for part in row]
+            lengths = [len(part) for part in row]
+            self._lengths.extend([*lengths[:-1], ~lengths[-1]])
+            if self._pair.objective != "pretrain":
+                length = max(lengths) if self._pair.objective == "seq2seq" else sum(lengths)
+                self._counts["longest"] = max(self._counts["longest"], length)
+        tokens = np.concatenate(arrays)
+        low, high = int(tokens.min(initial=0)), int(tokens.max(initial=-1))
+        if low < 0 or high >= self._pair.vocab_size:
+            raise DataError(
+                f"token id {low if low < 0 else high} of {self._pair.tokenizer} is outside its vocabulary of "
+                f"{self._pair.vocab_size}; use the tokenizer of the model"
+            )
+        data = tokens.astype(self._pair.dtype).tobytes()
+        try:
+            self._bin.write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._hash.update(data)
+        self._counts["max_token_id"] = max(self._counts["max_token_id"], high)
+        self._counts["num_tokens"] += len(tokens)
+        self._counts["num_documents"] += len(rows)
 
     def sidecar(self) -> Sidecar:
         """The sidecar of the documents written so far."""
-        return self._files.sidecar()
+        return Sidecar(**dataclasses.asdict(self._pair), **self._counts, bin_sha256=self._hash.hexdigest())
+
+    def _complete(self) -> None:
+        """Write the index and the sidecar, and give .bin its name."""
+        if not self._lengths:
+            raise DataError(f"nothing to write to {self._prefix}: the sources have no text")
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        marked = np.array(self._lengths, dtype="<i4")
+        lengths = np.where(marked < 0, ~marked, marked)
+        pointers = np.zeros(len(lengths), dtype="<i8")
+        np.cumsum(lengths[:-1].astype("<i8") * self._pair.dtype.itemsize, out=pointers[1:])
+        boundaries = np.concatenate([[0], np.flatnonzero(marked < 0) + 1]).astype("<i8")
+        (code,) = (code for code, dtype in TOKEN_DTYPES.items() if dtype == self._pair.dtype.newbyteorder("="))
+        header = HEADER.pack(MAGIC, VERSION, code, len(lengths), len(boundaries))
+        with complete_file(self._path(".idx")) as index:
+            index.writelines((header, lengths.astype("<i4").tobytes(), pointers.tobytes(), boundaries.tobytes()))
+        with complete_file(self._path(".json")) as sidecar:
+            sidecar.write(json.dumps(dataclasses.asdict(self.sidecar()), indent=2).encode() + b"\n")
+        self._partial.rename(self._path(".bin"))
+        fsync(self._partial.parent)
 
     def __exit__(self, exception_type: type | None, *_: object) -> None:
-        try:
-            if exception_type is None:
-                self._files.complete()
-        finally:
-            self._files.close(remove=True)
+        with self._stack:
+            try:
+                if exception_type is None:
+                    self._complete()
+            except OSError as error:
+                raise self._failed(error) from error
+            finally:
+                self._remove_half_named()
+
+    def _close(self) -> None:
+        with suppress(OSError):  # what a full disk could not take
+            self._bin.close()
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(f"writing {self._prefix} failed: {error}; check the free space and the permissions there")

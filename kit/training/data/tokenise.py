@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,9 @@ from kit.object_storage import is_address
 from kit.specs.job import Objective
 from kit.training.data.chat_template import read_chat_template
 from kit.training.data.encoder import Encoder, Encoding
-from kit.training.data.encoding_processes import encoded
 from kit.training.data.indexed import Sidecar
-from kit.training.data.indexed_writer import TokenBlock
-from kit.training.data.pair_upload import PairUpload
-from kit.training.data.resume import COMMIT_S, Mark, ResumableWriter
-from kit.training.data.sources import BLOCK_BYTES, Block, Source, blocks, find_sources
+from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.sources import find_sources
 from kit.training.progress import progress_bar
 
 
@@ -32,8 +30,6 @@ class Tokenised:
     """Number of truncated rows."""
     dropped: int = 0
     """Number of dropped rows, in which no token was left to learn."""
-    resumed_documents: int = 0
-    """Number of documents that an interrupted process had written."""
 
     def __str__(self) -> str:
         written = self.sidecar
@@ -51,7 +47,6 @@ class Tokenised:
             counts
             + (f"; {self.cut:,} cut" if self.cut else "")
             + (f"; {self.dropped:,} left out" if self.dropped else "")
-            + (f"; went on after {self.resumed_documents:,} of an interrupted run" if self.resumed_documents else "")
         )
 
 
@@ -65,15 +60,9 @@ def tokenise(
     seq_length: int | None = None,
     vocab_size: int | None = None,
     chat_template: str | None = None,
-    workers: int | None = None,
-    work: str | Path | None = None,
-    commit_s: float = COMMIT_S,
 ) -> Tokenised:
-    """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite. After an interruption the same call goes
-    on where it stopped. The files do not depend on interruptions or ``workers``.
-
-    ``out`` may be an address such as ``s3://bucket/sets/a``: the files are written to the directory ``work`` (None:
-    ``a.upload``), uploaded when they are complete, and removed from there.
+    """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite. They are complete or absent: after
+    an interruption the same call starts again.
 
     pretrain: a source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (one document per row, in field
     ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Files may be at
@@ -85,17 +74,14 @@ def tokenise(
 
     ``chat_template``: for chats, a Jinja file or the name of a template of kit (``plain``); None: the tokenizer's own.
     ``vocab_size`` is the model's; None: read it from the config.json beside the tokenizer, if there is one.
-    ``workers``: number of processes; None: one per core, or fewer for little text. ``commit_s``: seconds between two
-    records of the place.
+    This process reads and writes; the tokenizer's own threads encode text, on all cores or RAYON_NUM_THREADS of them.
 
     Raises DataError for a source, tokenizer or template that cannot be read, for chats where there is no template, for
-    a tokenizer without an end-of-sequence token or
-    with ids outside the model's vocabulary, for a row of another form, for a full disk, and if an interrupted run had
-    another tokenizer, source or option.
+    a tokenizer without an end-of-sequence token or with ids outside the model's vocabulary, for a row of another form,
+    for a full disk, and if ``out`` is an address.
     """
-    upload = PairUpload(str(out), work) if is_address(str(out)) else None
-    if upload is None and work is not None:
-        raise DataError(f"--work {work} with --out {out}: only a set for object storage is written elsewhere first")
+    if is_address(str(out)):
+        raise DataError(f"--out {out} is an address; write the set to a disk, then copy its .bin, .idx and .json there")
     encoding = Encoding(
         tokenizer=str(tokenizer),
         objective=objective,
@@ -105,56 +91,30 @@ def tokenise(
         chat_template=None if chat_template is None else read_chat_template(chat_template),
     )
     encoder = Encoder(encoding)
-    if upload is not None:
-        upload.check()
     found = [each for source in sources for each in find_sources(str(source))]
     if not found:
         raise DataError("no sources are given; give text, .jsonl or .parquet files, or a saved data set")
-    made_from = {
-        "tokenizer": f"{encoder.pair.tokenizer} ({encoder.fingerprint()})",
-        "objective": objective,
-        "text_key": text_key,
-        "seq_length": seq_length,
-        "decoder_start_token_id": encoder.pair.decoder_start_token_id,
-        "source": [source.name for source in found],
-        **({} if upload is None else {"out": str(out)}),
-    }
-    writer = ResumableWriter(str(out) if upload is None else upload.prefix, encoder.pair, made_from, found, commit_s)
+    with (
+        _threads(),
+        progress_bar("text", sum(source.num_bytes for source in found)) as advance,
+        IndexedWriter(out, **dataclasses.asdict(encoder.pair)) as writer,
+    ):
+        for source in found:
+            for rows in encoder.encode(source, advance):
+                writer.add_rows(rows)
+    return Tokenised(str(out), writer.sidecar(), encoder.cut, encoder.dropped)
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """While entered, tokenizers use their threads, which many turn off because of the warning at forks. This forks
+    nothing."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
-        _write_all(writer, encoder, encoding, found, workers)
-        sidecar = writer.finish(None if upload is None else upload.run)
-    except DataError as error:
-        if kept := writer.stop():
-            raise DataError(f"{error}; {kept:,} documents are kept: after a remedy the same command goes on") from error
-        raise
-    except BaseException:
-        writer.stop()
-        raise
-    if upload is not None:
-        upload.remove_local()
-    written = writer.mark.written
-    return Tokenised(str(out), sidecar, written.cut, written.dropped, writer.resumed_documents)
-
-
-def _write_all(
-    writer: ResumableWriter, encoder: Encoder, encoding: Encoding, sources: Sequence[Source], workers: int | None
-) -> None:
-    remaining = sum(num_bytes for _, _, num_bytes in _rest(sources, writer.mark))
-    total = sum(source.num_bytes for source in sources)
-    # A process takes seconds to start: it should have several blocks to tokenise.
-    count = workers or max(1, min(len(os.sched_getaffinity(0)), remaining // (2 * BLOCK_BYTES)))
-    todo = (block for _, block, _ in _rest(sources, writer.mark))
-    tokens: Iterator[TokenBlock] = (
-        encoded(encoding, todo, count) if count > 1 else (encoder.encode(block) for block in todo)
-    )
-    with progress_bar("text", total, total - remaining) as advance, closing(tokens):  # type: ignore[type-var]
-        for (number, block, num_bytes), text in zip(_rest(sources, writer.mark), tokens, strict=True):
-            writer.append(text, number, block.stop)
-            advance(num_bytes)
-
-
-def _rest(sources: Sequence[Source], mark: Mark) -> Iterator[tuple[int, Block, int]]:
-    """(number of the source, block, bytes of it) of all blocks from a place on."""
-    for number, source in enumerate(sources[mark.source :], mark.source):
-        for block, num_bytes in blocks(source, mark.position if number == mark.source else 0):
-            yield number, block, num_bytes
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
