@@ -92,10 +92,6 @@ def convert_model(
         str | None,
         typer.Option(help="Model, if no config.json is beside it: its directory, a run directory, a catalog name."),
     ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(help="Upload the model to this private model of the Hub (org/name), with your own token."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert between Hugging Face models, exchange checkpoints and Megatron's: offline, one parameter at a time.
@@ -104,19 +100,10 @@ def convert_model(
     """
     from kit.training.checkpoint.convert import convert as converted
 
-    if push is not None:
-        from kit.training.publish import push as uploaded
-        from kit.training.publish import refuse_early
-
-        if to != "hf":
-            raise SpecError(f"--push {push} with --to {to}: the Hub takes models; use --to hf")
-        refuse_early(push)
     started = time.monotonic()
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kB
     what += f" ({time.monotonic() - started:.1f} s, at most {peak_gib:.1f} GiB of memory)"
-    if push is not None:
-        what += f", uploaded to {uploaded(out, push, source)}"
     _answer(out, f"{out}: {what}", as_json)
 
 
