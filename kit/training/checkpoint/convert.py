@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from kit.specs.text import shown
 from kit.training.checkpoint.counters import LARGEST, START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
-from kit.training.checkpoint.files import FileRecord, refuse_unlisted, verify, write_json
-from kit.training.checkpoint.finished_files import FinishedFiles, resumable_directory, task
+from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
@@ -102,20 +101,19 @@ def convert(
         raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to {use}")
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
-    what = task(Path(source), to=to, dtype=dtype, model=opened.model)
     if to == "hf":
-        write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from, what=what)
+        write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
         return f"a Hugging Face model in {dtype}"
-    with shown_progress(opened.sources) as sources, resumable_directory(Path(out), what) as finished:
+    with shown_progress(opened.sources) as sources, new_directory(Path(out)) as directory:
         opened = replace(opened, sources=sources)
         if to == "exchange":
-            _write_exchange(opened, finished)
+            _write_exchange(opened, directory)
         elif to == "dcp":
-            _write_distributed(opened, finished)
+            _write_distributed(opened, directory)
         elif to == "universal":
-            write_universal(opened.model, opened.sources, opened.counters, finished, Path(source))
+            write_universal(opened.model, opened.sources, opened.counters, directory, Path(source))
         else:
-            _write_megatron(opened, finished, DTYPES[dtype])
+            _write_megatron(opened, directory, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
     return "; ".join([f"a {to} checkpoint of {opened.model.name}, {state}", *opened.notes])
 
@@ -186,7 +184,7 @@ def _lora(path: Path, model: ModelSpec, state: ForeignState) -> LoraSpec:
     )
 
 
-def _write_exchange(opened: _Opened, finished: FinishedFiles, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+def _write_exchange(opened: _Opened, directory: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
     """Write an exchange checkpoint, in fp32. Raises CheckpointError."""
     shapes = checkpoint_shapes(opened.model, opened.lora)
     for source in opened.sources.values():
@@ -195,22 +193,20 @@ def _write_exchange(opened: _Opened, finished: FinishedFiles, shard_bytes: int =
             check_shape(name, shape, source.shape(name))
     weight_map: dict[StateKind, dict[str, str]] = {}
     records: dict[str, FileRecord] = {}
-    directory = finished.directory
     for kind, source in opened.sources.items():
         weight_map[kind] = {}
         files = plan_files([name for name in source.names() if name in shapes], shapes, 4, shard_bytes)
         for number, names in enumerate(files, start=1):
             file = f"{kind.value}-{number:05d}.safetensors"
             tensors = {name: (torch.float32, shapes[name]) for name in names}
-            write = functools.partial(write_tensors, directory / file, tensors, source)
-            records[file] = FileRecord(*finished.once(file, write))
+            records[file] = FileRecord(*write_tensors(directory / file, tensors, source))
             weight_map[kind] |= dict.fromkeys(names, file)
     write_json(
         directory / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records, opened.lora)
     )
 
 
-def _write_distributed(opened: _Opened, finished: FinishedFiles) -> None:
+def _write_distributed(opened: _Opened, directory: Path) -> None:
     """Write a checkpoint of torch.distributed.checkpoint in fp32, with the keys of ``{"model": …, "optimizer": …}`` as
     torch's ``get_state_dict`` returns them, without ``param_groups``. Raises CheckpointError."""
     from kit.engines.megatron.checkpoint.torch_dist import WriteBlock, write_blocks
@@ -228,14 +224,14 @@ def _write_distributed(opened: _Opened, finished: FinishedFiles) -> None:
             if kind is StateKind.EXP_AVG:
                 steps = functools.partial(torch.tensor, float(opened.counters.optimizer_steps))
                 blocks.append(WriteBlock(f"{state}.step", (), (), (), torch.float32, steps))
-    write_blocks(finished.directory, blocks=blocks, common=None, once=finished.once)
+    write_blocks(directory, blocks=blocks, common=None)
 
 
 def _in_fp32(source: TensorSource, name: str) -> torch.Tensor:
     return source.read(name).float()
 
 
-def _write_megatron(opened: _Opened, finished: FinishedFiles, dtype: torch.dtype) -> None:
+def _write_megatron(opened: _Opened, directory: Path, dtype: torch.dtype) -> None:
     """Write a directory that Megatron-LM loads: ``release`` for weights only, ``iter_…`` with optimizer state.
 
     Raises CheckpointError.
@@ -251,13 +247,10 @@ def _write_megatron(opened: _Opened, finished: FinishedFiles, dtype: torch.dtype
             "optimizer": {"param_groups": [{"step": counters.optimizer_steps}]},
             "param_state_sharding_type": "fully_reshardable",
         }
-    (finished.directory / name).mkdir(exist_ok=True)
+    (directory / name).mkdir(exist_ok=True)
 
-    def once(file: str, write: Callable[[], Any]) -> Any:
-        return finished.once(f"{name}/{file}", write)
-
-    offline.write_checkpoint(finished.directory / name, opened.model, opened.sources, dtype, common, once)
-    (finished.directory / TRACKER).write_text(newest, encoding="utf-8")
+    offline.write_checkpoint(directory / name, opened.model, opened.sources, dtype, common)
+    (directory / TRACKER).write_text(newest, encoding="utf-8")
 
 
 def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:

@@ -22,6 +22,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
+from kit.files import locked
 from kit.specs.base import SPEC, Checked, Within
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text_files import parse_json, read_text
@@ -138,16 +139,26 @@ def new_directory(directory: Path) -> Iterator[Path]:
     Raises CheckpointError if ``directory`` exists and is not empty, or if it cannot be written.
     """
     partial = partial_name(directory)
+    lock = partial.with_name(f"{partial.name}.lock")
     try:
-        start_partial(directory)
-        yield partial
-        publish(partial, directory)
+        refuse_existing(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock, wait=False):
+            try:
+                start_partial(directory)
+                yield partial
+                publish(partial, directory)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+                lock.unlink()
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another process writes {directory} now; wait for it, or choose another directory"
+        ) from None
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"writing {directory} failed: {error}; check the free space and the permissions there"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 _Contents = TypeVar("_Contents")

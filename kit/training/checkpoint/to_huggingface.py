@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
-from kit.training.checkpoint.finished_files import FinishedFiles, resumable_directory, task
 from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
@@ -80,9 +78,7 @@ def exchange_to_hf(
         if exchange.lora is None:
             raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
         source, extras_from = _Merged(exchange, merge_into), extras_from or merge_into
-    base = None if merge_into is None else task(Path(merge_into))
-    what = task(Path(checkpoint), to="hf", dtype=dtype, shard_bytes=shard_bytes, base=base)
-    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, what, exchange.chat_template)
+    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, exchange.chat_template)
 
 
 def write_hf(
@@ -92,22 +88,19 @@ def write_hf(
     dtype: str = "bfloat16",
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
-    what: str | None = None,
     chat_template: str | None = None,
 ) -> None:
-    """Write the weights of ``source`` as a model that transformers' Auto classes load. ``what``: the ``task``, whose
-    interrupted writing is gone on with. ``chat_template``: in place of that of ``extras_from``. Other arguments and
-    errors are those of ``exchange_to_hf``."""
+    """Write the weights of ``source`` as a model that transformers' Auto classes load. ``chat_template``: in
+    place of that of ``extras_from``. Other arguments and errors are those of ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from, (*TOKENIZER_FILES, _GENERATION))
-    with resumable_directory(Path(hf_dir), what) as finished:
-        directory = finished.directory
+    with new_directory(Path(hf_dir)) as directory:
         with shown({StateKind.MASTER: source}) as sources:
-            _write_weights(sources[StateKind.MASTER], shapes, DTYPES[dtype], finished, shard_bytes)
+            _write_weights(sources[StateKind.MASTER], shapes, DTYPES[dtype], directory, shard_bytes)
         special_tokens = _special_tokens(extras_from)
         config = hf_config(model)
         config.update({"dtype": DTYPES[dtype], **special_tokens})
@@ -126,7 +119,7 @@ def _write_weights(
     source: TensorSource,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
-    finished: FinishedFiles,
+    directory: Path,
     shard_bytes: int,
 ) -> None:
     """Write shards ``model-0000k-of-0000n.safetensors`` and their index, or ``model.safetensors`` if one is enough."""
@@ -137,12 +130,12 @@ def _write_weights(
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
-        finished.once(file_name, partial(write_tensors, finished.directory / file_name, tensors, source))
+        write_tensors(directory / file_name, tensors, source)
         total += sum(math.prod(shape) * kind.itemsize for kind, shape in tensors.values())
         weight_map |= dict.fromkeys(names, file_name)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(finished.directory / "model.safetensors.index.json", index)
+        write_json(directory / "model.safetensors.index.json", index)
 
 
 def _extras(directory: Path | None, names: Sequence[str] = TOKENIZER_FILES) -> list[Path]:

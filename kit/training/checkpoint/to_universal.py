@@ -6,7 +6,6 @@ The layout is that of DeepSpeed 0.19.8, checkpoint/ds_to_universal.py, as its en
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from kit.engines.huggingface.models import build_skeleton, check_names, check_sh
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.finished_files import FinishedFiles
 from kit.training.checkpoint.foreign.universal import FILES
 
 _DEEPSPEED = "0.19.8"
@@ -34,10 +32,10 @@ def write_universal(
     model: ModelSpec,
     sources: Mapping[StateKind, TensorSource],
     counters: Counters,
-    finished: FinishedFiles,
+    partial: Path,
     beside: Path,
 ) -> None:
-    """Write into ``finished`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
+    """Write into ``partial`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
 
     Raises CheckpointError if Adam's state is missing, or if a tensor is another model's.
     """
@@ -54,13 +52,12 @@ def write_universal(
     shapes = {name: parameter.shape for name, parameter in build_skeleton(model).named_parameters()}
     step, steps = counters.step, counters.optimizer_steps
     tag = f"global_step{step}_universal"
-    partial = finished.directory
     for kind, source in sources.items():
         fused = FusedExpertsSource(model, source, list(shapes))
         for name in shapes:
             file = f"{tag}/zero/{name}/{FILES[kind]}"
             (partial / file).parent.mkdir(parents=True, exist_ok=True)
-            finished.once(file, functools.partial(_save, fused, name, partial / file))
+            _save(fused, name, partial / file)
             if kind is StateKind.MASTER:
                 # A tensor: torch's AdamW adds to it in place, and DeepSpeed's kernels take it as a number.
                 torch.save(torch.tensor(float(steps)), (partial / file).with_name("step.pt"))

@@ -111,7 +111,6 @@ def write_checkpoint(
     sources: Mapping[StateKind, TensorSource],
     dtype: torch.dtype,
     common: Mapping[str, Any],
-    once: torch_dist.Once,
 ) -> None:
     """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and the optimizer's fp32
     state if ``sources`` has moments. ``common``: content of ``common.pt``. Raises CheckpointError or OSError."""
@@ -124,7 +123,7 @@ def write_checkpoint(
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]
     blocks = list(_blocks(model, shapes, sources, kinds))
-    torch_dist.write_blocks(directory, blocks=blocks, common=common, once=once)
+    torch_dist.write_blocks(directory, blocks=blocks, common=common)
 
 
 def _blocks(

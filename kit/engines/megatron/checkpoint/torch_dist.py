@@ -14,7 +14,6 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,34 +83,24 @@ class ReadBlock(StoredBlock):
     """Dimension in which the stored tensor may be larger than ``shape``: a layout may pad the vocabulary."""
 
 
-Once = Callable[[str, Callable[[], Any]], Any]
-"""Called with the name of a file and the function that writes it; returns what that function returned, which is JSON.
-It need not call the function if the file is complete."""
-
-
-def _now(_: str, write: Callable[[], Any]) -> Any:
-    return write()
-
-
 def write_blocks(
     directory: Path,
     group: dist.ProcessGroup | None = None,
     *,
     blocks: Sequence[WriteBlock],
     common: Mapping[str, Any] | None,
-    once: Once = _now,
 ) -> None:
     """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
-    ``common``: None for torch's format alone, without the files that Megatron adds. ``once``: see ``Once``.
+    ``common``: None for torch's format alone, without the files that Megatron adds.
 
-    ``directory`` is empty but for complete files that ``once`` knows, on a file system that all ranks see. May run in a
+    ``directory`` is empty, on a file system that all ranks see. May run in a
     thread if no other thread uses ``group``.
     Raises CheckpointError or OSError.
     """
     try:
         state_dict_saver.save(
             {},
-            storage_writer=_Writer(directory, once),
+            storage_writer=_Writer(directory),
             planner=_SavePlanner(blocks),
             process_group=group,
             no_dist=not dist.is_initialized(),
@@ -215,9 +204,8 @@ class _Writer(filesystem.FileSystemWriter):
     """Writes files of about a gigabyte. torch keeps every tensor of a file in memory until the file is complete
     (filesystem.py, _write_files_from_queue), and puts all tensors of a rank into one file."""
 
-    def __init__(self, directory: Path, once: Once) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory, thread_count=1)
-        self._once = once
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
         """The first file has torch's name for it, ``__0_0.distcp``; the next ones are ``__0_1_0.distcp``, …"""
@@ -228,7 +216,7 @@ class _Writer(filesystem.FileSystemWriter):
             part = dataclasses.replace(plan, items=items, storage_data=storage)
             file = f"{prefix}0{filesystem.DEFAULT_SUFFIX}"
             indices = {_place(item.index): item.index for item in items}
-            for key, offsets, size, start, length in self._once(file, partial(self._write_file, part, planner)):
+            for key, offsets, size, start, length in self._write_file(part, planner):
                 where = filesystem._StorageInfo(file, start, length)
                 results.append(WriteResult(indices[key, tuple(offsets)], size, where))
         written: Future[list[Any]] = Future()
