@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import kit.cli
 from kit.emit.copy_recipe import copy_recipe
 from tests.emit.plans import CONFIG
-from tests.support.in_process import refusal
+from tests.support.in_process import kit_refusal
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_a_recipe_that_is_trained_too_early_says_how_to_go_on(
     copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = copied / "mine"
-    said = refusal(["train", str(copied / "recipe.yaml"), "--out", str(run)])
+    said = kit_refusal(["train", str(copied / "recipe.yaml"), "--out", str(run)])
     for part in (
         "no config.json there; give a Hugging Face model directory",
         "train.bin is missing; write the pair with: kit convert data TEXT", "run.data.train=", "run.data.validation=",
@@ -31,7 +31,7 @@ def test_a_recipe_that_is_trained_too_early_says_how_to_go_on(
     ):  # fmt: skip
         assert part in said
     monkeypatch.chdir(copied)
-    assert "mended" not in refusal(["train", run.name])
+    assert "mended" not in kit_refusal(["train", run.name])
 
 
 def test_a_plan_of_a_directory_with_weights_starts_from_them(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_tokenizer_that_is_not_there(
     (copied / "text.txt").write_text("a few words\n")
     words = ["convert", "data", "text.txt", "--tokenizer", "models/absent", "--out", "train"]
     monkeypatch.chdir(copied)
-    assert "models/absent" in refusal(words)
+    assert "models/absent" in kit_refusal(words)
     assert not (copied / "train.bin").exists()
 
 
@@ -71,5 +71,5 @@ def test_a_layout_that_cannot_be(
     recipe = copied / "recipe.yaml"
     head, _, _ = recipe.read_text().partition("\nlayout:")
     recipe.write_text(f"{head}\nlayout: {edit}\n")
-    assert said in refusal(["emit", str(recipe), "--out", str(copied / "run2")])
+    assert said in kit_refusal(["emit", str(recipe), "--out", str(copied / "run2")])
     assert not (copied / "run2").exists()

@@ -11,7 +11,7 @@ import pytest
 
 import kit.cli as kit_cli
 from tests.support.assets import RECIPE, prepare
-from tests.support.in_process import refusal
+from tests.support.in_process import kit_refusal
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 6
@@ -76,7 +76,7 @@ def test_the_export_loads_with_plain_transformers(
     assert loaded.num_parameters() == AutoModelForCausalLM.from_pretrained(model).num_parameters()
     assert AutoTokenizer.from_pretrained(exported, local_files_only=True)("import os").input_ids
     capsys.readouterr()
-    assert str(exported) in refusal(["convert", "model", str(exchange), "--out", str(exported)])
+    assert str(exported) in kit_refusal(["convert", "model", str(exchange), "--out", str(exported)])
 
 
 def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from kit.specs.local import host_memory
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec, StreamSpec
 from kit.units import to_gib
 from tests.emit.plans import CONFIG, DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
-from tests.support.in_process import refusal
+from tests.support.in_process import kit_refusal
 from tests.support.s3 import s3_server
 
 GOOD = {"max_token_id": 127, "num_tokens": 1000}
@@ -370,7 +370,7 @@ def test_a_run_ends_before_it_starts(
     rows = "#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\necho 'NVIDIA H100 PCIe, 81559'\n"
     monkeypatch.setenv("PATH", stand_in(tmp_path, **{"nvidia-smi": rows})["PATH"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said = refusal(["train", str(run)])
+    said = kit_refusal(["train", str(run)])
     assert "the plan is for 4 x H100 (80 GiB) a node" in said or "the plan is for 4 x H100 (79 GiB) a node" in said
     assert "1 x NVIDIA A100-SXM4-40GB (40 GiB), 1 x NVIDIA H100 PCIe (80 GiB)" in said
     first, second = ("NVIDIA A100-SXM4-40GB", 40.0), ("NVIDIA H100 PCIe", 81559 / 1024)
@@ -505,6 +505,6 @@ def test_the_command_says_so_before_anything_starts(
     rundir: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (rundir.path.parent / "train.idx").unlink()
-    assert "train.idx is missing" in refusal(["train", str(rundir.path)])
+    assert "train.idx is missing" in kit_refusal(["train", str(rundir.path)])
     with pytest.raises(kit.KitError, match="not a checkpoint"):
         preflight(with_(rundir), rundir.path.parent)

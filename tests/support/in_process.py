@@ -35,7 +35,7 @@ def kit_main(*words: str) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def refusal(words: Sequence[str]) -> str:
+def kit_refusal(words: Sequence[str]) -> str:
     """What ``kit WORDS`` writes to stderr; it ends with 2."""
     said = kit_main(*words)
     assert said.code == 2, said

@@ -20,7 +20,7 @@ from kit.training.data.stream_source import StreamSource
 from tests.support import runs as started
 from tests.support import tiny
 from tests.support.assets import RECIPE
-from tests.support.in_process import refusal
+from tests.support.in_process import kit_refusal
 from tests.support.workers import pool
 from tests.training import runs
 from tests.training.streamed import samples, spec, texts, write
@@ -171,9 +171,9 @@ class TestBeforeAProcessStarts:
         ):
             assert old in run
             (rundir.path / "run.yaml").write_text(run.replace(old, new))
-            assert said in refusal(["train", str(rundir.path)])
+            assert said in kit_refusal(["train", str(rundir.path)])
         monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
-        found = refusal(["train", str(rundir.path)])
+        found = kit_refusal(["train", str(rundir.path)])
         assert "run.data.stream needs datasets" in found
         assert "pip install 'deepspeed-megatron-kit[data]'" in found
 
