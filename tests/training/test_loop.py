@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from kit.engines.torch.engine import TorchEngine
-from kit.errors import CheckpointError, DataError
+from kit.errors import DataError
 from kit.planner.length import length
-from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
+from kit.specs.run import DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataLoader
@@ -27,7 +28,6 @@ from kit.training.stopping import Reason, Stopping
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
-from tests.training.disk import full_disk
 
 one_process = pytest.mark.usefixtures("one_process")
 
@@ -35,12 +35,8 @@ one_process = pytest.mark.usefixtures("one_process")
 @one_process
 class TestWhatARunLeaves:
     def test_everything(self, tmp_path, capsys):
-        rundir = runs.prepare(
-            tmp_path / "run",
-            steps=5,
-            validation_every_steps=2,
-            logging=LoggingSpec(every_steps=2, gradients_at_steps=(1, 3)),
-        )
+        logging = LoggingSpec(every_steps=2, gradients_at_steps=(1, 3))
+        rundir = runs.prepare(tmp_path / "run", steps=5, validation_every_steps=2, logging=logging)
         summary = runs.run(rundir)
         rows = runs.metrics(rundir)
         assert [(row["step"], row["samples_seen"], row["tokens"]) for row in rows] == [
@@ -67,9 +63,8 @@ class TestWhatARunLeaves:
         """Also where a run is stopped between two of those that are logged; none without held-out data."""
         found = []
         for every, data in ((1, whole.run.data), (2, whole.run.data), (2, DataSpec(train=whole.run.data.train))):
-            rundir = runs.prepare(tmp_path / str(len(found)), data=data, validation_every_steps=every)
-            summary = runs.run(rundir, stop_at_step=3, export_at_end=False)
-            found.append((summary.validation_loss, runs.metrics(rundir)[2]["validation_loss"]))
+            rundir = runs.trained(tmp_path / str(len(found)), None, 3, data=data, validation_every_steps=every)
+            found.append((runs.summary(rundir).validation_loss, runs.metrics(rundir)[2]["validation_loss"]))
         last = found[0][1]
         assert found == [(last, last), (last, None), (None, None)]
         assert last > 0
@@ -110,9 +105,10 @@ def same_end(whole, rundir):
 class TestInterrupted:
     def test_stopped_and_resumed(self, whole, tmp_path, capsys):
         rundir = runs.prepare(tmp_path / "run")
-        for stop, says in ((3, "starting at step 1"), (6, "resumed after step 3\nstep 4/6")):
-            assert runs.run(rundir, resume="auto", stop_at_step=stop).step == stop
-            assert says in capsys.readouterr().out
+        runs.resumed(rundir, 3, 6, export_at_end=True)
+        lines = capsys.readouterr().out.split("\nmeasured:")
+        assert "starting at step 1\n" in lines[0]
+        assert "\nresumed after step 3\nstep 4/6" in lines[1]
         same_end(whole, rundir)
 
     def test_from_a_path(self, whole, stopped, tmp_path):
@@ -142,83 +138,22 @@ class TestInterrupted:
         assert (summary.step, summary.validation_loss) == (6, before[0][-1]["validation_loss"])
         measured = summary.measured_memory_gib, summary.measured_step_time_s, summary.measured_checkpoint_s
         assert measured == (None, None, None), "this process made no step"
-        for resume, said in (
-            (None, "continue it with --resume auto"),
-            (whole.path / "checkpoints" / "step-00000004", "is of step 4 and this run has a checkpoint of step 6"),
-            (whole.path / "gone", "is not a checkpoint"),
-        ):
-            with pytest.raises(CheckpointError, match=said):
-                runs.run(whole, resume=resume)
         assert (runs.metrics(whole), exchange.stat().st_mtime_ns) == before
 
 
-DAMAGE = {
-    "truncated": ("state/master-rank00000-00001.safetensors", lambda content: content[:-1]),
-    "corrupted": ("state/master-rank00000-00001.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
-    "file missing": ("state/master-rank00000-00001.safetensors", None),
-    "no manifest": ("manifest.json", None),
-    "manifest damaged": ("manifest.json", lambda content: b'{"format": "kit-na'),
-}
-
-
 @one_process
-class TestDamagedCheckpoints:
-    def damage(self, rundir, step, how):
-        name, change = DAMAGE[how]
-        path = rundir.path / "checkpoints" / f"step-{step:08d}" / name
-        content = path.read_bytes()
-        path.unlink()
-        if change is not None:
-            path.write_bytes(change(content))
-
-    @pytest.mark.parametrize("how", DAMAGE)
-    def test_the_one_before_is_used(self, whole, stopped, how, capsys):
-        self.damage(stopped, 4, how)
-        runs.run(stopped, resume="auto")
-        printed = capsys.readouterr().out
-        assert "checkpoint step-00000004 is not usable" in printed
-        assert "trying the one before it\nresumed after step 2" in printed
-        assert runs.metrics(stopped) == runs.metrics(whole)
-        assert "step-00000004.damaged" in runs.names(stopped.path / "checkpoints")
-
-    def test_one_that_was_named_is_refused_and_so_is_a_run_without_a_good_one(self, stopped):
-        self.damage(stopped, 4, "corrupted")
-        with pytest.raises(CheckpointError, match=r"is corrupted.*use an earlier checkpoint or --resume auto"):
-            runs.run(stopped, resume=stopped.path / "checkpoints" / "step-00000004")
-        self.damage(stopped, 2, "truncated")
-        with pytest.raises(CheckpointError, match=r"no checkpoint in .* is usable \(.*master-rank00000-00001.safetens"):
-            runs.run(stopped, resume="auto")
-
-    def test_what_a_kill_during_a_save_leaves_is_ignored(self, stopped):
-        checkpoints = stopped.path / "checkpoints"
-        shutil.copytree(checkpoints / "step-00000004", checkpoints / ".step-00000006.partial")
-        runs.run(stopped, resume="auto")
-        exchanged = ["exchange-step-00000004", "exchange-step-00000006"]
-        assert runs.names(checkpoints) == [*exchanged, "latest", "step-00000004", "step-00000006"]
-
-    def test_a_full_disk_keeps_the_previous_checkpoint_and_the_run(self, stopped, capsys):
-        rundir = runs.with_run(stopped, checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-        before = runs.names(rundir.path / "checkpoints")
-        with full_disk(30_000):
-            assert runs.run(rundir, resume="auto", export_at_end=False).step == 6
-        assert "no checkpoint at step 5, the run goes on: writing the checkpoint" in capsys.readouterr().out
-        assert ("checkpoint failed", 5) in [(event["event"], event["step"]) for event in runs.events(rundir)]
-        assert runs.names(rundir.path / "checkpoints") == before
-        runs.run(rundir, resume="auto")
-        assert [row["step"] for row in runs.metrics(rundir)] == [1, 2, 3, 4, 5, 6]
-
-
-@one_process
-class TestRefused:
-    def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(self, whole, tmp_path):
-        path = whole.run.data.train
-        samples = len(GptSamples(IndexedTokens(path), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE))
-        steps = samples // whole.plan.layout.global_batch_size
-        once, says = DataSpec(train=path, wrap=False), f"use run.steps={steps}, or wrap=true"
-        runs.trained(tmp_path / "enough", data=once, steps=steps, stop_at_step=1)
-        with pytest.raises(DataError, match=rf"needs .* samples and .* has {samples:,}.*{says}"):
-            runs.trained(tmp_path / "more", data=once, steps=steps + 1)
-        assert not (tmp_path / "more" / "metrics.jsonl").exists()
+def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(whole, tmp_path):
+    path = whole.run.data.train
+    samples = len(GptSamples(IndexedTokens(path), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE))
+    steps = samples // whole.plan.layout.global_batch_size
+    says = rf"needs .* samples and .* has {samples:,}.*use run.steps={steps}, or wrap=true"
+    for name, count, refused in (
+        ("enough", steps, nullcontext()),
+        ("more", steps + 1, pytest.raises(DataError, match=says)),
+    ):
+        with refused:
+            runs.trained(tmp_path / name, None, 1, data=DataSpec(train=path, wrap=False), steps=count)
+    assert not (tmp_path / "more" / "metrics.jsonl").exists()
 
 
 def two_processes(path: Path, dp: int = 2, zero_stage: int = 0):
@@ -232,27 +167,24 @@ def two_processes(path: Path, dp: int = 2, zero_stage: int = 0):
 def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_stage):
     """Bit for bit from the own checkpoint, also where one rank's part of the newest is damaged; and by way of the
     exchange checkpoint on one process."""
-    (one,) = pool("torch", 1).run(runs.run, two_processes(tmp_path / "one", dp=1))
+    one, alone = (two_processes(tmp_path / name, dp=1) for name in ("one", "alone"))
     whole, stopped = (two_processes(tmp_path / name, zero_stage=zero_stage) for name in ("whole", "stopped"))
+    (of_one,) = runs.everywhere(one, runs.run)
     unmeasured = {"measured_step_time_s": None, "measured_checkpoint_s": None}
-    two, other = (dataclasses.replace(found, **unmeasured) for found in pool("torch", 2).run(runs.run, whole))
+    two, other = (dataclasses.replace(found, **unmeasured) for found in runs.everywhere(whole, runs.run))
     assert two == other
-    assert two.validation_loss == pytest.approx(one.validation_loss, rel=1e-5)
-    for ours, theirs in zip(runs.metrics(whole), runs.metrics(two_processes(tmp_path / "one", dp=1)), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        assert ours["samples_seen"] == theirs["samples_seen"]
-    pool("torch", 2).run(runs.run, stopped, 3)
-    (message,) = set(pool("torch", 2).run(runs.run_failing, stopped))
+    assert two.validation_loss == pytest.approx(of_one.validation_loss, rel=1e-5)
+    runs.near(runs.metrics(whole), runs.metrics(one))
+    runs.resumed(stopped, 3, export_at_end=True)
+    (message,) = set(runs.everywhere(stopped, runs.run_failing))
     assert "continue it with --resume auto" in message
     shutil.copytree(stopped.path, tmp_path / "damaged")
     damaged = dataclasses.replace(stopped, path=tmp_path / "damaged")
     (damaged.path / "checkpoints" / "step-00000003" / "random" / "rank-00001.json").write_bytes(b"short")
-    alone = two_processes(tmp_path / "alone", dp=1)
-    pool("torch", 1).run(runs.run, alone, None, stopped.path)
-    for ours, theirs in zip(runs.metrics(alone), runs.metrics(whole)[3:], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    runs.everywhere(alone, runs.run, None, stopped.path)
+    runs.near(runs.metrics(alone), runs.metrics(whole)[3:])
     for rundir in (stopped, damaged):
-        pool("torch", 2).run(runs.run, rundir, None, "auto")
+        runs.resumed(rundir, None)
         assert runs.metrics(rundir) == runs.metrics(whole)
 
 
@@ -283,10 +215,8 @@ def test_what_is_logged_is_of_all_ranks(tmp_path):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2))
     for summary, memory in pool("torch", 2).run(unlike_ranks, rundir):
         assert (summary.step, summary.stopped, memory) == (3, "SIGTERM", [3.5] * 3)
-        assert (summary.measured_memory_gib, summary.measured_memory_is) == (
-            2.5,
-            "weights, gradients and optimizer",
-        )
+        memory = summary.measured_memory_gib, summary.measured_memory_is
+        assert memory == (2.5, "weights, gradients and optimizer")
         assert summary.tokens_seen == 3 * 4 * tiny.SEQ_LENGTH
     rows = runs.steps(rundir)
     assert [row["data_s"] >= 0.3 for row in rows] == [False, True, False]

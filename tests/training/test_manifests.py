@@ -19,7 +19,6 @@ from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, newest_exchange
 from kit.training.checkpoint.files import FileRecord, sealed
 from tests.support import hostile, tiny
-from tests.training import runs
 from tests.training.cases import COUNTERS
 
 MANIFEST, SHARD, RECORD = "manifest.json", "master-00001.safetensors", {"bytes": 4, "xxh3_128": "0" * 32}
@@ -31,7 +30,6 @@ GOOD: dict[str, dict[str, Any]] = {
     }),
     EXCHANGE_JSON: exchange_json(COUNTERS, tiny.model(), {"master": {"x": SHARD}}, {SHARD: FileRecord(**RECORD)}),
 }  # fmt: skip
-STEP, EXCHANGED = "step-00000004", "exchange-step-00000004"
 
 
 def read(path) -> dict[str, Any]:
@@ -180,7 +178,7 @@ class TestCounters:
         if metrics is not None:
             (tmp_path / "metrics.jsonl").write_text(metrics)
         length = RunLength(6, lambda steps: 2 * steps)
-        counters, checkpoint = Counters(step, samples, samples, step, 0), tmp_path / "checkpoints" / STEP
+        counters, checkpoint = Counters(step, samples, samples, step, 0), tmp_path / "checkpoints" / "step-00000004"
         with pytest.raises(CheckpointError, match=words) if words else nullcontext():
             length.check(counters, checkpoint, same_plan)
 
@@ -192,60 +190,3 @@ class TestCounters:
             length = run_length(plan, tiny.run_directory_spec(steps=6, schedule=schedule))
             assert [length.samples_after(n) for n in range(7)] == [sum(sizes[:n]) for n in range(7)]
             assert length.total_steps == 6
-
-
-def spoil(run, place, value, name=STEP, seal=sealed):
-    """Change a manifest of the run; its directory."""
-    path = run.path / "checkpoints" / name / (MANIFEST if name == STEP else EXCHANGE_JSON)
-    path.write_text(json.dumps(seal(hostile.changed(json.loads(path.read_text()), place, value))))
-    return path.parent
-
-
-@pytest.mark.usefixtures("one_process")
-class TestRuns:
-    def test_a_number_more_is_noticed_and_the_one_before_it_taken(self, stopped, capsys):
-        for name in (EXCHANGED, STEP):
-            directory = spoil(stopped, ("counters", "samples_seen"), 9, name, seal=dict)
-            assert "its own hash (sha256) differs" in runs.run_failing(stopped, resume=directory)
-        runs.run(stopped, resume="auto", export_at_end=False)
-        assert "checkpoint step-00000004 is not usable" in (said := capsys.readouterr().out)
-        assert "resumed after step 2" in said
-
-    @pytest.mark.parametrize(
-        ("name", "changes", "words"),
-        [
-            (STEP, {"counters samples_seen": 10}, "metrics.jsonl has 8 at step 4"),
-            (EXCHANGED, {"counters samples_seen": 10}, "metrics.jsonl has 8 at step 4"),
-            (STEP, {"plan_hash": "f" * 64, "model": "torch x"}, "was written under plan ffffffffffff"),
-        ],
-    )
-    def test_what_contradicts_the_run_is_refused(self, stopped, name, changes, words):
-        for place, value in changes.items():
-            directory = spoil(stopped, place.split(), value, name)
-        assert words in runs.run_failing(stopped, resume=directory)
-
-    def test_a_version_without_a_hash_gives_way_to_the_exchange_checkpoint(self, stopped, capsys):
-        directory = spoil(stopped, ("version",), 2, seal=dict)
-        assert "has version 2, this kit reads 3" in runs.run_failing(stopped, resume=directory)
-        runs.run(stopped, resume="auto", stop_at_step=4)
-        assert f"resuming by way of {EXCHANGED}" in capsys.readouterr().out
-        spoil(stopped, ("version",), 2, seal=dict)
-        shutil.rmtree(stopped.path / "checkpoints" / EXCHANGED)
-        assert "has version 2" in runs.run_failing(stopped, resume="auto")
-        assert (directory / MANIFEST).is_file(), "nothing is wrong with it: it stays"
-
-    @pytest.mark.everyday("state/deep/er")
-    @pytest.mark.parametrize("name", ["state/more.pt", "more.json", ".hidden", "state/deep/er"])
-    def test_a_file_that_is_not_listed_is_refused(self, stopped, name, tmp_path):
-        more = stopped.path / "checkpoints" / STEP / name
-        more.parent.mkdir(exist_ok=True)
-        (tmp_path / "elsewhere").mkdir()
-        # A directory is none of the files, a link to one is.
-        for add in (lambda: more.write_text("{}"), lambda: more.symlink_to(tmp_path / "elsewhere")):
-            add()
-            for resume in (stopped.path / "checkpoints" / STEP, "auto"):
-                words = runs.run_failing(stopped, resume=resume)
-                assert words.startswith(f"{more} is not in the checkpoint's manifest")
-                assert "remove it" in words
-            more.unlink()
-        runs.run(stopped, resume="auto")
