@@ -12,25 +12,19 @@ from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from tests.support import tiny
-from tests.support.workers import pool
 from tests.training import runs
+from tests.training.pairs import pair
 
 WEIGHTS = {"web": 6.1, "code": 2.7, "maths": 1.3}
 
 
-def sets(directory, documents=40):
+def sets(directory):
     """Name → prefix of a small set; every one has tokens of its own."""
-    found = {}
-    for seed, name in enumerate(WEIGHTS):
-        found[name] = str(directory / name)
-        with IndexedWriter(found[name], tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
-            for document in tiny.documents(seed=seed)[: documents - 10 * seed]:
-                writer.add_document(document)
-    return found
+    made = {name: tiny.documents(seed=seed)[: 40 - 10 * seed] for seed, name in enumerate(WEIGHTS)}
+    return {name: str(pair(directory / name, each)) for name, each in made.items()}
 
 
 def blended(paths):
@@ -113,21 +107,16 @@ LAYOUTS = [
 def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tmp_path, layout):
     """On two processes, bit for bit, with the curve of one process of torch, whose micro batches are of mixed sets.
     Losses of sets and norms of groups are over both ranks."""
-    engine, data = layout["engine"], DataSpec(blend=blended(sets(tmp_path)))
-    alone = runs.prepare(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), data=data)
-    pool("torch", 1).run(runs.run, alone, 2)
+    data = DataSpec(blend=blended(sets(tmp_path)))
+    one = tiny.plan(gradient_accumulation_steps=2)
+    alone = runs.trained(tmp_path / "alone", one, 2, data=data, export_at_end=True)
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
-    whole, stopped = (
-        runs.prepare(tmp_path / name, plan, data=data, logging=LoggingSpec(gradient_norms_every_steps=2))
-        for name in ("whole", "stopped")
-    )
-    for rundir, stop, resume in ((whole, None, alone.path), (stopped, 4, alone.path), (stopped, None, "auto")):
-        pool(engine, 2).run(runs.run_any, rundir, stop, resume)
-    assert runs.metrics(stopped) == runs.metrics(whole)
-    pool("torch", 1).run(runs.run_any, alone, None, "auto")
+    logging = LoggingSpec(gradient_norms_every_steps=2)
+    whole, _ = runs.same_curve(tmp_path, plan, begin=alone.path, data=data, logging=logging)
+    runs.resumed(alone, None)
+    runs.near(runs.metrics(whole), runs.metrics(alone)[2:])
     draws = Draws(list(WEIGHTS.values()))
-    for row, theirs in zip(runs.metrics(whole), runs.metrics(alone)[2:], strict=True):
-        assert row["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    for row in runs.metrics(whole):
         assert (row["grad_norms"] is None) == bool(row["step"] % 2)
         if groups := row["grad_norms"]:
             assert {"self_attn", "mlp", "embed_tokens", "lm_head"} < groups.keys()
@@ -143,15 +132,14 @@ def test_every_validation_set_has_its_loss(tmp_path):
     paths = sets(tmp_path)
     held_out = {"again": paths["web"], "code": paths["code"]}
     data = DataSpec(train=paths["maths"], validation=paths["web"], validation_sets=held_out)
-    rundir = runs.prepare(tmp_path / "run", data=data, steps=4, validation_every_steps=2)
-    summary = runs.run(rundir, export_at_end=False)
+    rundir = runs.trained(tmp_path / "run", data=data, steps=4, validation_every_steps=2)
     rows = runs.metrics(rundir)
     assert [row["validation_losses"] is None for row in rows] == [True, False, True, False]
     for row in rows[1::2]:
         losses = row["validation_losses"]
         assert list(losses) == ["again", "code"]
         assert losses["again"] == row["validation_loss"] != losses["code"]
-    assert summary.validation_losses == rows[-1]["validation_losses"]
-    only = runs.prepare(tmp_path / "only", data=DataSpec(train=paths["maths"], validation_sets=held_out), steps=1)
-    assert runs.run(only, export_at_end=False).validation_loss is None
+    assert runs.summary(rundir).validation_losses == rows[-1]["validation_losses"]
+    only = runs.trained(tmp_path / "only", data=DataSpec(train=paths["maths"], validation_sets=held_out), steps=1)
+    assert runs.summary(only).validation_loss is None
     assert runs.metrics(only)[0]["validation_losses"].keys() == held_out.keys()

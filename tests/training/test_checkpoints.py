@@ -44,13 +44,10 @@ class TestKept:
         """Looked at each time a file is made durable: at every moment a kill could come."""
         from kit.training.checkpoint import engine_checkpoint
 
-        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-        seen = []
-        real = files.fsync
+        seen, real, latest = [], files.fsync, tmp_path / "run" / "checkpoints" / "latest"
 
         def look(path):
             real(path)
-            latest = rundir.path / "checkpoints" / "latest"
             if latest.exists():
                 directory = latest.parent / latest.read_text().strip()
                 manifest = engine_checkpoint.read_manifest(directory)
@@ -59,7 +56,7 @@ class TestKept:
 
         monkeypatch.setattr(files, "fsync", look)
         monkeypatch.setattr(engine_checkpoint, "fsync", look)
-        runs.run(rundir, export_at_end=False)
+        runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         assert len(set(seen)) == 6
 
     def test_what_they_take_and_cost_is_predicted(self, tmp_path):
@@ -68,8 +65,8 @@ class TestKept:
         cost = operation(plan.workload, 0.1)
         plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
         spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
-        rundir = runs.prepare(tmp_path / "run", plan, steps=8, checkpoint=spec)
-        summary = runs.run(rundir)
+        rundir = runs.trained(tmp_path / "run", plan, steps=8, checkpoint=spec, export_at_end=True)
+        summary = runs.summary(rundir)
         assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
         assert summary.predicted_checkpoint_gib == pytest.approx(summary.measured_checkpoint_gib, rel=0.02)
         assert summary.predicted_storage_gib == pytest.approx(5 * summary.predicted_checkpoint_gib)
@@ -99,15 +96,14 @@ class TestRoom:
         """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
         manifest = json.loads((whole.path / "checkpoints" / "step-00000004" / "manifest.json").read_text())
         size = sum(record["bytes"] for record in manifest["files"].values())
-        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
         with ExitStack() as around:
             try:
-                around.enter_context(small_disk(rundir.path / "checkpoints", int(2.6 * size)))
+                around.enter_context(small_disk(tmp_path / "run" / "checkpoints", int(2.6 * size)))
             except OSError as error:
                 pytest.skip(
                     f"a full disk (RLIMIT_FSIZE stands in elsewhere) needs the right to mount, as root: {error}"
                 )
-            assert runs.run(rundir, export_at_end=False).step == 6
+            rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
             printed = capsys.readouterr().out
             assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
             assert f"and {rundir.path / 'checkpoints'} has" in printed
@@ -239,12 +235,9 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
     """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""
     plan = tiny.plan(engine=engine, zero_stage=zero_stage, dp=2)
     spec = CheckpointSpec(every_steps=2, keep_last=9, asynchronous=True)
-    whole, stopped = (
-        runs.prepare(tmp_path / name, plan, checkpoint=dataclasses.replace(spec, asynchronous=name == "stopped"))
-        for name in ("whole", "stopped")
-    )
-    for rundir, stop, resume in ((whole, None, None), (stopped, 5, None), (stopped, None, "auto")):
-        pool(engine, 2).run(runs.run_any, rundir, stop, resume)
+    whole = runs.trained(tmp_path / "whole", plan, checkpoint=dataclasses.replace(spec, asynchronous=False))
+    stopped = runs.trained(tmp_path / "stopped", plan, 5, checkpoint=spec)
+    runs.resumed(stopped, None)
     assert runs.metrics(stopped) == runs.metrics(whole)
     assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
 
@@ -263,18 +256,16 @@ def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, 
     whole = runs.trained(tmp_path / "whole", plan)
     rundir = runs.trained(tmp_path / "run", plan, stop_at_step=4, export_at_end=True)
     changed = dataclasses.replace(rundir, plan=tiny.plan(job=job, **ACCUMULATED))
-    runs.run(changed, resume="auto")
+    runs.resumed(changed, None)
     assert says in capsys.readouterr().out
-    ours, theirs = ([row["loss"] for row in runs.metrics(each)] for each in (rundir, whole))
-    assert ours == pytest.approx(theirs, rel=1e-5)
+    runs.near(runs.metrics(rundir), runs.metrics(whole))
 
 
 @one_process
 def test_with_a_changed_plan_auto_loses_no_step_unasked(tmp_path):
     """The newest exchange checkpoint is older; then there is none."""
-    rundir = runs.prepare(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4))
-    for stop in (3, 5):
-        runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=stop == 3)
+    rundir = runs.trained(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4), 3, export_at_end=True)
+    runs.resumed(rundir, 5)
     changed = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, **ACCUMULATED))
     for said in ("the newest exchange checkpoint is of step 3: name it to lose", "resume from an exchange checkpoint"):
         assert said in runs.run_failing(changed, resume="auto")

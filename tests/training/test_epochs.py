@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,24 @@ from kit.engines.base import MicroBatch
 from kit.errors import SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec, ScheduleSpec
 from kit.training.data.fine_tuning_rows import Row
-from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import counted
 from kit.training.data.samples import packed, padded
 from tests.support import tiny
 from tests.training import runs
+from tests.training.pairs import pair
 
 JOB = {"objective": "sft", "total_tokens": None}
+UNCOUNTED: dict[str, Any] = {"steps": None, "schedule": ScheduleSpec(warmup_steps=0)}
 
 
 def rows(prefix: Path, sizes: list[int]) -> Path:
     """Rows of so many tokens, half of them context. The model reads all but the last token of a row."""
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
-        for size in sizes:
-            writer.add_row([[1] * (size // 2), [2] * (size - size // 2)])
-    return prefix
+    return pair(prefix, ([[1] * (size // 2), [2] * (size - size // 2)] for size in sizes), objective="sft")
 
 
 def prepared(path: Path, data: DataSpec, job: dict[str, Any], **layout: Any) -> tiny.TinyRunDirectory:
-    plan = tiny.plan(job=JOB | job, **({"micro_batch_size": 2, "gradient_accumulation_steps": 2} | layout))
-    return tiny.run_directory(path, plan, data=data, steps=None, schedule=ScheduleSpec(warmup_steps=0))
+    plan = tiny.plan(job=JOB | job, **({"gradient_accumulation_steps": 2} | layout))
+    return tiny.run_directory(path, plan, data=data, **UNCOUNTED)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,9 @@ def test_the_run_counts_rows_and_packs(tmp_path, job, packing, steps, said):
 
 
 def test_the_run_counts_text_and_blends(tmp_path):
-    with IndexedWriter(tmp_path / "text", tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE) as writer:
-        writer.add_document([1] * (32 * 9 + 1))  # nine windows
-    of_text = prepared(
-        tmp_path / "run", DataSpec(train=str(tmp_path / "text")), {"objective": "pretrain", "epochs": 2.0}
-    )
-    found, line = counted(of_text)
+    text = pair(tmp_path / "text", [[1] * (32 * 9 + 1)])  # nine windows
+    job = {"objective": "pretrain", "epochs": 2.0}
+    found, line = counted(prepared(tmp_path / "run", DataSpec(train=str(text)), job))
     assert (found.run.steps, line) == (5, "5 steps: 2.22 epochs of 9 windows")
     blend = {
         "short": BlendedSetSpec(path=str(rows(tmp_path / "short", [4] * 30)), weight=3.0),
@@ -71,22 +67,18 @@ def test_a_run_of_too_many_epochs_ends_before_its_first_step(tmp_path):
     rundir = prepared(tmp_path / "run", data, {"total_tokens": 10**11})
     with pytest.raises(SpecError, match=r"epochs of 10 samples in .* run\.data\.allow_many_epochs=true"):
         counted(rundir)
-    assert (
-        counted(runs.with_run(rundir, data=DataSpec(train=data.train, allow_many_epochs=True)))[0].run.steps
-        == 10**11 // 68
-    )
+    allowed = dataclasses.replace(data, allow_many_epochs=True)
+    assert counted(runs.with_run(rundir, data=allowed))[0].run.steps == 10**11 // 68
 
 
 @pytest.mark.usefixtures("one_process")
 def test_a_resumed_run_of_epochs_ends_where_the_whole_one_does(tmp_path):
     data = DataSpec(train=str(rows(tmp_path / "rows", [17, 9] * 5)))
-    whole, parted = (prepared(tmp_path / name, data, {"epochs": 2.0}) for name in ("whole", "parted"))
-    for rundir, stop, ended in ((whole, None, 5), (parted, 2, 2), (parted, None, 5)):
-        assert runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=False).step == ended
-    assert runs.metrics(parted) == runs.metrics(whole)
+    plan = tiny.plan(job=JOB | {"epochs": 2.0}, gradient_accumulation_steps=2)
+    whole, _ = runs.same_curve(tmp_path, plan, (2,), data=data, **UNCOUNTED)
     assert [row["samples_seen"] for row in runs.steps(whole)] == [4, 8, 12, 16, 20]
-    summary = runs.run(whole, resume="auto")
-    assert summary.tokens_seen == 2 * (5 * 16 + 5 * 8)  # two epochs, and no padding
+    assert runs.summary(whole).tokens_seen == 2 * (5 * 16 + 5 * 8)  # two epochs, and no padding
+    assert runs.resumed(whole, None).tokens_seen == 2 * (5 * 16 + 5 * 8)  # of a finished run, too
 
 
 def test_attended_tokens_are_the_squares_of_rows():
