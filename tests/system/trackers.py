@@ -52,8 +52,7 @@ def _run(name: str) -> int:
     from tests.training import runs
 
     with tempfile.TemporaryDirectory(prefix="kit-trackers-") as scratch, process_group_of_one():
-        rundir = runs.prepare(Path(scratch) / "run", logging=LoggingSpec(trackers=(name,)))
-        runs.run(rundir)
+        rundir = runs.trained(Path(scratch) / "run", logging=LoggingSpec(trackers=(name,)))
         found, rows = READERS[name](rundir.path / FOLDER), runs.metrics(rundir)
     same = all(found[key].keys() == {row["step"] for row in rows} for key in KEYS)
     far = max(abs(found[key][row["step"]] / row[key] - 1) for key in KEYS for row in rows) if same else math.inf

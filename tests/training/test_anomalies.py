@@ -22,8 +22,7 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, Stability
 from kit.training import determinism
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.data.loader import DataLoader
 from tests.support import tiny
 from tests.support.workers import pool
@@ -147,8 +146,8 @@ def trained(tmp_path, one_process):
 
     def run(name="run", **stability):
         rundir = prepared(tmp_path / name, **stability)
-        summary = runs.run(rundir)
-        return rundir, ExchangeCheckpoint(rundir.path / summary.exchange_checkpoint).counters
+        runs.run_any(rundir)
+        return rundir, read_manifest(rundir.path / "checkpoints" / "step-00000012").counters
 
     return run
 
@@ -161,7 +160,8 @@ class TestSpikes:
     def at_step_8(self, spoiled):
         spoiled[14] = 100.0
 
-    def test_warn_changes_nothing(self, trained, capsys):
+    def test_warn_changes_nothing(self, trained, capsys, monkeypatch):
+        monkeypatch.setattr(handler, "_look_at_output", None)  # a step costs no hook
         off, _ = trained("off", loss_spike="off")
         assert not (off.path / "events.jsonl").exists()
         capsys.readouterr()
@@ -203,8 +203,7 @@ class TestSpikes:
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
         assert (counters.samples_seen, counters.samples_skipped) == (24, 4)
         killed = prepared(tmp_path / "killed", loss_spike="rewind")
-        for stop in (7, 10, None):  # the first is before the spike, with a checkpoint of step 7
-            runs.run(killed, resume="auto", stop_at_step=stop, export_at_end=False)
+        runs.resumed(killed, 7, 10, None)  # the first is before the spike, with a checkpoint of step 7
         assert [row["step"] for row in runs.metrics(killed)] == list(range(1, 13))
         assert events(killed)[-1] == ("resumed", 10)
         # The window of a process that was started again is that of one that was not.
@@ -265,15 +264,11 @@ class TestNotFinite:
     @pytest.mark.parametrize("factor", [math.nan, math.inf])
     def test_the_step_and_the_first_module_are_named(self, tmp_path, spoiled, factor):
         spoiled[6] = factor
-        rundir = runs.prepare(tmp_path / "run")
+        rundir = prepared(tmp_path / "run")
         said = rf"loss is {factor} at step 4; resume .*samples 6 to 7 of that step: in backward .* lm_head \(Linear\)"
         assert re.search(said, runs.run_failing(rundir))
         assert runs.events(rundir)[-1]["first"].startswith("in backward the gradient at the output of lm_head (Linear)")
         assert not (rundir.path / "summary.json").exists()
-
-    def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(handler, "_look_at_output", None)
-        runs.trained(tmp_path / "run", steps=1)
 
     @pytest.mark.parametrize(
         ("action", "said", "found"),
@@ -401,10 +396,7 @@ class TestBatchRamp:
     def test_a_ramped_run_resumes_in_the_middle(self, tmp_path):
         plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=3)
         schedule = ScheduleSpec(batch_ramp=BatchRampSpec(start=2, increment=2, samples=12))
-        whole, stopped = (runs.prepare(tmp_path / name, plan, schedule=schedule) for name in ("whole", "stopped"))
-        for rundir, stop in ((whole, None), (stopped, 4), (stopped, None)):
-            runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=False)
-        assert runs.metrics(stopped) == runs.metrics(whole)
+        whole, _ = runs.same_curve(tmp_path, plan, schedule=schedule)
         assert [row["batch_size"] for row in runs.metrics(whole)] == [2, 2, 2, 4, 4, 6]
         assert [row["samples_seen"] for row in runs.metrics(whole)] == [2, 4, 6, 10, 14, 20]
         assert runs.metrics(whole)[-1]["learning_rate"] == pytest.approx(1e-3), "the schedule ends with the run"

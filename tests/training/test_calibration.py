@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 
 import pytest
@@ -13,23 +12,24 @@ from typer.testing import CliRunner
 from kit.cli import app
 from kit.cost.reliability import STORAGE_USD_PER_GB_MONTH
 from kit.planner.plan import Plan
-from kit.training.finalize import Summary
 from tests.support import small_run as small
+from tests.support.alone import process_group_of_one
 from tests.support.assets import RECIPE
 from tests.training import runs
 
 
-def finished(tmp_path):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
     """A run of four steps with a checkpoint every second."""
-    rundir = small.emit(tmp_path / "run", "run.steps=4", "run.checkpoint.every_steps=2", seq_length=32)
-    runs.run(rundir, export_at_end=False)
+    out = tmp_path_factory.mktemp("finished") / "run"
+    rundir = small.emit(out, "run.steps=4", "run.checkpoint.every_steps=2", seq_length=32)
+    with process_group_of_one():
+        runs.run_any(rundir)
     return rundir
 
 
-@pytest.mark.usefixtures("one_process")
-def test_a_summary_measures_what_was_predicted(tmp_path):
-    rundir = finished(tmp_path)
-    summary = Summary(**json.loads((rundir.path / "summary.json").read_text()))
+def test_a_summary_measures_what_was_predicted(finished):
+    rundir, summary = finished, runs.summary(finished)
     assert summary.device == (platform.processor() or platform.machine()) != ""
     root, predicted = rundir.path / "checkpoints", rundir.plan.predicted
     whole, last = (sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for at in (root, root / "step-00000004"))
@@ -59,10 +59,7 @@ def test_a_summary_measures_what_was_predicted(tmp_path):
     )
 
 
-@pytest.mark.usefixtures("one_process")
-def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path):
-    rundir = finished(tmp_path)
-    summary = json.loads((rundir.path / "summary.json").read_text())
+def test_the_summary_of_a_run_corrects_the_next_plan(finished, tmp_path):
     kept = tmp_path / "calibration.yaml"
     words = ["plan", str(RECIPE), "cluster=1xcpu", "layout.engine=torch", "layout.zero_stage=0"]
 
@@ -72,9 +69,9 @@ def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path):
         return Plan.load(tmp_path / name).predicted
 
     before = planned("before.yaml")
-    after = planned("after.yaml", "--calibrate", str(rundir.path / "summary.json"), "--calibration", str(kept))
+    after = planned("after.yaml", "--calibrate", str(finished.path / "summary.json"), "--calibration", str(kept))
     later = planned("later.yaml", "--calibration", str(kept))
-    factor = summary["measured_step_time_s"] / rundir.plan.predicted.step_time_s
+    factor = runs.summary(finished).measured_step_time_s / finished.plan.predicted.step_time_s
     (residual,) = yaml.safe_load(kept.read_text()).values()
     assert residual["step_time_factor"] == pytest.approx(factor)
     assert residual["extra_gib"] == 0, "what a CPU process holds is no GPU's peak"

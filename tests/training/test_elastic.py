@@ -20,7 +20,6 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, Sche
 from kit.training.__main__ import _announce_nodes
 from kit.training.elastic import on_started, wait_as_spare
 from tests.support import tiny
-from tests.support.workers import WorkerError, pool
 from tests.training import runs
 
 
@@ -132,10 +131,6 @@ def test_a_node_that_the_layout_cannot_use_waits_for_the_end(tmp_path, summary, 
     assert found == [code]
 
 
-def part(rundir, stop_at_step, elastic=True):
-    return runs.run_any(rundir, stop_at_step=stop_at_step, resume="auto", elastic=elastic)
-
-
 ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
 """Adafactor's means of rows and columns fit the layout that wrote them, so the exchange checkpoint is needed."""
 
@@ -146,29 +141,14 @@ def test_a_run_shrinks_and_grows_on_its_curve(tmp_path, job):
     options = {"checkpoint": CheckpointSpec(every_steps=1, keep_last=2)}
     two = tiny.plan(job=job, dp=2, zero_stage=3, gradient_accumulation_steps=1)
     one = tiny.plan(job=job, dp=1, zero_stage=0, gradient_accumulation_steps=2)
-    whole, rundir = (runs.prepare(tmp_path / name, two, **options) for name in ("whole", "run"))
-    alone = dataclasses.replace(rundir, plan=one)
-    pool("torch", 2).run(part, whole, None, False)
-    pool("torch", 2).run(part, rundir, 2)
-    pool("torch", 1).run(part, alone, 4)
+    whole = runs.trained(tmp_path / "whole", two, **options)
+    assert not list(whole.path.glob("checkpoints/exchange*")), "without elastic"
+    rundir = runs.trained(tmp_path / "run", two, 2, elastic=True, **options)
+    runs.resumed(dataclasses.replace(rundir, plan=one), 4, elastic=True)
     assert runs.names(rundir.path / "checkpoints") == [
         *(f"exchange-step-{step:08d}" for step in (3, 4) if job),
         "latest",
         *(f"step-{step:08d}" for step in (3, 4)),
     ]
-    pool("torch", 2).run(part, rundir, None)
-    expected, found = runs.metrics(whole), runs.metrics(rundir)
-    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
-    for row, other in zip(expected, found, strict=True):
-        assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
-        assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4)
-
-
-def test_without_elastic_it_does_not_change_its_size(tmp_path):
-    """The fault that shows that the exchange checkpoint is needed."""
-    two = tiny.plan(job=ONE_LAYOUT, dp=2, zero_stage=3)
-    rundir = runs.prepare(tmp_path / "run", two, checkpoint=CheckpointSpec(every_steps=1))
-    pool("torch", 2).run(part, rundir, 2, False)
-    alone = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, dp=1, gradient_accumulation_steps=2))
-    with pytest.raises(WorkerError, match="native checkpoints fit one plan"):
-        pool("torch", 1).run(part, alone, None)
+    runs.resumed(rundir, None, elastic=True)
+    runs.near(runs.metrics(rundir), runs.metrics(whole))

@@ -98,8 +98,7 @@ class TestARun:
 
         monkeypatch.setattr(DataLoader, "step", step)
         monkeypatch.setattr(NativeCheckpoints, "write", slow_write)
-        rundir = runs.prepare(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
-        summary = runs.run(rundir, export_at_end=False)
+        rundir = runs.trained(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
         rows = runs.steps(rundir)
         for row in rows:
             parts = row["forward_backward_s"] + row["optimizer_s"]
@@ -114,7 +113,7 @@ class TestARun:
         assert rows[1]["eta_s"] >= 3 * 0.6, "three steps more, each of them like the first"
         assert rows[4]["eta_s"] == 0
         times = sorted(row["step_time_s"] for row in rows[1:])
-        assert summary.measured_step_time_s == pytest.approx((times[1] + times[2]) / 2)
+        assert runs.summary(rundir).measured_step_time_s == pytest.approx((times[1] + times[2]) / 2)
 
     @needs("tensorboard")
     def test_tensorboard(self, tmp_path):

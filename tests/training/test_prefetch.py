@@ -75,21 +75,19 @@ def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
         return real(self, position, size)
 
     monkeypatch.setattr(DataLoader, "step", step)
-    chosen = tiny.plan(gradient_accumulation_steps=4)
     found = []
     for ahead in (False, True):
         read.clear()
         monkeypatch.setattr(loop, "should_prefetch", lambda device, ahead=ahead: ahead)
         monkeypatch.setattr("kit.training.data.loader.pin", lambda batch: batch)  # there is nothing to pin for
-        rundir = runs.prepare(
+        rundir = runs.trained(
             tmp_path / str(ahead),
-            chosen,
+            tiny.plan(gradient_accumulation_steps=4),
             steps=12,
             schedule=ScheduleSpec(batch_ramp=BatchRampSpec(start=2, increment=2, samples=20)),
             stability=StabilitySpec(window_steps=8, sigmas=0.5, loss_spike="rewind", gradient_spike="off"),
             checkpoint=CheckpointSpec(every_steps=3, keep_last=2),
         )
-        runs.run(rundir)
         found.append(runs.metrics(rundir))
     after = [event["skipped_samples"][1] + 1 for event in runs.events(rundir) if event["event"] == "rewound"]
     assert [position for thread, position in read if thread == "MainThread"] == [0, *after], "all others came ahead"

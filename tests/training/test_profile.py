@@ -113,7 +113,7 @@ def test_a_run_of_two_ranks(tmp_path, capfd):
 
 
 def test_what_is_printed(tmp_path, capsys, one_process):
-    runs.run(runs.prepare(tmp_path / "run", steps=3), profile=(2, 3))
+    runs.trained(tmp_path / "run", steps=3, profile=(2, 3))
     lines = capsys.readouterr().out.splitlines()
     (at,) = (k for k, line in enumerate(lines) if line.startswith("profile of steps 2-3 (rank 0, profile/rank-"))
     assert lines[at + 1].startswith("  data wait ")

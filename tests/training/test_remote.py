@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.errors import SpecError
+from kit.errors import KitError, SpecError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
@@ -22,6 +22,8 @@ from kit.training.checkpoint.upload_process import Upload, Uploader, command
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
+from tests.support.alone import process_group_of_one
+from tests.support.refusals import refusal
 from tests.support.s3 import SECRET, s3_server
 from tests.support.workers import pool
 from tests.training import runs
@@ -38,8 +40,9 @@ def to(address, **checkpoint):
     return CheckpointSpec(remote=address, **(EVERY_TWO | {"remote_wait_seconds": 60.0} | checkpoint))
 
 
-def trained(path, address, plan=None, asynchronous=False, **options):
-    return runs.trained(path, plan, checkpoint=to(address, asynchronous=asynchronous), **options)
+def trained(path, address, plan=None, stop_at_step=None, export_at_end=False, resume=None, **checkpoint):
+    options = {"stop_at_step": stop_at_step, "export_at_end": export_at_end, "resume": resume}
+    return runs.trained(path, plan, checkpoint=to(address, **checkpoint), **options)
 
 
 def files_below(directory: Path) -> dict[str, bytes]:
@@ -58,12 +61,39 @@ def s3():
         yield server
 
 
+def manifest(root: Path) -> Path:
+    return root / "step-00000004" / "manifest.json"
+
+
+def truncate(root: Path) -> None:
+    """A file of the state of step 4."""
+    with open(next((root / "step-00000004" / "state").glob("*.safetensors")), "r+b") as file:
+        file.truncate(100)
+
+
+def misprint(root: Path) -> None:
+    manifest(root).write_text(manifest(root).read_text().replace(": 4,", ": 5,"))
+
+
+def refused(path: Path, address: str, **options) -> str:
+    return refusal(KitError, trained, path, address, **options)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stopped")
+    with process_group_of_one():
+        return trained(root / "run", f"file://{root}/away", stop_at_step=4)
+
+
 @one_process
 class TestARun:
     @pytest.fixture
-    def stopped(self, tmp_path):
+    def stopped(self, once, tmp_path):
         """A run that has stopped after step 4, and its copy."""
-        return trained(tmp_path / "run", f"file://{tmp_path}/away", stop_at_step=4), tmp_path / "away"
+        shutil.copytree(once.path.parent, tmp_path, dirs_exist_ok=True)
+        rundir = dataclasses.replace(once, path=tmp_path / "run")
+        return runs.with_run(rundir, checkpoint=to(f"file://{tmp_path}/away")), tmp_path / "away"
 
     def test_copies_what_is_finished_and_keeps_as_many(self, tmp_path):
         rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", export_at_end=True)
@@ -85,59 +115,44 @@ class TestARun:
         assert SECRET.encode() not in b"".join(files_below(rundir.path).values())
         assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
         lose(rundir)
-        runs.run(rundir, resume="auto", export_at_end=False)
+        runs.resumed(rundir, None)
         assert runs.metrics(rundir) == runs.metrics(whole)[4:]
         assert RemoteCheckpoints(ADDRESS).steps() == [6, 4]
 
     @pytest.mark.parametrize(
-        ("damage", "says"),
+        ("lost", "damage", "says", "step"),
         [
-            (lambda away: truncate(away), "has 100 bytes where"),
-            (lambda away: manifest(away).write_text(manifest(away).read_text().replace(": 4,", ": 5,")), "is damaged"),
-            (lambda away: manifest(away).unlink(), ""),  # half-uploaded: it has no manifest
+            (True, truncate, "has 100 bytes where", 2),
+            (True, misprint, "is damaged", 2),
+            (True, lambda root: manifest(root).unlink(), "", 2),  # half-uploaded: it has no manifest
+            (False, truncate, "step-00000004 is not usable", 4),  # the copy stands in for it
         ],
     )
-    def test_a_damaged_copy_gives_way_to_the_one_before(self, stopped, capsys, damage, says):
+    def test_what_is_damaged_gives_way(self, stopped, capsys, lost, damage, says, step):
+        """A copy of a run that is lost to the copy before it; a checkpoint to its copy."""
         rundir, away = stopped
-        damage(away)
-        lose(rundir)
-        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=2)
+        damage(away if lost else rundir.path / "checkpoints")
+        if lost:
+            lose(rundir)
+        runs.resumed(rundir, step)
         said = capsys.readouterr().out
         assert says in said
-        assert "resumed after step 2" in said
-        assert ("step-00000004 in file://" in said) == bool(says)
-        assert runs.names(rundir.path / "checkpoints") == ["step-00000002"]
-
-    def test_the_copy_stands_in_for_a_damaged_checkpoint(self, stopped, capsys):
-        rundir, _ = stopped
-        truncate(rundir.path / "checkpoints")
-        runs.run(rundir, resume="auto", export_at_end=False, stop_at_step=4)
-        assert "step-00000004 is not usable" in (said := capsys.readouterr().out)
-        assert "resumed after step 4" in said
+        assert f"resumed after step {step}" in said
+        assert ("step-00000004 in file://" in said) == (lost and says != "")
+        assert not lost or runs.names(rundir.path / "checkpoints") == ["step-00000002"]
 
     def test_a_second_run_needs_a_prefix_of_its_own(self, stopped, tmp_path):
-        second = runs.prepare(tmp_path / "second", checkpoint=to(f"file://{tmp_path}/away"))
         for resume in (None, stopped[0].path / "checkpoints"):
-            said = runs.run_failing(second, resume=resume)
+            said = refused(tmp_path / "second", f"file://{tmp_path}/away", resume=resume)
             assert "checkpoints of an earlier start, up to step 4" in said
 
     def test_an_exchange_checkpoint_comes_back_where_the_plan_has_changed(self, tmp_path, capsys):
         plans = [tiny.plan(job=ONE_LAYOUT, **each) for each in ({"micro_batch_size": 4}, ACCUMULATED)]
         rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", plans[0], stop_at_step=4, export_at_end=True)
         lose(rundir)
-        runs.run(dataclasses.replace(rundir, plan=plans[1]), resume="auto")
+        runs.resumed(dataclasses.replace(rundir, plan=plans[1]), None)
         assert "resuming by way of exchange-step-00000004" in capsys.readouterr().out
         assert [row["step"] for row in runs.metrics(rundir)] == [5, 6]
-
-
-def manifest(root: Path) -> Path:
-    return root / "step-00000004" / "manifest.json"
-
-
-def truncate(root: Path) -> None:
-    """A file of the state of step 4."""
-    with open(next((root / "step-00000004" / "state").glob("*.safetensors")), "r+b") as file:
-        file.truncate(100)
 
 
 @one_process
@@ -146,14 +161,14 @@ class TestAServerThatFails:
     def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
         """Which tries again where it fails."""
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
-        rundir = runs.prepare(tmp_path / "run", checkpoint=to(ADDRESS, remote_wait_seconds=3.0))
-        summary = runs.run(rundir, stop_at_step=4, export_at_end=False)
+        rundir = trained(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0, stop_at_step=4)
+        summary = runs.summary(rundir)
         assert (summary.step, summary.unsaved, RemoteCheckpoints(ADDRESS).steps()) == (4, None, [])
         failed = [each["why"] for each in runs.events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("remote_wait_seconds" in why for why in failed)
         left = iter(range(12))
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
-        runs.run(runs.with_run(rundir, checkpoint=to(ADDRESS)), resume="auto", stop_at_step=4, export_at_end=False)
+        runs.resumed(runs.with_run(rundir, checkpoint=to(ADDRESS)), 4)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
 
     @pytest.mark.nightly
@@ -162,15 +177,14 @@ class TestAServerThatFails:
         s3.fault = lambda method, key: 403
         assert "resuming from the local" not in capsys.readouterr().out
         impatient = runs.with_run(rundir, checkpoint=to(ADDRESS, remote_wait_seconds=1.0))
-        runs.run(impatient, resume="auto", stop_at_step=2)
+        runs.resumed(impatient, 2)
         assert "resuming from the local checkpoints only" in capsys.readouterr().out
         lose(rundir)
         for resume, failed in (("auto", "listing"), (None, "writing")):
             assert f"{failed} s3://bucket/runs/a failed" in runs.run_failing(rundir, resume=resume)
 
     def test_a_bucket_that_does_not_exist_is_an_error_at_the_start(self, tmp_path, s3):
-        failing = runs.prepare(tmp_path / "run", checkpoint=to("s3://no-such-bucket/a"))
-        assert "writing s3://no-such-bucket/a failed" in runs.run_failing(failing)
+        assert "writing s3://no-such-bucket/a failed" in refused(tmp_path / "run", "s3://no-such-bucket/a")
 
 
 @pytest.mark.nightly

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from kit.emit.run_directory import write
-from kit.specs.run import CheckpointSpec, LimitsSpec
+from kit.specs.run import LimitsSpec
 from kit.training.__main__ import main, process_group
 from kit.training.data.loader import DataLoader
 from kit.training.stopping import HUNG_CODE, Reason, Stopping, repeatedly, watchdog
@@ -96,31 +96,28 @@ def test_the_time_limit_counts_from_the_start_of_the_process():
 
 @one_process
 def test_the_time_limit_stops_a_run(tmp_path, capsys):
-    rundir = runs.prepare(tmp_path / "run", limits=LimitsSpec(max_minutes=1))
-    summary = runs.run(rundir, started=time.monotonic() - 60)
+    rundir = runs.trained(tmp_path / "run", limits=LimitsSpec(max_minutes=1), started=time.monotonic() - 60)
+    summary = runs.summary(rundir)
     assert (summary.step, summary.stopped) == (1, "run.limits.max_minutes is over")
     assert (rundir.path / "stopped").read_text() == "run.limits.max_minutes is over\n"
     assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
     assert [(event["event"], event["step"]) for event in runs.events(rundir)] == [("stopped", 1)]
     assert "stopping after step 1 with a checkpoint" in capsys.readouterr().out
-    summary = runs.run(rundir, resume="auto")
+    summary = runs.resumed(rundir, None)
     assert (summary.step, summary.stopped) == (6, None)
     assert not (rundir.path / "stopped").exists()
 
 
 @pytest.fixture
-def worker(tmp_path, monkeypatch, capsys):
+def worker(whole, tmp_path, monkeypatch, capsys):
     """A function that runs a rank as a launcher would, in this process, and returns its exit code and what it says.
     ``happens`` is called when the data of the third step are read."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    source = runs.prepare(tmp_path / "source")
-    data = dataclasses.replace(source.run.data, wrap=True)
 
-    def work(*words, happens=None, plan=source.plan, **run):
+    def work(*words, happens=None, plan=whole.plan, **run):
         if not (tmp_path / "run").exists():
-            spec = {"checkpoint": CheckpointSpec(every_steps=2), "data": data, "steps": 4} | run
-            write(plan, dataclasses.replace(source.run, **spec), tmp_path / "run")
+            write(plan, dataclasses.replace(whole.run, **({"steps": 4} | run)), tmp_path / "run")
         real, before = DataLoader.step, signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def step(self, position, size=None):

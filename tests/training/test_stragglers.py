@@ -11,7 +11,6 @@ import torch
 from kit.addons.doctor.logs.diagnosis import diagnose
 from kit.training import stragglers
 from tests.support import tiny
-from tests.support.workers import pool
 from tests.training import runs
 
 FAULTS = {
@@ -55,7 +54,7 @@ def _train(rundir, fault):
 )
 def test_a_slow_rank_is_named_within_two_comparisons(tmp_path, fault, layout):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2, **layout), steps=20)
-    pool(rundir.plan.layout.engine, 2).run(_train, rundir, fault)
+    runs.everywhere(rundir, _train, fault)
     events = runs.events(rundir)
     assert [(event["event"], event["step"], event["rank"]) for event in events] == [("slow rank", 20, 1)]
     rows = [row for row in runs.steps(rundir) if row["slowest_rank"] is not None]

@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
 import kit
-from kit.errors import DataError, SpecError
-from kit.specs.run import CheckpointSpec, RunSpec, StabilitySpec
+from kit.errors import SpecError
+from kit.specs.run import RunSpec, StabilitySpec
 from kit.training import loop
 from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.data.loader import DataLoader
 from kit.training.data.stream_source import StreamSource
 from tests.support import runs as started
 from tests.support import tiny
 from tests.support.assets import RECIPE
 from tests.support.in_process import kit_refusal
-from tests.support.workers import pool
 from tests.training import runs
 from tests.training.streamed import samples, spec, texts, write
 
@@ -39,8 +41,8 @@ def data(tmp_path):
     return spec(tmp_path, write(tmp_path / "text", "jsonl", ["w1", *texts(159)], 2), streams=4, shuffle_block=2)
 
 
-def documents_read(rundir, stop_at_step=None, resume=None, forget=False):
-    """Train; the number of documents that this rank has read. ``forget``: the checkpoint has no bookmarks."""
+def documents_read(rundir, forget):
+    """Go on; the number of documents that this rank has read. ``forget``: the checkpoint has no bookmarks."""
     real_documents, real_resume, read = StreamSource.documents, loop.resume_from, []
 
     def documents(self, *arguments):
@@ -55,7 +57,7 @@ def documents_read(rundir, stop_at_step=None, resume=None, forget=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamSource, "documents", documents)
         patch.setattr(loop, "resume_from", resume_from)
-        runs.run_any(rundir, stop_at_step, resume)
+        runs.resumed(rundir, None)
     return len(read)
 
 
@@ -63,34 +65,24 @@ def documents_read(rundir, stop_at_step=None, resume=None, forget=False):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
-    engine = layout["engine"]
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
-    alone = runs.prepare(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), data=data, steps=24)
-    pool("torch", 1).run(runs.run, alone, 6)
+    options = {"data": data, "steps": 24}
+    alone = runs.trained(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), 6, export_at_end=True, **options)
     first = alone.path / "checkpoints" / "exchange-step-00000006"
-
-    def prepared(name):
-        return runs.prepare(tmp_path / name, plan, data=data, steps=24)
-
-    whole, resumed, forgot = map(prepared, ("whole", "resumed", "forgot"))
-    pool(engine, 2).run(documents_read, whole, None, first)
-    read = {}
-    for rundir, forget in ((resumed, False), (forgot, True)):
-        pool(engine, 2).run(documents_read, rundir, 20, first, forget)
-        read[forget] = pool(engine, 2).run(documents_read, rundir, None, "auto", forget)
-        assert runs.metrics(rundir) == runs.metrics(whole)
-    assert max(read[False]) < min(read[True]) / 2
-    pool("torch", 1).run(documents_read, alone, None, "auto")
-    for ours, theirs in zip(runs.metrics(whole), runs.metrics(alone)[6:], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
-    manifest = json.loads((resumed.path / "checkpoints/step-00000024/manifest.json").read_text())
-    place = manifest["counters"]["stream"]
-    assert [mark["stream"] for mark in place["bookmarks"]] == [0, 1, 2, 3]
+    whole = runs.trained(tmp_path / "whole", plan, resume=first, **options)
+    resumed = runs.trained(tmp_path / "resumed", plan, 20, resume=first, **options)
+    forgot = dataclasses.replace(resumed, path=shutil.copytree(resumed.path, tmp_path / "forgot"))
+    read = [runs.everywhere(rundir, documents_read, rundir is forgot) for rundir in (resumed, forgot)]
+    assert runs.metrics(resumed) == runs.metrics(forgot) == runs.metrics(whole)
+    assert max(read[0]) < min(read[1]) / 2
+    runs.resumed(alone, None)
+    runs.near(runs.metrics(whole), runs.metrics(alone)[6:])
+    place = read_manifest(resumed.path / "checkpoints" / "step-00000024").counters.stream
+    assert [mark.stream for mark in place.bookmarks] == [0, 1, 2, 3]
     # What is given for one step must not be what is given for another: a batch of other samples has another loss.
     other = dataclasses.replace(data, seed=5)
     with pytest.raises(AssertionError, match=r"data\.seed=1234, and this run has 5"):
-        pool(engine, 2).run(documents_read, runs.with_run(resumed, data=other, steps=26), None, "auto")
+        runs.resumed(runs.with_run(resumed, data=other, steps=26), None)
 
 
 @one_process
@@ -106,17 +98,10 @@ def test_a_rewind_goes_on_with_the_samples_after_it(tmp_path, data, ahead, monke
         return batches[-1][1]
 
     monkeypatch.setattr(DataLoader, "step", step)
-    rundir = runs.prepare(
-        tmp_path / "run",
-        tiny.plan(gradient_accumulation_steps=2),
-        data=data,
-        steps=14,
-        stability=StabilitySpec(window_steps=16, sigmas=2.0, max_rewinds=99, loss_spike="off", gradient_spike="rewind"),
-        checkpoint=CheckpointSpec(every_steps=2, keep_last=2),
-    )
-    runs.run(rundir)
-    events = [json.loads(line)["event"] for line in (rundir.path / "events.jsonl").read_text().splitlines()]
-    assert "rewound" in events
+    stability = StabilitySpec(window_steps=16, sigmas=2.0, max_rewinds=99, loss_spike="off", gradient_spike="rewind")
+    plan = tiny.plan(gradient_accumulation_steps=2)
+    rundir = runs.trained(tmp_path / "run", plan, data=data, steps=14, stability=stability)
+    assert "rewound" in [event["event"] for event in runs.events(rundir)]
     fresh = samples(data)
     for position, batch in batches:
         windows = np.stack([fresh.read(position + k) for k in range(4)])
@@ -126,13 +111,12 @@ def test_a_rewind_goes_on_with_the_samples_after_it(tmp_path, data, ahead, monke
 @one_process
 def test_without_wrap_it_ends_and_a_checkpoint_is_there(tmp_path, data):
     rundir = runs.prepare(tmp_path / "run", data=dataclasses.replace(data, wrap=False), steps=200)
-    with pytest.raises(DataError, match=r"wrap=false: virtual stream \d of 4 ends after \d+ samples") as raised:
-        runs.run(rundir)
-    last = int(str(raised.value).split("none after ")[1].split(";")[0]) // 2
+    said = runs.run_failing(rundir)
+    assert re.search(r"wrap=false: virtual stream \d of 4 ends after \d+ samples", said)
+    last = int(said.split("none after ")[1].split(";")[0]) // 2
     assert len(runs.metrics(rundir)) == last
-    ended = runs.with_run(rundir, steps=last)
     for _ in range(2):  # a run that is finished, too
-        assert runs.run(ended, resume="auto").step == last
+        assert runs.resumed(runs.with_run(rundir, steps=last), None).step == last
 
 
 def words(data):
