@@ -270,7 +270,7 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
         (("collective-timeout on rank 0: ", "rank 1 did not come", "!downloaded"),),
     ),
     "an expert without tokens": (
-        {"metrics.jsonl": experts([2] * 20, [2.0] * 20)}, (("dead-experts at step 20: 2 or more experts",),),
+        {"metrics.jsonl": experts([1] * 20, [2.0] * 20)}, (("dead-experts at step 20: 1 or more experts",),),
     ),
     "an expert that came back": ({"metrics.jsonl": experts([2] * 19 + [0], [2.0] * 20)}, ()),
     "an expert that idles for a step": ({"metrics.jsonl": experts([0] * 19 + [2], [2.0] * 20)}, ()),

@@ -325,6 +325,13 @@ def test_the_cause_is_named_as_far_as_it_is_known(value, weight, factor, why):
     assert said == f"the output of 0 (Fails) is not finite, {why} (rank 0)"
 
 
+def test_the_weights_of_a_module_are_its_own():
+    """A container is not blamed for what a part of it has."""
+    broken = torch.nn.Sequential(Fails([math.nan], 1.0))
+    assert handler._because(broken, [torch.ones(1)]) == "though its inputs and weights are"
+    assert handler._because(broken[0], [torch.ones(1)]) == "and neither is its weight"
+
+
 def test_what_is_looked_at_is_numbers_with_a_point():
     value = torch.ones(1)
     assert handler._tensors(({"a": value}, None, 3.0, torch.ones(1, dtype=torch.int64), [value])) == [value, value]

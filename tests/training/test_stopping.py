@@ -20,7 +20,7 @@ from kit.emit.run_directory import write
 from kit.specs.run import LimitsSpec
 from kit.training.__main__ import main, process_group
 from kit.training.data.loader import DataLoader
-from kit.training.stopping import HUNG_CODE, Reason, Stopping, repeatedly, watchdog
+from kit.training.stopping import HUNG_CODE, Reason, Stopping, Watchdog, repeatedly, watchdog
 from tests.support import tiny
 from tests.support.workers import WorkerError, pool
 from tests.training import runs
@@ -265,6 +265,19 @@ def test_the_watchdog_barks_once_and_not_at_a_run_that_lives(tmp_path):
             time.sleep(0.05)
     assert left == [HUNG_CODE]
     assert dog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
+
+
+@one_process
+def test_what_takes_long_is_told_to_the_watchdog(tmp_path, monkeypatch):
+    """A validation may take many times as long as a step."""
+    told = []
+    monkeypatch.setattr(Watchdog, "beat", lambda self, doing, patience=1.0: told.append((doing, patience)))
+    runs.trained(tmp_path / "run", steps=2, validation_every_steps=1, limits=LimitsSpec(hang_seconds=60))
+    patient = [doing for doing, patience in told if patience > 1]
+    assert [doing for doing in patient if "validation" in doing] == [
+        "validation after step 1",
+        "validation after step 2",
+    ]
 
 
 def test_without_a_limit_nothing_is_watched_and_what_is_done_is_waited_for(tmp_path):

@@ -1,0 +1,39 @@
+"""Tensors of another program's checkpoint under Hugging Face names, by hand: fused experts, uneven parts of ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from kit.engines.base import StateKind
+from kit.training.checkpoint.foreign.deepspeed import _cut_parameters, _joined, _RankState
+from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor
+from tests.support import tiny
+
+
+def stored(tensor: torch.Tensor) -> StoredTensor:
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+
+def test_fused_experts_are_read_one_by_one():
+    """transformers' Mixtral has gate and up of all experts in one parameter, the gate's rows first."""
+    model = tiny.model("mixtral")
+    experts, rows, columns = model.num_experts, model.ffn_hidden_size, model.hidden_size
+    fused = torch.arange(experts * 2 * rows * columns, dtype=torch.float32).view(experts, 2 * rows, columns)
+    layer = "model.layers.0.mlp.experts"
+    source = ForeignState({f"module.{layer}.gate_up_proj": stored(fused)}).sources(model)[StateKind.MASTER]
+    for number in range(experts):
+        gate, up = (f"model.layers.0.block_sparse_moe.experts.{number}.{name}.weight" for name in ("w1", "w3"))
+        assert source.shape(gate) == (rows, columns)
+        assert torch.equal(source.read(gate), fused[number, :rows])
+        assert torch.equal(source.read(up), fused[number, rows:])
+
+
+def test_stage_3_cuts_each_parameter_into_parts_that_are_rounded_up():
+    """5 elements on two ranks are 3 and 2 with a pad, as DeepSpeed's stage 3 partitions (partition_parameters.py)."""
+    flat = [torch.tensor([0.0, 1, 2, 10, 11]), torch.tensor([3.0, 4, -1, 12, 13])]
+    ranks = [_RankState({StateKind.MASTER: [each]}, 1, [], None) for each in flat]
+    shapes = {"a": torch.Size([5]), "b": torch.Size([2, 2])}
+    pieces = _cut_parameters([shapes], ranks)
+    for name, expected in (("a", [0.0, 1, 2, 3, 4]), ("b", [[10.0, 11], [12, 13]])):
+        found = _joined(name, tuple(shapes[name]), pieces[name], StateKind.MASTER, ranks)
+        assert found.read().tolist() == expected
