@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("kit", "tests", "benchmarks")
+TRAINS = {"run", "run_any", "trained", "resumed", "same_curve"}
 QUADRUPLE = {"model", "cluster", "job", "layout"}
 RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
 TWICE_ALLOWED = {
@@ -135,6 +136,16 @@ class Checkout:
             for node in ast.walk(tree)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             and {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} >= QUADRUPLE
+        ]
+
+    def trainings(self) -> list[str]:
+        """Calls in tests that train a tiny model by kit's loop (tests/training/runs.py)."""
+        return [
+            f"{name}:{node.lineno}"
+            for name, tree in self.trees.items()
+            if "from tests.training import runs" in self.texts[name]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr in TRAINS and ast.unparse(node.value) == "runs"
         ]
 
     def floors(self, package: str = "kit.cost") -> int:

@@ -18,7 +18,8 @@ fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # The distribution was called kit once, as another project on PyPI is; uninstalled later, it would take the command along.
 .venv/bin/python -m pip uninstall --quiet --quiet --yes kit
-rm -rf kit.egg-info
+# What an earlier install left here would hide the commands of add-ons that came later.
+rm -rf kit.egg-info deepspeed_megatron_kit.egg-info
 # torch comes first and alone: with its version settled, nothing that depends on it picks another build.
 torch="$(grep '^torch==' constraints.txt)"
 echo "setup: installing $torch"

@@ -13,8 +13,9 @@ LIMITS = {
     "public names twice in a room": (CHECKOUT.names_twice, 0),
     "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 0),
     "imports between tests and benchmarks": (CHECKOUT.crossings, 0),
+    "trainings in tests": (CHECKOUT.trainings, 80),
 }
-"""What is counted, and how many there may be. The goal is 0 everywhere."""
+"""What is counted, and how many there may be."""
 
 
 @pytest.mark.parametrize("what", LIMITS)

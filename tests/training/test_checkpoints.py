@@ -235,10 +235,7 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
     """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""
     plan = tiny.plan(engine=engine, zero_stage=zero_stage, dp=2)
     spec = CheckpointSpec(every_steps=2, keep_last=9, asynchronous=True)
-    whole = runs.trained(tmp_path / "whole", plan, checkpoint=dataclasses.replace(spec, asynchronous=False))
-    stopped = runs.trained(tmp_path / "stopped", plan, 5, checkpoint=spec)
-    runs.resumed(stopped, None)
-    assert runs.metrics(stopped) == runs.metrics(whole)
+    _, stopped = runs.same_curve(tmp_path, plan, (5,), begin=None, checkpoint=spec)
     assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
 
 

@@ -126,9 +126,9 @@ class TestInterrupted:
 
     def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, stopped, tmp_path):
         """What it has seen is then not what this run's schedule says of so many steps."""
-        second = runs.prepare(tmp_path / "second", tiny.plan(gradient_accumulation_steps=2))
         shutil.copytree(stopped.path / "checkpoints" / "exchange-step-00000004", tmp_path / "copied")
-        runs.run(second, resume=tmp_path / "copied", export_at_end=False)
+        plan = tiny.plan(gradient_accumulation_steps=2)
+        second = runs.trained(tmp_path / "second", plan, resume=tmp_path / "copied")
         assert [row["samples_seen"] for row in runs.metrics(second)] == [12, 16]
 
     def test_a_finished_run_is_left_as_it_is(self, whole):
