@@ -138,6 +138,15 @@ class Checkout:
             and {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} >= QUADRUPLE
         ]
 
+    def rooms(self) -> dict[str, list[str]]:
+        """Package of kit → its modules and packages."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in map(Path, self.trees):
+            if path.parts[0] == "kit" and len(path.parts) > 2:
+                place = path.parent if path.name == "__init__.py" else path
+                found[place.parent.as_posix()].append(place.stem)
+        return {package: names for package, names in found.items() if package != "kit"}
+
     def trainings(self) -> list[str]:
         """Calls in tests that train a tiny model by kit's loop (tests/training/runs.py)."""
         return [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 
 from scripts.measure import ROOT, Checkout
@@ -29,3 +32,11 @@ def test_files_and_floors_of_the_cost_model() -> None:
     """Files, and files on the longest path of imports inside of it."""
     assert sum(name.startswith("kit/cost/") for name in CHECKOUT.trees) <= 33
     assert 0 < CHECKOUT.floors() <= 6
+
+
+@pytest.mark.parametrize("package", [package for package, rooms in CHECKOUT.rooms().items() if len(rooms) >= 10])
+def test_a_package_says_which_rooms_it_has(package: str) -> None:
+    """In its docstring, each once, in indented lines before two spaces."""
+    tree = CHECKOUT.trees[f"{package}/__init__.py"]
+    lines = re.findall(r"^    (\w[\w, ]*?)(?:  .*)?$", ast.get_docstring(tree, clean=False) or "", re.MULTILINE)
+    assert sorted(name for line in lines for name in line.split(", ")) == sorted(CHECKOUT.rooms()[package])

@@ -1,4 +1,17 @@
-"""Pure functions from model, cluster, job and layout to memory, time and money."""
+"""Pure functions from one candidate plan to memory, time and money.
+
+Its rooms, in the order in which data walks:
+
+    workload              the candidate: model, cluster, job, layout
+    hardware              rates and overheads of the catalog's GPUs
+    model                 what it is made of: parameters, stages, FLOPs, adapters
+    memory                peak memory of a rank, moment by moment
+    collectives           seconds of a collective over a link
+    time                  seconds of a step by component
+    uncertainty           how far predictions of the kind were off
+    reliability           checkpoints, failures, data reading
+    prediction, estimate  all of it for one layout
+"""
 
 from kit.cost.estimate import predict
 from kit.cost.prediction import Prediction, StageMemory

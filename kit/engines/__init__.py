@@ -1,4 +1,17 @@
-"""Builds the engine that a plan names. Each engine is imported only when a plan names it."""
+"""Builds the engine that a plan names. Each engine is imported only when a plan names it.
+
+Its rooms, in the order in which data walks:
+
+    base                        the interface between the loop and an engine
+    torch, deepspeed, megatron  the engines
+    huggingface                 transformers' models for the first two
+    kernels                     attention and losses of kit's own
+    collective                  Python values over ranks
+    routing                     metrics of experts over ranks
+    eight_bit, adafactor_state  states of optimizers that are no two moments in fp32
+    full_tensors, io            tensors gathered, and on disk
+    closed_list                 files of ``torch.save``, read without running anything
+"""
 
 from __future__ import annotations
 

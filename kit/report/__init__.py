@@ -1,1 +1,13 @@
-"""Report."""
+"""What there is to say of a plan, as text, page and picture.
+
+Its rooms, in the order in which data walks:
+
+    first_screen                  ``kit plan``
+    plan_text, what_if            ``kit explain``, and what changes would do
+    memory_report, memory_reasons, memory_text
+                                  ``kit memory``: the figures, the sentences, the bars
+    largest_model                 ``kit memory --largest``
+    clusters                      ``kit plan --clusters``
+    pipeline_schedule, charts     the schedule of a pipeline, and its picture
+    html                          the page of ``kit plan --html``
+"""

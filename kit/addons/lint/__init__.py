@@ -3,6 +3,26 @@
 ``lint(path)`` recognises a file by its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
 directory, a Kubernetes job, or a shell script with launch lines. It needs neither torch nor the engines: generated
 tables have the keys that these read.
+
+Its rooms, in the order in which data walks:
+
+    command                       ``kit lint``
+    finding, rule                 what a finding is, and what a rule
+    json_text, shell_text, scripts, kubernetes_job
+                                  files with the line of every key and word
+    commands, job, accelerate_line
+                                  launch lines, the job that runs them, what accelerate makes of them
+    config, known_keys, described
+                                  a configuration, the keys that its reader knows, its workload
+    key_rules, batch_rules, precision_rules, zero_rules, consequence_rules
+                                  of DeepSpeed's files
+    accelerate_rules, fsdp_rules, parallelism_rules
+                                  of accelerate's
+    trainer_rules, megatron_rules
+                                  of other trainers' arguments
+    line_rules, command_rules, node_rules
+                                  of launch lines
+    fix                           the corrected copy
 """
 
 from __future__ import annotations

@@ -1,1 +1,11 @@
-"""Seconds of an optimizer step: GEMMs, element-wise kernels, collectives, pipeline, optimizer."""
+"""Seconds of an optimizer step.
+
+Its rooms, in the order in which data walks:
+
+    gpu                           rates that kernels reach, seconds of a GEMM
+    elementwise                   traffic of all other operators
+    layer                         one layer on one rank
+    model_parallel, data_parallel
+                                  collectives that compute does not hide
+    step                          layers, pipeline, optimizer and offload together
+"""

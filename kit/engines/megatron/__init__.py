@@ -1,4 +1,16 @@
-"""The Megatron engine: megatron-core's model and optimizers, which read and write Hugging Face weights."""
+"""The Megatron engine: megatron-core's model and optimizers, which read and write Hugging Face weights.
+
+Its rooms, in the order in which data walks:
+
+    versions, cpu                 patches, on every device and without CUDA
+    model                         layers without Transformer Engine
+    weights, resharding           Hugging Face's tensors ↔ Megatron's, on any layout
+    adapters, prediction_heads, routing
+                                  LoRA, multi-token prediction, balancing
+    optimizer, muon               megatron-core's optimizers
+    microbatches, engine          steps
+    checkpoint                    torch_dist files
+"""
 
 import warnings
 

@@ -2,6 +2,15 @@
 
 GPU memory is not a rule (``search`` compares it), and neither is speed: tensor parallelism across nodes is slow but
 legal. The rules were read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; docstrings name the source.
+
+Its rooms, in the order in which data walks:
+
+    rule                          what a rule is
+    common                        of several engines
+    torch, deepspeed, megatron, megatron_layers
+                                  of one engine
+    context_parallel, compression, optimizers, lora, fast_path, trl
+                                  of one feature
 """
 
 from __future__ import annotations
