@@ -55,7 +55,7 @@ def rule_names() -> frozenset[str]:
 
 def violations(workload: Workload) -> tuple[Violation, ...]:
     """Lists every rule that a workload breaks on the engine of its layout."""
-    found = ((name, rule.message(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
+    found = ((name, rule.broken_by(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
     return tuple(Violation(name, message) for name, message in found if message is not None)
 
 

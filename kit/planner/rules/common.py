@@ -53,7 +53,7 @@ def batch(w: Workload) -> str | None:
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"seq_length={w.job.seq_length} is longer than the {w.model.max_position_embeddings} learned positions of "
         f"{w.model.name}; use at most {w.model.max_position_embeddings}"
     )
@@ -119,7 +119,7 @@ def runs_megatron_layers(layout: Layout) -> bool:
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"implementation={w.layout.implementation} cannot run on engine={w.layout.engine}; use "
         f"{_IMPLEMENTATIONS[w.layout.engine][0]}"
     )
@@ -137,7 +137,7 @@ _IMPLEMENTATIONS: dict[EngineName, tuple[str, ...]] = {
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"objective={w.job.objective} with {w.model.name} of family {w.model.family}; use "
         f"{'seq2seq' if w.model.is_encoder_decoder else 'pretrain or sft, or an encoder-decoder'}"
     )
@@ -147,7 +147,7 @@ def objective_of_stacks(w: Workload) -> bool:
     return w.model.is_encoder_decoder != (w.job.objective == "seq2seq")
 
 
-@rule(says="recompute=selective is not supported; use none or full")
+@rule(message="recompute=selective is not supported; use none or full")
 def recompute(w: Workload) -> bool:
     """Only megatron-core's layer can recompute attention alone (transformer/attention.py, core_attn)."""
     return w.layout.recompute == "selective" and w.layout.engine != "megatron"
@@ -157,7 +157,7 @@ def recompute(w: Workload) -> bool:
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"precision=bf16 on {w.cluster.gpu.name}, which has no bf16; "
         "use precision=fp16 with engine=deepspeed, fp32, or a GPU from Ampere on"
     )
@@ -170,7 +170,7 @@ def bf16_units(w: Workload) -> bool:
 @rule(
     "torch",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"precision=fp8 on {w.cluster.gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
     ),
 )
@@ -185,7 +185,7 @@ def _precisions(layout: Layout) -> tuple[str, ...]:
     return ("bf16", "fp32") if runs_megatron_layers(layout) else ("bf16", "fp32", "fp16")
 
 
-@rule(says=lambda w: f"precision={w.job.precision} is not supported; use {one_of(_precisions(w.layout))}")
+@rule(message=lambda w: f"precision={w.job.precision} is not supported; use {one_of(_precisions(w.layout))}")
 def precision(w: Workload) -> bool:
     """Only DeepSpeed with Hugging Face models supports fp16 (it scales the loss). The other engines support fp8."""
     return w.job.precision not in _precisions(w.layout)
@@ -205,7 +205,7 @@ def _objectives(layout: Layout) -> tuple[str, ...]:
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"objective={w.job.objective} is not supported on engine={w.layout.engine} with this layout; use "
         f"{one_of(_objectives(w.layout))}"
         + ("" if _whole_samples(w.layout) else ", or engine=torch or deepspeed with tp=1, cp=1")
@@ -216,7 +216,9 @@ def objective(w: Workload) -> bool:
     return w.job.objective not in _objectives(w.layout)
 
 
-@rule(says=lambda w: f"job.expert_load={w.job.expert_load:g} with {w.model.name}, which has no experts; leave it out")
+@rule(
+    message=lambda w: f"job.expert_load={w.job.expert_load:g} with {w.model.name}, which has no experts; leave it out"
+)
 def expert_load_of_experts(w: Workload) -> bool:
     """A model without experts has no load of experts."""
     return w.job.expert_load != 1 and not w.model.num_experts

@@ -11,7 +11,7 @@ from kit.specs.layout import Layout
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"gradient_compression={w.layout.gradient_compression} on engine={w.layout.engine} with "
         f"zero_stage={w.layout.zero_stage}; use engine=torch with zero_stage=0 (DDP), or ZeRO++ of engine=deepspeed "
         "(zero_quantized_gradients)"
@@ -27,7 +27,7 @@ def compression_has_a_hook(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: f"gradient_compression={w.layout.gradient_compression} with dp=1: nothing is sent; leave it out",
+    message=lambda w: f"gradient_compression={w.layout.gradient_compression} with dp=1: nothing is sent; leave it out",
 )
 def compression_needs_ranks(w: Workload) -> bool:
     """One rank sends no gradient."""
@@ -36,7 +36,7 @@ def compression_needs_ranks(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"gradient_compression=bf16 with precision={w.job.precision} on engine=deepspeed, whose gradients are sent "
         "in 16 bits anyway; leave it out"
     ),
@@ -62,7 +62,7 @@ _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"{_zeropp(w.layout)} with zero_stage={w.layout.zero_stage}: it is part of stage 3; use zero_stage=3"
     ),
 )
@@ -74,7 +74,9 @@ def zeropp_needs_zero_3(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: f"{_quantized(w.layout)}=true on {w.cluster.gpu.name}: its kernels run on CUDA only; leave it out",
+    message=lambda w: (
+        f"{_quantized(w.layout)}=true on {w.cluster.gpu.name}: its kernels run on CUDA only; leave it out"
+    ),
 )
 def zeropp_kernels(w: Workload) -> bool:
     """op_builder/quantizer.py builds for CUDA."""
@@ -83,7 +85,9 @@ def zeropp_kernels(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: f"{_quantized(w.layout)}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16",
+    message=lambda w: (
+        f"{_quantized(w.layout)}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16"
+    ),
 )
 def zeropp_precision(w: Workload) -> bool:
     """The quantiser's kernels read fp16 and bf16."""
@@ -92,7 +96,7 @@ def zeropp_precision(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"{_zeropp(w.layout)} with tp={w.layout.tp}, cp={w.layout.cp}: its groups are made of all ranks; use tp=1 and "
         "cp=1"
     ),
@@ -104,7 +108,7 @@ def zeropp_groups(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"zero_hpz={w.layout.zero_hpz} does not divide the {w.cluster.gpus_per_node} GPUs of a node and "
         f"dp={w.layout.dp}; use {one_of(d for d in divisors(w.cluster.gpus_per_node) if w.layout.dp % d == 0)}"
     ),
@@ -118,7 +122,7 @@ def hpz_divides_ranks(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"zero_hpz={w.layout.zero_hpz} with offload_param={w.layout.offload_param}: the second copy would be offloaded "
         "too (partition_parameters.py, remote_device); use one of them"
     ),
@@ -128,7 +132,7 @@ def hpz_without_offload(w: Workload) -> bool:
     return w.layout.zero_hpz > 1 and w.layout.zero_stage == 3 and w.layout.offload_param != "none"
 
 
-@rule("deepspeed", says="zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out")
+@rule("deepspeed", message="zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out")
 def quantized_gradients_need_nodes(w: Workload) -> bool:
     """stage3.py, __avg_scatter_grads: on one node DeepSpeed silently reduces gradients without compression.
     utils/groups.py makes groups of whole nodes."""

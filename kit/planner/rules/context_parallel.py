@@ -18,7 +18,7 @@ _CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} with cp_comm_type={w.layout.cp_comm_type}, which engine={w.layout.engine} does not have; "
         f"use {one_of(_CP_COMM_TYPES[w.layout.engine])}"
     )
@@ -35,7 +35,7 @@ def cp_comm_type(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} with cp={w.layout.cp} on engine={w.layout.engine}, which has one or the other; use "
         "engine=megatron"
     ),
@@ -47,7 +47,7 @@ def tp_or_cp(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} with zero_stage={w.layout.zero_stage} on engine=torch: FSDP2 sums the gradients of a "
         "sequence's parts; use zero_stage=2 or 3"
     ),
@@ -59,7 +59,7 @@ def torch_cp_needs_fsdp2(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} on engine=torch with {w.model.name}: it was tested with decoders of the families that kit "
         "describes; use cp=1, or engine=megatron"
     ),
@@ -71,7 +71,7 @@ def torch_cp_family(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: f"cp={w.layout.cp} with precision={w.job.precision} on engine=torch was not tested; use bf16",
+    message=lambda w: f"cp={w.layout.cp} with precision={w.job.precision} on engine=torch was not tested; use bf16",
 )
 def torch_cp_precision(w: Workload) -> bool:
     """torchao's fp8 was tested without context parallelism."""
@@ -81,7 +81,7 @@ def torch_cp_precision(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} on engine={w.layout.engine} with {w.model.name}, for whose attention there is no flash "
         "kernel: eager attention needs a mask, which is dropped; use cp=1, or engine=megatron"
     ),
@@ -95,7 +95,7 @@ def cp_needs_fused_attention(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} on engine={w.layout.engine} with the sliding window of {w.model.name} (sliding_window="
         f"{w.model.sliding_window}): attention masks are dropped; use cp=1, or engine=megatron"
     ),
@@ -107,7 +107,7 @@ def cp_without_window(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "
         f"configurations of family {w.model.family} do not have; use cp=1, or engine=torch or megatron"
     ),
@@ -134,7 +134,7 @@ def _whole_cp(w: Workload) -> list[int]:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
         f"use {one_of(_whole_cp(w))}"
     ),
@@ -147,7 +147,7 @@ def ulysses_divides_heads(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
         f"{w.model.name}; use {one_of(_whole_cp(w))}"
     ),
@@ -161,7 +161,7 @@ def ulysses_fits_kv_heads(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} does not divide seq_length={w.job.seq_length}; use {one_of(_whole_cp(w))}, or another length"
     ),
 )
@@ -176,7 +176,7 @@ def ulysses_divides_sequence(w: Workload) -> bool:
 @rule(
     "torch",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"cp={w.layout.cp} with seq_length={w.job.seq_length}: 2·cp={2 * w.layout.cp} equal chunks are needed; "
         f"use a multiple of {2 * w.layout.cp}"
     ),
@@ -199,7 +199,7 @@ def _no_ring(w: Workload) -> str:
 @rule(
     "torch",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower than its keys; "
         f"use {_no_ring(w)}"
     ),
@@ -211,7 +211,7 @@ def ring_without_mla(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"cp_comm_type=p2p with {w.model.name}, for whose attention there is no flash kernel; use all_gather"
     ),
 )
@@ -224,7 +224,7 @@ def ring_needs_fused_attention(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
         "attention; use all_gather"
     ),
@@ -237,7 +237,7 @@ def ring_without_window(w: Workload) -> bool:
 @rule(
     "torch",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use {_no_ring(w)}, or bf16"
     ),
 )
@@ -248,7 +248,7 @@ def ring_needs_16_bits(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"attention_kernel={w.layout.attention_kernel} with cp_comm_type=p2p, whose parts are merged by "
         "FlashAttention-2's log-sum-exp; leave it out, or use a2a"
     ),

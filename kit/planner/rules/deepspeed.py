@@ -24,7 +24,9 @@ from kit.specs.text import listed
 
 @rule(
     "deepspeed",
-    says=lambda w: f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32",
+    message=lambda w: (
+        f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32"
+    ),
 )
 def fp16_needs_cuda(w: Workload) -> bool:
     """engine.py, _do_sanity_check, refuses fp16 if the accelerator does not support it, as on CPU."""
@@ -33,7 +35,7 @@ def fp16_needs_cuda(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=(
+    message=(
         "precision=fp16 with zero_stage=0: DeepSpeed then divides gradients by a loss scale that it never "
         "multiplied them with; use zero_stage=1, 2 or 3"
     ),
@@ -46,7 +48,7 @@ def fp16_needs_zero(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16",
+    message=lambda w: f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16",
 )
 def autocast_precision(w: Workload) -> bool:
     """kit supports DeepSpeed's autocast in bf16 only."""
@@ -55,7 +57,7 @@ def autocast_precision(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says="autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them",
+    message="autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them",
 )
 def autocast_quantized_weights(w: Workload) -> bool:
     """torch_autocast.py, _validate_auto_cast_settings, refuses autocast with quantised weights."""
@@ -64,7 +66,7 @@ def autocast_quantized_weights(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"autocast=true with zero_stage={w.layout.zero_stage} and implementation={w.layout.implementation}: it is for "
         "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface, or engine=torch"
     ),
@@ -91,7 +93,7 @@ def deepspeed_pipeline(w: Workload) -> str | None:
 
 @rule(
     "deepspeed",
-    says=(
+    message=(
         "sp=true on engine=deepspeed with Hugging Face layers, which have no sequence parallelism; use "
         "implementation=local with tp>1, or leave it out"
     ),
@@ -103,7 +105,7 @@ def sp_needs_megatron_layers(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"implementation={w.layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
         "for their tensor parallelism; use tp>1, or huggingface"
     ),
@@ -115,7 +117,7 @@ def megatron_layers_need_tp(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed was not tested; use "
         "engine=megatron, or tp=1"
     ),
@@ -127,7 +129,7 @@ def tp_without_experts(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} with offload_optimizer={w.layout.offload_optimizer}, offload_param={w.layout.offload_param} "
         "on engine=deepspeed: NVMe was not tested with tensor parallelism; use tp=1, or offload to cpu"
     ),
@@ -139,7 +141,7 @@ def tp_without_nvme(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} on engine=deepspeed with {w.model.name}, whose layers AutoTP cannot split: it knows "
         f"{listed(families_where('autotp'))}; use engine=megatron, or implementation=local"
     ),
@@ -151,7 +153,7 @@ def autotp_family(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} does not divide num_key_value_heads={w.model.num_key_value_heads} of {w.model.name}; "
         f"use {whole_tp(w, divides_kv_heads=True)}"
     ),
@@ -167,7 +169,7 @@ def autotp_divides_kv_heads(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"offload_param={w.layout.offload_param} with zero_stage={w.layout.zero_stage}: only stage 3 partitions "
         "parameters; use 3"
     ),
@@ -179,7 +181,7 @@ def offload_param_needs_zero_3(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says="offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3",
+    message="offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3",
 )
 def offload_optimizer_needs_zero(w: Workload) -> bool:
     """Only the ZeRO optimizers read offload_optimizer."""
@@ -188,7 +190,7 @@ def offload_optimizer_needs_zero(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"offload_optimizer=nvme with zero_stage={w.layout.zero_stage}, which keeps it in host memory: only "
         "stage 3 swaps; use zero_stage=3, or offload_optimizer=cpu"
     ),
@@ -262,7 +264,7 @@ def size_is_read(w: Workload) -> str | None:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer_buffer_count={w.layout.optimizer_buffer_count}: a master weight, two moments and a gradient are in "
         "memory at once; use 4 or more"
     ),
@@ -275,7 +277,7 @@ def optimizer_buffers_suffice(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"param_buffer_size={w.layout.param_buffer_size}: a rank's part of the largest weight of {w.model.name} has "
         f"{least_param_buffer(w.model, w.layout)} elements; use {least_param_buffer(w.model, w.layout)} or more, or "
         "leave it out"

@@ -10,7 +10,7 @@ from kit.planner.rules.rule import rule
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"{'chunked_loss' if w.layout.chunked_loss else 'compile_layers'}=true with {w.model.name}: model type "
         f"{w.model.model_type} is none of the families that it was tested with; leave it out"
     ),
@@ -27,7 +27,7 @@ def fast_path_family(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"activation_offloading=true with recompute={w.layout.recompute}: it is for the layer inputs that full "
         "recompute saves; use recompute=full"
     ),
@@ -40,7 +40,9 @@ def offloads_layer_inputs(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says="activation_offloading=true with Megatron's layers or compile_layers=true; use huggingface, without compiling",
+    message=(
+        "activation_offloading=true with Megatron's layers or compile_layers=true; use huggingface, without compiling"
+    ),
 )
 def offloads_of_eager_layers(w: Workload) -> bool:
     """Megatron's layers recompute by another function, and compiled blocks were not tested with it."""
@@ -58,7 +60,7 @@ NO_MLP_MODULE = ("opt", "bloom")
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"tiled_mlp=true with {w.model.name}: it is for decoders of the described families with dense MLPs of their "
         "own module; leave it out"
     ),
@@ -74,7 +76,7 @@ def tiled_mlp_dense(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says="tiled_mlp=true with Megatron's layers, tp>1, compile_layers=true, precision=fp8 or lora: it was tested on "
+    message="tiled_mlp=true with Megatron's layers, tp>1, compile_layers=true, precision=fp8 or lora: it was tested on "
     "whole Hugging Face layers in 16 and 32 bits, with all weights trained; leave it out",
 )
 def tiled_mlp_alone(w: Workload) -> bool:
@@ -89,7 +91,7 @@ def tiled_mlp_alone(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"chunked_loss=true with implementation={w.layout.implementation}: it is for the heads of Hugging Face "
         "models; leave it out, or use huggingface"
     ),
@@ -102,7 +104,7 @@ def chunked_loss_head(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: f"chunked_loss=true with tp={w.layout.tp} on Hugging Face layers: it needs a whole head; use 1",
+    message=lambda w: f"chunked_loss=true with tp={w.layout.tp} on Hugging Face layers: it needs a whole head; use 1",
 )
 def chunked_loss_whole_head(w: Workload) -> bool:
     """The chunked loss computes the whole vocabulary. Labels are shifted already, so a part of a row is enough."""
@@ -112,7 +114,7 @@ def chunked_loss_whole_head(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"chunked_loss=true with {w.model.name}, an encoder-decoder, which scales or shifts logits; leave it out"
     ),
 )
@@ -123,7 +125,7 @@ def chunked_loss_decoder(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says="chunked_loss=true with precision=fp16: its gradients are not scaled before they are rounded; use bf16",
+    message="chunked_loss=true with precision=fp16: its gradients are not scaled before they are rounded; use bf16",
 )
 def chunked_loss_fp16(w: Workload) -> bool:
     """The chunked loss computes gradients in forward, before the loss is scaled."""
@@ -135,7 +137,7 @@ def chunked_loss_fp16(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"compile_layers=true with implementation={w.layout.implementation}: Megatron's layers call collectives "
         "and their own autograd functions, which break compiled graphs; leave it out, transformer_engine has "
         "fused kernels"
@@ -148,7 +150,7 @@ def compile_huggingface(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=(
+    message=(
         "compile_layers=true on engine=deepspeed with zero_stage=3, which gathers weights inside of every block: "
         "compiled graphs would break at each; use zero_stage=1 or 2, or engine=torch"
     ),
@@ -161,7 +163,7 @@ def compile_below_zero_3(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    says="compile_layers=true with tp>1, cp>1 or four_bit: graphs break at every layer there; leave it out",
+    message="compile_layers=true with tp>1, cp>1 or four_bit: graphs break at every layer there; leave it out",
 )
 def compile_whole_layers(w: Workload) -> bool:
     """Collectives inside a layer and bitsandbytes' 4-bit layers cause graph breaks."""
@@ -179,7 +181,7 @@ FLASH_GENERATIONS = {"flash3": ("hopper",), "flash4": ("hopper", "blackwell")}
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name}: it has kernels for "
         f"{' and '.join(FLASH_GENERATIONS[w.layout.attention_kernel])} GPUs alone; use cudnn, or leave it out"
     ),
@@ -192,7 +194,7 @@ def attention_kernel_generation(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name}: torch's ROCm build has AOTriton's and "
         "CK's flash kernels alone, which are its default; leave it out"
     ),
@@ -204,7 +206,7 @@ def attention_kernel_rocm(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"attention_kernel={w.layout.attention_kernel} with {w.model.name}, whose attention has no fused kernel; leave "
         "it out"
     ),
@@ -216,7 +218,7 @@ def attention_kernel_family(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"attention_kernel={w.layout.attention_kernel} on {w.cluster.gpu.name} in {w.job.precision}: this kernel needs "
         "a GPU and 16 bits; leave it out"
     ),
@@ -231,7 +233,7 @@ def attention_kernel_bits(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"gradient_dtype={w.layout.gradient_dtype} with zero_stage={w.layout.zero_stage}, tp={w.layout.tp}: it is for "
         "FSDP2 without tensor parallelism; use zero_stage=3 and tp=1, or leave it out"
     ),
@@ -243,7 +245,7 @@ def gradient_dtype_needs_fsdp2(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"gradient_dtype={w.layout.gradient_dtype} with optimizer.name={w.job.optimizer.name}, precision="
         f"{w.job.precision}{'' if w.job.lora is None else ' and lora'}: it is for adamw-8bit on all weights in bf16; "
         "leave it out"
@@ -258,7 +260,7 @@ def gradient_dtype_needs_8bit_adamw(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"gradient_dtype={w.layout.gradient_dtype} with gradient_accumulation_steps="
         f"{w.layout.gradient_accumulation_steps}: every sum would be rounded to bf16; use one micro batch a step, or "
         "leave it out"

@@ -17,7 +17,7 @@ from kit.specs.text import listed
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"zero_stage={w.layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
         "use 1, or engine=deepspeed"
     ),
@@ -30,7 +30,7 @@ def megatron_zero(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"implementation=transformer_engine with family {w.model.family} of {w.model.name}: its layers are for "
         f"{listed(families_where('transformer_engine'))}; use local"
     ),
@@ -40,7 +40,7 @@ def transformer_engine_family(w: Workload) -> bool:
     return w.layout.implementation == "transformer_engine" and not w.model.traits.transformer_engine
 
 
-@rule("megatron", says="implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local")
+@rule("megatron", message="implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local")
 def transformer_engine_needs_cuda(w: Workload) -> bool:
     """Transformer Engine has kernels for GPUs alone."""
     return w.layout.implementation == "transformer_engine" and w.cluster.gpu.device != "cuda"
@@ -48,7 +48,7 @@ def transformer_engine_needs_cuda(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"precision=fp8 with implementation={w.layout.implementation}, which has no fp8; "
         "use implementation=transformer_engine, or bf16"
     ),
@@ -85,7 +85,7 @@ def _uneven(w: Workload) -> str:
 
 @rule(
     "megatron",
-    says=lambda w: f"{_uneven(w)} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out",
+    message=lambda w: f"{_uneven(w)} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out",
 )
 def uneven_stages_need_pipeline(w: Workload) -> bool:
     """One stage has all layers."""
@@ -94,7 +94,7 @@ def uneven_stages_need_pipeline(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"{_uneven(w)} with vp={w.layout.vp}: a stage has {w.layout.vp} chunks; use at least {w.layout.vp - 1} layers"
     ),
 )
@@ -124,7 +124,7 @@ def uneven_stages_add_up(w: Workload) -> str | None:
 
 @rule(
     "megatron",
-    says=lambda w: f"vp={w.layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1",
+    message=lambda w: f"vp={w.layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1",
 )
 def virtual_stages_need_pipeline(w: Workload) -> bool:
     """parallel_state.py: interleaving needs a pipeline."""
@@ -133,7 +133,7 @@ def virtual_stages_need_pipeline(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"vp={w.layout.vp} with {w.layout.gradient_accumulation_steps} micro batches a step: the interleaved schedule "
         f"takes them in groups of pp={w.layout.pp}; use a global_batch_size that is a multiple of "
         f"{w.layout.pp * w.layout.micro_batch_size * w.layout.dp}, or vp=1"
@@ -178,7 +178,7 @@ def queries_are_not_scaled_by_position(w: Workload) -> str | None:
 
 @rule(
     "megatron",
-    says=lambda w: f"ep={w.layout.ep}, etp={w.layout.etp} with {w.model.name}, which has no experts; leave them out",
+    message=lambda w: f"ep={w.layout.ep}, etp={w.layout.etp} with {w.model.name}, which has no experts; leave them out",
 )
 def experts_exist(w: Workload) -> bool:
     """Expert parallelism is for models with experts."""
@@ -187,7 +187,7 @@ def experts_exist(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"etp={w.layout.etp} with {w.model.name}: megatron-core does not split experts that have biases; use etp=1 "
         "with ep>1"
     ),
@@ -199,7 +199,7 @@ def etp_without_biases(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"ep={w.layout.ep} does not divide num_experts={w.model.num_experts} of {w.model.name}; "
         f"use {one_of(divisors(gcd(w.model.num_experts, w.cluster.num_gpus)))}"
     ),
@@ -211,7 +211,7 @@ def ep_divides_experts(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"etp={w.layout.etp} does not divide moe_ffn_hidden_size={w.model.moe_ffn_hidden_size} of {w.model.name}; "
         f"use {one_of(d for d in divisors(w.layout.tp) if w.model.moe_ffn_hidden_size % d == 0)}"
     ),
@@ -227,7 +227,7 @@ def _stage_ranks(w: Workload) -> int:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"ep·etp={w.layout.ep}·{w.layout.etp} does not divide the dp·cp·tp={_stage_ranks(w)} ranks of a pipeline "
         f"stage; use sizes whose product is {one_of(divisors(_stage_ranks(w)))}"
     ),
@@ -243,7 +243,7 @@ def _sigmoid_router(model: ModelSpec) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"norm_topk_prob={w.model.norm_topk_prob}, experts_per_token={w.model.experts_per_token} of {w.model.name} on "
         "engine=megatron, which normalises the weights of two or more chosen experts to a sum of 1; use "
         "engine=deepspeed or torch"
@@ -256,7 +256,7 @@ def router_weights_add_up(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"router_top_groups={w.model.router_top_groups} with experts_per_token={w.model.experts_per_token} of "
         f"{w.model.name} on engine=megatron, which ranks groups by their best two experts; use engine=deepspeed or "
         "torch"
@@ -270,7 +270,7 @@ def router_groups_of_two(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"etp={w.layout.etp} with ep=1 and tp={w.layout.tp}: without expert parallelism experts are split like all "
         f"other layers; use etp={w.layout.tp}"
     ),
@@ -282,7 +282,8 @@ def etp_follows_tp(w: Workload) -> bool:
 
 
 @rule(
-    "megatron", says=lambda w: f"tp={w.layout.tp} with sp=false and the experts of {w.model.name}; use sp=true, or tp=1"
+    "megatron",
+    message=lambda w: f"tp={w.layout.tp} with sp=false and the experts of {w.model.name}; use sp=true, or tp=1",
 )
 def experts_need_sequence_parallel(w: Workload) -> bool:
     """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""

@@ -32,7 +32,7 @@ text model that kit lacks, except MiMo, whose code is not in transformers."""
 @rule(
     "deepspeed",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
         f"{listed(families_where('megatron'))}"
         + (f", and {lacks}" if (lacks := NOT_IN_MEGATRON.get(w.model.model_type)) else "")
@@ -88,7 +88,7 @@ def whole_tp(w: Workload, divides_kv_heads: bool = False) -> str:
 @rule(
     "deepspeed",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
         f"use {whole_tp(w)}"
     ),
@@ -102,7 +102,7 @@ def tp_divides_heads(w: Workload) -> bool:
 @rule(
     "deepspeed",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
         f"{w.model.name}; use {whole_tp(w)}"
     ),
@@ -117,7 +117,7 @@ def tp_fits_kv_heads(w: Workload) -> bool:
 @rule(
     "deepspeed",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} does not divide ffn_hidden_size={w.model.ffn_hidden_size} of {w.model.name}; "
         f"use {whole_tp(w)}"
     ),
@@ -130,7 +130,7 @@ def tp_divides_mlp(w: Workload) -> bool:
 @rule(
     "deepspeed",
     "megatron",
-    says="sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false",
+    message="sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false",
 )
 def sequence_parallel_needs_tp(w: Workload) -> bool:
     """model_parallel_config.py refuses sequence parallelism without tensor parallelism."""
@@ -140,7 +140,7 @@ def sequence_parallel_needs_tp(w: Workload) -> bool:
 @rule(
     "deepspeed",
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"sp=true with seq_length={w.job.seq_length}, which tp·cp={w.layout.tp * w.layout.cp} does not divide; "
         f"use a multiple of {w.layout.tp * w.layout.cp}, or sp=false"
     ),

@@ -9,7 +9,7 @@ from kit.specs.optimizers import OPTIMIZERS
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name={w.job.optimizer.name} on engine={w.layout.engine}, which "
         f"{OPTIMIZERS[w.job.optimizer.name].missing[w.layout.engine]}; use "
         f"engine={one_of(OPTIMIZERS[w.job.optimizer.name].implementations)}, or optimizer.name="
@@ -51,7 +51,7 @@ def bf16_state(w: Workload) -> str | None:
 @rule(
     "torch",
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name={w.job.optimizer.name} with offload_optimizer={w.layout.offload_optimizer}, where AdamW steps "
         "on the host; use offload_optimizer=none, or optimizer.name=adamw"
     ),
@@ -64,7 +64,7 @@ def offload_needs_adam(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name=adafactor with zero_stage={w.layout.zero_stage}, tp={w.layout.tp}: ranks have flat parts of "
         "matrices, without rows and columns; use zero_stage=0 and tp=1, or engine=torch"
     ),
@@ -76,7 +76,7 @@ def adafactor_needs_whole_matrices(w: Workload) -> bool:
 
 @rule(
     "deepspeed",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name=lion on {w.cluster.gpu.name} with engine=deepspeed, whose FusedLion is a CUDA kernel; use "
         "engine=torch"
     ),
@@ -88,7 +88,7 @@ def fused_lion_needs_cuda(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name={w.job.optimizer.name} with zero_stage={w.layout.zero_stage}: megatron-core's distributed "
         "optimizer steps with Adam only; use zero_stage=0, or engine=torch"
     ),
@@ -100,7 +100,7 @@ def distributed_optimizer_needs_adam(w: Workload) -> bool:
 
 @rule(
     "megatron",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name=muon with tp={w.layout.tp} and num_key_value_heads={w.model.num_key_value_heads}: ranks have "
         "unequal parts of query, key and value; use a tp that divides the heads, or engine=torch"
     ),
@@ -112,7 +112,7 @@ def muon_needs_whole_heads(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"optimizer.name=muon with {w.model.name}, whose experts are one tensor of three dimensions; use "
         "optimizer.name=adamw"
     ),

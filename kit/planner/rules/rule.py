@@ -13,7 +13,7 @@ from kit.specs.layout import ENGINES, EngineName
 
 Check = Callable[[Workload], bool | str | None]
 """Returns whether the workload breaks the rule, or the message; False or None if it does not."""
-Says = str | Callable[[Workload], str]
+Message = str | Callable[[Workload], str]
 """The message of a broken rule; empty if the check returns the message."""
 C = TypeVar("C", bound=Check)
 
@@ -34,27 +34,26 @@ class Rule(NamedTuple):
     """One refusal."""
 
     check: Check
-    says: Says
-    """The message."""
+    message: Message
 
-    def message(self, w: Workload) -> str | None:
+    def broken_by(self, w: Workload) -> str | None:
         """The message if a workload breaks the rule; else None."""
         if not (broken := self.check(w)):
             return None
-        return self.says(w) if callable(self.says) else self.says or str(broken)
+        return self.message(w) if callable(self.message) else self.message or str(broken)
 
 
 REGISTERED: dict[EngineName, dict[str, Rule]] = {engine: {} for engine in ENGINES}
 """Engine → name → rule, in the order of messages. Filled by ``rule`` when the files of this folder are imported."""
 
 
-def rule(*engines: EngineName, says: Says = "") -> Callable[[C], C]:
+def rule(*engines: EngineName, message: Message = "") -> Callable[[C], C]:
     """Register a check under its own name, for these engines or, without any, for every engine."""
 
     def register(check: C) -> C:
         for engine in engines or ENGINES:
             assert check.__name__ not in REGISTERED[engine], f"two rules are called {check.__name__}"
-            REGISTERED[engine][check.__name__] = Rule(check, says)
+            REGISTERED[engine][check.__name__] = Rule(check, message)
         return check
 
     return register

@@ -14,7 +14,9 @@ from kit.specs.text import listed
 
 @rule(
     "torch",
-    says="zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed",
+    message=(
+        "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
+    ),
 )
 def torch_zero(w: Workload) -> bool:
     """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
@@ -23,7 +25,7 @@ def torch_zero(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} on engine=torch with family {w.model.family}: tensor parallelism is implemented for "
         f"{listed(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
     ),
@@ -62,7 +64,7 @@ def host_memory_while_loading(w: Workload) -> str | None:
     )
 
 
-@rule("torch", says=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")
+@rule("torch", message=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")
 def torch_tp_needs_fsdp2(w: Workload) -> bool:
     """DTensor's tensor parallelism composes with FSDP2 over the other ranks, but not with DDP."""
     return w.layout.tp > 1 and w.layout.zero_stage == 0
@@ -70,7 +72,7 @@ def torch_tp_needs_fsdp2(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"tp={w.layout.tp} does not divide num_key_value_heads={w.model.num_key_value_heads} and ffn_hidden_size="
         f"{w.model.ffn_hidden_size} of {w.model.name}; use a divisor of both"
     ),
@@ -85,7 +87,7 @@ def torch_tp_divides(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"precision=fp8 on engine=torch with {w.model.name}: its layers are transformers' Conv1D, and torchao "
         "converts linear layers only; use bf16"
     ),
@@ -113,7 +115,7 @@ def fp8_whole_decoders(w: Workload) -> str | None:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is not a "
         f"multiple of {FP8_MULTIPLE}: no linear layer could be converted; use bf16"
     ),
@@ -125,7 +127,7 @@ def fp8_hidden_size(w: Workload) -> bool:
 
 @rule(
     "torch",
-    says=lambda w: (
+    message=lambda w: (
         f"precision=fp8 on engine=torch with micro_batch_size·seq_length={w.layout.micro_batch_size * w.job.seq_length}"
         f", which is not a multiple of {FP8_MULTIPLE}: the GEMM that sums over tokens needs it; use seq_length="
         f"{-(-w.job.seq_length // FP8_MULTIPLE) * FP8_MULTIPLE}"

@@ -8,7 +8,7 @@ from kit.specs.job import GrpoSpec
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"objective={w.job.objective} with chunked_loss, tiled_mlp, compile_layers, activation_offloading, "
         "or gradient_compression: these are of kit's own loop, and TRL's "
         f"{w.trl.trainer if w.trl else ''} trains; leave them out"
@@ -22,7 +22,7 @@ def trl_has_its_own_loop(w: Workload) -> bool:
 
 
 @rule(
-    says=lambda w: (
+    message=lambda w: (
         f"objective={w.job.objective} with precision={w.job.precision}, optimizer.name={w.job.optimizer.name}: TRL's "
         "trainers are planned with fp32, bf16 or fp16, and adamw"
     )
@@ -32,7 +32,7 @@ def trl_precision_and_optimizer(w: Workload) -> bool:
     return w.trl is not None and (w.job.precision == "fp8" or w.job.optimizer.name != "adamw")
 
 
-@rule(says="objective=kto with micro_batch_size=1: the KL term takes the answer of another row; use 2")
+@rule(message="objective=kto with micro_batch_size=1: the KL term takes the answer of another row; use 2")
 def kto_needs_two_rows(w: Workload) -> bool:
     """kto_trainer.py, calculate_kl."""
     return w.job.objective == "kto" and w.layout.micro_batch_size < 2
