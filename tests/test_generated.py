@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.emit import generated
+from kit.emit import shipped_files
 from kit.specs.schema import json_schema
 from scripts import compile_catalog, readme
 
@@ -41,7 +41,7 @@ def tables() -> list[str]:
 
 
 WRITERS: dict[str, Callable[[], list[str]]] = {
-    "kit emit --write-shipped": lambda: generated.check(ROOT),
+    "kit emit --write-shipped": lambda: shipped_files.check(ROOT),
     "python scripts/readme.py": lambda: other({"README.md": readme.refreshed((ROOT / "README.md").read_text())}),
     "python scripts/compile_catalog.py": lambda: other({"kit/specs/catalog/catalog.json": compile_catalog.compiled()}),
     "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(

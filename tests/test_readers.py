@@ -136,7 +136,7 @@ def _metrics(path: Path) -> None:
 
 
 def _exchange() -> Any:
-    from kit.engines.base import StateKind
+    from kit.engines.protocol import StateKind
     from kit.training.checkpoint.files import FileRecord
 
     counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)

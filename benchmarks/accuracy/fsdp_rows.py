@@ -12,9 +12,9 @@ from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from kit.cost.memory.engine import fsdp_buffers
 from kit.cost.memory.phases import EngineMemory
 from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
+from kit.cost.memory.states_and_buffers import fsdp_buffers
 
 SCALES = NF4_TWICE_BYTES - 0.5
 """Bytes of nf4 scales per weight. Scales are not part of the parameter, so every rank has all of them (bitsandbytes,

@@ -15,8 +15,8 @@ import kit
 from benchmarks.gpu.cases import machine
 from benchmarks.gpu.measured import built_engine
 from kit.emit.run_directory import write
-from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
+from kit.engines.protocol import StateKind
 from kit.training.data.loader import DataLoader
 from tests.support.assets import COMMON, FAMILIES, RECIPE, model_variant, prepare
 from tests.support.compare import compare_gradients, compare_runs

@@ -19,7 +19,7 @@ from kit.cost.hardware import peak_flops_per_s
 from kit.cost.model.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
 from kit.engines import build_engine
-from kit.engines.base import Engine, MicroBatch
+from kit.engines.protocol import Engine, MicroBatch
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import process_group
 from kit.training.data.loader import pin

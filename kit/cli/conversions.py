@@ -116,7 +116,7 @@ def convert_inspect(
 
     Reads headers, and pickles by a closed list of classes; runs nothing of them.
     """
-    from kit.training.checkpoint.foreign.recognise import inspected
+    from kit.training.checkpoint.foreign.detect_format import inspected
 
     found = inspected(path)
     if as_json:

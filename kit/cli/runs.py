@@ -14,8 +14,8 @@ from kit.cli.app import PLAIN
 from kit.cli.options import AsJson, Overrides, answer, count, is_recipe, plan_recipe
 from kit.errors import HINT, RunDirectoryError, SpecError
 from kit.planner.plan import Plan
-from kit.specs.objectives import TRL
 from kit.specs.recipe import Recipe
+from kit.specs.trl import TRL
 
 recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
 
@@ -189,11 +189,11 @@ def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) 
 
 def _shipped(write: bool) -> None:
     """Write or compare ``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
-    from kit.emit import generated
+    from kit.emit import shipped_files
     from kit.specs.shipped import recipes_directory
 
     root = recipes_directory().parent
-    lines = generated.write_shipped(root) if write else generated.check(root)
+    lines = shipped_files.write_shipped(root) if write else shipped_files.check(root)
     for line in lines:
         typer.echo(line)
     typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")

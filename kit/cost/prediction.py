@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kit.specs.base import SPEC, Text
+from kit.specs.validation import SPEC, Text
 from kit.units import SECONDS_PER_DAY
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from kit.cached import cached
 from kit.cost.hardware import generation_of
-from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
+from kit.cost.model.compressed_bytes import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count, dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
@@ -21,7 +21,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import LOSS_CHUNK_TOKENS, Layout
 from kit.specs.model import ModelSpec
-from kit.specs.objectives import TrlObjective, trl_objective
+from kit.specs.trl import TrlObjective, trl_objective
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.

@@ -15,6 +15,6 @@ Its rooms, in the order in which data walks:
     environment, launch, slurm    what starts the processes
     not_carried, markdown, readme
                                   which file starts what, and what a script does not get
-    generated                     ``ds_configs/`` and ``launch/``
+    shipped_files                     ``ds_configs/`` and ``launch/``
     copy_recipe                   ``kit recipes copy``
 """

@@ -17,10 +17,10 @@ from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
-from kit.specs.objectives import TRL
 from kit.specs.recipe import Recipe, load_recipe, merged_text
 from kit.specs.run import RunSpec, run_paths
 from kit.specs.shipped import example_script, headline, recipe_path
+from kit.specs.trl import TRL
 
 _TRL_DATA = {
     "trl_dpo.py": "preferences",

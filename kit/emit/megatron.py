@@ -250,7 +250,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "attention_dropout": 0.0,
         # Transformer Engine adds weight gradients to the gradient buffer; without it apex's kernel would be needed.
         "gradient_accumulation_fusion": layout.implementation == "transformer_engine",
-        # Gradients are those of the mean over all tokens of the step, for every layout (kit/engines/base.py).
+        # Gradients are those of the mean over all tokens of the step, for every layout (kit/engines/protocol.py).
         "calculate_per_token_loss": True,
         "bf16": job.precision in ("bf16", "fp8"),
         "params_dtype": dtype,

@@ -13,7 +13,7 @@ from kit.emit.trainer import OPTIM, script_arguments
 from kit.emit.trl import trl_arguments, words
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.specs.objectives import TRL
+from kit.specs.trl import TRL
 
 
 def readme(plan: Plan, own_loop: bool = True) -> str:

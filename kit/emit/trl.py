@@ -12,7 +12,7 @@ from kit.emit.derived_file import chosen
 from kit.emit.trainer import by_fsdp, script_arguments
 from kit.planner.plan import Plan
 from kit.specs.job import ATTENTION_LAYERS, JobSpec
-from kit.specs.objectives import TRL
+from kit.specs.trl import TRL
 
 
 def words(arguments: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Its rooms, in the order in which data walks:
 
-    base                        the interface between the loop and an engine
+    protocol                        the interface between the loop and an engine
     torch, deepspeed, megatron  the engines
     huggingface                 transformers' models for the first two
     kernels                     attention and losses of kit's own
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import Engine
+from kit.engines.protocol import Engine
 from kit.errors import EngineError
 from kit.planner.rules import violations
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from kit.extras import install
 from kit.specs.job import OptimizerSpec

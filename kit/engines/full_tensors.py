@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import Engine, StateBlock, StateKind, place
+from kit.engines.protocol import Engine, StateBlock, StateKind, place
 
 
 def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 
-from kit.cost.memory.engine import least_megatron_gib
+from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.planner.divisors import divisors
 from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec

@@ -15,7 +15,7 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.plan import Plan
 from kit.planner.rules import violations
-from kit.specs.base import changed
+from kit.specs.validation import changed
 
 
 def on_nodes(plan: Plan, num_nodes: int) -> Plan:

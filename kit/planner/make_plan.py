@@ -12,11 +12,11 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, search
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import changed, trusted
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.validation import changed, trusted
 
 
 def make_plan(

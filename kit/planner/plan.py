@@ -12,12 +12,12 @@ from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
+from kit.specs.validation import SPEC, Text
 
 SCHEMA_VERSION = 3
 

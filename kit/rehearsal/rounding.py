@@ -12,7 +12,7 @@ from kit.rehearsal.scaled_down import ScaledDown
 if TYPE_CHECKING:
     import torch
 
-    from kit.engines.base import TensorSource
+    from kit.engines.protocol import TensorSource
 
 UNIT = 2.0**-8
 """Largest relative rounding error of bf16, which has 8 significant bits. With evenly distributed errors, the root mean
@@ -94,7 +94,7 @@ def compare(
 ) -> InBf16:
     """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the initial
     weights."""
-    from kit.engines.base import StateKind
+    from kit.engines.protocol import StateKind
     from kit.training.checkpoint.exchange import ExchangeCheckpoint
 
     exact, rounded = (ExchangeCheckpoint(exchange) for exchange in exchanges)

@@ -18,7 +18,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec, Precision
 from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
-from kit.specs.objectives import TRL
+from kit.specs.trl import TRL
 
 VOCAB_SIZE = 256
 """One token per byte, so that any text is data without a tokenizer."""

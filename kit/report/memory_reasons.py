@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
-from kit.cost.memory.engine import engine_memory, rank_states
 from kit.cost.memory.offload import host_load_gib_per_node, host_ram_gib_per_node
 from kit.cost.memory.peak import MemoryReport, parts_of, peak
+from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout, Recompute

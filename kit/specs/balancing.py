@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import Text, Within, spec
+from kit.specs.validation import Text, Within, spec
 
 LoadBalancingType = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 _LARGEST_COEFFICIENT = 1e3

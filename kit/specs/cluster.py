@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import Count, Name, Rate, Text, Within, spec
+from kit.specs.validation import Count, Name, Rate, Text, Within, spec
 
 _LARGEST_GIB = 2**20
 """A pebibyte: no GPU, host or node's disks have it."""

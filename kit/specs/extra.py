@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kit.specs.base import TextMapping, spec
 from kit.specs.frozen import FrozenMap
+from kit.specs.validation import TextMapping, spec
 
 
 @spec

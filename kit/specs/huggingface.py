@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import encoder_decoder, hf_special, strict_yaml
+from kit.specs import encoder_decoder, hf_family_rules, strict_yaml
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.frozen import thawed
 from kit.specs.hf_floats import tagged
@@ -87,8 +87,8 @@ def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     else:
         data["rope_theta"] = None
     data |= _windows(config, name, keys)
-    if family in hf_special.READ:
-        data |= hf_special.READ[family](config, data, name)
+    if family in hf_family_rules.READ:
+        data |= hf_family_rules.READ[family](config, data, name)
     return data
 
 
@@ -113,8 +113,8 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
         config["rope_parameters"] = rope_parameters(model, keys)
     if "full_attention_every" in FAMILIES[model.family].takes:
         config["layer_types"] = _layer_types(model)
-    if model.family in hf_special.WRITE:
-        config |= hf_special.WRITE[model.family](model)
+    if model.family in hf_family_rules.WRITE:
+        config |= hf_family_rules.WRITE[model.family](model)
     return config
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.errors import SpecError
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import Checked, Count, Text, Within, spec
 from kit.specs.frozen import FrozenMap
+from kit.specs.validation import Checked, Count, Text, Within, spec
 
 if TYPE_CHECKING:
     from kit.specs.model import ModelSpec

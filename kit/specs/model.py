@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from kit.cached import cached
 from kit.errors import SpecError
-from kit.specs.base import Count, Name, Text, TextMapping, Within, spec
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -25,6 +24,7 @@ from kit.specs.families import (
     families_with,
 )
 from kit.specs.text import listed
+from kit.specs.validation import Count, Name, Text, TextMapping, Within, spec
 
 __all__ = [
     "ENCODER_DECODER",

@@ -20,7 +20,6 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import Text, spec
 from kit.specs.catalog import cluster_called, load_gpu, load_model, model_called, parse_cluster
 from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.cluster import ClusterSpec
@@ -31,6 +30,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.other_programs import refuse_other_programs
 from kit.specs.run import RunSpec, absolute_paths
 from kit.specs.text import check_line, first_ten, nearest, shown
+from kit.specs.validation import Text, spec
 
 _SECTIONS = ("model", "cluster", "job", "run", "layout", "extra", "extends")
 

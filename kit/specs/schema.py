@@ -14,13 +14,13 @@ import textwrap
 from itertools import pairwise
 from typing import Any
 
-from kit.specs.base import Text, adapter, spec
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec
+from kit.specs.validation import Text, adapter, spec
 
 
 @spec

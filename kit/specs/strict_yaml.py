@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kit.errors import SpecError
-from kit.specs.base import adapter
 from kit.specs.text import MOST_NAMES, Location, dotted, escaped, first_ten, nearest, shown
 from kit.specs.text_files import read_text, reason
+from kit.specs.validation import adapter
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def parse(kind: type[_T], data: Any, document: Document, location: Location = ()
 
     Raises ``SpecError``. JSON mode is what lets a strict model take a list for a tuple.
     """
-    from pydantic import ValidationError  # imported where values are read: see kit.specs.base
+    from pydantic import ValidationError  # imported where values are read: see kit.specs.validation
 
     try:
         value: _T = adapter(kind).validate_json(json.dumps(data))

@@ -32,7 +32,7 @@ from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus, check_optimizer, check_versions
 from kit.specs.text import shown
 from kit.training.elastic import on_started, wait_as_spare
-from kit.training.launcher import ends_with_launcher
+from kit.training.launcher_watchdog import ends_with_launcher
 from kit.training.stopping import INTERRUPTED_CODE, STOPPED_CODE, UNSAVED_CODE, Reason
 from kit.units import to_gib
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kit.engines.base import Engine
 from kit.engines.collective import gather, run_collectively
+from kit.engines.protocol import Engine
 from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
 from kit.training.checkpoint.counters import Counters

@@ -6,8 +6,8 @@ import math
 import re
 from collections import defaultdict
 
-from kit.engines.base import Engine, StateKind
 from kit.engines.collective import gather
+from kit.engines.protocol import Engine, StateKind
 
 
 def gradient_norms(engine: Engine) -> dict[str, float]:

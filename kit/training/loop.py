@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.engines.collective import StatusAllReduce, rank
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.planner.length import length
 from kit.planner.schedule import batch_size, learning_rate
 from kit.training import determinism
@@ -32,7 +32,7 @@ from kit.training.gradient_norms import gradient_norms
 from kit.training.logging.metrics import StepMetrics, model_flops_utilisation
 from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
-from kit.training.resume import resume_from
+from kit.training.start_point import resume_from
 from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping, Watchdog, mark, watchdog
 from kit.training.stragglers import Slowest, Stragglers

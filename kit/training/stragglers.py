@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kit.engines.base import Engine, MicroBatch
 from kit.engines.collective import GatheredFloat, gather
+from kit.engines.protocol import Engine, MicroBatch
 from kit.planner.plan import Plan
 from kit.training.logging.metrics import RunOutput
 

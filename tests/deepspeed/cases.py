@@ -16,9 +16,9 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
-from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
 from kit.errors import EngineError
 from kit.planner.plan import Plan
 from kit.specs.job import LoraSpec, Objective

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.emit.trainer import trainer_config, training_arguments
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.engines.torch.engine import TorchEngine
 from kit.planner.plan import Plan
 from kit.training.checkpoint.transfer import import_exchange

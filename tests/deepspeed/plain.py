@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from kit.engines.base import IGNORE_INDEX
 from kit.engines.huggingface import experts
+from kit.engines.protocol import IGNORE_INDEX
 from kit.specs.job import Objective, OptimizerSpec
 from kit.specs.model import ModelSpec
 from tests.deepspeed import samples

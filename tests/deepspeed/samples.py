@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.specs.job import Objective
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded

@@ -18,13 +18,13 @@ import torch.distributed.checkpoint as dcp
 from deepspeed.checkpoint import ds_to_universal
 
 from kit.emit.trainer import trainer_config
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import hf_config, random_model
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
-from kit.training.checkpoint.foreign.recognise import inspected
+from kit.training.checkpoint.foreign.detect_format import inspected
 from tests.deepspeed import cases, foreign
 from tests.support import tiny
 from tests.support.alone import process_group_of_one

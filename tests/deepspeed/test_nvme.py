@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.cost.model.params import count
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
 from tests.support.workers import pool

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.planner.plan import Plan
 from kit.specs.job import OptimizerName, OptimizerSpec
 from kit.specs.optimizers import OPTIMIZERS

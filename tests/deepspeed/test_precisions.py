@@ -13,7 +13,7 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.extra import with_extra
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from kit.specs.extra import Extra
 from tests.deepspeed import cases, plain

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.deepspeed import ds_config
-from kit.engines.base import MicroBatch, StateKind
 from kit.engines.deepspeed import reading
 from kit.engines.deepspeed.grad_norm import unscaled_norm
 from kit.engines.huggingface.models import build_model
+from kit.engines.protocol import MicroBatch, StateKind
 from kit.errors import CheckpointError, EngineError
 from tests.deepspeed import cases, plain
 from tests.deepspeed.test_optimizers import plan as with_optimizer

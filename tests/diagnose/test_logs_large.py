@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kit.addons.doctor.logs import Cause, diagnose
 from kit.addons.doctor.logs.curves import TIME, Curves
+from kit.addons.doctor.logs.log_lines import Place
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
-from kit.addons.doctor.logs.reading import Place
 from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))

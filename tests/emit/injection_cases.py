@@ -15,9 +15,9 @@ from kit.entry_points import registered
 from kit.errors import SpecError
 from kit.planner.plan import Decision, Plan
 from kit.specs import strict_yaml
-from kit.specs.base import Name, Text, TextMapping
 from kit.specs.catalog import load_model
 from kit.specs.run import DataSpec, RunSpec
+from kit.specs.validation import Name, Text, TextMapping
 from tests.emit.plans import DENSE, TORCH, ZERO2, plan_of
 from tests.support import hostile
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.emit import generated
+from kit.emit import shipped_files
 from kit.emit.copy_recipe import copy_recipe
-from kit.emit.generated import TEMPLATES
 from kit.emit.run_directory import RunDirectory
+from kit.emit.shipped_files import TEMPLATES
 from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan
 from kit.specs.extra import flat
@@ -37,12 +37,12 @@ def test_every_recipe_says_what_it_is_for_and_plans(name: str) -> None:
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, str]:
     """All of them are planned once."""
-    return generated.shipped_files()
+    return shipped_files.shipped_files()
 
 
 @pytest.mark.slow
 def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "shipped_files", lambda: shipped)
+    monkeypatch.setattr(shipped_files, "shipped_files", lambda: shipped)
     for folder in ("ds_configs", "launch"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     edited, script = tmp_path / "ds_configs/zero2.json", next((tmp_path / "launch").rglob("launch.sh"))
@@ -51,13 +51,13 @@ def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, mo
     (tmp_path / "launch/forgotten.sh").write_text("#!/bin/sh\n")
     shutil.rmtree(script.parent)
     missing = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch" / script.parent.name).iterdir()}
-    assert set(generated.check(tmp_path)) == {f"{name} is missing" for name in missing} | {
+    assert set(shipped_files.check(tmp_path)) == {f"{name} is missing" for name in missing} | {
         "ds_configs/zero1.json is missing",
         "ds_configs/zero2.json is not what its recipe says today",
         "launch/forgotten.sh follows from no recipe",
     }
-    assert len(generated.write_shipped(tmp_path)) == 3 + len(missing)
-    assert generated.check(tmp_path) == []
+    assert len(shipped_files.write_shipped(tmp_path)) == 3 + len(missing)
+    assert shipped_files.check(tmp_path) == []
     assert (script.stat().st_mode & 0o777, edited.stat().st_mode & 0o777) == (0o755, 0o644)
 
 
@@ -94,7 +94,7 @@ SHARDING = {
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
-def test_templates_are_what_they_are_called(template: generated.Template) -> None:
+def test_templates_are_what_they_are_called(template: shipped_files.Template) -> None:
     config = json.loads(template.text())
     found = flat(config["zero_optimization"])
     expected = SHARDING[template.name]

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
-from kit.engines.base import IGNORE_INDEX, GeneratedSource, LossSum, MicroBatch, StateKind, TensorSource
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.protocol import IGNORE_INDEX, GeneratedSource, LossSum, MicroBatch, StateKind, TensorSource
 from kit.specs.extra import Extra
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.protocol import StateKind
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 from kit.training.checkpoint.exchange import ExchangeCheckpoint

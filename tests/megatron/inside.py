@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.specs.model import ModelSpec
 from tests.megatron import cases
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from kit.engines.base import IGNORE_INDEX
+from kit.engines.protocol import IGNORE_INDEX
 from kit.specs.model import ModelSpec
 from tests.megatron.conftest import saved_model
 

@@ -18,14 +18,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory, hf_config
 from kit.engines.megatron.checkpoint import torch_dist
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
 from kit.training.checkpoint.engine_checkpoint import MANIFEST
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.foreign.recognise import inspected
+from kit.training.checkpoint.foreign.detect_format import inspected
 from tests.megatron import cases, checkpoints
 from tests.support import tiny
 from tests.support.workers import pool

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.weights.random import RandomSource
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.training.checkpoint import convert as conversions
 from kit.training.checkpoint import to_huggingface

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.specs.job import LoraSpec
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import ExchangeCheckpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from tests.megatron import cases
 from tests.support import tiny
 from tests.support.workers import pool

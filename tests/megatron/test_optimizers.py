@@ -16,8 +16,8 @@ import torch
 
 from kit.cost.memory.peak import parts_of
 from kit.emit import run_directory
-from kit.engines.base import StateKind
 from kit.engines.megatron.muon import mark_matrices
+from kit.engines.protocol import StateKind
 from kit.errors import RunDirectoryError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_optimizer

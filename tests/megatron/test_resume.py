@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kit.cost.model.params import rank_experts, rank_parameters
-from kit.engines.base import IGNORE_INDEX
 from kit.engines.huggingface.buffers import is_buffer
+from kit.engines.protocol import IGNORE_INDEX
 from tests.megatron import cases, inside
 from tests.megatron.shapes import DEEPSEEK
 from tests.support import tiny

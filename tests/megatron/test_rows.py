@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.engines.megatron.microbatches import length_unit, pad_to_longest
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 
 
 def config(**sizes):

@@ -9,12 +9,12 @@ from argparse import Namespace
 import pytest
 import torch
 
-from kit.engines.base import StateKind
 from kit.engines.megatron.model.transformer_engine import _PLAIN
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
-from kit.training.checkpoint.foreign.recognise import inspected
+from kit.training.checkpoint.foreign.detect_format import inspected
 from tests.megatron import cases, torch_format
 from tests.megatron.test_convert import same
 from tests.support import tiny

@@ -23,12 +23,12 @@ from kit.planner.plan import Plan
 from kit.report.plan_text import render
 from kit.specs import counting, strict_yaml
 from kit.specs.approximate import approximated
-from kit.specs.base import adapter
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.huggingface import model_from_config, read_config
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.validation import adapter
 from tests.support.assets import ROOT
 from tests.support.refusals import refusal
 

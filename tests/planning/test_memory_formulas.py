@@ -19,7 +19,6 @@ from kit.cost.memory import activations_megatron as local
 from kit.cost.memory import activations_transformer_engine as te
 from kit.cost.memory import deepspeed_sizes as sizes
 from kit.cost.memory import rank_huggingface, rank_megatron
-from kit.cost.memory.engine import engine_memory, fsdp_buffers, rank_states
 from kit.cost.memory.offload import (
     host_buffer_bytes,
     host_load_gib_per_node,
@@ -32,6 +31,7 @@ from kit.cost.memory.offload import (
 from kit.cost.memory.peak import overhead_gib, parts_of
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
 from kit.cost.memory.states import StateBytes, master_bytes, moment_bytes, state_bytes
+from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.params import RankParameters, count
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from kit.emit.generated import shipped_plan
+from kit.emit.shipped_files import shipped_plan
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.objectives import TRL
 from kit.specs.shipped import recipe_names
+from kit.specs.trl import TRL
 from tests.support.refusals import refusal
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")

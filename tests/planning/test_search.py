@@ -10,8 +10,8 @@ import pytest
 
 from kit.cost import predict
 from kit.cost.hardware import usable_gib
-from kit.cost.memory.engine import least_megatron_gib
 from kit.cost.memory.peak import peak_gib
+from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import all_layouts, layouts

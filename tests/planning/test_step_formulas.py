@@ -17,8 +17,8 @@ from kit.cost import uncertainty
 from kit.cost.estimate import cost_usd, predict
 from kit.cost.hardware import cpu_adam_s, overheads, shared, usable_gib
 from kit.cost.memory.activations_huggingface import generation_bytes
-from kit.cost.memory.engine import least_megatron_gib
 from kit.cost.memory.peak import peak, peak_gib
+from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_sizes, named_layers
 from kit.cost.model.params import count, dense_layer_matrices, rank_experts, rank_parameters

@@ -14,7 +14,7 @@ import pytest
 
 from kit.cost.collectives import Group, fills_the_link, group
 from kit.cost.hardware import cpu_adam_s, generation_of, gpu_rates, has_rates, peak_flops_per_s, runs_rocm, shared
-from kit.cost.model.compression import INT4_BYTES, INT8_BYTES, ZeroPlusPlus, gradient_bytes, kernel_bytes
+from kit.cost.model.compressed_bytes import INT4_BYTES, INT8_BYTES, ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.flops import (
     head_flops_per_token,
     layer_attention_flops_per_token,

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from kit.errors import SpecError
 from kit.specs import strict_yaml, text, text_files
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import adapter, changed, trusted
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.epoch import Epoch, epoch_on_disk
 from kit.specs.families import families_where, families_with
@@ -24,7 +23,6 @@ from kit.specs.hf_floats import decoded
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec, job_defaults
 from kit.specs.layout import Layout, Pins, mlp_tiles
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
-from kit.specs.objectives import trl_objective
 from kit.specs.run import (
     BlendedSetSpec,
     CheckpointSpec,
@@ -37,6 +35,8 @@ from kit.specs.run import (
     with_paths,
 )
 from kit.specs.sizes import _aspect, _parameters, is_size, shape_of_size
+from kit.specs.trl import trl_objective
+from kit.specs.validation import adapter, changed, trusted
 from tests.support.refusals import refusal
 
 LLAMA = ModelSpec(

@@ -13,8 +13,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from kit.cli import app
-from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
+from kit.emit.shipped_files import shipped_plan
 from kit.planner.describe import describe
 from kit.specs.shipped import recipe_names
 from tests.support.assets import ROOT

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import MicroBatch
+from kit.engines.protocol import MicroBatch
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.balancing import BalancingSpec
 from kit.specs.job import OptimizerSpec

@@ -12,8 +12,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
+from kit.emit.shipped_files import shipped_plan
 from kit.specs.shipped import recipe_names
 from tests.support import readers
 from tests.support.program import run

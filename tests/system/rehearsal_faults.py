@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import kit.engines
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.full_tensors import full_tensors
+from kit.engines.protocol import StateKind, TensorSource
 from tests.support.page import ROOT
 from tests.system.parity import faults as parity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.emit.generated import shipped_plan
+from kit.emit.shipped_files import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.length import for_steps
 from kit.planner.plan import Plan

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kit.emit.generated import shipped_plan
+from kit.emit.shipped_files import shipped_plan
 from kit.rehearsal.rehearse import EXPORT_BOUND, NORM_BOUND, WEIGHT_BOUND
 from kit.rehearsal.rounding import ROUNDED_BOUND
 from kit.specs.shipped import recipe_names, recipes_directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from tests.support import tiny
 
 

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.engines.kernels import compiled_blocks
+from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.planner.plan import Plan
 from kit.training.checkpoint.counters import Counters

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kit.engines.base import IGNORE_INDEX
+from kit.engines.protocol import IGNORE_INDEX
 from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.cost.model.compression import POWERSGD_RANK
-from kit.engines.base import StateKind
+from kit.cost.model.compressed_bytes import POWERSGD_RANK
+from kit.engines.protocol import StateKind
 from kit.engines.torch.ddp import Compression
 from kit.engines.torch.engine import TorchEngine
 from tests.support import tiny

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.engines.base import IGNORE_INDEX
+from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
 from tests.support import tiny

@@ -12,9 +12,9 @@ import kit
 from kit.cost.memory.peak import parts_of
 from kit.cost.reliability import checkpoint_bytes
 from kit.engines import eight_bit
-from kit.engines.base import StateKind
 from kit.engines.huggingface.adapters import adapter_shapes
 from kit.engines.huggingface.models import parameter_shapes
+from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec, OptimizerSpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.engines.base import MicroBatch
+from kit.engines.protocol import MicroBatch
 from kit.errors import SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec, ScheduleSpec
 from kit.training.data.fine_tuning_rows import Row

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kit.engines.base import StateKind
 from kit.engines.huggingface.buffers import is_buffer
+from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec

@@ -49,7 +49,7 @@ def report() -> None:
     import bitsandbytes  # noqa: F401  # looks for CUDA when it is imported
     import torch
 
-    from kit.engines.base import MicroBatch, StateKind
+    from kit.engines.protocol import MicroBatch, StateKind
     from kit.engines.torch.engine import TorchEngine
     from tests.support.fake_cuda import fake_cuda
 

@@ -12,13 +12,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import kit
 from kit.addons.probe.tracker import LiveBytes
 from kit.cost.memory.activations_huggingface import loss_bytes
-from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface.models import random_model
 from kit.engines.kernels import chunked_loss, compiled_blocks
 from kit.engines.kernels.chunked_loss import linear_cross_entropy
 from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.loss import mean_scale, summed_cross_entropy
 from kit.engines.kernels.tiled_mlp import tile_mlps
+from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch import optimizer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.training.checkpoint.foreign.deepspeed import _cut_parameters, _joined, _RankState
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor
 from tests.support import tiny

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import build_skeleton
 from kit.engines.kernels import fp8
+from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from kit.rehearsal.rounding import gradient_bound
 from kit.specs.job import OptimizerSpec

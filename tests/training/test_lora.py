@@ -13,9 +13,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from kit.cost.memory.peak import parts_of
-from kit.engines.base import IGNORE_INDEX
 from kit.engines.huggingface.adapters import MAGNITUDE, InitialAdapters, adapter_shapes, peft_config, target_modules
 from kit.engines.huggingface.models import build_skeleton
+from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint

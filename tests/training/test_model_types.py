@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.count_parameters import described
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import HfDirectory, hf_config, random_model
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.approximate import approximated

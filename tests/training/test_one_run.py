@@ -22,7 +22,7 @@ import pytest
 from kit.addons.doctor.logs import diagnose
 from kit.errors import RunDirectoryError
 from kit.rehearsal.processes import metrics
-from kit.training import launcher, run_lock
+from kit.training import launcher_watchdog, run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
 from tests.system.kills.cases import CASES, emit, prepare
@@ -54,7 +54,7 @@ def steps_of(run):
 
 _RANK = """
 import sys, time
-from kit.training.launcher import ends_with_launcher
+from kit.training.launcher_watchdog import ends_with_launcher
 with ends_with_launcher():
     print("here", flush=True)
     time.sleep(float(sys.argv[1]))
@@ -95,9 +95,9 @@ class TestLaunchersInALine:
         parents = [SimpleNamespace(cmdline=lambda: [""], exe=lambda: "/bin/sh", name=None) for _ in range(2)]
         parents[0].exe = lambda: "/usr/bin/python3"
         monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
-        assert launcher._launchers() == []
+        assert launcher_watchdog._launchers() == []
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-        assert launcher._launchers() == parents[:1]
+        assert launcher_watchdog._launchers() == parents[:1]
 
     def test_a_launcher_that_ended_before_its_rank_began(self):
         command = shlex.join([sys.executable, "-c", _RANK, "2"]) + "; true"  # the shell stands for init

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
+from kit.engines.protocol import StateKind
 from kit.engines.torch import gathered_optimizers
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.job import OptimizerName, OptimizerSpec

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.engines.base import StateBlock, StateKind
 from kit.engines.io import parallel_safetensors
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
+from kit.engines.protocol import StateBlock, StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.transfer import write_blocks

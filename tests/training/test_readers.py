@@ -12,7 +12,7 @@ from kit.engines.huggingface.models import random_model
 from kit.specs.families import ENCODER_DECODER, FAMILIES
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.foreign import readers
-from kit.training.checkpoint.foreign.recognise import inspected
+from kit.training.checkpoint.foreign.detect_format import inspected
 from tests.support import tiny
 
 

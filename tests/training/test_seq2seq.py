@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.engines.huggingface.models import HfDirectory, check_names, parameter_shapes
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.to_huggingface import exchange_to_hf

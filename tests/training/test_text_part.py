@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from kit.engines.base import StateKind
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import HfDirectory, parameter_shapes, random_model, source_for_model
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from kit.engines import build_engine
-from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface.inputs import call_arguments
 from kit.engines.huggingface.models import build_model, build_skeleton, parameter_shapes
 from kit.engines.huggingface.random_weights import RandomWeights
+from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine, _device
 from kit.engines.torch.tensor_parallel import cut
 from kit.errors import CheckpointError, EngineError

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import hf_config, random_model
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.foreign.recognise import inspected
+from kit.training.checkpoint.foreign.detect_format import inspected
 from tests.support import tiny
 
 INNER = {

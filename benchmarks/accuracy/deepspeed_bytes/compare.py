@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from benchmarks.accuracy.deepspeed_bytes.cases import Case
 from benchmarks.accuracy.deepspeed_bytes.measure import Held
 from kit.cost.memory import offload
-from kit.cost.memory.engine import engine_memory
 from kit.cost.memory.states import state_bytes
+from kit.cost.memory.states_and_buffers import engine_memory
 from kit.cost.model.params import count
 from tests.support.page import header, table
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from benchmarks.accuracy.deepspeed_bytes.cases import CASES, MODEL, SEQ_LENGTH, Case
 from benchmarks.accuracy.deepspeed_bytes.measure import Held, from_now_on, held
 from kit.emit.run_directory import write
-from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.engine import DeepSpeedEngine
+from kit.engines.protocol import MicroBatch
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import leave
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from benchmarks.accuracy.programs import megatron, torch_memory
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.cost.memory import rank_huggingface
-from kit.cost.memory.engine import rank_states
 from kit.cost.memory.phases import RankMemory, RankParts, rank_memory
+from kit.cost.memory.states_and_buffers import rank_states
 
 
 def memory_of(workload: PublishedWorkload, stage: int) -> RankMemory:

@@ -10,9 +10,9 @@ from benchmarks.accuracy.programs.adapters import PublishedLora, adapter_paramet
 from kit.cost.memory.phases import EngineMemory
 from kit.cost.model.params import RankParameters, stage_parameters
 from kit.cost.workload import UNHIDDEN, ExecutionModel, Workload
-from kit.specs.base import spec
 from kit.specs.families import Norm, Traits
 from kit.specs.model import ModelSpec
+from kit.specs.validation import spec
 
 PREFETCHED = 0.25
 """Share of unhidden collectives where a compiler or Megatron-FSDP schedules them ahead; estimated from DeepCompile's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines import build_engine
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from tests.support.peak_memory import Peak, return_freed_memory
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kit.engines.base import Engine
+from kit.engines.protocol import Engine
 from kit.engines.torch.engine import TorchEngine
 from kit.rehearsal.processes import metrics
 from kit.training.loop import train

@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.protocol import StateKind
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.transfer import export_exchange
 from tests.support.peak_memory import Peak, return_freed_memory

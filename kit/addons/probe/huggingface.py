@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from kit.addons.probe import cuda_shims
 from kit.addons.probe.result import MemorySnapshot
 from kit.addons.probe.tracker import LiveBytes, storage_bytes
-from kit.engines.base import MicroBatch
 from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.kernels.tiled_mlp import tile_mlps
+from kit.engines.protocol import MicroBatch
 from kit.engines.torch import fsdp
 from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.optimizer import Optimizer, vocabulary

@@ -21,10 +21,10 @@ from kit.planner.plan import Plan
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
 from kit.report.what_if import compared, shown
-from kit.specs.base import changed
 from kit.specs.catalog import cluster_called
 from kit.specs.cluster import ClusterSpec
 from kit.specs.recipe import Recipe
+from kit.specs.validation import changed
 
 MOST_GPUS = 16384
 _SIZES = (1 / 4, 1 / 2, 1, 2, 4)

@@ -11,9 +11,9 @@ from typing import Literal
 
 from kit.cost.hardware import overheads, usable_gib
 from kit.cost.memory import rank_huggingface, rank_megatron
-from kit.cost.memory.engine import engine_memory, rank_states
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.phases import EngineMemory, RankParts, peak_bytes, rank_memory
+from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout

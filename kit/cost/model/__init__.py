@@ -6,5 +6,5 @@ Its rooms, in the order in which data walks:
     pipeline     the layers of a stage
     flops        model FLOPs of a step
     lora         parameters of adapters
-    compression  bytes that compressed collectives send
+    compressed_bytes  bytes that compressed collectives send
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kit.cost.collectives import Group
 from kit.cost.hardware import shared
 from kit.cost.memory.deepspeed_sizes import live_parameters
-from kit.cost.model.compression import (
+from kit.cost.model.compressed_bytes import (
     DEQUANTISE_BYTES,
     INT4_BYTES,
     INT8_BYTES,

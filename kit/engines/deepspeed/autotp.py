@@ -16,11 +16,11 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.adapters import ADAPTER, build_frozen
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import EngineError
 
 _RECORD = "ds_autotp_universal_checkpoint_meta"

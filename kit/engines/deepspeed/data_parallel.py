@@ -14,7 +14,6 @@ from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.deepspeed.whole_model import whole_model
@@ -25,6 +24,7 @@ from kit.engines.huggingface.models import build_model, check_shape, source_for_
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

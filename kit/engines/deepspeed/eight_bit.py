@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kit.engines import eight_bit
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.engines.torch.lion import Lion
 from kit.specs.job import OptimizerSpec
 

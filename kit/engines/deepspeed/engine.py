@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed import grad_norm, reading
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
 from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
@@ -28,6 +27,7 @@ from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.errors import CheckpointError, EngineError
 
 _TAG = "native"

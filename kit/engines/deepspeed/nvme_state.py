@@ -22,8 +22,8 @@ from deepspeed import DeepSpeedEngine
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from kit.engines.base import StateKind
 from kit.engines.deepspeed.state import FullyPartitionedState, Parameter, new_bytes
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 
 _STEPS = "optimizer_steps"

@@ -23,7 +23,6 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource, place
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.deepspeed.whole_model import share_memory
@@ -34,6 +33,7 @@ from kit.engines.megatron.resharding.groups import ShardGroups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import ShardState
 from kit.engines.megatron.weights.random import RandomSource
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource, place
 
 _GROUP_FUNCTIONS = (
     "get_tensor_model_parallel_rank",

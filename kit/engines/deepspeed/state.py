@@ -29,8 +29,8 @@ from deepspeed.utils import (
 )
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
-from kit.engines.base import StateKind
 from kit.engines.deepspeed.eight_bit import EightBit
+from kit.engines.protocol import StateKind
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 Parameter = Any

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.utils import is_model_parallel_parameter
 
-from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
 
 
 class ModelParallelStrategy(ABC):

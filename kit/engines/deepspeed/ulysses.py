@@ -17,9 +17,9 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.huggingface.whole_length_rope import WholeLengthRope
+from kit.engines.protocol import MicroBatch
 
 _ATTENTION = "sdpa"
 _GROUP_FUNCTIONS = (

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import GeneratedSource, StateKind, TensorSource
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import (
@@ -26,6 +25,7 @@ from kit.engines.huggingface.models import (
     source_for_model,
     tensor_shapes,
 )
+from kit.engines.protocol import GeneratedSource, StateKind, TensorSource
 from kit.errors import EngineError
 from kit.extras import install
 from kit.specs.job import LoraSpec

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.experts import names_on_disk
+from kit.engines.protocol import StateKind, TensorSource
 from kit.specs.model import ModelSpec
 
 _ENDING = ".e_score_correction_bias"

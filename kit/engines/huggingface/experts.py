@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kit.engines.base import TensorSource
 from kit.engines.huggingface import fused_experts
 from kit.engines.huggingface.fused_experts import ExpertSlice
+from kit.engines.protocol import TensorSource
 from kit.specs.model import ModelSpec
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import masking_utils
 
-from kit.engines.base import MicroBatch
 from kit.engines.huggingface.packed_attention import set_documents
+from kit.engines.protocol import MicroBatch
 
 
 def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.engines.base import TensorSource
 from kit.engines.huggingface.models import HfDirectory, hf_config, say_once, tensor_shapes
+from kit.engines.protocol import TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 

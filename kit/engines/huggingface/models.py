@@ -15,13 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import encoder_decoder, fused_experts
 from kit.engines.huggingface.buffers import SavedBuffers, is_buffer
 from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.huggingface.text_part import of_text
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError, EngineError, SpecError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.hf_floats import decoded

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from kit.engines.base import MicroBatch
+from kit.engines.protocol import MicroBatch
 from kit.specs.model import ModelSpec
 
 NAME = "kit_documents"

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import TensorSource
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.experts import split_experts
 from kit.engines.huggingface.models import build_model, tensor_shapes
+from kit.engines.protocol import TensorSource
 
 
 class RandomWeights(TensorSource):

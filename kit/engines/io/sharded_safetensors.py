@@ -15,8 +15,8 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from kit.engines.base import TensorSource
 from kit.engines.closed_list import load_restricted
+from kit.engines.protocol import TensorSource
 from kit.errors import CheckpointError
 from kit.units import GIB
 

@@ -16,8 +16,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from kit.engines.base import IGNORE_INDEX
 from kit.engines.kernels import compiled_blocks
+from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import EngineError
 from kit.specs.layout import LOSS_CHUNK_TOKENS
 

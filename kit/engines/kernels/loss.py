@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch
+from kit.engines.protocol import IGNORE_INDEX, LossSum, MicroBatch
 from kit.errors import EngineError
 
 

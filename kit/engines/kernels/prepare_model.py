@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import MicroBatch
 from kit.engines.huggingface.expert_autocast import cast_experts
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.packed_attention import attend_by_document
@@ -19,6 +18,7 @@ from kit.engines.kernels.compiled_blocks import compile_layers
 from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.kernels.offloaded_inputs import offload_inputs
 from kit.engines.kernels.tiled_mlp import tile_mlps
+from kit.engines.protocol import MicroBatch
 
 
 def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:

@@ -15,7 +15,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, frozen_weights
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.kernels.loss import sums_by_set
@@ -33,6 +32,7 @@ from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.routing import MegatronRouting
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.random import RandomSource
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.errors import EngineError
 
 

@@ -14,8 +14,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.engines.kernels.ring_attention import local_part
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 
 _PADDING = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "sequence_ids": -1}
 """Field of a micro batch → padding value."""

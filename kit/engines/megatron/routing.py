@@ -20,8 +20,8 @@ from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_t
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from kit.engines.base import MicroBatch
 from kit.engines.kernels.loss import global_tokens
+from kit.engines.protocol import MicroBatch
 from kit.engines.routing import RoutingRecord
 from kit.specs.model import ModelSpec
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch.distributed.nn.functional import all_to_all_single
 from transformers import AttentionInterface, PreTrainedModel
 
-from kit.engines.base import MicroBatch
 from kit.engines.huggingface.whole_length_rope import WholeLengthRope
 from kit.engines.kernels.ring_attention import local_part, ring_attention
+from kit.engines.protocol import MicroBatch
 from kit.specs.layout import Layout
 
 _ATTENTION = "kit_context_parallel"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kit.engines import eight_bit
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.engines.torch.fsdp import local_shard
 from kit.specs.job import OptimizerSpec
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import (
     FrozenWeights,
@@ -36,6 +35,7 @@ from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.engines.kernels.prepare_model import prepare, summed_loss
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state

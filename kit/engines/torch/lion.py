@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind
 from kit.engines.eight_bit import require_bitsandbytes
+from kit.engines.protocol import StateKind
 from kit.engines.torch.fsdp import local_shard
 from kit.specs.job import OptimizerSpec
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.engines.torch.eight_bit import EightBitOptimizer
 from kit.engines.torch.fsdp import local_shard
 from kit.engines.torch.gathered_optimizers import Adafactor, Muon

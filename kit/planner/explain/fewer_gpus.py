@@ -10,7 +10,7 @@ from kit.errors import HINT
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.search import Candidate, faster_than, search, step_s
-from kit.specs.base import changed
+from kit.specs.validation import changed
 from kit.units import human_seconds
 
 _MOST_COMPUTE = 1.2

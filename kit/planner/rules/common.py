@@ -10,7 +10,7 @@ from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
-from kit.specs.objectives import TRL
+from kit.specs.trl import TRL
 
 # ---------------------------------------------------------------- sizes
 

@@ -1,4 +1,4 @@
-"""Rules of the objectives that TRL's trainers run (kit/specs/objectives.py)."""
+"""Rules of the objectives that TRL's trainers run (kit/specs/trl.py)."""
 
 from __future__ import annotations
 

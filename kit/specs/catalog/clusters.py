@@ -8,11 +8,11 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import trusted
 from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
 from kit.specs.text import alike, nearest, shown
+from kit.specs.validation import trusted
 
 _FORMS = "8xH100, 2x8xH100 (nodes x GPUs), aws:p4d.24xlarge:8 (nodes), cluster.yaml (your own), local (this machine)"
 _OTHER_ORDERS = (

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs.base import trusted
 from kit.specs.catalog.rows import rows
 from kit.specs.frozen import FrozenMap
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.text import listed, nearest, shown
+from kit.specs.validation import trusted
 
 
 def model_names() -> list[str]:

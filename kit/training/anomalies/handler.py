@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from kit.engines.base import Engine, MicroBatch
 from kit.engines.collective import gather
+from kit.engines.protocol import Engine, MicroBatch
 from kit.errors import EngineError
 from kit.specs.run import StabilitySpec
 from kit.training.anomalies.spikes import APPLIES_STEP, SpikeDetector, StepDecision

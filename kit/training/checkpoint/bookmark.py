@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Annotated
 
 from kit.errors import CheckpointError
-from kit.specs.base import SPEC, Within
+from kit.specs.validation import SPEC, Within
 
 _Number = Annotated[int, Within(ge=0, lt=2**63)]
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from kit.cost.model.lora import named_layers
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory, check_names, check_shape, tensor_shapes
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -27,10 +27,10 @@ from kit.training.checkpoint.counters import LARGEST, START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
+from kit.training.checkpoint.foreign.detect_format import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
-from kit.training.checkpoint.foreign.recognise import TRACKER, recognise, torch_dist_directory
 from kit.training.checkpoint.foreign.source import ForeignState, described, plain_name
-from kit.training.checkpoint.foreign.torch_files import adapter_config, verify_archives
+from kit.training.checkpoint.foreign.torch_dcp import adapter_config, verify_archives
 from kit.training.checkpoint.foreign.torchtitan import as_hugging_face, is_torchtitan
 from kit.training.checkpoint.progress import shown as shown_progress
 from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, TOKENIZER_FILES, exchange_to_hf, write_hf

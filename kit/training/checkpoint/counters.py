@@ -12,8 +12,8 @@ from kit.errors import CheckpointError
 from kit.planner.length import length
 from kit.planner.plan import Plan
 from kit.planner.schedule import ramped
-from kit.specs.base import SPEC, Within
 from kit.specs.run import RunSpec
+from kit.specs.validation import SPEC, Within
 from kit.training.checkpoint.bookmark import StreamPlace
 from kit.training.logging.metrics import logged_rows
 

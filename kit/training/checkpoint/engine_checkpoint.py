@@ -23,10 +23,10 @@ from typing import Annotated
 import torch.distributed as dist
 from pydantic import Field
 
-from kit.engines.base import Engine
 from kit.engines.collective import rank, run_collectively, split_over_ranks
+from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
-from kit.specs.base import SPEC, Within
+from kit.specs.validation import SPEC, Within
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.fetch import fetch

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.engines.base import StateKind
 from kit.engines.collective import split_over_ranks
 from kit.engines.io.sharded_safetensors import SafetensorsSource
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.specs.base import SPEC
 from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.strict_yaml import to_plain
+from kit.specs.validation import SPEC
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.files import FileRecord, Files, OtherVersionError, read_sealed, sealed, verify
 

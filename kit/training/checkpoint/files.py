@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
 from kit.files import locked
-from kit.specs.base import SPEC, Checked, Within
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text_files import parse_json, read_text
+from kit.specs.validation import SPEC, Checked, Within
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from kit.engines.base import Engine
 from kit.engines.collective import run_collectively
+from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.training.checkpoint import random_state

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
+from kit.engines.protocol import StateKind, TensorSource
 from kit.training.progress import progress_bar
 
 

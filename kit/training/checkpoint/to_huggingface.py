@@ -16,11 +16,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import adapters, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, hf_config, tensor_shapes
 from kit.engines.io.sharded_safetensors import plan_files, write_tensors
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint

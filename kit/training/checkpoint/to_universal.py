@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.experts import FusedExpertsSource
 from kit.engines.huggingface.models import build_skeleton, check_names, check_shape, hf_config, tensor_shapes
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import Counters

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from kit.engines.base import Engine, StateKind
 from kit.engines.collective import run_collectively, split_over_ranks
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
+from kit.engines.protocol import Engine, StateKind
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.engines.base import MicroBatch
+from kit.engines.protocol import MicroBatch
 from kit.training.data.order import order
 from kit.training.data.samples import Samples
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kit.engines.base import IGNORE_INDEX
+from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import DataError
 from kit.specs.job import Objective
 from kit.training.data.indexed import IndexedTokens

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kit.engines.base import Engine, MicroBatch
+from kit.engines.protocol import Engine, MicroBatch
 from kit.errors import DataError
 from kit.planner.length import check_epochs, length, needs_epoch
 from kit.planner.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens

@@ -17,8 +17,8 @@ from threading import Lock
 
 import numpy as np
 
-from kit.engines.base import MicroBatch
 from kit.engines.collective import gather
+from kit.engines.protocol import MicroBatch
 from kit.errors import DataError
 from kit.specs.run import DataSpec
 from kit.training.checkpoint.bookmark import Bookmark, StreamPlace, newest

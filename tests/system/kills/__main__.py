@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 import typer
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.rehearsal.processes import metrics, tail
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import sealed

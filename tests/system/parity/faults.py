@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.protocol import IGNORE_INDEX, StateKind
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kit.addons.doctor.logs.cause import Cause
-from kit.addons.doctor.logs.reading import Place
+from kit.addons.doctor.logs.log_lines import Place
 
 SLOW = 1.5
 """A rank whose median step takes this many times the others' is called slow."""

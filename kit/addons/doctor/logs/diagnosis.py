@@ -11,10 +11,10 @@ from typing import Any
 from kit.addons.doctor.logs import flight_recorder, waits
 from kit.addons.doctor.logs.across_ranks import IN_ONE_ORDER, refined
 from kit.addons.doctor.logs.cause import Cause
+from kit.addons.doctor.logs.log_lines import Line, log_files
 from kit.addons.doctor.logs.metrics import metrics_files, of_metrics
 from kit.addons.doctor.logs.patterns import PATTERNS
 from kit.addons.doctor.logs.predicted import beside_plan
-from kit.addons.doctor.logs.reading import Line, log_files
 from kit.addons.doctor.logs.scan import Scan
 from kit.addons.doctor.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
 from kit.errors import SpecError

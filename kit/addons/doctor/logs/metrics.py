@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.addons.doctor.logs.cause import Cause
-from kit.addons.doctor.logs.reading import LINE_BYTES
+from kit.addons.doctor.logs.log_lines import LINE_BYTES
 
 _NAME = "metrics.jsonl"
 _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kit.addons.doctor.logs.cause import Cause
 from kit.addons.doctor.logs.curves import BARE_LOSS, LOSS, TIME, Curves
+from kit.addons.doctor.logs.log_lines import LINE_BYTES, Line, Piece, pieces
 from kit.addons.doctor.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, WORKER_FAILED, Pattern
 from kit.addons.doctor.logs.phases import phase_of
-from kit.addons.doctor.logs.reading import LINE_BYTES, Line, Piece, pieces
 from kit.addons.doctor.logs.shapes import explained
 from kit.addons.doctor.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
 from kit.addons.doctor.logs.waits import CALL, named

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kit.addons.doctor.logs.reading import Piece
+from kit.addons.doctor.logs.log_lines import Piece
 
 TRACEBACK, TABLE = b"Traceback (most recent call last)", b"Root Cause (first observed failure)"
 LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError", "SignalException")

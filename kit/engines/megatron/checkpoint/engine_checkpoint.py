@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import StateKind, as_matrix
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import SAVED, WEIGHT, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import ReadBlock, WriteBlock
@@ -24,6 +23,7 @@ from kit.engines.megatron.resharding.export import parts
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights import MappedParam
 from kit.engines.megatron.weights.sharding import Block, VocabParallel, whole_shape
+from kit.engines.protocol import StateKind, as_matrix
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName
 

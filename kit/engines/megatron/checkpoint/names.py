@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.engines.base import StateKind
+from kit.engines.protocol import StateKind
 from kit.specs.model import ModelSpec
 
 _FUSED_NORMS = {

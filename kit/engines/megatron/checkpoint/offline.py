@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource, as_matrix, place
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
@@ -22,6 +21,7 @@ from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, Wr
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
+from kit.engines.protocol import StateKind, TensorSource, as_matrix, place
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.closed_list import Inert, load_restricted, unknown_names
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import Shape, ShardSlice, VocabParallel
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 

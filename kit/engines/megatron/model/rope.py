@@ -129,7 +129,7 @@ def _scaled(model: ModelSpec, kind: str, long: bool = False) -> tuple[torch.Tens
 
 def _original_length(model: ModelSpec) -> int:
     """``original_max_position_embeddings`` of RoPE scaling, by default the model's maximum (as in
-    kit/specs/hf_special.py)."""
+    kit/specs/hf_family_rules.py)."""
     return int((model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings))
 
 

@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import StateBlock, StateKind
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.sharding import Block
+from kit.engines.protocol import StateBlock, StateKind
 
 _AnyBlock = TypeVar("_AnyBlock", bound=Block)
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
-from kit.engines.base import StateKind, place
 from kit.engines.megatron.resharding.optimizer_state import LocalState, ShardState
+from kit.engines.protocol import StateKind, place
 
 
 @dataclass(frozen=True)

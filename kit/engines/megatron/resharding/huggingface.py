@@ -15,13 +15,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
 
-from kit.engines.base import StateKind, TensorSource, as_matrix
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.mapping import LAST_EMBEDDING
 from kit.engines.megatron.weights.sharding import Block, Shape, ShardSlice, blocks
+from kit.engines.protocol import StateKind, TensorSource, as_matrix
 from kit.specs.model import ModelSpec
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from kit.engines.base import StateKind, place
 from kit.engines.megatron.optimizer import inner_optimizers, inner_parameter
+from kit.engines.protocol import StateKind, place
 
 
 class ShardState(ABC):

@@ -6,8 +6,8 @@ import hashlib
 
 import torch
 
-from kit.engines.base import GeneratedSource
 from kit.engines.huggingface.models import tensor_shapes
+from kit.engines.protocol import GeneratedSource
 from kit.specs.model import ModelSpec
 
 INITIALIZER_RANGE = 0.02

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind
 from kit.engines.closed_list import Inert, load_restricted
+from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START
 from kit.training.checkpoint.foreign.source import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import encoder_decoder, experts
 from kit.engines.huggingface.buffers import is_buffer
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import LARGEST, START, Counters

@@ -1,4 +1,4 @@
-"""Base of all specs: frozen, keyword-only, strictly typed dataclasses that refuse unknown keys and multi-line text.
+"""Validation of specs: frozen, keyword-only, strictly typed dataclasses that refuse unknown keys and multi-line text.
 
 pydantic validates the values of every new spec, also with ``dataclasses.replace``. It is imported only when a value
 needs validation. Defaults and catalog rows need none (a test validates them), so a plan of catalog names does not

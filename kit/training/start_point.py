@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.engines.base import Engine
 from kit.engines.collective import run_collectively
+from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints

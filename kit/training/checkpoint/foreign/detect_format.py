@@ -16,7 +16,7 @@ from kit.errors import CheckpointError
 from kit.specs.text_files import parse_json, read_text
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
-from kit.training.checkpoint.foreign import deepspeed, torch_files, torchtitan, universal
+from kit.training.checkpoint.foreign import deepspeed, torch_dcp, torchtitan, universal
 from kit.training.checkpoint.foreign.megatron_torch import open_torch_format, torch_format_state
 from kit.training.checkpoint.foreign.readers import readers
 from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, number_of_parameters
@@ -46,7 +46,7 @@ def recognise(path: Path) -> Recognised:
         raise CheckpointError(f"{path} does not exist; give the directory of a checkpoint")
     if path.is_file():
         return Recognised(
-            "one file of tensors", "file", path, lambda: torch_files.read_weights(dict.fromkeys(file_names(path), path))
+            "one file of tensors", "file", path, lambda: torch_dcp.read_weights(dict.fromkeys(file_names(path), path))
         )
     for rule in (_kit, _universal, _deepspeed, _distributed, _megatron_old, _peft, _hugging_face):
         if (found := rule(path)) is not None:
@@ -103,7 +103,7 @@ def _deepspeed(path: Path) -> Recognised | None:
     program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
 
     def opened() -> ForeignState:
-        return torch_files.with_trainer_state(deepspeed.read_deepspeed(directory), path)
+        return torch_dcp.with_trainer_state(deepspeed.read_deepspeed(directory), path)
 
     return Recognised(program, "deepspeed", directory, opened)
 
@@ -125,7 +125,7 @@ def _distributed(path: Path) -> Recognised | None:
         program = "Hugging Face Trainer with FSDP" if trainer else "accelerate: FSDP, sharded"
 
         def opened() -> ForeignState:
-            return torch_files.with_trainer_state(torch_files.read_distributed(directories), path)
+            return torch_dcp.with_trainer_state(torch_dcp.read_distributed(directories), path)
 
         return Recognised(program, "dcp", path, opened)
     if directory is not None:
@@ -133,7 +133,7 @@ def _distributed(path: Path) -> Recognised | None:
 
         titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors
         program = "torchtitan: torch.distributed.checkpoint" if titan else "torch.distributed.checkpoint"
-        return Recognised(program, "dcp", directory, partial(torch_files.read_distributed, [directory]))
+        return Recognised(program, "dcp", directory, partial(torch_dcp.read_distributed, [directory]))
     return None
 
 
@@ -156,7 +156,7 @@ def _megatron(directory: Path) -> ForeignState:
 
     checkpoint = Checkpoint(directory)
     tensors = {
-        key: StoredTensor(tuple(found.size), found.properties.dtype, partial(torch_files.whole, checkpoint, key))
+        key: StoredTensor(tuple(found.size), found.properties.dtype, partial(torch_dcp.whole, checkpoint, key))
         for key, found in checkpoint.tensors.items()
     }
     state = ForeignState({key: tensor for key, tensor in tensors.items() if not key.startswith("optimizer.")})
@@ -185,7 +185,7 @@ def _peft(path: Path) -> Recognised | None:
     if not (path / "adapter_config.json").is_file():
         return None
     stems = ("adapter_model.safetensors", "adapter_model.bin")
-    return Recognised("peft: adapters", "peft", path, lambda: torch_files.read_weights(weight_files(path, *stems)))
+    return Recognised("peft: adapters", "peft", path, lambda: torch_dcp.read_weights(weight_files(path, *stems)))
 
 
 def _hugging_face(path: Path) -> Recognised | None:
@@ -194,7 +194,7 @@ def _hugging_face(path: Path) -> Recognised | None:
     trainer = (path / "trainer_state.json").is_file()
 
     def opened() -> ForeignState:
-        return torch_files.with_trainer_state(torch_files.read_weights(weight_files(path)), path)
+        return torch_dcp.with_trainer_state(torch_dcp.read_weights(weight_files(path)), path)
 
     notes = ("optimizer.pt, of one process, is not read: weights only",) if (path / "optimizer.pt").is_file() else ()
     return Recognised("Hugging Face Trainer" if trainer else "Hugging Face model", "hf", path, opened, notes)
