@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -96,8 +97,8 @@ def _measured() -> Path:
 
 def _test(context: str) -> str:
     """``static|dynamic``: the dynamic one, which pytest's own process and pools set, or the test that started the
-    process. A fixture's lines are the file's."""
-    name = context.rpartition("|")[2].partition("@")[0]
+    process; the name of a case may have a bar of its own. A fixture's lines are the file's."""
+    name = re.split(r"\|(?=tests/|benchmarks/|$)", context)[-1].partition("@")[0]
     test, _, phase = name.rpartition(" (")
     if not test:
         return name
