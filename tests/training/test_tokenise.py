@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.errors import DataError
-from kit.training.data import encoder
+from kit.files import complete_file
+from kit.training.data import encoder, indexed_writer
 from kit.training.data.encoder import BATCH_DOCUMENTS
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
@@ -68,13 +69,29 @@ def tokens(prefix):
 def test_every_kind_of_source(tokenizer, tmp_path):
     (tmp_path / "1.txt").write_text("a b\nc\n")
     (tmp_path / "2.jsonl").write_text('{"body": "d", "n": 1}\n\n{"body": ""}\n{"body": "e e"}\n')
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["a", "zzz"], "n": [1, 2]}), tmp_path / "3.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2], "body": ["a", "zzz"]}), tmp_path / "3.parquet")
     datasets.Dataset.from_dict({"body": ["c d"], "n": [0]}).save_to_disk(tmp_path / "4")
     sources = [tmp_path / name for name in ("1.txt", "2.jsonl", "3.parquet", "4")]
     result = tokenise(sources, tokenizer, tmp_path / "out" / "train", text_key="body")
     assert tokens(tmp_path / "out" / "train") == [2, 3, 4, 1, 5, 1, 6, 6, 1, 2, 1, 0, 1, 4, 5, 1]
     assert (result.sidecar.num_documents, result.sidecar.max_token_id, result.sidecar.vocab_size) == (6, 6, 7)
     assert str(result) == f"{tmp_path}/out/train: 16 tokens in 6 documents, largest id 6"
+
+
+@pytest.mark.parametrize("last", [".idx", ".json"])
+def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, last):
+    def full(path):
+        if path.suffix == last:
+            raise OSError(28, "No space left on device")
+        return complete_file(path)
+
+    monkeypatch.setattr(indexed_writer, "complete_file", full)
+    with (
+        pytest.raises(DataError, match="No space left"),
+        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+    ):
+        writer.add_document([1, 2])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_special_tokens_that_the_tokenizer_would_add_are_not(tokenizer, tmp_path):
