@@ -21,7 +21,7 @@ from kit.emit.run_directory import files_of, write
 from kit.emit.slurm import sbatch
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
-from tests.emit.plans import DENSE, MEGATRON, TORCH, ZERO2, ZERO3, plan_of, stand_in
+from tests.emit.plans import DENSE, FSDP2, MEGATRON, TORCH, ZERO2, ZERO3, plan_of, stand_in
 
 ROOT = Path(__file__).parents[2]
 INTEGRATORS = {
@@ -35,9 +35,10 @@ printf '%s\\n' "$@" -- > "$SPY_FILE"
 env | sort >> "$SPY_FILE"
 [ -z "${DS_ENV_FILE:-}" ] || cat -- - "$DS_ENV_FILE" <<< -- >> "$SPY_FILE"
 """
-FSDP2 = TORCH | {"dp": 8, "zero_stage": 3}
+
 DDP16 = TORCH | {"model": "llama-3.2-1b", "dp": 16}
 P5, LOST = "p5.48xlarge:2", "hgx-h100:2"
+ON_P5 = DDP16 | {"cluster": P5}
 SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 ON_GPUS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 RECORDED = {
@@ -47,8 +48,9 @@ RECORDED = {
 RANKS = SHARED | ON_GPUS | RECORDED
 EFA = {"FI_EFA_USE_HUGE_PAGE": "0"}
 IB = {"NCCL_NET": "IB"}
-AMD = SHARED | RECORDED | {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True", "GPU_MAX_HW_QUEUES": "2"}
-AMD |= {"TORCH_NCCL_HIGH_PRIORITY": "1"}
+AMD = SHARED | RECORDED | {
+    "PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True", "GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1",
+}  # fmt: skip
 FIRMWARE = {"HSA_NO_SCRATCH_RECLAIM": "1"}
 ORDERED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 STOPPABLE = "-m kit.training.interruptible -m"
@@ -112,24 +114,22 @@ def run(script: str, plan: dict[str, Any], directory: Path, *words: str, **envir
     return [part.split("\n") for part in (directory / "seen").read_text().removesuffix("\n").split("\n--\n")]
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
-def test_a_launcher_gets_these_words_and_processes_these_variables(case: str, tmp_path: Path) -> None:
-    plan, words, variables = LAUNCHES[case]
+@pytest.mark.parametrize(("plan", "words", "variables"), LAUNCHES.values(), ids=LAUNCHES)
+def test_a_launcher_gets_these_words_and_processes_these_variables(
+    plan: dict[str, Any], words: str, variables: dict[str, str], tmp_path: Path
+) -> None:
     given = {"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "bond7"}
     told, environment = run("launch.sh", plan, tmp_path, "--stop-at-step", "3", **given)
-    assert " ".join(told) == words
-    bash = {*given, "PATH", "PWD", "OLDPWD", "SHLVL", "_", "PYTHON", "SPY_FILE"}
+    bash = {*given, "PATH", "OLDPWD", "SHLVL", "_", "PYTHON", "SPY_FILE"}
     found = dict(line.split("=", maxsplit=1) for line in environment)
-    assert {name: value for name, value in found.items() if name not in bash} == {
-        name: value.replace("RUN", str(tmp_path)) for name, value in variables.items()
-    }
-    assert found["PWD"] == str(tmp_path)
+    own = {name: value.replace("RUN", str(tmp_path)) for name, value in variables.items()}
+    assert {name: value for name, value in found.items() if name not in bash} == own | {"PWD": str(tmp_path)}
+    assert " ".join(told) == words
 
 
 def test_what_the_caller_set_stays(tmp_path: Path) -> None:
     given = dict.fromkeys(RANKS | EFA, "mine") | {"MASTER_PORT": "29600"}
-    plan = DDP16 | {"cluster": P5}
-    told, seen = run("launch.sh", plan, tmp_path, NODE_RANK="0", MASTER_ADDR="127.0.0.1", **given)
+    told, seen = run("launch.sh", ON_P5, tmp_path, NODE_RANK="0", MASTER_ADDR="127.0.0.1", **given)
     assert {f"{name}=mine" for name in RANKS | EFA} <= set(seen)
     assert told[told.index("--master-port") + 1] == "29600"
     missing = subprocess.run(["bash", str(tmp_path / "launch.sh")], env={}, capture_output=True, text=True)
@@ -158,8 +158,9 @@ def test_elastic_needs_no_rank_and_goes_on_with_fewer_nodes_where_asked(
         "launch_elastic.sh", plan | {"cluster": P5}, tmp_path, "--stop-at-step", "3",
         RDZV_ENDPOINT="127.0.0.1:29600", GLOO_SOCKET_IFNAME="bond7", **given,
     )  # fmt: skip
-    expected = f"{TORCHRUN} 8 --nnodes {nodes} -m kit.training . --resume auto{words} --stop-at-step 3"
-    assert " ".join(told) == expected.replace("RUN", tmp_path.name)
+    assert " ".join(told) == (
+        f"{TORCHRUN} 8 --nnodes {nodes} -m kit.training . --resume auto{words} --stop-at-step 3"
+    ).replace("RUN", tmp_path.name)
     assert {"FI_EFA_USE_HUGE_PAGE=0", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000"} <= set(seen)
 
 
@@ -168,8 +169,9 @@ def test_elastic_refuses_other_numbers_of_nodes(least: str, tmp_path: Path) -> N
     script = files_of(plan_of(**DDP16, gradient_accumulation_steps=2, cluster=P5))["launch_elastic.sh"]
     environment = {**os.environ, "RDZV_ENDPOINT": "127.0.0.1:29600", "MIN_NODES": least, "PYTHON": "false"}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"error: MIN_NODES={least}: the plan keeps its global batch on 1 2 nodes" in done.stderr
+    assert (done.returncode, done.stderr.splitlines()[-1].partition(" nodes")[0]) == (
+        2, f"error: MIN_NODES={least}: the plan keeps its global batch on 1 2",
+    )  # fmt: skip
 
 
 OF_LAUNCHER = "--hostfile hostfile --master_addr node-0 --master_port 29500"
@@ -190,8 +192,9 @@ def test_the_deepspeed_launcher(launcher: str, words: str, tmp_path: Path) -> No
     plan = ZERO2 | {"dp": 16, "cluster": P5}
     told, seen, handed = run("launch_hosts.sh", plan, tmp_path, "--resume", "auto", **given)
     assert " ".join(told) == f"-m deepspeed.launcher.runner {OF_LAUNCHER}{words} rank.py . --resume auto"
-    names = {*RANKS, *EFA, "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "PATH"}
-    assert {line.split("=")[0] for line in handed} == names
+    assert {line.split("=")[0] for line in handed} == {
+        *RANKS, *EFA, "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "PATH",
+    }  # fmt: skip
     assert set(handed) <= set(seen)  # MASTER_ADDR is the first of the hostfile
     with pytest.raises(subprocess.CalledProcessError, match="exit status 2"):
         run("launch_hosts.sh", plan, tmp_path, **given | {"LAUNCHER": "rsh"})
@@ -200,20 +203,20 @@ def test_the_deepspeed_launcher(launcher: str, words: str, tmp_path: Path) -> No
 
 def test_pdsh_starts_launch_sh_on_the_hosts_of_the_file(tmp_path: Path) -> None:
     """With the words that were given, and the variables that were set here, quoted once for the shell there."""
-    files = files_of(plan_of(**DDP16, cluster=P5))
+    files = files_of(plan_of(**ON_P5))
     assert files["hostfile"].endswith("hosts'; every host needs the same paths.\nnode-0 slots=8\nnode-1 slots=8\n")
     (tmp_path / "launch_hosts.sh").write_text(files["launch_hosts.sh"])
     (tmp_path / "hostfile").write_text("# a comment\n\nfirst slots=8\n  second slots=8\n")
-    given = stand_in(tmp_path, pdsh='#!/bin/bash\nprintf "%s\\n" "$@"; eval "${@: -1}"\n')
-    stand_in(tmp_path, **{"launch.sh": '#!/bin/bash\nprintf "%s\\n" "$@" "$HF_HOME" $MASTER_ADDR $NCCL_TRACE\n'})
-    given |= {"HF_HOME": "/a b", "PYTHON": "/opt/python"}
+    given = {"HF_HOME": "/a b", "PYTHON": "/opt/python"} | stand_in(
+        tmp_path, pdsh='#!/bin/bash\nprintf "%s\\n" "$@"; eval "${@: -1}"\n',
+        **{"launch.sh": '#!/bin/bash\nprintf "%s\\n" "$@" "$HF_HOME" $MASTER_ADDR $NCCL_TRACE\n'},
+    )  # fmt: skip
     words = ["bash", "launch_hosts.sh", "--resume", "a b"]
     told = subprocess.run(words, cwd=tmp_path, env=given, stdout=-1, text=True, check=True).stdout.splitlines()
-    assert told[:5] == ["-S", "-R", "ssh", "-w", "first,second"]
-    assert told[5].startswith(
-        f"cd {tmp_path} && exec env NODE_RANK=%n PYTHON=/opt/python MASTER_ADDR=first MASTER_PORT="
-    )
-    assert told[6:] == ["--resume", "a b", "/a b", "first"]
+    there = f"cd {tmp_path} && exec env NODE_RANK=%n PYTHON=/opt/python MASTER_ADDR=first MASTER_PORT="
+    assert [*told[:5], told[5][: len(there)], *told[6:]] == [
+        "-S", "-R", "ssh", "-w", "first,second", there, "--resume", "a b", "/a b", "first",
+    ]  # fmt: skip
 
 
 def test_deepspeed_env_is_what_its_reader_takes() -> None:
@@ -236,11 +239,10 @@ def test_every_node_with_a_fabric_is_in_one_row() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) | INTEGRATORS | SLINGSHOT == set(node_names())
     for fabric in fabrics():
-        assert (bool(fabric.name), bool(fabric.title), bool(fabric.source)) == (True, True, True)
-        assert all(len(variable.why) > 10 for variable in fabric.variables)
+        assert all([fabric.name, fabric.title, fabric.source, *(len(each.why) > 10 for each in fabric.variables)])
     assert [fabric.name for fabric in fabrics() if P5.split(":")[0] in fabric.nodes] == ["efa"]
-    (cpus, of_azure) = (plan_of(**TORCH, dp=2, cluster=name) for name in ("2xcpu", "nd96isr-h100-v5:1"))
-    assert (fabric_of(cpus).name, fabric_of(of_azure).title) == ("gloo", "Azure ND H100 v5, InfiniBand")  # type: ignore[union-attr]
+    (cpus, of_azure) = (fabric_of(plan_of(**TORCH, dp=2, cluster=name)) for name in ("2xcpu", "nd96isr-h100-v5:1"))
+    assert (cpus.name, of_azure.title) == ("gloo", "Azure ND H100 v5, InfiniBand")  # type: ignore[union-attr]
     assert ["slurm.sbatch" in files_of(plan_of(**TORCH, dp=4, cluster=name)) for name in ("2x2xcpu", "4xcpu")] == [
         True, False,
     ]  # fmt: skip
@@ -287,29 +289,27 @@ def test_nsight_is_for_nvidias_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "changes", "asked"),
+    ("cluster", "changes", "asked", "by_hand"),
     [
-        (P5, {}, ["--exclusive", "--mem=0"]),  # 0 is all of a node's memory (sbatch's manual)
-        ("8xH100", {}, ["--exclusive", "--mem=0"]),
-        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": 512.5}, ["--mem=512G"]),
-        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": None}, []),
-        ("p5.48xlarge:1", {"gpus_per_node": 2, "name": "mine"}, ["--exclusive", "--mem=0"]),  # a user's own node
-        ("2x2xcpu", {}, []),
+        (P5, {}, ["--exclusive", "--mem=0"], []),  # 0 is all of a node's memory (sbatch's manual)
+        ("8xH100", {}, ["--exclusive", "--mem=0"], []),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": 512.5}, ["--mem=512G"], ["--cpus-per-task=N"]),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "host_ram_gib": None}, [], ["--cpus-per-task=N --mem=MEMORY"]),
+        ("p5.48xlarge:1", {"gpus_per_node": 2, "name": "mine"}, ["--exclusive", "--mem=0"], []),  # a user's own node
+        ("2x2xcpu", {}, [], []),
     ],
 )
-def test_slurm_is_asked_for_cpus_and_memory(cluster: str, changes: dict[str, Any], asked: list[str]) -> None:
+def test_slurm_is_asked_for_cpus_and_memory(
+    cluster: str, changes: dict[str, Any], asked: list[str], by_hand: list[str]
+) -> None:
     spec = dataclasses.replace(parse_cluster(cluster), **changes)
     text = sbatch(plan_of("llama-3.2-1b", spec, **TORCH, dp=spec.num_gpus))
     head = text.partition("set -euo")[0]
-    assert re.findall(r"^#SBATCH (--(?:exclusive|mem|cpus-per-task).*)$", text, re.MULTILINE) == asked
-    by_hand = re.findall(r"sbatch (--cpus-per-task=N.*) slurm.sbatch", head)
-    known = spec.host_ram_gib is not None
-    parts = spec.gpu.device == "cuda" and "--exclusive" not in asked
-    assert by_hand == ["--cpus-per-task=N" + " --mem=MEMORY" * (not known)] * parts
-    assert ("whose cores and memory kit does not know" in head) == (parts and not known)
-    gpus = [str(spec.gpus_per_node)] * (spec.gpu.device == "cuda")
-    assert re.findall(r"^#SBATCH --gpus-per-node=(\d+)$", text, re.MULTILINE) == gpus
-    assert f"#SBATCH --nodes={spec.num_nodes}\n#SBATCH --ntasks-per-node=1\n" in text
+    assert re.findall(r"sbatch (--cpus-per-task=N.*) slurm.sbatch", head) == by_hand
+    assert ("whose cores and memory kit does not know" in head) == ("MEMORY" in "".join(by_hand))
+    own = r"^#SBATCH (--(?:exclusive|mem|cpus-per-task|gpus-per-node|nodes|ntasks-per-node).*)$"
+    gpus = [f"--gpus-per-node={spec.gpus_per_node}"] * (spec.gpu.device == "cuda")
+    assert re.findall(own, text, re.MULTILINE) == [f"--nodes={spec.num_nodes}", "--ntasks-per-node=1", *gpus, *asked]
 
 
 @pytest.mark.parametrize(
@@ -327,12 +327,18 @@ def test_slurm_is_asked_for_as_many_hours_as_a_run_may_need_or_a_site_allows(
     plan = plan_of(**FSDP2)
     predicted = dataclasses.replace(plan.predicted, days=days, step_time_s=2.5)
     model = dataclasses.replace(plan.model, name="a (b) c")
-    text = sbatch(dataclasses.replace(plan, predicted=predicted, model=model))
-    for line in (f"#SBATCH --time={hours}:00:00", f"# Predicted: {said}.", "#SBATCH --job-name=a-b-c"):
-        assert f"{line}\n" in text
+    lines = sbatch(dataclasses.replace(plan, predicted=predicted, model=model)).splitlines()
+    assert {f"#SBATCH --time={hours}:00:00", f"# Predicted: {said}.", "#SBATCH --job-name=a-b-c"} <= {*lines}
 
 
 MPI = {"CONTAINER_IMAGE": "a b.sqsh"}, {"APPTAINER_IMAGE": "a b.sif"}
+
+
+def job_of(directory: Path, cluster: str, **programs: str) -> dict[str, str]:
+    """The environment of a job of Slurm whose script is ``batch``, beside stand-ins for Slurm's programs."""
+    script = files_of(plan_of(**DDP16, cluster=cluster))["slurm.sbatch"]
+    job = {"SLURM_SUBMIT_DIR": str(directory), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]"}
+    return stand_in(directory, batch=script, **programs) | job
 
 
 @pytest.mark.parametrize(
@@ -352,11 +358,8 @@ MPI = {"CONTAINER_IMAGE": "a b.sqsh"}, {"APPTAINER_IMAGE": "a b.sif"}
 def test_a_slurm_step_gets_all_cpus_of_the_job_and_its_container(
     cluster: str, given: dict[str, str], told: str, warned: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "slurm.sbatch").write_text(files_of(plan_of(**DDP16, cluster=cluster))["slurm.sbatch"])
-    path = stand_in(tmp_path, srun='#!/bin/sh\necho "$@"\n', scontrol="#!/bin/sh\necho node-0\n")
-    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]"}
-    words = ["bash", str(tmp_path / "slurm.sbatch")]
-    done = subprocess.run(words, env=path | job | given, capture_output=True, text=True)
+    job = job_of(tmp_path, cluster, srun='#!/bin/sh\necho "$@"\n', scontrol="#!/bin/sh\necho node-0\n") | given
+    done = subprocess.run(["bash", str(tmp_path / "batch")], env=job, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"--kill-on-bad-exit=1 {told.replace('DIR', str(tmp_path))}")
     assert ("4 CPUs to 8 processes" in done.stderr) == warned
@@ -403,11 +406,9 @@ CONTROL = """#!/usr/bin/env bash
 @pytest.mark.parametrize(("told", "expected"), [(True, ["started", "saved", "requeue 7"]), (False, ["started"])])
 def test_the_batch_script_hands_the_signal_on(told: bool, expected: list[str], tmp_path: Path) -> None:
     """Beside stand-ins for srun and scontrol; ``tests.system.slurm`` does it in a real Slurm."""
-    script = files_of(plan_of(**DDP16, cluster=P5))["slurm.sbatch"]
-    assert "#SBATCH --requeue\n" in script
     seen = tmp_path / "seen"
-    given = stand_in(tmp_path, srun=STEP, scontrol=CONTROL, batch=script) | {"SEEN": str(seen), "SLURM_JOB_ID": "7"}
-    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    given = job_of(tmp_path, P5, srun=STEP, scontrol=CONTROL) | {"SEEN": str(seen)}
+    assert "#SBATCH --requeue\n" in (tmp_path / "batch").read_text()
     job = subprocess.Popen(["bash", str(tmp_path / "batch")], env=given, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
     while not seen.exists() and time.monotonic() < deadline:
