@@ -228,8 +228,10 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor
             "() => {const e = document.activeElement; return e.getAttribute('aria-label') || "
             "(e.labels && e.labels.length ? e.labels[0].innerText : '') || e.innerText || ''}"
         )
-    controls = ("Copy link", "Model", "Cluster", "GPUs", "GPUs, powers of two", "Sequence length", "Sequences a step",
-                "Tokens in all", "Precision", "Adapters", "Engine", "Pinned layout", "File", "Download all")  # fmt: skip
+    controls = (
+        "Copy link", "Model", "Cluster", "GPUs", "GPUs, powers of two", "Sequence length", "Sequences a step",
+        "Tokens in all", "Precision", "Adapters", "Engine", "Pinned layout", "File", "Download all",
+    )  # fmt: skip
     assert [name for name in controls if name.lower() not in reached.lower()] == [], reached
     assert (
         page.evaluate(
