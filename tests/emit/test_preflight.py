@@ -418,13 +418,16 @@ def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: 
     assert check_nvme(*asked, tmp_path / "run") is None
 
 
-def test_host_memory_that_is_not_free() -> None:
-    """Of CPU processes, what they compute with as well as what is offloaded."""
+def test_host_memory_that_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CPU processes, what they compute with as well as what is offloaded; a plan that offloads nothing passes."""
     plan = plan_of("llama-3.2-1b", **SWAPPING | {"offload_optimizer": "cpu"})
     available, own = to_gib(host_memory()["MemAvailable"]), 2 * plan.predicted.peak_gib
-    for asked, said in (
-        (0.0, []), (available - own - 9.0, []), (available - own + 9.0, [f"offload needs {available + 9.0:.0f}"[:-2]]),
-    ):  # fmt: skip
+    for free, asked, said in (
+        (available, available - own - 9.0, []),
+        (available, available - own + 9.0, [f"offload needs {available + 9.0:.0f}"[:-2]]),
+        (0.0, 0.0, []),
+    ):
+        monkeypatch.setattr(requirements, "host_memory", lambda free=free: {"MemAvailable": free * 2**30})
         judged(check_host_memory(replace(plan, predicted=replace(plan.predicted, host_ram_gib_per_node=asked))), *said)
 
 
