@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kit.engines import build_engine
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model, random_model
 from kit.engines.protocol import IGNORE_INDEX, StateKind
@@ -25,17 +25,18 @@ from kit.specs.run import BlendedSetSpec, DataSpec
 from kit.training.__main__ import _warn_of_random_weights, _where_to_resume
 from kit.training.checkpoint.convert import convert
 from kit.training.data import row_parts
-from kit.training.data.chat_template import chat_template_of
+from kit.training.data.chat_template import chat_template_of, read_chat_template
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
-from kit.training.data.tokenise import tokenise
+from kit.training.data.tokenise import Tokenised, tokenise
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
+from tests.training.pairs import pair
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -61,15 +62,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def templated(tokenizer: Path, directory: Path, template: str) -> Path:
     """Copies the tokenizer and adds a chat template."""
-    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    loaded.chat_template = template
-    loaded.save_pretrained(directory)
+    PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=template).save_pretrained(directory)
     return directory
 
 
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
+def tokenised(path: Path, tokenizer: Path, *rows: Any, objective: Any = "sft", **options: Any) -> Tokenised:
+    """Writes the rows to x.jsonl in the directory, and the pair ``out`` of them beside it."""
+    (path / "x.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return tokenise([path / "x.jsonl"], tokenizer, path / "out", objective=objective, **options)
 
 
 def read(prefix: Path, tokenizer: Path, seq_length: int = 200) -> list[tuple[str, str]]:
@@ -103,27 +103,24 @@ class TestConversion:
         [
             # The last newline is a token that nothing follows, but a label all the same.
             (CHATML, None, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
-            (None, CHATML, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
-            (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", "### "),
-            (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", "### "),
+            (None, "my.jinja", TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
+            (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
+            (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
             (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
         ],
         ids=["own", "of a file", "of kit", "of kit instead of its own", "none"],
     )
     def test_what_the_assistant_says_counts(
-        self, tokenizer, tmp_path, own, asked, row, whole, counted, recorded
-    ):  # fmt: skip
+        self, tokenizer, tmp_path, monkeypatch, own, asked, row, whole, counted, recorded
+    ):
         """By the tokenizer's template, or one that is asked for: of a file, or of kit. It is recorded."""
         directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
-        if asked == CHATML:
-            asked = str(tmp_path / "my.jinja")
-            Path(asked).write_text(CHATML)
-        source = write(tmp_path / "x.jsonl", row, chat("a", "b") if "messages" in row else row)
-        done = tokenise([source], directory, tmp_path / "out", objective="sft", chat_template=asked)
+        monkeypatch.chdir(tmp_path)
+        Path("my.jinja").write_text(CHATML)
+        done = tokenised(tmp_path, directory, row, chat("a", "b") if "messages" in row else row, chat_template=asked)
         assert "2 rows for sft" in str(done)
         assert read(tmp_path / "out", directory)[0] == (whole, counted)
-        found = done.sidecar.chat_template
-        assert found is None if recorded is None else found.endswith(CHATML) or recorded in found.replace(CHATML, "")
+        assert done.sidecar.chat_template == recorded
 
     @pytest.mark.parametrize(
         ("own", "asked", "row", "says"),
@@ -145,9 +142,8 @@ class TestConversion:
     )  # fmt: skip
     def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
         directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
-        source = write(tmp_path / "x.jsonl", row)
         with pytest.raises(DataError, match=says):
-            tokenise([source], directory, tmp_path / "out", objective="sft", chat_template=asked)
+            tokenised(tmp_path, directory, row, chat_template=asked)
         assert not list(tmp_path.glob("out*"))
 
     @pytest.mark.parametrize("adds", [False, True])
@@ -159,8 +155,7 @@ class TestConversion:
                 single="<|im_start|> $A", special_tokens=[("<|im_start|>", loaded.bos_token_id)]
             )
         loaded.save_pretrained(tmp_path / "t")
-        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"}, TALK)
-        tokenise([source], tmp_path / "t", tmp_path / "out", objective="sft", chat_template="plain")
+        tokenised(tmp_path, tmp_path / "t", {"prompt": "2+2=", "completion": "4"}, TALK, chat_template="plain")
         assert read(tmp_path / "out", tmp_path / "t") == [
             ("<|im_start|>" * adds + "2+2=4</s>", "4</s>"),
             (PLAIN, "Hello!</s>No.</s>"),
@@ -168,8 +163,7 @@ class TestConversion:
 
     def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
         rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
-        source = write(tmp_path / "x.jsonl", *rows)
-        result = tokenise([source], tokenizer, tmp_path / "out", objective="sft", seq_length=6)
+        result = tokenised(tmp_path, tokenizer, *rows, seq_length=6)
         assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
         assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
         with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
@@ -184,14 +178,13 @@ class TestConversion:
     def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
         shutil.copytree(tokenizer, tmp_path / "t")
         (tmp_path / "t" / "config.json").write_text('{"model_type": "bart"}')
-        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"})
         with pytest.raises(DataError, match=r"config\.json has no decoder_start_token_id"):
-            tokenise([source], tmp_path / "t", tmp_path / "out", objective="seq2seq")
+            tokenised(tmp_path, tmp_path / "t", {"source": "ab", "target": "cde"}, objective="seq2seq")
 
     def test_pairs(self, tokenizer, tmp_path):
         """They are as long as the longer of the two."""
-        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"})
-        result = tokenise([source], tokenizer, tmp_path / "out", objective="seq2seq")
+        pairs = {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"}
+        result = tokenised(tmp_path, tokenizer, *pairs, objective="seq2seq")
         assert (result.sidecar.longest, result.sidecar.decoder_start_token_id) == (6, 0)
         samples = RowSamples(rows := Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
         assert [samples.length(index) for index in range(2)] == [3, 6]
@@ -228,24 +221,36 @@ def row(first, size, source=None):
     return Row(inputs=ids, labels=10 * ids, source=None if source is None else np.arange(source))
 
 
+def filled(batch: MicroBatch) -> dict[str, Any]:
+    """All that it has, as numbers and lists."""
+    return {
+        key: value.tolist() if isinstance(value, torch.Tensor) else value
+        for key, value in vars(batch).items()
+        if value is not None
+    }
+
+
 def test_rows_of_a_pack_begin_at_position_0_and_padding_is_a_document_of_its_own():
-    batch = packed([[row(1, 3), row(5, 2)], [row(9, 4)]], 16)
-    no = IGNORE_INDEX
-    assert batch.input_ids.tolist() == [[1, 2, 3, 5, 6, 0, 0, 0], [9, 10, 11, 12, 0, 0, 0, 0]]
-    assert batch.labels.tolist() == [[10, 20, 30, 50, 60, no, no, no], [90, 100, 110, 120, no, no, no, no]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 3]]
-    assert batch.sequence_ids.tolist() == [[0, 0, 0, 1, 1, -1, -1, -1], [0, 0, 0, 0, -1, -1, -1, -1]]
-    assert (batch.padding, batch.squared_lengths) == (3 + 4, 9 + 4 + 16)
+    assert filled(packed([[row(1, 3), row(5, 2)], [row(9, 4)]], 16)) == {
+        "input_ids": [[1, 2, 3, 5, 6, 0, 0, 0], [9, 10, 11, 12, 0, 0, 0, 0]],
+        "labels": [[10, 20, 30, 50, 60] + [IGNORE_INDEX] * 3, [90, 100, 110, 120] + [IGNORE_INDEX] * 4],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 3]],
+        "sequence_ids": [[0, 0, 0, 1, 1, -1, -1, -1], [0, 0, 0, 0, -1, -1, -1, -1]],
+        "padding": 3 + 4,
+        "squared_lengths": 9 + 4 + 16,
+    }
     assert packed([[row(1, 3)]], 16, fixed=True).input_ids.shape == (1, 16)
 
 
 def test_pairs_are_padded_on_both_sides():
-    batch = padded([row(1, 3, source=2), row(5, 2, source=9)], 16)
-    assert batch.input_ids.tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [5, 6, 0, 0, 0, 0, 0, 0]]
-    assert batch.source_ids.tolist() == [[0, 1] + [0] * 14, [*range(9)] + [0] * 7]
-    assert batch.source_mask.tolist() == [[1, 1] + [0] * 14, [1] * 9 + [0] * 7]
-    assert (batch.padding, batch.squared_lengths) == (5 + 6 + 14 + 7, 9 + 4 + 4 + 81)
-    assert (batch.position_ids, batch.sequence_ids) == (None, None)
+    assert filled(padded([row(1, 3, source=2), row(5, 2, source=9)], 16)) == {
+        "input_ids": [[1, 2, 3, 0, 0, 0, 0, 0], [5, 6, 0, 0, 0, 0, 0, 0]],
+        "labels": [[10, 20, 30] + [IGNORE_INDEX] * 5, [50, 60] + [IGNORE_INDEX] * 6],
+        "source_ids": [[0, 1] + [0] * 14, [*range(9)] + [0] * 7],
+        "source_mask": [[1, 1] + [0] * 14, [1] * 9 + [0] * 7],
+        "padding": 5 + 6 + 14 + 7,
+        "squared_lengths": 9 + 4 + 4 + 81,
+    }
 
 
 @pytest.mark.parametrize(("seq_length", "length"), [(12, 12), (20, 16)])
@@ -259,8 +264,7 @@ def test_rows_are_rounded_up_and_never_beyond_seq_length(seq_length, length):
 
 def test_a_blend_has_a_template_if_all_its_sets_have_one(tmp_path):
     for name, template in (("a", CHATML), ("b", CHATML), ("c", "other"), ("d", None)):
-        with IndexedWriter(tmp_path / name, tokenizer="t", vocab_size=8, chat_template=template) as writer:
-            writer.add_row([[1, 2]])
+        pair(tmp_path / name, [[[1], [2]]], "sft", chat_template=template)
     for names, found in (("a", CHATML), ("ab", CHATML), ("abc", None), ("ad", None), ("d", None)):
         blend = {name: BlendedSetSpec(path=str(tmp_path / name), weight=1) for name in names}
         assert chat_template_of(DataSpec(blend=blend)) == found
@@ -284,8 +288,7 @@ def rows_on_disk(prefix: Path, count: int = 60) -> Path:
     with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
         for _ in range(count):
             cuts = np.sort(generator.choice(np.arange(1, generator.integers(4, 30)), 3, replace=False))
-            sizes = [b - a for a, b in pairwise([0, *cuts])]
-            writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in sizes])
+            writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in np.diff([0, *cuts])])
     return prefix
 
 
@@ -363,8 +366,7 @@ MEGATRON = [
 def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packing, layouts):
     """Every step's mean is over all its tokens: neither padding, nor packing, nor who computes what may show."""
     spec = tiny.model(family, **({"sliding_window": 5} if family == "mistral" else {}))
-    rows_on_disk(tmp_path / "train")
-    rows = Rows(IndexedTokens(tmp_path / "train"), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
+    rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
     samples = (PackedSamples if packing else RowSamples)(rows, tiny.SEQ_LENGTH)
     model = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
     model.save_pretrained(tmp_path / "hf")
@@ -390,18 +392,16 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
     are of all tokens of rows, contexts too; the loss is of the labels."""
     rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
     plan = tiny.plan(job=JOB, micro_batch_size=2, gradient_accumulation_steps=2, **layout)
-    data, dp = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1)
+    data, dp, size = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1), plan.layout.global_batch_size
     rundir = tiny.run_directory(tmp_path / "run", plan, data=data, steps=2)
     summary = pool(plan.layout.engine, 2).run(runs.run_any, rundir)[1]
     samples, seen = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron"), 0
     for step, row in enumerate(runs.steps(rundir)):
-        size = plan.layout.global_batch_size
-        batches = [
-            batch
+        positions = sum(
+            batch.input_ids.numel()
             for rank in range(dp)
             for batch in training_batches(samples, data.seed, step * size, DataParallelShard(2, 2, rank, dp), True)
-        ]
-        positions = sum(batch.input_ids.numel() for batch in batches)
+        )
         real = sum(int(rows.lengths[samples.drawn(data.seed, step * size + k)]) for k in range(size))
         assert 0 < row["padding_fraction"] == pytest.approx(1 - real / positions)
         assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(real)
@@ -432,21 +432,17 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
     hf = templated(tokenizer, tmp_path / "hf", CHATML)
     model = tiny.model(vocab_size=264)
     random_model(model, 0).save_pretrained(hf)
-    source = write(tmp_path / "x.jsonl", *[chat("a", "b")] * 8)
-    tokenise([source], hf, tmp_path / "data", objective="sft", vocab_size=264, chat_template="plain")
+    tokenised(tmp_path, hf, *[chat("a", "b")] * 8, vocab_size=264, chat_template="plain")
     plan = tiny.plan(model, job={"objective": "sft", "lora": lora})
-    data = DataSpec(train=str(tmp_path / "data"))
-    rundir = tiny.run_directory(tmp_path / "run", plan, data=data, model_path=str(hf), steps=1)
-    runs.run(rundir)
-    out, exchange = tmp_path / "out", rundir.path / "checkpoints" / "exchange-step-00000001"
-    said = convert(exchange, "hf", out, extras_from=hf)
+    data, out = DataSpec(train=str(tmp_path / "out")), tmp_path / "converted"
+    runs.run(tiny.run_directory(tmp_path / "run", plan, data=data, model_path=str(hf), steps=1))
+    said = convert(tmp_path / "run" / "checkpoints" / "exchange-step-00000001", "hf", out, extras_from=hf)
     assert said.endswith("in bfloat16, chat_template.jinja is the one it was trained with")
     assert (out / ("model.safetensors" if lora is None else "adapter_model.safetensors")).is_file()
     if lora is not None:
         assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(hf)
     loaded = AutoTokenizer.from_pretrained(out)
-    turns = [{"role": "user", "content": "Hi"}]
-    text = loaded.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text = loaded.apply_chat_template(chat("Hi")["messages"], tokenize=False, add_generation_prompt=True)
     assert text == "### user:\nHi\n\n### assistant:\n"
     assert loaded("Hi").input_ids == AutoTokenizer.from_pretrained(hf)("Hi").input_ids
 
@@ -463,7 +459,7 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
     ],
 )
 def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys, objective, resume, saved, said):
-    plan = tiny.plan(tiny.model(), job={"objective": objective})
+    plan = tiny.plan(job={"objective": objective})
     if saved:
         (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
     for model_path, warned in ((None, said), (str(tmp_path), False)):
