@@ -32,6 +32,7 @@ from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.tokenise import tokenise
 from kit.training.progress import progress_bar
 from tests.training.disk import full_disk
+from tests.training.pairs import pair
 
 
 def save_tokenizer(directory: Path, words: str = "abcde") -> Path:
@@ -66,6 +67,13 @@ def tokens(prefix):
     return stream.read(0, len(stream)).tolist()
 
 
+def refused(says, sources, tokenizer, out, **options):
+    """With this message, and before a file is written."""
+    with pytest.raises(DataError, match=says):
+        tokenise(sources, tokenizer, out, **options)
+    assert not list(out.parent.glob(f"{out.name}*"))
+
+
 def test_every_kind_of_source(tokenizer, tmp_path):
     (tmp_path / "1.txt").write_text("a b\nc\n")
     (tmp_path / "2.jsonl").write_text('{"body": "d", "n": 1}\n\n{"body": ""}\n{"body": "e e"}\n')
@@ -78,32 +86,17 @@ def test_every_kind_of_source(tokenizer, tmp_path):
     assert str(result) == f"{tmp_path}/out/train: 16 tokens in 6 documents, largest id 6"
 
 
-@pytest.mark.parametrize("last", [".idx", ".json"])
-def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, last):
-    def full(path):
-        if path.suffix == last:
-            raise OSError(28, "No space left on device")
-        return complete_file(path)
-
-    monkeypatch.setattr(indexed_writer, "complete_file", full)
-    with (
-        pytest.raises(DataError, match="No space left"),
-        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
-    ):
-        writer.add_document([1, 2])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_special_tokens_that_the_tokenizer_would_add_are_not(tokenizer, tmp_path):
+def test_special_tokens_truncation_and_padding_of_the_tokenizers_file_do_not_count(tokenizer, tmp_path):
     """Llama's puts a BOS before every text: a document ends with one token, and begins with none."""
     loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<unk> $A", special_tokens=[("<unk>", 0)]
-    )
+    inner = loaded.backend_tokenizer
+    inner.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    inner.enable_truncation(3)
+    inner.enable_padding(pad_id=0, pad_token="<unk>")
     loaded.save_pretrained(tmp_path / "adding")
-    (tmp_path / "x.txt").write_text("a b")
-    tokenise([tmp_path / "x.txt"], tmp_path / "adding", tmp_path / "x")
-    assert tokens(tmp_path / "x") == [2, 3, 1]
+    (tmp_path / "x.jsonl").write_text('{"text": "a b c d"}\n{"text": "e"}\n')
+    tokenise([tmp_path / "x.jsonl"], tmp_path / "adding", tmp_path / "x")
+    assert tokens(tmp_path / "x") == [2, 3, 4, 5, 1, 6, 1]
 
 
 def test_more_documents_than_a_batch(tokenizer, tmp_path):
@@ -143,9 +136,7 @@ def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, says):
     (tmp_path / "directory").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=says):
-        tokenise([tmp_path / name], tokenizer, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
+    refused(says, [tmp_path / name], tokenizer, tmp_path / "out")
 
 
 def test_tables_without_the_text(tokenizer, tmp_path):
@@ -160,25 +151,25 @@ def test_tables_without_the_text(tokenizer, tmp_path):
         ("x.parquet", r"x\.parquet has no column 'text'; .*body"),
         ("y.parquet", r"y\.parquet has no text in field 'text'"),
     ):
-        with pytest.raises(DataError, match=says):
-            tokenise([tmp_path / name], tokenizer, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
+        refused(says, [tmp_path / name], tokenizer, tmp_path / "out")
 
 
 def test_rows_are_read_of_lines_of_json_alone(tokenizer, tmp_path):
     (tmp_path / "x.txt").write_text('{"prompt": "a", "completion": "b"}')
-    with pytest.raises(DataError, match=r"x\.txt: rows for fine-tuning are read from \.jsonl files"):
-        tokenise([tmp_path / "x.txt"], tokenizer, tmp_path / "out", objective="sft")
+    says = r"x\.txt: rows for fine-tuning are read from \.jsonl files"
+    refused(says, [tmp_path / "x.txt"], tokenizer, tmp_path / "out", objective="sft")
 
 
 def test_no_tokenizer_and_no_text(tokenizer, tmp_path):
     shutil.copytree(tokenizer, tmp_path / "damaged")
     (tmp_path / "damaged" / "config.json").write_text('{"model_type": "llama", "vocab_size": null}')
-    for name, says in (("absent", "is not a directory"), (".", "holds no token"), ("damaged", "holds no token")):
-        with pytest.raises(DataError, match=says):
-            tokenise([], tmp_path / name, tmp_path / "x")
-    with pytest.raises(DataError, match="no sources are given"):
-        tokenise([], tokenizer, tmp_path / "x")
+    for directory, says in (
+        (tmp_path / "absent", "is not a directory"),
+        (tmp_path, "holds no token"),
+        (tmp_path / "damaged", "holds no token"),
+        (tokenizer, "no sources are given"),
+    ):
+        refused(says, [], directory, tmp_path / "x")
 
 
 def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
@@ -195,28 +186,15 @@ def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("own", ["_encode_plus", "__call__"])
-def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own, monkeypatch):
+def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own):
     """As CodeLlama's, and as every slow one: it is asked itself, text by text."""
     made = encoder.Encoder(encoder.Encoding(tokenizer=str(tokenizer)))
-    asked = []
 
     def more(self, text, **options):
-        asked.append(text)
-        return {"input_ids": [5]}
+        return {"input_ids": [len(text)]}
 
     made._tokenizer.__class__ = type("More", (type(made._tokenizer),), {own: more})
-    assert list(made.documents(iter(["a b", "c"]))) == [[5, 1], [5, 1]]
-    assert asked == ["a b", "c"]
-
-
-def test_truncation_and_padding_of_the_tokenizers_file_do_not_count(tokenizer, tmp_path):
-    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    loaded.backend_tokenizer.enable_truncation(2)
-    loaded.backend_tokenizer.enable_padding(pad_id=0, pad_token="<unk>")
-    loaded.save_pretrained(tmp_path / "cutting")
-    (tmp_path / "x.jsonl").write_text('{"text": "a b c d"}\n{"text": "e"}\n')
-    tokenise([tmp_path / "x.jsonl"], tmp_path / "cutting", tmp_path / "x")
-    assert tokens(tmp_path / "x") == [2, 3, 4, 5, 1, 6, 1]
+    assert list(made.documents(iter(["a b", "c"]))) == [[3, 1], [1, 1]]
 
 
 def killed_before(place, write):
@@ -232,31 +210,27 @@ def killed_before(place, write):
 
             return counted
 
-        os.fsync = killing(os.fsync)
-        for name in ("rename", "unlink"):
-            setattr(Path, name, killing(getattr(Path, name)))
+        for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "unlink")):
+            setattr(owner, name, killing(getattr(owner, name)))
         write()
         os._exit(0)
     return os.waitpid(child, 0)[1]
 
 
-def pair(prefix):
-    with IndexedWriter(prefix, tokenizer="t", vocab_size=9, chat_template="x") as writer:
-        for k in range(5):
-            writer.add_document([k, 1])
+def small_pair(prefix):
+    pair(prefix, [[k, 1] for k in range(5)], vocab_size=9, chat_template="x")
 
 
 def test_killed_at_any_operation_it_is_complete_or_starts_again(tmp_path):
-    pair(tmp_path / "whole")
+    small_pair(tmp_path / "whole")
     whole = files(tmp_path / "whole")
     assert sorted(whole) == [".bin", ".idx", ".json"]
     for place in itertools.count(1):
         out = tmp_path / f"{place}" / "x"
-        if killed_before(place, lambda out=out: pair(out)) == 0:
+        if killed_before(place, lambda out=out: small_pair(out)) == 0:
             break
-        complete = out.with_suffix(".bin").exists()
-        with pytest.raises(DataError, match="exists") if complete else nullcontext():
-            pair(out)
+        with pytest.raises(DataError, match="exists") if out.with_suffix(".bin").exists() else nullcontext():
+            small_pair(out)
         assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == {
             f"x{suffix}": content for suffix, content in whole.items()
         }
@@ -267,7 +241,7 @@ def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
     (tmp_path / "x.bin.partial").write_bytes(b"half")
     (tmp_path / "x.json").write_text("mine")
     with pytest.raises(DataError, match=r"x\.json exists"):
-        pair(tmp_path / "x")
+        small_pair(tmp_path / "x")
     assert (tmp_path / "x.json").read_text() == "mine"
 
 
@@ -275,7 +249,7 @@ def test_two_processes_do_not_write_the_same_pair(tmp_path):
     with IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=9) as writer:
         writer.add_document([1, 2])
         with pytest.raises(DataError, match="is being written by another process"):
-            pair(tmp_path / "x")
+            small_pair(tmp_path / "x")
         writer.add_document([3])
     assert tokens(tmp_path / "x") == [1, 2, 3]
 
@@ -289,12 +263,12 @@ def test_a_full_disk_leaves_nothing_and_the_same_command_starts_again(tokenizer,
 
 
 def test_an_address_is_refused_and_workers_too(tokenizer, tmp_path):
-    words = ["convert", "data", "x.txt", "--tokenizer", str(tokenizer), "--out"]
     for more, says in (
         (["s3://bucket/a"], r"--out s3://bucket/a is an address; write the set to a disk, then copy"),
         (["x", "--workers", "2"], r"--workers 2: .*RAYON_NUM_THREADS limits them"),
     ):
-        assert re.search(says, str(CliRunner().invoke(app, [*words, *more]).exception))
+        done = CliRunner().invoke(app, ["convert", "data", "x.txt", "--tokenizer", str(tokenizer), "--out", *more])
+        assert re.search(says, str(done.exception))
 
 
 def test_a_terminal_shows_how_much_is_done(tokenizer, tmp_path, monkeypatch):
@@ -306,6 +280,5 @@ def test_a_terminal_shows_how_much_is_done(tokenizer, tmp_path, monkeypatch):
         tokenise([write_rows(tmp_path / "x.jsonl", 60)], tokenizer, tmp_path / str(id(stream)))
         with progress_bar("parts", 200, done=50) as advance:
             advance(100)
-        said = stream.getvalue()
-        shown = [bool(re.search(what, said)) for what in (r"text.*100%", r"parts.* 75%")]
-        assert (bool(said), *shown) == (stream is terminal,) * 3
+        shown = [bool(re.search(what, stream.getvalue())) for what in (".", r"text.*100%", r"parts.* 75%")]
+        assert shown == [stream is terminal] * 3
