@@ -25,6 +25,7 @@ from kit.rehearsal.processes import metrics
 from kit.training import launcher_watchdog, run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
+from tests.support.refusals import refusal
 from tests.system.kills.cases import CASES, emit, prepare
 from tests.system.kills.processes import Job
 from tests.training import runs
@@ -46,10 +47,6 @@ def wait_for_step(run, step, limit_s=60):
     while not (rows := metrics(run)) or rows[-1]["step"] < step:
         assert time.monotonic() < deadline, log_of(run)
         time.sleep(0.02)
-
-
-def steps_of(run):
-    return [row["step"] for row in metrics(run)]
 
 
 _RANK = """
@@ -78,8 +75,8 @@ class TestLaunchersInALine:
         runner = self.start("deepspeed.launcher.runner", "deepspeed.launcher.launch")
         rank = psutil.Process(runner.pid).children(recursive=True)[-1]
         runner.kill()
-        said = runner.stdout.read()  # ends when the rank has ended
-        assert said == f"error: the launcher (process {runner.pid}) is gone: rank 0 stops\n"
+        # What can be read ends when the rank has ended.
+        assert runner.stdout.read() == f"error: the launcher (process {runner.pid}) is gone: rank 0 stops\n"
         psutil.wait_procs([rank], timeout=5)
         assert not rank.is_running()
 
@@ -92,8 +89,10 @@ class TestLaunchersInALine:
 
     def test_the_parent_of_a_rank_of_torchrun_is_its_launcher_whatever_its_name(self, monkeypatch):
         """A notebook, say. Without torchrun's variables it is nobody's."""
-        parents = [SimpleNamespace(cmdline=lambda: [""], exe=lambda: "/bin/sh", name=None) for _ in range(2)]
-        parents[0].exe = lambda: "/usr/bin/python3"
+        parents = [
+            SimpleNamespace(cmdline=lambda: [""], exe=lambda path=path: path, name=None)
+            for path in ("/usr/bin/python3", "/bin/sh")
+        ]
         monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
         assert launcher_watchdog._launchers() == []
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
@@ -121,12 +120,10 @@ def test_of_three_starts_at_once_one_trains(tmp_path, data, crashed):
     codes = [job.wait() for job in jobs]
     assert sorted(codes) == [[0, 0], [2, 2], [2, 2]], log_of(run)
     refused = [line for line in log_of(run).splitlines() if line.startswith("error: ")]
-    assert len(refused) == 2
     winner = jobs[codes.index([0, 0])].ranks[0].pid
-    for line in refused:
-        assert f"is in use: process {winner} on {os.uname().nodename} has trained there since 20" in line
-        assert "--take-over" in line
-    assert steps_of(run) == list(range(1, 301))
+    says = f"is in use: process {winner} on {os.uname().nodename} has trained there since 20"
+    assert [(says in line, "--take-over" in line) for line in refused] == [(True, True)] * 2
+    assert [row["step"] for row in metrics(run)] == list(range(1, 301))
     assert not (run / NAME).exists()
 
 
@@ -193,8 +190,7 @@ class TestALockOfAnother:
             beat.start()
         with pytest.raises(RunDirectoryError, match="4711 on node-7 has trained") if beats else nullcontext():
             _Lock(tmp_path / NAME).acquire(False)
-        holder = json.loads((tmp_path / NAME).read_text())["pid"]
-        assert holder == (4711 if beats else os.getpid())
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == (4711 if beats else os.getpid())
         assert beats or 1.5 <= time.monotonic() - began < 3
 
     def test_that_another_start_replaced_meanwhile_is_not_taken(self, tmp_path):
@@ -238,16 +234,14 @@ class TestTheHeart:
         (tmp_path / NAME).write_text("{")  # being written
         assert not lock.beat()
         held(tmp_path / NAME)
-        with pytest.raises(SystemExit, match="2"):
-            lock.beat()
+        assert refusal(SystemExit, lock.beat) == "2"
         assert f"error: process 4711 on node-7 has taken over {tmp_path}" in capsys.readouterr().err
         lock.release()
         assert json.loads((tmp_path / NAME).read_text())["pid"] == 4711
 
     def test_stops_without_its_directory(self, lock, tmp_path, capsys):
         shutil.rmtree(tmp_path)
-        with pytest.raises(SystemExit, match=str(int(signal.SIGTERM))):
-            lock.beat()
+        assert refusal(SystemExit, lock.beat) == str(int(signal.SIGTERM))
         assert f"error: {tmp_path} was deleted or moved while it trains" in capsys.readouterr().err
 
 
@@ -289,10 +283,9 @@ class TestWhatWasNotSaved:
 class TestWhatTheDoctorSays:
     @pytest.mark.parametrize("named", [".", "log.txt", "metrics.jsonl"])
     def test_rows_of_two_runs_are_a_cause_and_those_of_one_are_none(self, tmp_path, named):
+        (tmp_path / "log.txt").write_text("all is well\n")
         for steps, causes in (([5, 6, 7, 9], 0), ([1, 2, 3, 4, 3, 5, 4, 6], 1)):
-            (tmp_path / "log.txt").write_text("all is well\n")
-            rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps)
-            (tmp_path / "metrics.jsonl").write_text(rows)
+            (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in steps))
             assert len(found := diagnose([tmp_path / named])) == causes
         assert (found[0].cause, found[0].step, found[0].place) == ("two-runs", 3, f"{tmp_path / 'metrics.jsonl'}:5")
         assert "2 steps stand in metrics.jsonl again, from step 3 on, though 6 were reached" in found[0].meaning
