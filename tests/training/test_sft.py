@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,8 +35,9 @@ from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import Tokenised, tokenise
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import pool
-from tests.training import runs
+from tests.training import cases, runs
 from tests.training.pairs import pair
 
 CHATML = (
@@ -142,8 +144,7 @@ class TestConversion:
     )  # fmt: skip
     def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
         directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
-        with pytest.raises(DataError, match=says):
-            tokenised(tmp_path, directory, row, chat_template=asked)
+        assert re.search(says, refusal(DataError, tokenised, tmp_path, directory, row, chat_template=asked))
         assert not list(tmp_path.glob("out*"))
 
     @pytest.mark.parametrize("adds", [False, True])
@@ -166,14 +167,15 @@ class TestConversion:
         result = tokenised(tmp_path, tokenizer, *rows, seq_length=6)
         assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
         assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
-        with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
-            read(tmp_path / "out", tokenizer, seq_length=5)
+        assert "has a row of 6 tokens and job.seq_length is 5" in refusal(
+            DataError, read, tmp_path / "out", tokenizer, 5
+        )
 
     def test_a_slow_tokenizer_is_refused(self, tokenizer):
         loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=CHATML)
         slow = SimpleNamespace(is_fast=False, chat_template="x", apply_chat_template=loaded.apply_chat_template)
-        with pytest.raises(DataError, match=r"gives no offsets \(it is a slow one\)"):
-            row_parts.chat_parts(slow, TALK["messages"], "x.jsonl:1")
+        said = refusal(DataError, row_parts.chat_parts, slow, TALK["messages"], "x.jsonl:1")
+        assert "gives no offsets (it is a slow one)" in said
 
     def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
         shutil.copytree(tokenizer, tmp_path / "t")
@@ -275,11 +277,10 @@ def test_packs_hold_every_row_once_and_leave_little_room(capacity):
     lengths = np.random.default_rng(capacity).integers(1, capacity + 1, 500).tolist()
     found = packs(lengths, capacity)
     assert sorted(row for pack in found for row in pack) == list(range(500))
-    assert all(sum(lengths[row] for row in pack) <= capacity for pack in found)
     assert len(found) <= 11 / 9 * (sum(lengths) / capacity) + 4 or capacity < 20
     # No two packs fit into one: best fit would have put them together.
     sizes = sorted(sum(lengths[row] for row in pack) for pack in found)
-    assert sizes[0] + sizes[1] > capacity
+    assert sizes[-1] <= capacity < sizes[0] + sizes[1]
 
 
 def rows_on_disk(prefix: Path, count: int = 60) -> Path:
@@ -373,17 +374,15 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
     data = DataSpec(train=str(tmp_path / "train"), packing=packing)
     drawn = [order(data.seed, len(samples), k) for k in range(8)]
     numbers = [row for index in drawn for row in samples._packs[index]] if packing else drawn
-    expected_loss, tokens = unpadded(model, rows.read_all(numbers))
+    mean, tokens = unpadded(model, rows.read_all(numbers))
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for layout in layouts:
         accumulation = 4 // layout.get("dp", 1)
         plan = tiny.plan(spec, job=JOB, micro_batch_size=2, gradient_accumulation_steps=accumulation, **layout)
         rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"), data=data)
         found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir)[0]
-        assert found["loss"].tokens == tokens
-        assert found["loss"].mean == pytest.approx(expected_loss, rel=1e-6)
-        for name, parameter in model.named_parameters():
-            difference = (found["gradients"][name] - parameter.grad).abs().max() / parameter.grad.abs().max()
-            assert difference < 1e-5, (layout, name)
+        assert (found["loss"].tokens, found["loss"].mean) == (tokens, pytest.approx(mean, rel=1e-6))
+        assert cases.worst(found["gradients"], gradients) < 1e-5, layout
 
 
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"engine": "megatron", "implementation": "local", "tp": 2}], ids=str)
@@ -421,8 +420,8 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
 def test_rows_are_of_an_objective_and_packing_of_rows_alone(tmp_path, objective, packing, says):
     data = DataSpec(train=str(rows_on_disk(tmp_path / "train")), packing=packing)
     rundir = tiny.run_directory(tmp_path, tiny.plan(job={"objective": objective}), data=data)
-    with pytest.raises(DataError, match=says):
-        DataLoader.open(rundir.plan, rundir.run, SimpleNamespace(dp_rank=0, dp_size=1))
+    rank = SimpleNamespace(dp_rank=0, dp_size=1)
+    assert says in refusal(DataError, DataLoader.open, rundir.plan, rundir.run, rank)
 
 
 @pytest.mark.usefixtures("one_process")
