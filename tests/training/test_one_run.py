@@ -26,6 +26,7 @@ from kit.training import launcher_watchdog, run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
 from tests.support.refusals import refusal
+from tests.support.runs import wait_for_step
 from tests.system.kills.cases import CASES, emit, prepare
 from tests.system.kills.processes import Job
 from tests.training import runs
@@ -40,13 +41,6 @@ def data(tmp_path_factory):
 
 def log_of(run):
     return (run / "log.txt").read_text(errors="replace")
-
-
-def wait_for_step(run, step, limit_s=60):
-    deadline = time.monotonic() + limit_s
-    while not (rows := metrics(run)) or rows[-1]["step"] < step:
-        assert time.monotonic() < deadline, log_of(run)
-        time.sleep(0.02)
 
 
 _RANK = """
@@ -100,8 +94,9 @@ class TestLaunchersInALine:
 
     def test_a_launcher_that_ended_before_its_rank_began(self):
         command = shlex.join([sys.executable, "-c", _RANK, "2"]) + "; true"  # the shell stands for init
-        environment = {**os.environ, "TORCHELASTIC_RUN_ID": "run"}
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "TORCHELASTIC_RUN_ID": "run"}
+        )
         assert "EngineError: the launcher ended before this rank began" in done.stderr
         assert not done.stdout
 
@@ -113,7 +108,7 @@ def test_of_three_starts_at_once_one_trains(tmp_path, data, crashed):
     run, words = emit(CASES[0], tmp_path / "run", data, 300).path, ()
     if crashed:
         first, words = Job.start(run), ("--resume", "auto")
-        wait_for_step(run, 8)
+        wait_for_step((), run, 8, limit_s=60)
         first.kill([*ALL])
         assert json.loads((run / NAME).read_text())["pid"] == first.ranks[0].pid
     jobs = [Job.start(run, *words) for _ in range(3)]
