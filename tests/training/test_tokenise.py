@@ -119,24 +119,35 @@ def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path, config, asked, l
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "objective", "says"),
     [
-        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2 is not JSON Lines"),
-        ("half.jsonl", b'{"text": "a"}\n\n{"text": "\\ud800"}\n', r"half\.jsonl:3 is not JSON Lines .*surrogates"),
-        ("no-field.jsonl", b'{"body": "a"}\n', r"no-field\.jsonl:1 has no text in field 'text'"),
-        ("latin.txt", b"\xe4\xf6", "is not readable as UTF-8"),
-        ("x.pdf", b"%PDF", r"unknown suffix '\.pdf'"),
-        ("bad.parquet", b"PAR0", "is not readable as Parquet"),
-        ("empty.txt", b"", "have no text"),
-        ("directory", None, "is not a data set saved with save_to_disk"),
-        ("absent/x.txt", None, "does not exist"),
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', "pretrain", r"bad\.jsonl:2 is not JSON Lines"),
+        (
+            "half.jsonl",
+            b'{"text": "a"}\n\n{"text": "\\ud800"}\n',
+            "pretrain",
+            r"half\.jsonl:3 is not JSON Lines .*surrogates",
+        ),
+        ("no-field.jsonl", b'{"body": "a"}\n', "pretrain", r"no-field\.jsonl:1 has no text in field 'text'"),
+        ("latin.txt", b"\xe4\xf6", "pretrain", "is not readable as UTF-8"),
+        (
+            "rows.txt",
+            b'{"prompt": "a", "completion": "b"}',
+            "sft",
+            r"rows\.txt: rows for fine-tuning are read from \.jsonl files",
+        ),
+        ("x.pdf", b"%PDF", "pretrain", r"unknown suffix '\.pdf'"),
+        ("bad.parquet", b"PAR0", "pretrain", "is not readable as Parquet"),
+        ("empty.txt", b"", "pretrain", "have no text"),
+        ("directory", None, "pretrain", "is not a data set saved with save_to_disk"),
+        ("absent/x.txt", None, "pretrain", "does not exist"),
     ],
 )
-def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, says):
+def test_sources_that_cannot_be_read(tokenizer, tmp_path, name, content, objective, says):
     (tmp_path / "directory").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    refused(says, [tmp_path / name], tokenizer, tmp_path / "out")
+    refused(says, [tmp_path / name], tokenizer, tmp_path / "out", objective=objective)
 
 
 def test_tables_without_the_text(tokenizer, tmp_path):
@@ -152,12 +163,6 @@ def test_tables_without_the_text(tokenizer, tmp_path):
         ("y.parquet", r"y\.parquet has no text in field 'text'"),
     ):
         refused(says, [tmp_path / name], tokenizer, tmp_path / "out")
-
-
-def test_rows_are_read_of_lines_of_json_alone(tokenizer, tmp_path):
-    (tmp_path / "x.txt").write_text('{"prompt": "a", "completion": "b"}')
-    says = r"x\.txt: rows for fine-tuning are read from \.jsonl files"
-    refused(says, [tmp_path / "x.txt"], tokenizer, tmp_path / "out", objective="sft")
 
 
 def test_no_tokenizer_and_no_text(tokenizer, tmp_path):
