@@ -42,8 +42,11 @@ CAPPED = {
     "query_pre_attn_scalar": 8,
 }  # fmt: skip
 
-LOSSES = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.02, "moe_z_loss_coeff": 0.01}
-BALANCED = {"balancing": BalancingSpec(**LOSSES)}
+BALANCED = {
+    "balancing": BalancingSpec(
+        moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.02, moe_z_loss_coeff=0.01
+    )
+}
 
 
 def engine_of(path, spec=None, **plan) -> TorchEngine:
@@ -268,9 +271,14 @@ def devices_at_birth(rundir):
 
 def test_ddp_reduces_once_a_step(tmp_path):
     """Whatever the accumulation: each bucket is all-reduced in the last backward only."""
-    plans = [tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=each) for each in (1, 3)]
-    reductions = [pool("torch", 2).run(count_reductions, tiny.run_directory(tmp_path, plan)) for plan in plans]
-    assert reductions[0] == reductions[1] == [reductions[0][0]] * 2 != [0, 0]
+    usual, accumulated = (
+        pool("torch", 2).run(
+            count_reductions,
+            tiny.run_directory(tmp_path, tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=each)),
+        )
+        for each in (1, 3)
+    )
+    assert usual == accumulated == [usual[0]] * 2 != [0, 0]
 
 
 def count_reductions(rundir):
@@ -305,9 +313,12 @@ def is_sharded_after_forward(rundir):
 
 
 def test_bf16_under_fsdp2_is_close_to_fp32(tmp_path):
-    plans = [tiny.plan(dp=2, zero_stage=3, job={"precision": precision}) for precision in ("fp32", "bf16")]
     whole, short = (
-        pool("torch", 2).run(cases.train, tiny.run_directory(tmp_path / plan.job.precision, plan))[0] for plan in plans
+        pool("torch", 2).run(
+            cases.train,
+            tiny.run_directory(tmp_path / precision, tiny.plan(dp=2, zero_stage=3, job={"precision": precision})),
+        )[0]
+        for precision in ("fp32", "bf16")
     )
     assert whole["first"][0][0] != short["first"][0][0] == pytest.approx(whole["first"][0][0], rel=1e-2)
     for name, gradient in whole["gradients"].items():
