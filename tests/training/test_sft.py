@@ -297,8 +297,11 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
     samples = RowSamples(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
 
     def tokens(bucketed: bool) -> tuple[list[Any], int]:
-        shares = [DataParallelShard(2, 4, rank, 2) for rank in range(2)]
-        batches = [batch for share in shares for batch in training_batches(samples, 5, 16, share, bucketed)]
+        batches = [
+            batch
+            for rank in range(2)
+            for batch in training_batches(samples, 5, 16, DataParallelShard(2, 4, rank, 2), bucketed)
+        ]
         rows = sorted(row[row != IGNORE_INDEX].tolist() for batch in batches for row in batch.labels)
         if bucketed:  # a micro batch after the other, both ranks: the longest first
             rounds = [max(batch.input_ids.shape[1] for batch in batches[k::4]) for k in range(4)]
