@@ -16,10 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kit.engines import build_engine
-from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model, random_model
-from kit.engines.protocol import IGNORE_INDEX, StateKind
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
 from kit.errors import DataError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.run import BlendedSetSpec, DataSpec

@@ -86,6 +86,22 @@ def test_every_kind_of_source(tokenizer, tmp_path):
     assert str(result) == f"{tmp_path}/out/train: 16 tokens in 6 documents, largest id 6"
 
 
+@pytest.mark.parametrize("last", [".idx", ".json"])
+def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, last):
+    def full(path):
+        if path.suffix == last:
+            raise OSError(28, "No space left on device")
+        return complete_file(path)
+
+    monkeypatch.setattr(indexed_writer, "complete_file", full)
+    with (
+        pytest.raises(DataError, match="No space left"),
+        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+    ):
+        writer.add_document([1, 2])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_special_tokens_truncation_and_padding_of_the_tokenizers_file_do_not_count(tokenizer, tmp_path):
     """Llama's puts a BOS before every text: a document ends with one token, and begins with none."""
     loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
