@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests.support.alone import process_group_of_one
+from tests.support.s3 import s3_server
 from tests.training import runs
 
 
@@ -16,6 +17,13 @@ def one_process():
     """One process group of one rank (tests/support/alone.py)."""
     with process_group_of_one():
         yield
+
+
+@pytest.fixture
+def s3():
+    """Object storage on this machine, with an empty bucket."""
+    with s3_server("bucket") as server:
+        yield server
 
 
 @pytest.fixture(scope="package")

@@ -24,7 +24,7 @@ from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
 from tests.support.refusals import refusal
-from tests.support.s3 import SECRET, s3_server
+from tests.support.s3 import SECRET
 from tests.support.workers import pool
 from tests.training import runs
 
@@ -53,12 +53,6 @@ def lose(rundir) -> None:
     """The machine is gone: nothing of the run's own is left."""
     shutil.rmtree(rundir.path)
     rundir.path.mkdir()
-
-
-@pytest.fixture
-def s3():
-    with s3_server("bucket") as server:
-        yield server
 
 
 def manifest(root: Path) -> Path:

@@ -25,7 +25,7 @@ from kit.training.data.loader import DataLoader
 from tests.support import runs as jobs
 from tests.support import tiny
 from tests.support.refusals import refusal
-from tests.support.s3 import SECRET, s3_server
+from tests.support.s3 import SECRET
 from tests.support.workers import pool
 from tests.system.kills import cases
 from tests.system.kills.__main__ import compare
@@ -41,12 +41,6 @@ OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(pair_files, "PAUSES_S", (0.05, 0.05, 0.05))
-
-
-@pytest.fixture
-def s3():
-    with s3_server("bucket") as server:
-        yield server
 
 
 def put(prefix: Path, name: str = "", suffixes: tuple[str, ...] = SUFFIXES) -> str:

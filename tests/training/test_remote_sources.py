@@ -10,14 +10,8 @@ import pytest
 
 from kit.errors import DataError, SpecError
 from kit.training.data.tokenise import tokenise
-from tests.support.s3 import SECRET, s3_server
+from tests.support.s3 import SECRET
 from tests.training.test_tokenise import files, save_tokenizer, write_rows
-
-
-@pytest.fixture
-def s3():
-    with s3_server("bucket") as server:
-        yield server
 
 
 @pytest.fixture

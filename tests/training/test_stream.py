@@ -27,7 +27,6 @@ from kit.training.data.stream_source import StreamSource, open_source
 from kit.training.data.tokenise import tokenise
 from tests.support import tiny
 from tests.support.refusals import refusal
-from tests.support.s3 import s3_server
 from tests.training.streamed import READERS, all_documents, samples, spec, texts, write
 from tests.training.test_tokenise import save_tokenizer
 
@@ -188,11 +187,6 @@ def test_every_layout_has_the_same_samples_and_its_share_of_the_streams(tmp_path
 
 
 class TestObjectStorage:
-    @pytest.fixture
-    def s3(self):
-        with s3_server("bucket") as server:
-            yield server
-
     @pytest.mark.everyday("parquet")
     @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
     def test_a_rank_requests_its_share_and_keeps_no_copy(self, s3, tmp_path, kind, monkeypatch):
