@@ -57,8 +57,7 @@ def test_what_is_left_out_says_why() -> None:
 
 def test_an_unstated_recompute_is_assumed_and_said() -> None:
     assumed = next(result for result in RESULTS if result.row["id"] == "mlm-h100-weak-16B")
-    assert "recompute" in str(assumed.assumed)
-    assert not assumed.counted
+    assert ("recompute" in str(assumed.assumed), assumed.counted) == (True, False)
 
 
 def test_the_measured_time_is_stated_or_implied() -> None:
@@ -100,8 +99,7 @@ def test_a_row_that_contradicts_its_own_layout_is_named_without_any_prediction()
     assert contradicted(repeated) == {}
     # A smaller batch that takes as long as the larger one: fewer micro batches pass in the same time.
     found = contradicted([*repeated[:3], again(3, 1.0, batch=0.75)])
-    assert set(found) == {"again-3"}
-    assert 0.1 < found["again-3"] < 0.34
+    assert found == {"again-3": pytest.approx(0.22, abs=0.12)}
 
 
 def test_the_pipeline_of_old_programs_sends_parts_and_sums_gradients_on_all_ranks() -> None:
@@ -129,8 +127,7 @@ def test_each_source_is_predicted_without_its_rows() -> None:
 
 
 def test_the_baseline_is_one_constant_a_kind() -> None:
-    errors = constant_mfu_errors(RESULTS)
-    assert set(errors) >= {result.row["id"] for result in COUNTED}
+    assert set(constant_mfu_errors(RESULTS)) >= {result.row["id"] for result in COUNTED}
     assert strata(RESULTS)["all rows"].rows == len(COUNTED)
 
 
@@ -194,5 +191,6 @@ def test_the_page_of_independent_rows_is_what_the_command_writes() -> None:
     file = ROOT / "benchmarks" / "accuracy" / "elsewhere.json"
     found = report_of([result_of(row) for row in load(file)], independent=True)
     assert as_markdown(found, file.name, about(file) or "") == (ROOT / "docs" / "accuracy-elsewhere.md").read_text()
-    written = {band.regime: round(band.width, 3) for band in found.bands}
-    assert written == {name: band["width"] for name, band in rows("bands-elsewhere").items()}
+    assert {band.regime: round(band.width, 3) for band in found.bands} == {
+        name: band["width"] for name, band in rows("bands-elsewhere").items()
+    }
