@@ -118,8 +118,7 @@ def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
         for _ in range(2):
             warnings.warn(f"{host_syncs.SYNCHRONISED} (Triggered internally)", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
-    assert modes == ["warn", "default"]
-    assert list(places.values()) == [2]
+    assert (modes, list(places.values())) == (["warn", "default"], [2])
     assert next(iter(places)).startswith("test_gpu_run.py:")
 
 
@@ -131,11 +130,10 @@ def test_a_wrong_gradient_disagrees(tmp_path):
         folder.mkdir(parents=True)
         save_file({"weight": torch.full((4,), factor)}, folder / "gradients.safetensors")
         (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "grad_norm": 1.0}]))
-    agreed = [
+    assert [
         devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"]
         for name in ("torch", "megatron")
-    ]
-    assert agreed == [True, False]
+    ] == [True, False]
 
 
 def test_a_reference_that_ended_early_ends_no_run(session):
