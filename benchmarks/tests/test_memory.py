@@ -40,8 +40,7 @@ def test_what_source_code_explains(name: str, statistic: str, limit: float) -> N
 def test_flash_attention_keeps_its_output_twice() -> None:
     """One run on Ampere (flash-attn) and Hopper (cuDNN) differs by 2·h/tp bytes a token and layer, 1 GiB."""
     ampere, hopper = (found(f"gpt3_7b_tp4_pp1_memory_speed/dev_dgx_{gpu}") for gpu in ("a100", "h100"))
-    difference = ampere.components_gib["activations"] - hopper.components_gib["activations"]
-    assert difference == pytest.approx(1.0, rel=0.01)
+    assert ampere.components_gib["activations"] - hopper.components_gib["activations"] == pytest.approx(1.0, rel=0.01)
 
 
 def test_marked_rows_are_predicted_but_not_counted() -> None:
