@@ -19,20 +19,19 @@ TOKENS, HIDDEN, FFN, VOCABULARY = 24, 32, 80, 120
 
 
 def run(implementation: str, **flags: Any) -> PublishedWorkload:
-    model = PublishedModel(
-        name="tiny",
-        family="llama",
-        num_layers=1,
-        hidden_size=HIDDEN,
-        ffn_hidden_size=FFN,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=TOKENS,
-    )
     return PublishedWorkload(
-        model=model,
+        model=PublishedModel(
+            name="tiny",
+            family="llama",
+            num_layers=1,
+            hidden_size=HIDDEN,
+            ffn_hidden_size=FFN,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=TOKENS,
+        ),
         cluster=cluster("1xH100"),
         job=job(seq_length=TOKENS),
         layout=Layout(engine="torch", implementation="huggingface", **flags),
@@ -80,8 +79,7 @@ def test_gated_mlp() -> None:
         product = functional.silu(functional.linear(value, gate)) * functional.linear(value, up)
         return functional.linear(product, down)
 
-    entry = 2 * TOKENS * HIDDEN
-    assert kept(compute, HIDDEN, (gate, up, down)) - entry == layer_terms(run("torchtune"))["mlp"]
+    assert kept(compute, HIDDEN, (gate, up, down)) - 2 * TOKENS * HIDDEN == layer_terms(run("torchtune"))["mlp"]
 
 
 def test_sixteen_bit_loss_keeps_log_probabilities_beside_the_logits() -> None:
