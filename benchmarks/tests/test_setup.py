@@ -64,9 +64,8 @@ def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:
 
 def test_uneven_stages() -> None:
     workload = run(pp=2, stated_chunks=((0, 1, 2), (3, 4, 5, 6, 7)))
-    per_layer = sum(layer_terms(workload, False).values())
     final_norm = 4 * 512 * 4096
-    assert saved_activations(workload, 1) == 5 * per_layer + final_norm
+    assert saved_activations(workload, 1) == 5 * sum(layer_terms(workload, False).values()) + final_norm
 
 
 def test_recompute_keeps_less_in_this_order() -> None:
@@ -96,8 +95,9 @@ def test_experts_are_sharded_by_their_own_groups() -> None:
     workload = run(model, dp=4, ep=4, zero_stage=1)
     (parameters,) = workload.parameters
     assert parameters.experts == whole / 4
-    optimizer = memory_of(workload, 0).end_of_step["optimizer"]
-    assert optimizer == pytest.approx(12 * (parameters.dense / 4 + parameters.experts))
+    assert memory_of(workload, 0).end_of_step["optimizer"] == pytest.approx(
+        12 * (parameters.dense / 4 + parameters.experts)
+    )
 
 
 def test_the_first_step_has_no_moments_yet() -> None:
