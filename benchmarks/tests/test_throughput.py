@@ -99,7 +99,8 @@ def test_a_row_that_contradicts_its_own_layout_is_named_without_any_prediction()
     assert contradicted(repeated) == {}
     # A smaller batch that takes as long as the larger one: fewer micro batches pass in the same time.
     found = contradicted([*repeated[:3], again(3, 1.0, batch=0.75)])
-    assert found == {"again-3": pytest.approx(0.22, abs=0.12)}
+    assert found.keys() == {"again-3"}
+    assert 0.1 < found["again-3"] < 0.34
 
 
 def test_the_pipeline_of_old_programs_sends_parts_and_sums_gradients_on_all_ranks() -> None:
