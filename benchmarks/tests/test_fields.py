@@ -59,15 +59,21 @@ def test_an_offload(words, engine, expected):
     assert offload_of({"offload": words, "engine": engine}) == Offload(*expected)
 
 
-def test_the_program_under_fsdp_is_read_from_source_and_notes_alone():
-    assert program_of(row("pytorch/ao:docs/training.md")) == "torchtitan"
-    assert program_of(row("who/knows:README.md", "transformers' models under FSDP1")) == "huggingface"
-    assert program_of(row("pytorch/ao:x.md", program="Hugging Face")) == "huggingface"
+@pytest.mark.parametrize(
+    ("read", "given", "expected"),
+    [
+        (program_of, row("pytorch/ao:docs/training.md"), "torchtitan"),
+        (program_of, row("who/knows:README.md", "transformers' models under FSDP1"), "huggingface"),
+        (program_of, row("pytorch/ao:x.md", program="Hugging Face"), "huggingface"),
+        (date_of, row("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c6"), "2024-12"),
+        (date_of, row("x_202412_y.md", date="2025-06-04"), "2025-06-04"),
+    ],
+)
+def test_the_program_under_fsdp_and_its_date_are_read_from_source_and_notes(read, given, expected):
+    assert read(given) == expected
 
 
-def test_the_date_is_the_programs():
-    assert date_of(row("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c6")) == "2024-12"
-    assert date_of(row("x_202412_y.md", date="2025-06-04")) == "2025-06-04"
+def test_digits_of_a_commit_are_no_date():
     assert date_of(row("README.md@202412345")) > "2026"
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks.gpu import page, run
+from tests.support.refusals import refusal
 
 PART = {
     "date": "2026-01-01T10:00:00+00:00",
@@ -109,20 +110,22 @@ def test_every_part_is_named_with_its_own_time_commit_versions_and_rows():
     )
 
 
+def kept(tmp_path, rows, part):
+    """What of an earlier result of ``PART`` with these rows goes on in such a part."""
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps({"parts": [PART], "rows": rows}))
+    return run.kept(file, part)
+
+
 def test_going_on_keeps_what_is_ok_and_of_the_same_commit(tmp_path):
     rows = {
         "predicted": [{"name": "x", "status": "ok"}, {"name": "y", "status": "too slow"}],
         "devices": [{"status": "ok"}],
     }
-    file = tmp_path / "earlier.json"
-    file.write_text(json.dumps({"parts": [PART], "rows": rows}))
-    assert run.kept(file, PART) == {"parts": [PART], "rows": {"predicted": [{"name": "x", "status": "ok"}]}}
+    assert kept(tmp_path, rows, PART) == {"parts": [PART], "rows": {"predicted": [{"name": "x", "status": "ok"}]}}
 
 
 @pytest.mark.parametrize("other", [{"commit": "b2"}, {"hardware": {"name": "H100"}}, {"changed": True}])
 def test_rows_of_another_version_or_machine_are_refused(tmp_path, capsys, other):
-    file = tmp_path / "earlier.json"
-    file.write_text(json.dumps({"parts": [PART], "rows": {}}))
-    with pytest.raises(SystemExit):
-        run.kept(file, PART | other)
+    assert refusal(SystemExit, kept, tmp_path, {}, PART | other) == "2"
     assert "error: --add" in capsys.readouterr().err

@@ -130,10 +130,8 @@ def test_a_wrong_gradient_disagrees(tmp_path):
         folder.mkdir(parents=True)
         save_file({"weight": torch.full((4,), factor)}, folder / "gradients.safetensors")
         (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "grad_norm": 1.0}]))
-    assert [
-        devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"]
-        for name in ("torch", "megatron")
-    ] == [True, False]
+    for name, agrees in (("torch", True), ("megatron", False)):
+        assert devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"] is agrees
 
 
 def test_a_reference_that_ended_early_ends_no_run(session):

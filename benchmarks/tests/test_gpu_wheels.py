@@ -31,13 +31,16 @@ def run(folder, program, *words):
 
 
 def test_packages_are_taken_from_a_folder(tmp_path):
-    wheel = tmp_path / "carried-1.0-py3-none-any.whl"
     about = "carried-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("carried.py", "")
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", "")
+    files = {
+        "carried.py": "",
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: carried\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "",
+    }
+    with zipfile.ZipFile(tmp_path / "carried-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
     program = tmp_path / "python"
     program.write_text(STUB.format(python=shlex.quote(sys.executable)))
     program.chmod(0o700)
