@@ -36,6 +36,14 @@ def as_json(results: list[Result]) -> dict[str, Any]:
 
 def as_markdown(results: list[Result], source: str) -> str:
     """docs/accuracy.md."""
+    far = [
+        result
+        for result in results
+        if not result.excluded
+        and result.relative_error is not None
+        and abs(result.relative_error) > 0.15
+        and result.measured_gib > 4
+    ]
     lines = [
         header(
             "How good are the memory predictions?",
@@ -61,26 +69,21 @@ def as_markdown(results: list[Result], source: str) -> str:
         "The rows are runs of other programs with their own kernels, mostly Megatron-LM with Transformer Engine.",
         "They are evidence for those implementations only; plans of `local` or `huggingface` do not quote them.",
         "",
-    ]
-    lines += _table(strata(results))
-    skipped = [result for result in results if result.skipped]
-    lines += ["", f"{too_low(results)}.", "", "Not predicted:", ""]
-    lines += [f"- `{result.row['id']}`: {result.skipped}" for result in skipped] or ["- none"]
-    lines += ["", "Errors above 15 % on peaks above 4 GiB: here the model is not good enough.", ""]
-    far = [
-        result
-        for result in results
-        if not result.excluded
-        and result.relative_error is not None
-        and abs(result.relative_error) > 0.15
-        and result.measured_gib > 4
-    ]
-    lines += [
-        f"- `{result.row['id']}` [{result.statistic}]: {result.measured_gib:.1f} GiB measured, "
-        f"{result.predicted_gib:.1f} predicted"
-        for result in far
-    ]
-    lines += [
+        *_table(strata(results)),
+        "",
+        f"{too_low(results)}.",
+        "",
+        "Not predicted:",
+        "",
+        *([f"- `{result.row['id']}`: {result.skipped}" for result in results if result.skipped] or ["- none"]),
+        "",
+        "Errors above 15 % on peaks above 4 GiB: here the model is not good enough.",
+        "",
+        *(
+            f"- `{result.row['id']}` [{result.statistic}]: {result.measured_gib:.1f} GiB measured, "
+            f"{result.predicted_gib:.1f} predicted"
+            for result in far
+        ),
         "",
         "## Choices made from rows",
         "",
@@ -100,9 +103,7 @@ def as_markdown(results: list[Result], source: str) -> str:
         "- torchtitan: whether its loss was compiled, and which attention its recompute policy saves, goes by date, as",
         "  its history says.",
         "",
-    ]
-    lines += _table(errors_without(results))
-    lines += [
+        *_table(errors_without(results)),
         "",
         *OTHERS.strip().splitlines(),
         "",
