@@ -51,13 +51,19 @@ def case(
     seq_length: int = 512,
     **layout: object,
 ) -> Case:
-    sizes = {"micro_batch_size": 2, **layout}
     what = {"model": model, "engine": engine, "seq_length": seq_length, "lora": lora, "precision": precision}
-    return Case(stages=stages, layout=sizes, **what)  # type: ignore[arg-type]
+    return Case(stages=stages, layout={"micro_batch_size": 2, **layout}, **what)  # type: ignore[arg-type]
 
 
-LONG: dict[str, Any] = {"zero_stage": 3, "dp": 1, "cp": 4, "micro_batch_size": 1, "recompute": "full"}
-LONG |= {"chunked_loss": True, "seq_length": 16384}
+LONG: dict[str, Any] = {
+    "zero_stage": 3,
+    "dp": 1,
+    "cp": 4,
+    "micro_batch_size": 1,
+    "recompute": "full",
+    "chunked_loss": True,
+    "seq_length": 16384,
+}
 CASES = (
     case(QWEN3, "torch", cp_comm_type="p2p", **LONG),
     case(QWEN3, "torch", cp_comm_type="a2a", **LONG),

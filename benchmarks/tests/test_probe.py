@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from benchmarks.tests.probe_small import CASES, LLAMA, case
 from kit.addons.probe.result import MemorySnapshot, ProbeResult
 from kit.addons.probe.run import ProbeError, probe
 from kit.addons.probe.tracker import LiveBytes
+from tests.support.page import ROOT
 from tests.support.refusals import refusal
 
 NAMES = [f"{each.name}, stage {stage}" for each in CASES for stage in each.stages]
@@ -32,11 +32,10 @@ CLOSE = {
 @pytest.fixture(scope="module")
 def probed(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Of the cases that run today."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     asked = [name for name in NAMES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
     words = [sys.executable, "-m", "benchmarks.tests.probe_small", *asked]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment, cwd=root)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=one_thread, cwd=ROOT)
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
