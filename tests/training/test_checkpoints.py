@@ -42,6 +42,7 @@ def checkpoints(rundir):
 class TestKept:
     def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
         """Looked at each time a file is made durable: at every moment a kill could come."""
+        from kit import files as durable
         from kit.training.checkpoint import engine_checkpoint
 
         seen, real, latest = [], files.fsync, tmp_path / "run" / "checkpoints" / "latest"
@@ -54,8 +55,8 @@ class TestKept:
                 files.verify(directory, manifest.files)
                 seen.append(directory.name)
 
-        monkeypatch.setattr(files, "fsync", look)
-        monkeypatch.setattr(engine_checkpoint, "fsync", look)
+        for module in (files, durable):
+            monkeypatch.setattr(module, "fsync", look)
         runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         assert len(set(seen)) == 6
 

@@ -26,6 +26,7 @@ from pydantic import Field
 from kit.engines.collective import rank, run_collectively, split_over_ranks
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
+from kit.files import complete_file
 from kit.specs.validation import SPEC, Within
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
@@ -34,7 +35,6 @@ from kit.training.checkpoint.files import (
     FileRecord,
     Files,
     OtherVersionError,
-    fsync,
     partial_name,
     publish,
     read_sealed,
@@ -263,10 +263,8 @@ class NativeCheckpoints:
         # The run has repeated this step after it resumed from an older checkpoint: replace the old directory.
         _remove(directory)
         publish(partial, directory)
-        latest = self.root / ".latest.partial"
-        latest.write_text(directory.name + "\n", encoding="utf-8")
-        latest.replace(self.root / "latest")
-        fsync(self.root)
+        with complete_file(self.root / "latest") as latest:
+            latest.write(f"{directory.name}\n".encode())
         there = self.steps()
         for step in sorted(set(there) - set(kept(there, self.keep_last, self.keep_every_steps))):
             _remove(self.directory(step))

@@ -22,7 +22,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
-from kit.files import locked
+from kit.files import complete_file, fsync, locked
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text_files import parse_json, read_text
 from kit.specs.validation import SPEC, Checked, Within
@@ -81,25 +81,10 @@ def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
             )
 
 
-def fsync(path: Path) -> None:
-    """Flush a file's bytes, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON to a temporary file, fsync it, then rename it to ``path``. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    fsync(path.parent)
+    """Write a JSON file that is complete or absent. Raises OSError."""
+    with complete_file(path) as file:
+        file.write(json.dumps(data, indent=2).encode() + b"\n")
 
 
 def partial_name(directory: Path) -> Path:

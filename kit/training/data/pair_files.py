@@ -8,7 +8,6 @@ here it costs a request of 8 or 16 kB, and all requests of a step run at the sam
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import DataError
+from kit.files import locked
 from kit.object_storage import UNKNOWN_VERSION, RemoteFile, files_beside, is_address
 from kit.specs.local import user_cache
 
@@ -101,9 +101,7 @@ class RemotePair:
         partial = path.with_suffix(f".partial-{os.uname().nodename}-{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path.with_suffix(".lock"), "w") as lock:
-                with suppress(OSError):  # some shared file systems have no locks: then several fetch it
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(path.with_suffix(".lock")):  # where a file system has no locks, several fetch it
                 whole = path.is_file() and path.stat().st_size == there.num_bytes
                 if not whole or there.version == UNKNOWN_VERSION:
                     self._files.get(self._name + suffix, partial)
