@@ -42,16 +42,27 @@ def complete_file(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """While entered, no other process is in here with the same ``path``, which is made if it is missing and keeps its
-    content. The lock ends with the process, however it ends, and follows a rename.
+    content. The lock ends with the process, however it ends, and follows a rename. Who is in here may remove or rename
+    the file: a process that has opened it before that takes a new one.
 
     ``wait``: until it is free; otherwise raises BlockingIOError. Some shared file systems have no locks: there nothing
     is locked. Raises OSError.
     """
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass
-        yield
+    while True:
+        with open(path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass
+            if _is_named(path, file):
+                yield
+                return
+
+
+def _is_named(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import random
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import torch
 from kit.cost.reliability import operation
 from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
+from kit.files import locked
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
@@ -207,6 +210,20 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     temporary = str(tmp_path / ".y.json.partial")
     assert synced[3:] == [(str(tmp_path), True, False), (temporary, True, False), (str(tmp_path), True, True)]
     assert single.read_text() == '{\n  "a": 1\n}\n'
+
+
+@pytest.mark.parametrize("end", [Path.unlink, lambda path: path.rename(path.with_name("done"))])
+def test_a_lock_that_ends_while_the_next_one_opens_it_is_a_new_one(tmp_path, monkeypatch, end):
+    """Who ends removes or renames the file that the next one has open: a third one must not come in beside it."""
+    path, real, ends = tmp_path / "lock", fcntl.flock, iter([end])
+
+    def flock(file, how):
+        next(ends, lambda _: None)(path)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(path, wait=False), pytest.raises(BlockingIOError), locked(path, wait=False):
+        pass
 
 
 @one_process
