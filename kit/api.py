@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from kit.errors import EngineError, KitError
 from kit.planner.calibration import load as load_calibration
-from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -57,14 +56,11 @@ def plan(
     """
     known = load_calibration(None if calibration is None else Path(calibration))
     asked = _request(model, cluster, job, pins)
-    made = make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
-    if not isinstance(model, Recipe):
-        return for_run(made, None)
-    if model.extra:
-        from kit.emit.extra import with_extra
+    if isinstance(model, Recipe):
+        from kit.emit.extra import plan_of_recipe
 
-        made = with_extra(made, model.extra)
-    return for_run(made, model.run)
+        return plan_of_recipe(model, known)
+    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
 
 
 def compare(

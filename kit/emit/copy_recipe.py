@@ -7,14 +7,12 @@ import shlex
 import shutil
 from pathlib import Path
 
-from kit.emit.extra import with_extra
+from kit.emit.extra import plan_of_recipe
 from kit.emit.markdown import code
 from kit.emit.readme import launched
 from kit.emit.run_directory import write as write_run
 from kit.emit.trl import trl_arguments, words
 from kit.errors import RunDirectoryError
-from kit.planner.length import for_run
-from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
 from kit.specs.recipe import Recipe, load_recipe, merged_text
@@ -49,8 +47,7 @@ def copy_recipe(name: str, target: Path) -> Path:
         )
         (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
         recipe = load_recipe(staging / "recipe.yaml")
-        made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
-        plan = for_run(with_extra(made, recipe.extra), recipe.run)
+        plan = plan_of_recipe(recipe)
         needed = _paths(recipe.run, staging) if recipe.run is not None else []
         if recipe.run is not None:
             write_run(plan, recipe.run, staging / "run")

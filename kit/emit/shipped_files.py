@@ -11,12 +11,11 @@ from typing import Any
 
 from kit.emit.deepspeed import ds_config, with_nvme_path
 from kit.emit.derived_file import json_text
-from kit.emit.extra import with_extra
+from kit.emit.extra import plan_of_recipe
 from kit.emit.run_directory import DERIVED_FILES, files_of
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
@@ -162,8 +161,7 @@ def shipped_plan(name: str) -> Plan | None:
     """The plan of a shipped recipe; None if no layout is legal or fits."""
     recipe = load_recipe(recipe_path(name))
     try:
-        made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
-        return for_run(with_extra(made, recipe.extra), recipe.run)
+        return plan_of_recipe(recipe)
     except PlanError:
         return None
 

@@ -136,7 +136,7 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.emit.copy_recipe.for_run", lambda *_: 1 / 0)
+    monkeypatch.setattr("kit.emit.copy_recipe.plan_of_recipe", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         copy_recipe(SFT, tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
