@@ -9,12 +9,11 @@ Its rooms, in the order in which data walks:
     trainer, own_optimizer, own_script, trl
                                   the same for the Trainer, for scripts of one's own, for TRL
     accelerate                    ``accelerate.yaml``
-    megatron, pretrain_gpt        the arguments of megatron-core's classes, and the flags of Megatron-LM's own
-                                  trainer
+    megatron, pretrain_gpt        the arguments of megatron-core's classes, and the flags of Megatron-LM's own trainer
     extra                         keys that go to an engine as they are
     environment, launch, slurm    what starts the processes
     not_carried, markdown, readme
                                   which file starts what, and what a script does not get
-    shipped_files                     ``ds_configs/`` and ``launch/``
+    shipped_files                 ``ds_configs/`` and ``launch/``
     copy_recipe                   ``kit recipes copy``
 """

@@ -2,7 +2,7 @@
 
 Its rooms, in the order in which data walks:
 
-    protocol                        the interface between the loop and an engine
+    protocol                    the interface between the loop and an engine
     torch, deepspeed, megatron  the engines
     huggingface                 transformers' models for the first two
     kernels                     attention and losses of kit's own

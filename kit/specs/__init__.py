@@ -5,7 +5,7 @@ Its rooms, in the order in which data walks:
     text_files, yaml_dialect, strict_yaml
                                   files of a person, in bounds, with the line of every value
     text, count                   words and counts as people write them
-    validation, frozen                  what every spec is: strict, immutable, hashable
+    validation, frozen            what every spec is: strict, immutable, hashable
     recipe, shipped, extra, schema
                                   a recipe, those that come with kit, keys for an engine, and its schema for editors
     catalog                       models, GPUs and nodes by name
@@ -15,8 +15,7 @@ Its rooms, in the order in which data walks:
                                   ``config.json`` ↔ a model
     approximate, counting         a model type that no family describes, and its parameters by transformers
     cluster, local                what a user has, or this machine
-    job, optimizers, trl, epoch
-                                  what is trained, by which optimizer, on how many rows
+    job, optimizers, trl, epoch   what is trained, by which optimizer, on how many rows
     layout                        how ranks split the work, and the choices of a user
     run                           data, schedule, checkpoints, logging: nothing that changes the plan
     other_programs                whose configuration a file is

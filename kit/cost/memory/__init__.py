@@ -3,7 +3,8 @@
 Its rooms, in the order in which data walks:
 
     states                        bytes a parameter, by engine and ZeRO stage
-    states_and_buffers, deepspeed_sizes       an engine's buffers, gathered weights, casts
+    states_and_buffers, deepspeed_sizes
+                                  an engine's buffers, gathered weights, casts
     offload                       host memory and NVMe
     activations_huggingface, activations_megatron, activations_transformer_engine
                                   what a layer saves for backward

@@ -2,7 +2,7 @@
 
 Its rooms, in the order in which data walks:
 
-    log_lines                     logs in pieces, and the rank of each line
+    log_lines                   logs in pieces, and the rank of each line
     patterns, scan              lines that show a failure
     tracebacks, phases, shapes  where in a run, and in which tensor
     flight_recorder, waits      who waits for whom
