@@ -1,9 +1,14 @@
-"""A file that is complete or absent, and one lock."""
+"""Files and directories that are complete or absent, and one lock.
+
+What is written here gets its name last, when all its bytes are on the disk (write, fsync, rename, fsync of the parent):
+after an error, a kill or a power cut at any moment the name has its old content or the new one, whole.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,22 +26,58 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def complete_file(path: Path) -> Iterator[IO[bytes]]:
-    """While entered, the caller writes to ``.NAME.partial`` beside ``path``. At the end it is flushed to the disk and
-    renamed, and so is the directory's entry.
+    """While entered, the caller writes to a file of this process beside ``path``; at the end it gets its name.
 
-    After an error, a kill or a power cut at any moment ``path`` has its old content or the new one, whole; an error
-    also leaves no partial file. Two processes that write one path at once need ``locked``. Raises OSError.
+    An error leaves no other file, a kill ``.NAME.PID.partial``. Of two processes that write at once the last wins.
+    Raises OSError.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        partial.rename(path)
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     fsync(path.parent)
+
+
+def partial_name(directory: Path) -> Path:
+    """Name under which ``directory`` is written before it is complete."""
+    return directory.with_name(f".{directory.name}.partial")
+
+
+def publish(partial: Path, directory: Path) -> None:
+    """Give a directory its name, with everything in it on the disk. Raises OSError, also if ``directory`` is there and
+    not empty."""
+    for path in [*partial.rglob("*"), partial]:
+        fsync(path)
+    if directory.is_dir():
+        directory.rmdir()  # empty, or rmdir raises; rename onto a directory is not portable
+    partial.rename(directory)
+    fsync(directory.parent)
+
+
+@contextmanager
+def complete_directory(directory: Path) -> Iterator[Path]:
+    """While entered, the caller writes into ``partial_name(directory)``, which is new; at the end it gets its name.
+
+    An error leaves no files. Raises OSError; BlockingIOError if another process writes it now.
+    """
+    partial = partial_name(directory)
+    lock = partial.with_name(f"{partial.name}.lock")
+    if not directory.parent.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock, wait=False):
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+            partial.mkdir()
+            yield partial
+            publish(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.unlink()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from kit.emit.readme import launched
 from kit.emit.run_directory import write as write_run
 from kit.emit.trl import trl_arguments, words
 from kit.errors import RunDirectoryError
+from kit.files import complete_directory
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
 from kit.specs.recipe import Recipe, load_recipe, merged_text
@@ -39,28 +40,23 @@ def copy_recipe(name: str, target: Path) -> Path:
     source = recipe_path(name)
     if target.exists():
         raise RunDirectoryError(f"{target} exists already and is not overwritten; choose another directory")
-    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
-        staging.mkdir(parents=True)
-        head = (
-            f"# {headline(source)}\n# A copy of kit's {source.stem}: change it, then kit emit recipe.yaml --out run2\n"
-        )
-        (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
-        recipe = load_recipe(staging / "recipe.yaml")
-        plan = plan_of_recipe(recipe)
-        needed = _paths(recipe.run, staging) if recipe.run is not None else []
-        if recipe.run is not None:
-            write_run(plan, recipe.run, staging / "run")
-        script = example_script(name)
-        if script is not None:
-            shutil.copyfile(script, staging / "run" / script.name)
-        page = _page(source.stem, headline(source), recipe, needed, None if script is None else (script.name, plan))
-        (staging / "README.md").write_text(page, encoding="utf-8")
-        staging.rename(target)
+        with complete_directory(target) as staging:
+            todo = f"# A copy of kit's {source.stem}: change it, then kit emit recipe.yaml --out run2\n"
+            text = f"# {headline(source)}\n{todo}{merged_text(source)}"
+            (staging / "recipe.yaml").write_text(text, encoding="utf-8")
+            recipe = load_recipe(staging / "recipe.yaml")
+            plan = plan_of_recipe(recipe)
+            needed = _paths(recipe.run, staging) if recipe.run is not None else []
+            if recipe.run is not None:
+                write_run(plan, recipe.run, staging / "run")
+            script = example_script(name)
+            if script is not None:
+                shutil.copyfile(script, staging / "run" / script.name)
+            page = _page(source.stem, headline(source), recipe, needed, None if script is None else (script.name, plan))
+            (staging / "README.md").write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)  # does not exist after success, which renames it
     return target
 
 

@@ -34,7 +34,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +60,7 @@ from kit.emit.derived_file import DerivedFile, json_text
 from kit.emit.extra import check_extra
 from kit.entry_points import load, registered
 from kit.errors import RunDirectoryError, SpecError
+from kit.files import complete_directory
 from kit.planner.describe import describe
 from kit.planner.length import known_length
 from kit.planner.plan import Plan
@@ -256,17 +256,14 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
         "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())},
     }
     files[MANIFEST] = json_text(manifest)
-    staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        staging.mkdir(parents=True)
-        for name, text in files.items():
-            (staging / name).write_text(text, encoding="utf-8")
-        for name in files:
-            if name.endswith(".sh"):
-                (staging / name).chmod(0o755)
-        staging.rename(path)
+        with complete_directory(path) as staging:
+            for name, text in files.items():
+                (staging / name).write_text(text, encoding="utf-8")
+            for name in files:
+                if name.endswith(".sh"):
+                    (staging / name).chmod(0o755)
     except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
         raise RunDirectoryError(
             f"{path.name} cannot be written: {error.strerror}; make room or choose another --out"
         ) from None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
+from kit.files import complete_file
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -160,10 +161,8 @@ def save(calibration: Calibration, path: Path) -> None:
     """Writes the residuals; replaces the whole file."""
     kept = ("extra_gib", "runs", "step_time_factor")
     rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
-    text = strict_yaml.dump(rows)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with complete_file(path) as file:
+        file.write(strict_yaml.dump(rows).encode())
 
 
 def corrected(prediction: Prediction, residual: Residual) -> Prediction:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kit.errors import SpecError
+from kit.files import complete_file
 from kit.specs.local import user_cache
 
 _COUNTER = "kit.engines.huggingface.count_parameters"
@@ -42,9 +43,8 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     answer = _asked(text, name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(answer), encoding="utf-8")
-        partial.replace(file)
+        with complete_file(file) as written:
+            written.write(json.dumps(answer).encode())
     except OSError:
         pass  # without a writable cache the next call counts again
     return answer

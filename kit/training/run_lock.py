@@ -29,6 +29,7 @@ import psutil
 
 from kit.engines.collective import rank, run_collectively
 from kit.errors import RunDirectoryError
+from kit.files import complete_file
 from kit.training.stopping import repeatedly
 
 NAME = "run.lock"
@@ -159,12 +160,8 @@ class _Lock:
         now = os.stat(self._path)
         if not os.path.samestat(now, os.fstat(found)) or now.st_mtime_ns != beaten:
             return False
-        partial = self._path.with_name(f".{NAME}.{self._mine.token}.partial")
-        try:
-            partial.write_text(self._text, encoding="utf-8")
-            partial.replace(self._path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with complete_file(self._path) as file:
+            file.write(self._text.encode())
         return True
 
     def beat(self) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
-import os
 import random
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ import torch
 from kit.cost.reliability import operation
 from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
-from kit.files import locked
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
@@ -48,7 +44,7 @@ class TestKept:
         from kit import files as durable
         from kit.training.checkpoint import engine_checkpoint
 
-        seen, real, latest = [], files.fsync, tmp_path / "run" / "checkpoints" / "latest"
+        seen, real, latest = [], durable.fsync, tmp_path / "run" / "checkpoints" / "latest"
 
         def look(path):
             real(path)
@@ -58,8 +54,7 @@ class TestKept:
                 files.verify(directory, manifest.files)
                 seen.append(directory.name)
 
-        for module in (files, durable):
-            monkeypatch.setattr(module, "fsync", look)
+        monkeypatch.setattr(durable, "fsync", look)
         runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         assert len(set(seen)) == 6
 
@@ -189,41 +184,6 @@ def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_
         assert found == expected
         assert len(said) > 2
         assert all(f"{name} is corrupted" in words for name, words in said.items())
-
-
-def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
-    """Files of a directory and the directories, then the name; a JSON file beside it."""
-    partial, directory, single = tmp_path / ".x.partial", tmp_path / "x", tmp_path / "y.json"
-    (partial / "deep").mkdir(parents=True)
-    (partial / "deep" / "file").write_text("text")
-    synced, real = [], os.fsync
-
-    def look(descriptor):
-        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), directory.exists(), single.exists()))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", look)
-    files.publish(partial, directory)
-    files.write_json(single, {"a": 1})
-    inside = {(str(path), False, False) for path in (partial, partial / "deep", partial / "deep" / "file")}
-    assert set(synced[:3]) == inside
-    temporary = str(tmp_path / ".y.json.partial")
-    assert synced[3:] == [(str(tmp_path), True, False), (temporary, True, False), (str(tmp_path), True, True)]
-    assert single.read_text() == '{\n  "a": 1\n}\n'
-
-
-@pytest.mark.parametrize("end", [Path.unlink, lambda path: path.rename(path.with_name("done"))])
-def test_a_lock_that_ends_while_the_next_one_opens_it_is_a_new_one(tmp_path, monkeypatch, end):
-    """Who ends removes or renames the file that the next one has open: a third one must not come in beside it."""
-    path, real, ends = tmp_path / "lock", fcntl.flock, iter([end])
-
-    def flock(file, how):
-        next(ends, lambda _: None)(path)
-        real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(path, wait=False), pytest.raises(BlockingIOError), locked(path, wait=False):
-        pass
 
 
 @one_process

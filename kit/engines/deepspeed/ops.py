@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from deepspeed.accelerator import get_accelerator
@@ -15,6 +15,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, FusedAdamBu
 from torch.utils import cpp_extension
 
 from kit.errors import EngineError
+from kit.files import locked
 from kit.preflight.requirements import INSTALL_LIBAIO, NO_LIBAIO
 
 
@@ -27,24 +28,24 @@ class BuildLock:
 
     def __init__(self, path: str) -> None:
         """``path``: torch's lock file. The lock is on another file, ``path`` with ``.kit`` appended."""
-        self._descriptor = os.open(f"{path}.kit", os.O_CREAT | os.O_RDWR, 0o666)
+        self._path, self._held = Path(f"{path}.kit"), ExitStack()
 
     def try_acquire(self) -> bool:
         """Try to take the lock. True: this process builds."""
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held.enter_context(locked(self._path, wait=False))
         except BlockingIOError:
             return False
         return True
 
     def wait(self) -> None:
         """Wait until the building process is done or dead. If it is dead, torch finds no library and raises."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        self.release()
+        with locked(self._path):
+            pass
 
     def release(self) -> None:
         """Release the lock."""
-        os.close(self._descriptor)
+        self._held.close()
 
 
 def prepare_builds() -> None:

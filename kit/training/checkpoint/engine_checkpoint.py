@@ -26,7 +26,7 @@ from pydantic import Field
 from kit.engines.collective import rank, run_collectively, split_over_ranks
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
-from kit.files import complete_file
+from kit.files import complete_file, partial_name, publish
 from kit.specs.validation import SPEC, Within
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters, RunLength
@@ -35,8 +35,6 @@ from kit.training.checkpoint.files import (
     FileRecord,
     Files,
     OtherVersionError,
-    partial_name,
-    publish,
     read_sealed,
     record_of,
     refuse_unlisted,

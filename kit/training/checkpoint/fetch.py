@@ -7,7 +7,8 @@ from pathlib import Path
 
 from kit.engines.collective import run_collectively, split_over_ranks
 from kit.errors import CheckpointError
-from kit.training.checkpoint.files import Files, partial_name, publish, sealed_files, start_partial, verify
+from kit.files import partial_name, publish
+from kit.training.checkpoint.files import Files, sealed_files, start_partial, verify
 from kit.training.checkpoint.remote import RemoteCheckpoints, last_file
 from kit.training.checkpoint.storage import require_disk_space
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
-from kit.files import complete_file, fsync, locked
+from kit.files import complete_directory, complete_file, partial_name
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text_files import parse_json, read_text
 from kit.specs.validation import SPEC, Checked, Within
@@ -87,21 +87,6 @@ def write_json(path: Path, data: Any) -> None:
         file.write(json.dumps(data, indent=2).encode() + b"\n")
 
 
-def partial_name(directory: Path) -> Path:
-    """Name under which ``directory`` is written before it is complete. Nothing under this name is a checkpoint."""
-    return directory.with_name(f".{directory.name}.partial")
-
-
-def publish(partial: Path, directory: Path) -> None:
-    """Fsync everything, then rename: after a crash ``directory`` is complete or absent. Raises OSError."""
-    for path in [*partial.rglob("*"), partial]:
-        fsync(path)
-    if directory.is_dir():
-        directory.rmdir()  # empty, or rmdir raises; rename onto a directory is not portable
-    partial.rename(directory)
-    fsync(directory.parent)
-
-
 def refuse_existing(directory: Path) -> None:
     """Raises CheckpointError if ``directory`` exists and is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -123,19 +108,11 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
     Raises CheckpointError if ``directory`` exists and is not empty, or if it cannot be written.
     """
-    partial = partial_name(directory)
-    lock = partial.with_name(f"{partial.name}.lock")
     try:
         refuse_existing(directory)
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, wait=False):
-            try:
-                start_partial(directory)
-                yield partial
-                publish(partial, directory)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-                lock.unlink()
+        with complete_directory(directory) as partial:
+            refuse_existing(directory)  # another process may have been at its end
+            yield partial
     except BlockingIOError:
         raise CheckpointError(
             f"another process writes {directory} now; wait for it, or choose another directory"

@@ -19,12 +19,13 @@ from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.engines.protocol import Engine, StateKind
 from kit.errors import CheckpointError
+from kit.files import partial_name, publish
 from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, kinds_of
-from kit.training.checkpoint.files import FileRecord, partial_name, publish, start_partial, write_json
+from kit.training.checkpoint.files import FileRecord, start_partial, write_json
 
 
 def export_exchange(

@@ -17,6 +17,7 @@ from typing import Any
 
 from kit.cost.model.flops import model_flops_per_token
 from kit.errors import RunDirectoryError
+from kit.files import complete_file
 from kit.planner.plan import Plan
 from kit.specs.text_files import open_regular, reason
 from kit.units import human_count, human_seconds
@@ -170,19 +171,17 @@ class MetricsLog(RunOutput):
     def _open(self, resumed_step: int) -> None:
         path = self._path
         if path.exists():
-            partial, foreign = path.with_name(f".{path.name}.partial"), 0
+            foreign = 0
             try:
-                with open(partial, "w", encoding="utf-8") as kept:
+                with complete_file(path) as kept:
                     for line, row in logged_rows(path):
                         foreign += row is None
                         if row is not None and row["step"] <= resumed_step:
-                            kept.write(f"{line}\n")
+                            kept.write(f"{line}\n".encode())
             except ValueError as error:
-                partial.unlink()
                 raise RunDirectoryError(f"{path} cannot be read: {error}; move it away") from None
             if foreign:
                 print(f"{foreign} lines of {path} are no steps and were left out")
-            partial.replace(path)
         try:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
         except OSError as error:

@@ -1,0 +1,83 @@
+"""What gets its name last, and the one lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from kit.files import complete_directory, complete_file, locked, publish
+
+
+def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Files of a directory and the directories, then the name; a file beside it."""
+    partial, directory, single = tmp_path / ".x.partial", tmp_path / "x", tmp_path / "y.json"
+    (partial / "deep").mkdir(parents=True)
+    (partial / "deep" / "file").write_text("text")
+    synced, real = [], os.fsync
+
+    def look(descriptor):
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), directory.exists(), single.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    publish(partial, directory)
+    with complete_file(single) as file:
+        file.write(b"whole")
+    inside = {(str(path), False, False) for path in (partial, partial / "deep", partial / "deep" / "file")}
+    assert set(synced[:3]) == inside
+    temporary = str(tmp_path / f".y.json.{os.getpid()}.partial")
+    assert synced[3:] == [(str(tmp_path), True, False), (temporary, True, False), (str(tmp_path), True, True)]
+    assert single.read_bytes() == b"whole"
+
+
+def _half_a_file(directory: Path) -> None:
+    with complete_file(directory / "file") as file:
+        file.write(b"new")
+        raise EOFError
+
+
+def _half_a_directory(directory: Path) -> None:
+    with complete_directory(directory / "new" / "directory") as partial:
+        (partial / "half").touch()
+        raise EOFError
+
+
+@pytest.mark.parametrize(("write", "left"), [(_half_a_file, ["file"]), (_half_a_directory, ["file", "new"])])
+def test_an_error_leaves_the_old_content_and_nothing_beside_it(tmp_path, write, left):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(EOFError):
+        write(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == left
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_directory_has_one_writer_and_nothing_of_a_killed_one(tmp_path):
+    directory, left = tmp_path / "directory", tmp_path / ".directory.partial"
+    left.mkdir()
+    (left / "of a killed one").touch()
+    with complete_directory(directory) as partial:
+        (partial / "file").touch()
+        with pytest.raises(BlockingIOError), complete_directory(directory):
+            pass
+        assert not directory.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["directory"]
+    assert [path.name for path in directory.iterdir()] == ["file"]
+    with pytest.raises(OSError, match="not empty"), complete_directory(directory):
+        pass
+
+
+@pytest.mark.parametrize("end", [Path.unlink, lambda path: path.rename(path.with_name("done"))])
+def test_a_lock_that_ends_while_the_next_one_opens_it_is_a_new_one(tmp_path, monkeypatch, end):
+    """Who ends removes or renames the file that the next one has open: a third one must not come in beside it."""
+    path, real, ends = tmp_path / "lock", fcntl.flock, iter([end])
+
+    def flock(file, how):
+        next(ends, lambda _: None)(path)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(path, wait=False), pytest.raises(BlockingIOError), locked(path, wait=False):
+        pass
