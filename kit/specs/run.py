@@ -19,8 +19,6 @@ _MOST_STEPS = 10**11
 """So many steps of the largest batch are fewer than 2**63 sequences, and one a millisecond takes three years."""
 _MOST_MINUTES = 60 * 24 * 3650
 """Ten years; waiting for longer than a century is an OverflowError of Python's threads."""
-_LONGEST_WAIT_S = 1200
-"""Ranks wait for each other at the end of a run in a collective, whose timeout is at least half an hour."""
 _Steps = Annotated[int, Count(gt=0, le=_MOST_STEPS)]
 Seed = Annotated[int, Count(ge=0, lt=2**32)]
 """NumPy and Megatron take 32 bits."""
@@ -220,8 +218,6 @@ class CheckpointSpec:
     """Address to which a process beside the run copies every finished checkpoint (s3://bucket/prefix), one prefix for
     each run; null: none. ``--resume auto`` takes the newest good checkpoint of both places. Credentials come from the
     environment."""
-    remote_wait_seconds: Annotated[float, Within(ge=0, le=_LONGEST_WAIT_S)] = 600.0
-    """Longest time that a run waits at its end for copies to be complete."""
 
     def __post_init__(self) -> None:
         if self.remote is not None:

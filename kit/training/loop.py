@@ -107,7 +107,7 @@ def train(
             engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped, export
         )
         dog.beat("waiting for uploads", math.inf)
-        checkpoints.uploads.finish(spec.remote_wait_seconds, run.logger)
+        checkpoints.uploads.finish(run.logger)
         return summary
 
 

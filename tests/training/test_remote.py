@@ -16,6 +16,7 @@ import pytest
 from kit.errors import KitError, SpecError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
+from kit.training.checkpoint import uploads
 from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
 from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, share
 from kit.training.checkpoint.upload_process import Upload, Uploader, command
@@ -37,7 +38,7 @@ EVERY_TWO = {"every_steps": 2, "keep_last": 2}
 
 
 def to(address, **checkpoint):
-    return CheckpointSpec(remote=address, **(EVERY_TWO | {"remote_wait_seconds": 60.0} | checkpoint))
+    return CheckpointSpec(remote=address, **(EVERY_TWO | checkpoint))
 
 
 def trained(path, address, plan=None, stop_at_step=None, export_at_end=False, resume=None, **checkpoint):
@@ -95,7 +96,7 @@ class TestARun:
         kept = {"latest", "step-00000004", "step-00000006", "exchange-step-00000006"}
         assert {name.split("/")[0] for name in local} == kept
         assert files_below(tmp_path / "away") == {"kit": b""} | {n: b for n, b in local.items() if n != "latest"}
-        assert not any("remote_wait_seconds" in each.get("why", "") for each in runs.events(rundir))
+        assert not any("after the last step" in each.get("why", "") for each in runs.events(rundir))
         told = [each for each in runs.events(rundir) if each["event"] == "checkpoint uploaded"]
         assert {each["step"] for each in told} <= {2, 4, 6}
         assert [each["step"] for each in told].count(6) == 2
@@ -152,26 +153,28 @@ class TestARun:
 @one_process
 class TestAServerThatFails:
     @pytest.mark.nightly
-    def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3):
+    def test_a_run_ends_without_it_and_the_next_start_copies(self, tmp_path, s3, monkeypatch):
         """Which tries again where it fails."""
+        monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 3.0)
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key else None
-        rundir = trained(tmp_path / "run", ADDRESS, remote_wait_seconds=3.0, stop_at_step=4)
+        rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=4)
         summary = runs.summary(rundir)
         assert (summary.step, summary.unsaved, RemoteCheckpoints(ADDRESS).steps()) == (4, None, [])
         failed = [each["why"] for each in runs.events(rundir) if each["event"] == "checkpoint upload failed"]
-        assert any("remote_wait_seconds" in why for why in failed)
+        assert any("not done 3 s after the last step" in why for why in failed)
+        monkeypatch.undo()
         left = iter(range(12))
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
         runs.resumed(runs.with_run(rundir, checkpoint=to(ADDRESS)), 4)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
 
     @pytest.mark.nightly
-    def test_at_the_start(self, tmp_path, s3, capsys):
+    def test_at_the_start(self, tmp_path, s3, capsys, monkeypatch):
+        monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 1.0)
         rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=2)
         s3.fault = lambda method, key: 403
         assert "resuming from the local" not in capsys.readouterr().out
-        impatient = runs.with_run(rundir, checkpoint=to(ADDRESS, remote_wait_seconds=1.0))
-        runs.resumed(impatient, 2)
+        runs.resumed(rundir, 2)
         assert "resuming from the local checkpoints only" in capsys.readouterr().out
         lose(rundir)
         for resume, failed in (("auto", "listing"), (None, "writing")):
@@ -299,25 +302,27 @@ class Log(RunOutput):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_runs_side_starts_its_process_again_and_says_what_is_not_done(tmp_path, saved):
+def test_a_runs_side_starts_its_process_again_and_says_what_is_not_done(tmp_path, saved, monkeypatch):
     """In the time that it waits at the end, or because the process has died; a next start goes on, a run never ends."""
     given, log = upload(saved, f"file://{tmp_path}/away"), Log()
-    with Uploads(given) as uploads:
-        assert os.getsid(uploads._process.pid) != os.getsid(0), "signals to the run's group do not reach it"
-        uploads.finish(0.0, log)
-        why = "0 s are over (run.checkpoint.remote_wait_seconds); the next start goes on copying"
-        assert (log.said.pop(), uploads.newest_step) == (("checkpoint upload failed", 0, why), None)
-        uploads._process.wait()
-        uploads.add("step-00000002")
-        uploads.finish(60.0, log)
+    with Uploads(given) as side, monkeypatch.context() as patch:
+        assert os.getsid(side._process.pid) != os.getsid(0), "signals to the run's group do not reach it"
+        patch.setattr(uploads, "LONGEST_WAIT_S", 0.0)
+        side.finish(log)
+        patch.undo()
+        why = "not done 0 s after the last step; the next start goes on copying"
+        assert (log.said.pop(), side.newest_step) == (("checkpoint upload failed", 0, why), None)
+        side._process.wait()
+        side.add("step-00000002")
+        side.finish(log)
         ended, (event, step, num_bytes, seconds) = log.said
         assert ended == ("checkpoint upload failed", 0, "the upload process ended (-9); a new one goes on")
         assert (event, step, num_bytes, seconds > 0) == ("checkpoint uploaded", 2, 6000, True)
-        assert (uploads.newest_step, RemoteCheckpoints(given.address).steps()) == (2, [2])
-    with Uploads(given) as uploads:
-        uploads._process.kill()
-        uploads._process.wait()
-        uploads.finish(60.0, log)
+        assert (side.newest_step, RemoteCheckpoints(given.address).steps()) == (2, [2])
+    with Uploads(given) as side:
+        side._process.kill()
+        side._process.wait()
+        side.finish(log)
     why = "the upload process ended (-9); the next start goes on copying"
     assert log.said[2:] == [("checkpoint upload failed", 0, why)]
 

@@ -22,6 +22,9 @@ from kit.training.checkpoint.upload_process import FINISH, Upload, command
 from kit.training.logging.metrics import RunOutput
 from kit.units import to_gib
 
+LONGEST_WAIT_S = 600.0
+"""At the end of a run; the other ranks wait in a collective, whose timeout is at least half an hour."""
+
 
 class Uploads:
     """The upload process of this rank's host, on the first rank of each host; no-op on other ranks, and for runs
@@ -84,15 +87,15 @@ class Uploads:
             if rank() and event == "failed":
                 print(f"rank {rank()}: {words}", file=sys.stderr, flush=True)
 
-    def finish(self, wait_s: float, log: RunOutput) -> None:
-        """Collective. Wait until all is copied, at most ``wait_s`` seconds. Reports what is not."""
+    def finish(self, log: RunOutput) -> None:
+        """Collective. Wait until all is copied, at most ``LONGEST_WAIT_S``. Reports what is not."""
         if self._process is not None:
             self._tell(FINISH)
             try:
-                code = self._process.wait(wait_s)
+                code = self._process.wait(LONGEST_WAIT_S)
                 why = f"the upload process ended ({code})"
             except subprocess.TimeoutExpired:
-                code, why = -1, f"{wait_s:g} s are over (run.checkpoint.remote_wait_seconds)"
+                code, why = -1, f"not done {LONGEST_WAIT_S:g} s after the last step"
             if code:
                 self._reports.put({"event": "failed", "step": 0, "why": f"{why}; the next start goes on copying"})
             self._process.kill()
