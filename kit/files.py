@@ -24,14 +24,19 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def partial_name(path: Path) -> Path:
+    """Name under which a file or a directory is written before it is complete."""
+    return path.with_name(f".{path.name}.partial")
+
+
 @contextmanager
 def complete_file(path: Path) -> Iterator[IO[bytes]]:
-    """While entered, the caller writes to a file of this process beside ``path``; at the end it gets its name.
+    """While entered, the caller writes to ``.NAME.partial`` beside ``path``; at the end it gets its name.
 
-    An error leaves no other file, a kill ``.NAME.PID.partial``. Of two processes that write at once the last wins.
-    Raises OSError.
+    An error leaves no other file; what a kill leaves the next writer replaces. Two processes that write one path at once
+    need ``locked``. Raises OSError.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = partial_name(path)
     try:
         with open(partial, "wb") as file:
             yield file
@@ -41,11 +46,6 @@ def complete_file(path: Path) -> Iterator[IO[bytes]]:
     finally:
         partial.unlink(missing_ok=True)
     fsync(path.parent)
-
-
-def partial_name(directory: Path) -> Path:
-    """Name under which ``directory`` is written before it is complete."""
-    return directory.with_name(f".{directory.name}.partial")
 
 
 def publish(partial: Path, directory: Path) -> None:

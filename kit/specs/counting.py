@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kit.errors import SpecError
-from kit.files import complete_file
+from kit.files import complete_file, locked
 from kit.specs.local import user_cache
 
 _COUNTER = "kit.engines.huggingface.count_parameters"
@@ -43,7 +43,7 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     answer = _asked(text, name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with complete_file(file) as written:
+        with locked(file.with_suffix(".lock")), complete_file(file) as written:
             written.write(json.dumps(answer).encode())
     except OSError:
         pass  # without a writable cache the next call counts again

@@ -160,7 +160,7 @@ class _Lock:
         now = os.stat(self._path)
         if not os.path.samestat(now, os.fstat(found)) or now.st_mtime_ns != beaten:
             return False
-        with complete_file(self._path) as file:
+        with suppress(FileNotFoundError), complete_file(self._path) as file:
             file.write(self._text.encode())
         return True
 
