@@ -33,8 +33,8 @@ def partial_name(path: Path) -> Path:
 def complete_file(path: Path) -> Iterator[IO[bytes]]:
     """While entered, the caller writes to ``.NAME.partial`` beside ``path``; at the end it gets its name.
 
-    An error leaves no other file; what a kill leaves the next writer replaces. Two processes that write one path at once
-    need ``locked``. Raises OSError.
+    An error leaves no other file; what a kill leaves the next writer replaces. Two processes that write one path at
+    once need ``locked``. Raises OSError.
     """
     partial = partial_name(path)
     try:

@@ -43,7 +43,7 @@ def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     answer = _asked(text, name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.with_suffix(".lock")), complete_file(file) as written:
+        with locked(file.parent.with_suffix(".lock")), complete_file(file) as written:
             written.write(json.dumps(answer).encode())
     except OSError:
         pass  # without a writable cache the next call counts again
