@@ -96,6 +96,15 @@ def test_each_container_has_its_nodes_and_gpus(data: dict[str, Any], scripts: li
     assert list(pod_scripts(data)) == scripts
 
 
+@pytest.mark.parametrize(("lists", "scripts"), [(30, told("t", 1)), (31, [])], ids=["as deep as allowed", "deeper"])
+def test_containers_are_searched_thirty_levels_deep(lists: int, scripts: list[PodScript]) -> None:
+    """The container stands in as many lists or mappings, the document's own among them."""
+    data: Any = {"command": ["t"]}
+    for _ in range(lists - 1):
+        data = [data]
+    assert list(pod_scripts({"spec": data})) == scripts
+
+
 BATCHES = {
     "#SBATCH --nodes=3\n#SBATCH --ntasks=4\n#SBATCH --gpus=7": Job("sbatch", 3, 2, 2),
     "#SBATCH -N 2 -n4 -G 16": Job("sbatch", 2, 2, 8),

@@ -12,6 +12,7 @@ import pytest
 import kit
 from kit.addons.doctor.logs import diagnose
 from kit.addons.doctor.logs.metrics import metrics_files
+from kit.addons.doctor.logs.scan import Scan
 from tests.diagnose.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
 
 SAID = "RuntimeError: Detected mismatch between collectives on ranks."
@@ -352,6 +353,28 @@ CASES: dict[str, tuple[Files, tuple[tuple[str, ...], ...]]] = {
 def test_of_two_of_anything_the_right_one_is_told(name: str, tmp_path: Path) -> None:
     files, expected = CASES[name]
     say(read(tmp_path, files), *expected)
+
+
+NAMES = {
+    "rank3.log": {3}, "logs/rank_12.txt": {12}, "attempt_0/5/stderr.log": {5}, "attempt_0/0/stdout.log": {0},
+    "node-4.log": set(), "5.log": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rank_of_a_log_that_only_its_name_tells(name: str, tmp_path: Path) -> None:
+    """It counts among the ranks that there are, whatever the log says or does not say; a line's own mark goes first."""
+    path, named = tmp_path / name, NAMES[name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = {
+        "": named, "waiting\nrank 7: still\n": {7, *named}, FULL: named, "[rank7]: waiting": {7},
+        "[rank7]: waiting\nFetching 3 files": {7, *named}, f"[Rank 9] {TIMED_OUT}": named or {9},
+    }  # fmt: skip
+    for text, ranks in said.items():
+        path.write_text(text)
+        scan = Scan()
+        scan.read(path)
+        assert scan.ranks == ranks, text
 
 
 @pytest.mark.parametrize(("mark", "after"), [("[rank0]: ", " after step 7"), ("[rank1]: ", " after step 5"), ("", "")])
