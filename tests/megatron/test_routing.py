@@ -31,7 +31,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.everyday("dp2-pp2-ep2", "ZeRO-3, Ulysses")
+@pytest.mark.everyday("dp2-pp2-ep2", "ZeRO-2", "ZeRO-3, Ulysses")
 @pytest.mark.parametrize(("spec", "layout", "balanced"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_metrics_are_those_of_one_process(tmp_path, spec, layout, balanced):
     """Of the second step, in which biases have moved and choices with them."""

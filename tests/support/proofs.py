@@ -99,10 +99,6 @@ PROOFS: dict[str, Proof] = {
         f"{_PARITY} --changes", "tests.support.proofs parity-deepspeed", "tests.support.proofs parity-megatron",
         needs=OPS,
     ),
-    "balance": _proof(
-        "loads of experts of two tiny models, with and without balancing; writes docs/experts.md", 6,
-        "tests.system.balance --write",
-    ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
     "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),
