@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.files import complete_directory, complete_file, locked, publish
+from tests.support.calls import before
 
 
 def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -16,13 +17,13 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     partial, directory, single = tmp_path / ".x.partial", tmp_path / "x", tmp_path / "y.json"
     (partial / "deep").mkdir(parents=True)
     (partial / "deep" / "file").write_text("text")
-    synced, real = [], os.fsync
-
-    def look(descriptor):
-        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), directory.exists(), single.exists()))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", look)
+    synced = []
+    before(
+        monkeypatch,
+        os,
+        "fsync",
+        lambda file: synced.append((os.readlink(f"/proc/self/fd/{file}"), directory.exists(), single.exists())),
+    )
     publish(partial, directory)
     with complete_file(single) as file:
         file.write(b"whole")
@@ -72,12 +73,7 @@ def test_a_directory_has_one_writer_and_nothing_of_a_killed_one(tmp_path):
 @pytest.mark.parametrize("end", [Path.unlink, lambda path: path.rename(path.with_name("done"))])
 def test_a_lock_that_ends_while_the_next_one_opens_it_is_a_new_one(tmp_path, monkeypatch, end):
     """Who ends removes or renames the file that the next one has open: a third one must not come in beside it."""
-    path, real, ends = tmp_path / "lock", fcntl.flock, iter([end])
-
-    def flock(file, how):
-        next(ends, lambda _: None)(path)
-        real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    path, ends = tmp_path / "lock", iter([end])
+    before(monkeypatch, fcntl, "flock", lambda *_: next(ends, lambda _: None)(path))
     with locked(path, wait=False), pytest.raises(BlockingIOError), locked(path, wait=False):
         pass

@@ -14,6 +14,7 @@ from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.models import random_model
 from tests.deepspeed import cases
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.peak_memory import Peak, own_bytes, return_freed_memory
 from tests.support.workers import pool
 
@@ -26,20 +27,15 @@ def spec():
 
 def weigh(chosen, begun, directory):
     """Building the engine: bytes at most, and bytes when the matrices have been copied into the flat buffer."""
-    flat, original = [], DeepSpeedZeroOptimizer._update_model_bit16_weights
-
-    def watched(optimizer, group):
-        flat.append(own_bytes())
-        return original(optimizer, group)
-
+    flat = []
     return_freed_memory()
     cases.build(chosen, begun, directory).close()  # what is imported and cached the first time is not the model's
     with pytest.MonkeyPatch.context() as patch, Peak() as peak:
-        patch.setattr(DeepSpeedZeroOptimizer, "_update_model_bit16_weights", watched)
-        before = own_bytes()
+        before(patch, DeepSpeedZeroOptimizer, "_update_model_bit16_weights", lambda *_: flat.append(own_bytes()))
+        at_first = own_bytes()
         engine = cases.build(chosen, begun, directory)
     engine.close()
-    return peak.grown, flat[0] - before
+    return peak.grown, flat[0] - at_first
 
 
 @pytest.mark.everyday("directory")

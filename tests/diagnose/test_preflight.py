@@ -33,6 +33,7 @@ from kit.specs.catalog import parse_cluster
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec
 from tests.emit.plans import DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
 from tests.support import namespaces
+from tests.support.calls import before
 from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 
@@ -717,13 +718,11 @@ def test_as_many_rounds_as_fit(seconds: float, rounds: int, monkeypatch: pytest.
 
 
 def test_a_file_system_that_refuses_direct_io_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(path: str, flags: int, *rest: Any, **named: Any) -> int:
+    def refusing(path: str, flags: int, *rest: Any, **named: Any) -> None:
         if flags & os.O_DIRECT:
             raise OSError("Invalid argument")
-        return opened(path, flags, *rest, **named)
 
-    opened = os.open
-    monkeypatch.setattr(os, "open", refusing)
+    before(monkeypatch, os, "open", refusing)
     assert facts.free_bytes(tmp_path) > 0
     assert "tmpfs and overlays" in refusal(ValueError, facts.free_bytes, tmp_path, direct=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from kit.planner.plan import Plan
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.workers import pool
 from tests.training import runs
 from tests.training.batches import micro_batches
@@ -200,12 +200,8 @@ def saved_on_host(rundir: tiny.TinyRunDirectory) -> tuple[list[int], dict[str, t
     """Bytes of each tensor that goes to the host, and the gradients."""
     from kit.engines.kernels.offloaded_inputs import OffloadedInputs
 
-    sizes, original, engine = [], OffloadedInputs.copy, TorchEngine(rundir)
-
-    def copy(lane: OffloadedInputs, target: torch.Tensor, source: torch.Tensor) -> Any:
-        sizes.append(source.nbytes)
-        return original(lane, target, source)
-
-    with mock.patch.object(OffloadedInputs, "copy", copy):
+    sizes, engine = list[int](), TorchEngine(rundir)
+    with pytest.MonkeyPatch.context() as patch:
+        before(patch, OffloadedInputs, "copy", lambda lane, target, source: sizes.append(source.nbytes))
         engine.forward_backward(batches(engine, rundir, 0))
     return sizes, state(engine, StateKind.GRADIENT)

@@ -25,6 +25,7 @@ from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.data.loader import DataLoader
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.workers import pool
 from tests.training import runs
 
@@ -120,16 +121,12 @@ def test_the_stricter_of_two_decisions_is_done(of_loss, norm, of_norm, judged):
 def spoiled(monkeypatch):
     """A function that makes the loss of some steps (by the samples before them) so many times as large as it is."""
     where: dict[int, float] = {}
-    real_step, real_loss, now = DataLoader.step, TorchEngine._loss, [0]
-
-    def step(self, position, size=None):
-        now[0] = position
-        return real_step(self, position, size)
+    real_loss, positions = TorchEngine._loss, [0]
 
     def loss(self, micro_batch, training=True):
-        return real_loss(self, micro_batch, training) * (where.get(now[0], 1.0) if training else 1.0)
+        return real_loss(self, micro_batch, training) * (where.get(positions[-1], 1.0) if training else 1.0)
 
-    monkeypatch.setattr(DataLoader, "step", step)
+    before(monkeypatch, DataLoader, "step", lambda _, position, *more: positions.append(position))
     monkeypatch.setattr(TorchEngine, "_loss", loss)
     return where
 
@@ -245,13 +242,8 @@ class TestSpikes:
         ],
     )
     def test_rewinding_has_an_end(self, tmp_path, spoiled, monkeypatch, samples, checkpoint, rewinds, said):
-        real = NativeCheckpoints.write
-
-        def write(self, *arguments, **options):
-            time.sleep(0.3 * checkpoint.get("asynchronous", False))
-            real(self, *arguments, **options)
-
-        monkeypatch.setattr(NativeCheckpoints, "write", write)
+        takes_s = 0.3 * checkpoint.get("asynchronous", False)
+        before(monkeypatch, NativeCheckpoints, "write", lambda *_, **options: time.sleep(takes_s))
         spoiled.update(dict.fromkeys(samples, 10.0))
         rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
         rundir = runs.with_run(rundir, checkpoint=CheckpointSpec(**checkpoint))
@@ -424,15 +416,10 @@ def test_determinism_is_on_while_it_is_chosen(monkeypatch):
 @one_process
 def test_determinism_is_asked_of_torch_and_given_back(tmp_path, monkeypatch):
     """put_ without accumulation has no deterministic kernel."""
-    real = DataLoader.step
-
-    def step(self, *arguments):
-        torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-        return real(self, *arguments)
-
-    for name, deterministic, steps in (("plain", True, real), ("loose", False, step), ("strict", True, step)):
-        monkeypatch.setattr(DataLoader, "step", steps)
-        refused = pytest.raises(RuntimeError, match="does not have a deterministic implementation")
-        with refused if name == "strict" else nullcontext():
-            runs.trained(tmp_path / name, deterministic=deterministic, steps=1)
+    runs.trained(tmp_path / "plain", deterministic=True, steps=1)
+    twice = torch.tensor([0, 0]), torch.tensor([1.0, 2.0])
+    before(monkeypatch, DataLoader, "step", lambda *_: torch.zeros(4).put_(*twice))
+    runs.trained(tmp_path / "loose", deterministic=False, steps=1)
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        runs.trained(tmp_path / "strict", deterministic=True, steps=1)
     assert not torch.are_deterministic_algorithms_enabled()

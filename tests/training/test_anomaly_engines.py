@@ -12,6 +12,7 @@ import torch
 from kit.specs.run import CheckpointSpec, StabilitySpec
 from kit.training.checkpoint.engine_checkpoint import read_manifest
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.workers import pool
 from tests.training import runs
 
@@ -36,29 +37,24 @@ def spoiled_run(rundir, factor):
     from kit.training.data.loader import DataLoader
     from kit.training.loop import train
 
-    now = [0]
-    real = DataLoader.step
-
-    def step(self, position, size=None):
-        now[0] = position // rundir.plan.layout.global_batch_size + 1
-        return real(self, position, size)
+    positions = []
 
     def hook(module, inputs, output):
         tensor = output[0] if isinstance(output, tuple) else output
-        if now[0] == AT and tensor.requires_grad:
+        if positions[-1] // rundir.plan.layout.global_batch_size + 1 == AT and tensor.requires_grad:
             tensor.register_hook(lambda gradient: gradient * factor)
 
     engine = build_engine(runs.with_settings(rundir))
     for name, module in engine.modules().items():
         if re.search(r"layers\.1\.mlp\.(linear_fc1|up_proj)$", name):
             module.register_forward_hook(hook)
-    DataLoader.step = step
     try:
-        train(engine, rundir, export_at_end=False)
+        with pytest.MonkeyPatch.context() as patch:
+            before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))
+            train(engine, rundir, export_at_end=False)
     except KitError as error:
         return str(error)
     finally:
-        DataLoader.step = real
         engine.close()
     return ""
 

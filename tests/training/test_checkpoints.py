@@ -23,6 +23,7 @@ from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_ma
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.small_disk import small_disk
 from tests.support.workers import pool
 from tests.training import runs
@@ -112,14 +113,11 @@ class TestRoom:
             assert told == [("checkpoint failed", step) for step in (3, 4, 5, 6)]
 
     def test_what_a_thread_could_not_write_is_told_with_the_next_one(self, tmp_path, monkeypatch):
-        real = NativeCheckpoints.write
-
-        def write(self, save, counters, *more, **options):
+        def full(self, save, counters, *more, **options):
             if counters.step == 2:
                 raise CheckpointError("no room")
-            real(self, save, counters, *more, **options)
 
-        monkeypatch.setattr(NativeCheckpoints, "write", write)
+        before(monkeypatch, NativeCheckpoints, "write", full)
         rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
         assert [(e["event"], e["step"], e["why"]) for e in runs.events(rundir)] == [("checkpoint failed", 4, "no room")]
         assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
@@ -189,18 +187,9 @@ def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_
 @one_process
 def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monkeypatch):
     """The next step draws before the thread has written anything."""
-    asked, start, write = [], CheckpointManager._start, CheckpointManager._write
-
-    def starts(self, *arguments):
-        asked.append(random.getstate())
-        start(self, *arguments)
-
-    def writes(self, *arguments):
-        random.random()
-        write(self, *arguments)
-
-    monkeypatch.setattr(CheckpointManager, "_start", starts)
-    monkeypatch.setattr(CheckpointManager, "_write", writes)
+    asked = []
+    before(monkeypatch, CheckpointManager, "_start", lambda *_: asked.append(random.getstate()))
+    before(monkeypatch, CheckpointManager, "_write", lambda *_: random.random())
     spec = CheckpointSpec(every_steps=2, asynchronous=True)
     rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=spec)
     random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)

@@ -23,6 +23,7 @@ from kit.training.logging import prometheus
 from kit.training.logging.terminal import LiveLine, live_line
 from kit.training.logging.trackers import PACKAGES, Trackers, _wandb_mode
 from tests.support import tiny
+from tests.support.calls import before
 from tests.training import runs
 from tests.training.test_metrics import metrics
 
@@ -86,18 +87,14 @@ class TestARun:
         from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
         from kit.training.data.loader import DataLoader
 
-        read, write = DataLoader.step, NativeCheckpoints.write
-
-        def step(self, position, size=None):
-            time.sleep({0: 0.6, 4: 0.3}.get(position, 0.0))  # two samples a step: the first and the third
-            return read(self, position, size)
-
-        def slow_write(self, save, counters, *more, **options):
-            time.sleep(0.3 if counters.step == 4 else 0.0)
-            write(self, save, counters, *more, **options)
-
-        monkeypatch.setattr(DataLoader, "step", step)
-        monkeypatch.setattr(NativeCheckpoints, "write", slow_write)
+        waits = {0: 0.6, 4: 0.3}  # by the samples before a step, two a step: the first and the third
+        before(monkeypatch, DataLoader, "step", lambda _, position, *more: time.sleep(waits.get(position, 0.0)))
+        before(
+            monkeypatch,
+            NativeCheckpoints,
+            "write",
+            lambda _, save, counters, *more, **options: time.sleep(0.3 * (counters.step == 4)),
+        )
         rundir = runs.trained(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
         rows = runs.steps(rundir)
         for row in rows:
@@ -149,14 +146,11 @@ class TestARun:
     def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(self, tmp_path, monkeypatch, capsys):
         from accelerate.tracking import TensorBoardTracker
 
-        real = TensorBoardTracker.log
-
-        def log(self, values, step=None, **kwargs):
+        def gone(self, values, step=None, **kwargs):
             if step == 3:
                 raise ConnectionError("the server is gone")
-            real(self, values, step=step, **kwargs)
 
-        monkeypatch.setattr(TensorBoardTracker, "log", log)
+        before(monkeypatch, TensorBoardTracker, "log", gone)
         rundir = runs.trained(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
         assert len(runs.steps(rundir)) == 6
         printed = capsys.readouterr().out
@@ -167,14 +161,13 @@ class TestARun:
         from kit.training.data.loader import DataLoader
 
         port = free_port()
-        asked, real = {}, DataLoader.step
+        asked = {}
 
-        def step(self, position, size=None):
+        def ask(self, position, size=None):
             if position == 6:
                 asked["text"] = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-            return real(self, position, size)
 
-        monkeypatch.setattr(DataLoader, "step", step)
+        before(monkeypatch, DataLoader, "step", ask)
         runs.trained(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
         assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
         with pytest.raises(OSError):

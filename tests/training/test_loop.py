@@ -26,6 +26,7 @@ from kit.training.loop import _Run
 from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.workers import pool
 from tests.training import runs
 
@@ -190,12 +191,7 @@ def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_
 
 def unlike_ranks(rundir):
     """Rank 1 waits for the data of step 2, has more memory, and has the weaker reason to stop after step 3."""
-    rank, real, agree, found, position_of = dist.get_rank(), DataLoader.step, _Run._agree, [], [0]
-
-    def step(self, position, size=None):
-        position_of[0] = position
-        time.sleep(0.3 * rank * (position == 4))
-        return real(self, position, size)
+    rank, agree, found, positions = dist.get_rank(), _Run._agree, [], [0]
 
     def agreed(self, counters):
         found.append(agree(self, counters))
@@ -203,10 +199,11 @@ def unlike_ranks(rundir):
 
     reason = (Reason.SIGTERM, Reason.TIME_LIMIT)[rank]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DataLoader, "step", step)
+        before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))
+        before(patch, DataLoader, "step", lambda _, position, *more: time.sleep(0.3 * rank * (position == 4)))
         patch.setattr(_Run, "_agree", agreed)
         patch.setattr("kit.training.loop.peak_gib", lambda plan: 2.5 + rank)
-        patch.setattr(Stopping, "mine", lambda self: reason if position_of[0] == 8 else Reason.NONE)
+        patch.setattr(Stopping, "mine", lambda self: reason if positions[-1] == 8 else Reason.NONE)
         patch.setattr(TorchEngine, "held_bytes", lambda self: {"weights": (1 + rank) * 2**30, "gradients": 2**29})
         return runs.run_any(rundir), [each.memory_gib for each in found]
 

@@ -25,6 +25,7 @@ from kit.rehearsal.processes import metrics
 from kit.training import launcher_watchdog, run_lock
 from kit.training.logging.metrics import MetricsLog
 from kit.training.run_lock import NAME, _Holder, _Lock
+from tests.support.calls import before
 from tests.support.refusals import refusal
 from tests.support.runs import wait_for_step
 from tests.system.kills.cases import CASES, emit, prepare
@@ -256,9 +257,9 @@ class TestWhatWasNotSaved:
     )
     def test_is_said_at_the_end(self, tmp_path, monkeypatch, capsys, happens, unsaved, printed):
         """A disk that stays full; a directory instead of the metrics; somebody's file where a checkpoint is to be."""
-        real, run = MetricsLog.log_step, tmp_path / "run"
+        run = tmp_path / "run"
 
-        def log_step(self, metrics, due=True):
+        def spoil(self, metrics, due=True):
             if metrics.step == 4 and happens == "full":
                 os.dup2(os.open("/dev/full", os.O_WRONLY), self._file.fileno())
             if metrics.step == 4 and happens == "replaced":
@@ -266,9 +267,8 @@ class TestWhatWasNotSaved:
                 (run / "metrics.jsonl").mkdir()
             if metrics.step == 6 and happens == "taken":
                 (run / "checkpoints" / "step-00000006").touch()
-            real(self, metrics, due)
 
-        monkeypatch.setattr(MetricsLog, "log_step", log_step)
+        before(monkeypatch, MetricsLog, "log_step", spoil)
         summary = runs.summary(runs.trained(run))
         assert summary.step == 6
         assert unsaved in summary.unsaved

@@ -14,6 +14,7 @@ from kit.engines.protocol import StateBlock, StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.transfer import write_blocks
+from tests.support.calls import before
 from tests.training.disk import full_disk
 
 TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}
@@ -65,14 +66,9 @@ def test_writes_that_stop_half_way_go_on_where_they_stopped(tmp_path, monkeypatc
 
 
 def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
-    synced, real = [], os.fdatasync
-
-    def look(descriptor):
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fdatasync", look)
-    assert set(write(Halves(), tmp_path)) == set(synced)
+    synced = []
+    before(monkeypatch, os, "fdatasync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    assert {str(tmp_path / name) for name in write(Halves(), tmp_path)} == set(synced)
 
 
 def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):

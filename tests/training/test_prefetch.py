@@ -16,6 +16,7 @@ from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.loader import DataLoader, Prefetcher, pin
 from kit.training.data.samples import packed
 from tests.support import tiny
+from tests.support.calls import before
 from tests.training import runs
 
 
@@ -68,14 +69,13 @@ def test_all_but_what_the_host_reads_is_page_locked(monkeypatch):
 @pytest.mark.usefixtures("one_process")
 def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     """With a batch ramp, and a spike after which the run goes back and skips samples."""
-    real, read = DataLoader.step, []
-
-    def step(self, position, size=None):
-        read.append((threading.current_thread().name.split("_")[0], position))
-        return real(self, position, size)
-
-    monkeypatch.setattr(DataLoader, "step", step)
-    found = []
+    read, found = [], []
+    before(
+        monkeypatch,
+        DataLoader,
+        "step",
+        lambda _, position, *more: read.append((threading.current_thread().name.split("_")[0], position)),
+    )
     for ahead in (False, True):
         read.clear()
         monkeypatch.setattr(loop, "should_prefetch", lambda device, ahead=ahead: ahead)

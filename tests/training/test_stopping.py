@@ -22,6 +22,7 @@ from kit.training.__main__ import main, process_group
 from kit.training.data.loader import DataLoader
 from kit.training.stopping import HUNG_CODE, Reason, Stopping, Watchdog, repeatedly, watchdog
 from tests.support import tiny
+from tests.support.calls import before
 from tests.support.workers import WorkerError, pool
 from tests.training import runs
 
@@ -118,17 +119,16 @@ def worker(whole, tmp_path, monkeypatch, capsys):
     def work(*words, happens=None, plan=whole.plan, **run):
         if not (tmp_path / "run").exists():
             write(plan, dataclasses.replace(whole.run, **({"steps": 4} | run)), tmp_path / "run")
-        real, before = DataLoader.step, signal.signal(signal.SIGINT, signal.default_int_handler)
+        shells = signal.signal(signal.SIGINT, signal.default_int_handler)
 
-        def step(self, position, size=None):
+        def third_step(self, position, size=None):
             if position == 4 and happens is not None:
                 happens(tmp_path / "run")
-            return real(self, position, size)
 
         with monkeypatch.context() as patch:
-            patch.setattr(DataLoader, "step", step)
+            before(patch, DataLoader, "step", third_step)
             code = main([str(tmp_path / "run"), *words])
-        signal.signal(signal.SIGINT, before)  # of a shell's job in the background it is ignored
+        signal.signal(signal.SIGINT, shells)  # of a shell's job in the background it is ignored
         assert sys.stdout.line_buffering, "who follows the log sees every line"
         said = capsys.readouterr()
         return code, said.out + said.err
@@ -217,19 +217,12 @@ def test_collectives_wait_longer_than_the_watchdog(tmp_path, monkeypatch, hang_s
 
 def _hanging(rundir, directory):
     """Rank 1 stays away from a collective of step 2."""
-    real = DataLoader.step
-
-    def step(self, position, size=None):
-        if dist.get_rank() == 1 and position:
-            _stays_away()
-        return real(self, position, size)
-
-    DataLoader.step = step  # this process ends
+    before(pytest.MonkeyPatch(), DataLoader, "step", _stays_away)  # this process ends
     return runs.run_any(rundir)
 
 
-def _stays_away():
-    time.sleep(60)
+def _stays_away(loader, position, size=None):
+    time.sleep(60 * dist.get_rank() * (position > 0))
 
 
 @pytest.mark.nightly

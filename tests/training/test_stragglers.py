@@ -11,6 +11,7 @@ import torch
 from kit.addons.doctor.logs.diagnosis import diagnose
 from kit.training import stragglers
 from tests.support import tiny
+from tests.support.calls import before
 from tests.training import runs
 
 FAULTS = {
@@ -29,15 +30,8 @@ def _train(rundir, fault):
     import torch.distributed as dist
 
     owner, name = FAULTS[fault].rsplit(".", 1)
-    owner = pydoc.locate(owner)
-    real = getattr(owner, name)
-
-    def slow(self, *arguments):
-        time.sleep(SLEEP_S[fault] * dist.get_rank())
-        return real(self, *arguments)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, slow)
+        before(patch, pydoc.locate(owner), name, lambda *_: time.sleep(SLEEP_S[fault] * dist.get_rank()))
         return runs.run_any(rundir)
 
 
