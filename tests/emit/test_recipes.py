@@ -56,8 +56,7 @@ def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, mo
         "ds_configs/zero2.json is not what its recipe says today",
         "launch/forgotten.sh follows from no recipe",
     }
-    assert len(shipped_files.write_shipped(tmp_path)) == 3 + len(missing)
-    assert shipped_files.check(tmp_path) == []
+    assert (len(shipped_files.write_shipped(tmp_path)), shipped_files.check(tmp_path)) == (3 + len(missing), [])
     assert (script.stat().st_mode & 0o777, edited.stat().st_mode & 0o777) == (0o755, 0o644)
 
 

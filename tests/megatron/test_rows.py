@@ -16,12 +16,10 @@ def config(**sizes):
 
 
 def test_length_unit_is_what_chunks_and_sequence_parallelism_divide():
-    assert length_unit(config()) == 1
-    assert length_unit(config(tensor_model_parallel_size=4)) == 1
-    assert length_unit(config(tensor_model_parallel_size=4, sequence_parallel=True)) == 4
-    assert length_unit(config(context_parallel_size=2)) == 4
-    assert length_unit(config(context_parallel_size=2, tensor_model_parallel_size=3, sequence_parallel=True)) == 12
-    assert length_unit(config(context_parallel_size=2, tensor_model_parallel_size=4, sequence_parallel=True)) == 8
+    units = {(1, 1, False): 1, (4, 1, False): 1, (4, 1, True): 4, (1, 2, False): 4, (3, 2, True): 12, (4, 2, True): 8}
+    for (tp, cp, sp), unit in units.items():
+        chosen = config(tensor_model_parallel_size=tp, context_parallel_size=cp, sequence_parallel=sp)
+        assert length_unit(chosen) == unit, (tp, cp, sp)
 
 
 def test_rows_get_one_length_and_keep_what_they_had():

@@ -48,12 +48,11 @@ def test_explain_says_what_would_change(tmp_path: Path) -> None:
     assert pinned(plan) == pins
     explained = explain(plan, changes=("cluster=64xH100", "job.seq_length=8192", "layout.tp=3", "cluster=8xH200"))
     h100, longer, illegal, few = explained.what_if
-    assert explained.unpinned is not None
-    assert explained.unpinned.layout == plan_70b().layout
+    assert (explained.unpinned and explained.unpinned.layout) == plan_70b().layout
     assert "\n\nleft to the planner: megatron" in str(explained)
     assert h100.plan == make_plan(plan.model, parse_cluster("64xH100"), plan.job, pins)
-    assert longer.plan is not None
-    assert (longer.plan.job.seq_length, longer.plan.job.total_tokens) == (8192, plan.job.total_tokens)
+    longer_job = longer.plan and (longer.plan.job.seq_length, longer.plan.job.total_tokens)
+    assert longer_job == (8192, plan.job.total_tokens)
     assert (illegal.plan, "tp=3" in illegal.note) == (None, True)
     assert few.note == "pins left to the planner (with them there is no plan)"  # 32 GPUs of 8
     (unpinned,) = explain(plan, Pins(), ("cluster=64xH100",)).what_if

@@ -57,13 +57,10 @@ def flat(text: str) -> str:
 @pytest.mark.slow
 def test_deepseek_v3_on_96_h20_and_qwen3_235b_on_32_are_found() -> None:
     """The layouts of verl's table, with the optimizer on the host."""
-    deepseek = planned("deepseek-v3", h20(12))
-    assert (deepseek.layout.engine, deepseek.layout.offload_optimizer) == ("megatron", "cpu")
-    assert deepseek.predicted.peak_gib == pytest.approx(78.6, abs=0.05)
-    assert said(deepseek).chosen == HOST.what
-    qwen = planned("qwen3-235b-a22b", h20(4))
-    assert (qwen.layout.engine, qwen.layout.offload_optimizer) == ("megatron", "cpu")
-    assert qwen.predicted.peak_gib == pytest.approx(82.3, abs=0.05)
+    deepseek, qwen = planned("deepseek-v3", h20(12)), planned("qwen3-235b-a22b", h20(4))
+    for plan, gib in ((deepseek, 78.6), (qwen, 82.3)):
+        assert (plan.layout.engine, plan.layout.offload_optimizer, said(plan).chosen) == ("megatron", "cpu", HOST.what)
+        assert plan.predicted.peak_gib == pytest.approx(gib, abs=0.05)
     assert planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron")).layout == qwen.layout
     # DeepSpeed's own offload fits too, and takes longer.
     slower = planned("qwen3-235b-a22b", h20(4), Pins(engine="deepspeed"))

@@ -76,8 +76,8 @@ def test_layer_inputs_beside_offloaded_weights_are_a_last_resort() -> None:
     """65k tokens of 8B on one card; where anything else fits, the host's link carries one of them."""
     plan = tuned("qwen3-8b", "1xRTX-4090", lora=QLORA, seq_length=65536)
     (said,) = (decision for decision in plan.decisions if decision.rule == "last_resort")
-    assert said.chosen == "saved layer inputs on the host beside offloaded state"
     assert (plan.layout.offload_param, plan.layout.activation_offloading) == ("cpu", True)
+    assert said.chosen == "saved layer inputs on the host beside offloaded state"
     assert "layout.activation_offloading=false forbids it" in said.why
     assert "does not fit" in refusal(
         PlanError, tuned, "qwen3-8b", "1xRTX-4090", Pins(activation_offloading=False), QLORA, 65536

@@ -455,9 +455,8 @@ def test_files_are_read_in_bounds(tmp_path: Path) -> None:
         ("[" * 100_000, "64 levels"),
     ):
         assert re.search(said, refusal(ValueError, text_files.parse_json, words))
-    assert text_files.reason(UnicodeDecodeError("utf-8", b"", 0, 1, "x")) == "not UTF-8 text"
-    assert text_files.reason(FileNotFoundError(2, "No such file")) == "No such file"
-    assert text_files.reason(ValueError("it is odd")) == "it is odd"
+    errors = UnicodeDecodeError("utf-8", b"", 0, 1, "x"), FileNotFoundError(2, "No such file"), ValueError("it is odd")
+    assert [*map(text_files.reason, errors)] == ["not UTF-8 text", "No such file", "it is odd"]
 
 
 def test_a_frozen_mapping_never_changes() -> None:

@@ -68,9 +68,9 @@ def test_the_past_of_a_run_is_the_steps_that_changed_weights(tmp_path):
     for step in (1, 2, 3, 5, 6):
         log.log_step(metrics(step, loss=float(step), grad_norm=None if step == 3 else 10.0 * step))
     log.close()
-    assert logged_steps(path, 5, 9) == [(1.0, 10.0), (2.0, 20.0), (5.0, 50.0)]
-    assert logged_steps(path, 5, 2) == [(2.0, 20.0), (5.0, 50.0)]
-    assert logged_steps(path, 0, 9) == logged_steps(tmp_path, 5, 9) == []
+    every = [(1.0, 10.0), (2.0, 20.0), (5.0, 50.0)]
+    asked = (path, 5, 9), (path, 5, 2), (path, 0, 9), (tmp_path, 5, 9)
+    assert [logged_steps(*each) for each in asked] == [every, every[1:], [], []]
     assert missing_steps(path, 0, 3) is None
     assert "lacks 1 of the 5 steps of this run, step 4: these" in missing_steps(path, 1, 6)
     assert "lacks 3 of the 7 steps of this run, step 4 to 8: these" in missing_steps(path, 1, 8)
