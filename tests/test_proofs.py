@@ -88,7 +88,5 @@ def test_what_a_proof_lacks_is_said_with_how_to_get_it(monkeypatch: pytest.Monke
 
 
 def test_the_list_names_every_proof_and_an_unknown_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PROOFS)
-    assert main(["nothing"]) == 2
-    assert "there are demo, " in capsys.readouterr().err
+    assert (main([]), [line.split()[0] for line in capsys.readouterr().out.splitlines()]) == (0, list(PROOFS))
+    assert (main(["nothing"]), "there are demo, " in capsys.readouterr().err) == (2, True)

@@ -138,10 +138,6 @@ PROOFS: dict[str, Proof] = {
         "checkpoints that other programs wrote here, from → to, continued; writes docs/checkpoints.md",
         5, "tests.system.checkpoints --write",
     ),
-    "lm-eval": _proof(
-        "lm-eval on a stopped and a finished run, offline, by the commands of docs/training.md", 3,
-        "tests.system.lm_eval",
-    ),
     "trackers": _proof(
         "W&B, MLflow and Trackio written by a run and read back", 1, "tests.system.trackers",
         needs=TRACKERS,

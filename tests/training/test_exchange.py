@@ -221,7 +221,8 @@ class TestHuggingFace:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
         master = cases.state(exported[1], StateKind.MASTER)
         assert cases.same(dict(model.named_parameters()), {name: each.bfloat16() for name, each in master.items()})
-        assert (model.config.eos_token_id, model.config.bos_token_id) == ([5, 6], 0)
+        config = model.config  # servers choose their code by the architecture
+        assert (config.eos_token_id, config.bos_token_id, config.architectures) == ([5, 6], 0, ["LlamaForCausalLM"])
         assert model.generation_config.temperature == 0.5
         with pytest.raises(CheckpointError, match="exists and is not empty"):
             exchange_to_hf(exported[2], source)
