@@ -225,11 +225,12 @@ def test_ranks_share_what_their_stage_shares(start, tmp_path):
     keeps its own half beside all of the last micro batch's."""
     held = {stage: run(cases.inside, cases.plan(stage), start, tmp_path, measure) for stage in (0, 2, 3)}
     parameters = held[0]["weights"] / 4
-    per_parameter = {stage: {k: round(v / parameters, 1) for k, v in each.items()} for stage, each in held.items()}
-    assert per_parameter[0] == {"weights": 4, "gradients": 4, "optimizer": 8}
-    # Half of the masters (a copy of the weights, in fp32 too) and of both moments.
-    assert per_parameter[2] == {"weights": 4, "gradients": 2, "optimizer": 6}
-    assert per_parameter[3] == {"weights": 2, "gradients": 2, "optimizer": 6}
+    assert {stage: {k: round(v / parameters, 1) for k, v in each.items()} for stage, each in held.items()} == {
+        0: {"weights": 4, "gradients": 4, "optimizer": 8},
+        # Half of the masters (a copy of the weights, in fp32 too) and of both moments.
+        2: {"weights": 4, "gradients": 2, "optimizer": 6},
+        3: {"weights": 2, "gradients": 2, "optimizer": 6},
+    }
 
 
 def measure(engine, chosen):

@@ -325,9 +325,9 @@ def test_a_corrected_copy_has_none_of_the_errors(tmp_path: Path) -> None:
     write_fixed(read_values(path), lint(path), tmp_path / "fixed.json")
     assert [str(f) for f in lint(tmp_path / "fixed.json") if f.severity == "error"] == []
     assert read_values(path) == bad
-    fixed = read_values(tmp_path / "fixed.json")
-    assert fixed["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True}
-    assert fixed["gradient_clipping"] == 1.0
+    assert {"gradient_clipping": 1.0, "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True
+    }}.items() <= read_values(tmp_path / "fixed.json").items()  # fmt: skip
     assert "not overwritten" in refusal(SpecError, write_fixed, bad, (), tmp_path / "fixed.json")
     write_fixed(bad, (), tmp_path / "copy.yml")
     assert read_values(tmp_path / "copy.yml") == bad
@@ -384,8 +384,7 @@ def test_json_that_cannot_be_read_names_the_line(text: str, message: str) -> Non
 def test_json_is_read_as_json_reads_it() -> None:
     text = '{"a": [1, -2.5e-3, {"b": "\\u00e9\\n{//#"}], "c": null, "d": {}, "e": []}'
     parsed = parse_json(text, "x.json")
-    assert parsed.document.data == json.loads(text)
-    assert parsed.irregularities == ()
+    assert (parsed.document.data, parsed.irregularities) == (json.loads(text), ())
 
 
 @pytest.mark.slow
@@ -396,14 +395,12 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     bad = write(tmp_path, {"train_batch_sise": 8}, ".json")
     run = kit(bad, "--json", "--write-fixed", tmp_path / "good.json")
-    assert run.returncode == 1
-    assert {item["rule"] for item in json.loads(run.stdout)} == {"unknown-key", "batch-missing"}
+    said = {item["rule"] for item in json.loads(run.stdout)}
+    assert (run.returncode, said) == (1, {"unknown-key", "batch-missing"})
     run = kit(tmp_path / "good.json")
     assert (run.returncode, run.stderr) == (0, "")
     run = kit(bad, "--write-fixed", bad)
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: ")
-    assert "Traceback" not in run.stderr
+    assert (run.returncode, run.stderr[:7], "Traceback" in run.stderr) == (2, "error: ", False)
 
 
 @pytest.mark.parametrize(("wrong", "shown", "last"), [(49, 49, ""), (50, 50, ""), (53, 50, "3 more of the same")])

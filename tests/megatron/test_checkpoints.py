@@ -57,8 +57,7 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, **layout)
     for found in pool("megatron", 2).run(cases.inside, rundir, checkpoints.in_the_background, tmp_path):
-        assert found["found"] == found["expected"]
-        assert found["counters"] == checkpoints.COUNTERS
+        assert (found["found"], found["counters"]) == (found["expected"], checkpoints.COUNTERS)
         assert "could not be written" in found["failure"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 

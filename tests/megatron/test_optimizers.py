@@ -131,10 +131,11 @@ def test_muon_is_told_which_rows_are_a_matrix_of_hugging_faces(references):
     """On each of two ranks: one group of two queries, a key and a value of 8 rows; and half of gate and of up."""
     rundir = cases.run_directory(references(SPEC)[0] / "run", SPEC, tp=2)
     for found in pool("megatron", 2).run(cases.inside, rundir, matrices):
-        layer = "decoder.layers.3."
-        assert found[f"{layer}self_attention.linear_qkv.weight"] == (True, [16, 8, 8])
-        assert found[f"{layer}mlp.linear_fc1.weight"] == (True, [32, 32])
-        assert found[f"{layer}mlp.linear_fc2.weight"] == (False, [32])
+        assert {
+            "decoder.layers.3.self_attention.linear_qkv.weight": (True, [16, 8, 8]),
+            "decoder.layers.3.mlp.linear_fc1.weight": (True, [32, 32]),
+            "decoder.layers.3.mlp.linear_fc2.weight": (False, [32]),
+        }.items() <= found.items()
 
 
 @pytest.fixture(scope="module")

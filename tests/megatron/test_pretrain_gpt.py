@@ -257,8 +257,7 @@ def test_a_blend_in_object_storage_is_read_by_megatron_itself(tmp_path):
     paths = {"web": ("s3://bucket/sets/it's $(touch x)", 7), "code": (str(tmp_path / "a"), 0.25)}
     _, words = words_of_a_blend(tmp_path, paths)
     found = words[words.index("--data-path") + 1 :][:7]
-    assert found[1] == paths["web"][0]
-    assert Path(found[3]).resolve() == tmp_path / "a"
+    assert (found[1], Path(found[3]).resolve()) == (paths["web"][0], tmp_path / "a")
     assert found[4:] == ["--no-mmap-bin-files", "--object-storage-cache-path", str(tmp_path / "run/indexes")]
     assert [TABLE[flag]["kind"] for flag in found[4:6]] == ["flag", "str"]
 

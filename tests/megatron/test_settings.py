@@ -106,10 +106,12 @@ def test_transformer_engine_is_asked_for_by_name_where_it_is_missing(monkeypatch
     monkeypatch.setattr(transformer_engine.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(transformer_engine, "get_gpt_decoder_block_spec", lambda *given, **named: (*given, named))
     assert fused_block_spec("config", 1) == ("config", {"use_transformer_engine": True, "vp_stage": 1})
-    fused = "decoder.layers.3.self_attention.linear_qkv.layer_norm_weight"
-    assert plain_name(fused) == "decoder.layers.3.input_layernorm.weight"
-    assert plain_name("decoder.layers.3.mlp.linear_fc1.layer_norm_bias") == "decoder.layers.3.pre_mlp_layernorm.bias"
-    assert plain_name("decoder.layers.3.mlp.linear_fc1.weight") == "decoder.layers.3.mlp.linear_fc1.weight"
+    for fused, plain in (
+        ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+        ("mlp.linear_fc1.layer_norm_bias", "pre_mlp_layernorm.bias"),
+        ("mlp.linear_fc1.weight", "mlp.linear_fc1.weight"),
+    ):
+        assert plain_name(f"decoder.layers.3.{fused}") == f"decoder.layers.3.{plain}"
 
 
 def test_an_unknown_value_or_key_is_refused():

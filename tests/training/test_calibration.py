@@ -34,14 +34,17 @@ def test_a_summary_measures_what_was_predicted(finished):
     root, predicted = rundir.path / "checkpoints", rundir.plan.predicted
     whole, last = (sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for at in (root, root / "step-00000004"))
     one_gib = predicted.operation.checkpoint_gb * 1e9 / 2**30
-    assert summary.predicted_checkpoint_gib == pytest.approx(one_gib)
-    assert summary.predicted_storage_gib == pytest.approx(2 * one_gib)
-    assert summary.predicted_checkpoint_s == predicted.operation.checkpoint_s
-    assert (summary.predicted_peak_gib, summary.predicted_step_time_s) == (predicted.peak_gib, predicted.step_time_s)
     manifest = (root / "step-00000004" / "manifest.json").stat().st_size
-    assert summary.measured_checkpoint_gib == pytest.approx((last - manifest) / 2**30)
-    assert summary.measured_storage_gib == pytest.approx(whole / 2**30)
-    assert summary.measured_storage_usd_per_month == pytest.approx(whole / 1e9 * STORAGE_USD_PER_GB_MONTH)
+    expected = {
+        "predicted_checkpoint_gib": one_gib,
+        "predicted_storage_gib": 2 * one_gib,
+        "measured_checkpoint_gib": (last - manifest) / 2**30,
+        "measured_storage_gib": whole / 2**30,
+        "measured_storage_usd_per_month": whole / 1e9 * STORAGE_USD_PER_GB_MONTH,
+    }
+    assert {name: getattr(summary, name) for name in expected} == pytest.approx(expected)
+    said = summary.predicted_checkpoint_s, summary.predicted_peak_gib, summary.predicted_step_time_s
+    assert said == (predicted.operation.checkpoint_s, predicted.peak_gib, predicted.step_time_s)
     stalls = [row["checkpoint_s"] for row in runs.steps(rundir) if row["checkpoint_s"] is not None]
     assert summary.measured_checkpoint_s == pytest.approx(sum(stalls) / 2)
     found = {

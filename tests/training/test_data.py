@@ -42,8 +42,8 @@ class TestFormat:
         prefix = write(tmp_path / "train", documents, vocab_size)
         theirs = IndexedDataset(str(prefix), multimodal=False, mmap=True)
         assert theirs.index.dtype is DType.optimal_dtype(vocab_size)
-        assert [theirs[i].tolist() for i in range(len(theirs))] == [document.tolist() for document in documents]
-        assert theirs.document_indices.tolist() == list(range(len(documents) + 1))
+        found = [theirs[i].tolist() for i in range(len(theirs))], theirs.document_indices.tolist()
+        assert found == ([document.tolist() for document in documents], list(range(len(documents) + 1)))
 
     @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
     def test_we_read_what_megatron_writes(self, tmp_path, dtype):
@@ -56,10 +56,11 @@ class TestFormat:
         builder.finalize(f"{tmp_path}/x.idx")
         tokens = IndexedTokens(tmp_path / "x")
         assert tokens.read(0, len(tokens)).tolist() == np.concatenate(tiny.documents()).tolist()
-        assert tokens.read(0, 3).dtype == np.int64
-        assert tokens.sequence_lengths.tolist() == [len(document) for document in tiny.documents()]
-        assert tokens.document_indices.tolist() == list(range(len(tiny.documents()) + 1))
-        assert tokens.sidecar is None
+        assert (tokens.read(0, 3).dtype, tokens.sidecar) == (np.int64, None)
+        assert (tokens.sequence_lengths.tolist(), tokens.document_indices.tolist()) == (
+            [len(document) for document in tiny.documents()],
+            list(range(len(tiny.documents()) + 1)),
+        )
 
     def test_sidecar(self, prefix):
         sidecar = IndexedTokens(prefix).sidecar

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.engines.protocol import MicroBatch
 from kit.errors import SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec, ScheduleSpec
 from kit.training.data.fine_tuning_rows import Row
@@ -86,9 +85,9 @@ def test_attended_tokens_are_the_squares_of_rows():
         ids = np.full(size, 1)
         return Row(inputs=ids, labels=ids, source=None if source is None else np.full(source, 1))
 
-    def said(batch: MicroBatch) -> tuple[int, int]:
-        return batch.positions - batch.padding, batch.attended
-
-    assert said(padded([row(3), row(5)], 32)) == (8, 9 + 25)
-    assert said(packed([[row(3), row(5)], [row(2)]], 32)) == (10, 9 + 25 + 4)
-    assert said(padded([row(3, 4), row(5, 1)], 32)) == (13, 9 + 25 + 16 + 1)
+    for batch, tokens, attended in (
+        (padded([row(3), row(5)], 32), 8, 9 + 25),
+        (packed([[row(3), row(5)], [row(2)]], 32), 10, 9 + 25 + 4),
+        (padded([row(3, 4), row(5, 1)], 32), 13, 9 + 25 + 16 + 1),
+    ):
+        assert (batch.positions - batch.padding, batch.attended) == (tokens, attended)

@@ -54,8 +54,10 @@ class TestWhatARunLeaves:
         assert ExchangeCheckpoint(rundir.path / "checkpoints" / "exchange-step-00000005").counters.tokens_seen == 5 * 64
         written = json.loads((rundir.path / "summary.json").read_text())
         assert written == dataclasses.asdict(summary)
-        assert (written["loss"], written["validation_loss"]) == (rows[-1]["loss"], rows[-1]["validation_loss"])
-        assert written["exchange_checkpoint"] == "checkpoints/exchange-step-00000005"
+        assert {key: written[key] for key in ("loss", "validation_loss", "exchange_checkpoint")} == {
+            "loss": rows[-1]["loss"], "validation_loss": rows[-1]["validation_loss"],
+            "exchange_checkpoint": "checkpoints/exchange-step-00000005",
+        }  # fmt: skip
         printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
         assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
         assert printed[-1].startswith("measured: step ")
