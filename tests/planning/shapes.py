@@ -85,10 +85,15 @@ Rows = list[tuple[str, Callable[[], Any], Any]]
 """What it is, how kit computes it, and the value derived by hand."""
 
 
-def by_hand(*tables: Rows) -> pytest.MarkDecorator:
-    """A case for each row of these tables."""
+def by_hand(*tables: Rows) -> Callable[..., None]:
+    """A test of each row of these tables: what kit computes is what was derived."""
     rows = [row for table in tables for row in table]
-    return pytest.mark.parametrize(("computed", "derived"), [row[1:] for row in rows], ids=[row[0] for row in rows])
+
+    @pytest.mark.parametrize(("computed", "derived"), [row[1:] for row in rows], ids=[row[0] for row in rows])
+    def test_value(computed: Callable[[], Any], derived: Any) -> None:
+        assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
+
+    return test_value
 
 
 def flat(value: Any) -> list[Any]:

@@ -6,11 +6,8 @@ Saved tensors: transformers' modules, megatron-core's and Transformer Engine's l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from kit.addons.lint.described import OneUnit
 from kit.cost.hardware import overheads
@@ -47,7 +44,6 @@ from tests.planning.shapes import (
     STACKS,
     Rows,
     by_hand,
-    flat,
     other,
     work,
 )  # fmt: skip
@@ -791,6 +787,4 @@ RANKS: Rows = [
 ]  # fmt: skip
 
 
-@by_hand(HUGGING_FACE, MEGATRON, TRANSFORMER_ENGINE, SIZES, STATES, OFFLOAD, ENGINES, PHASES, RANKS)
-def test_value(computed: Callable[[], Any], derived: Any) -> None:
-    assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
+test_value = by_hand(HUGGING_FACE, MEGATRON, TRANSFORMER_ENGINE, SIZES, STATES, OFFLOAD, ENGINES, PHASES, RANKS)

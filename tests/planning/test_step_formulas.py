@@ -43,7 +43,6 @@ from tests.planning.shapes import (
     STACKS,
     Rows,
     by_hand,
-    flat,
     work,
 )  # fmt: skip
 from tests.planning.shapes import (
@@ -490,9 +489,7 @@ RUNS: Rows = [
 ]  # fmt: skip
 
 
-@by_hand(STEPS, OFFLOAD, MUON, COUNTS, RUNS)
-def test_value(computed: Callable[[], Any], derived: Any) -> None:
-    assert flat(computed()) == pytest.approx(flat(derived), rel=1e-9)
+test_value = by_hand(STEPS, OFFLOAD, MUON, COUNTS, RUNS)
 
 
 HF, MEGATRON = "huggingface with deepspeed", "transformer_engine"
