@@ -112,7 +112,7 @@ def recomputed_layer_bytes(workload: Workload) -> float:
 
     The layer's tensors are freed from its end to its beginning, so three moments may be the fullest: the MLP's
     backward, that of the norm before it, and that of attention. The terms were read from transformers' modules, from
-    kit/engines/kernels and from torch's CUDA kernels; the probe counts the same (tests/diagnose). With long sequences
+    kit/engines/kernels and from torch's CUDA kernels; the probe counts the same (benchmarks/tests). With long sequences
     these tensors are most of a rank's memory.
     """
     terms = layer_terms(workload, False)

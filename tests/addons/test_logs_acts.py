@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.addons.doctor.logs.patterns import PATTERNS
-from tests.diagnose.written import OOM, SITE, Files, flight, p2p, read, say, timed_out
+from tests.addons.written import OOM, SITE, Files, flight, p2p, read, say, timed_out
 
 MAIN = ("/project/train.py", "main", "trainer.train()")
 MODULE = (f"{SITE}/torch/nn/modules/module.py", "_call_impl", "return forward_call(*args, **kwargs)")

@@ -1,6 +1,6 @@
 """The doctor against log lines of public issues: how many causes it names first, and how often it names a wrong one.
 
-    python -m tests.diagnose.log_score     (make prove NAME=doctor-corpus)
+    python -m tests.addons.log_score     (make prove NAME=doctor-corpus)
 
 ``log_corpus/train.yaml`` is what the patterns were written from; ``held_out.yaml`` and ``fresh.yaml`` are not, and
 the doctor named 3 of the 14 in ``later.yaml`` before any pattern was written from them.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.diagnose.written import read
+from tests.addons.written import read
 
 CORPUS = Path(__file__).parent / "log_corpus"
 PARTS = ("train", "held_out", "fresh", "later")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.specs import strict_yaml
-from tests.diagnose.corpus_readers import CORPUS
-from tests.diagnose.corpus_score import LEAST, compared
+from tests.addons.corpus_readers import CORPUS
+from tests.addons.corpus_score import LEAST, compared
 
 ROOT = Path(__file__).parents[2]
 SECRET = re.compile(r"/home/|/Users/|hf_[A-Za-z0-9]{20}|sk-[A-Za-z0-9]{20}|(?i:api[_-]?key|password)\s*[:=]")
@@ -26,7 +26,7 @@ def test_precision_and_recall() -> None:
 
 @pytest.mark.nightly
 def test_what_is_expected_is_what_the_readers_say_today() -> None:
-    words = [sys.executable, "-m", "tests.diagnose.corpus_readers"]
+    words = [sys.executable, "-m", "tests.addons.corpus_readers"]
     made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert made.stdout == (CORPUS / "expected.yaml").read_text()
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from kit.addons.doctor.logs.patterns import PATTERNS
-from tests.diagnose.log_score import CORPUS, HEALTHY, PARTS, measured, told
-from tests.diagnose.test_lint_corpus import SECRET
+from tests.addons.log_score import CORPUS, HEALTHY, PARTS, measured, told
+from tests.addons.test_lint_corpus import SECRET
 
 LEAST = {"train": 0.98, "held_out": 0.95, "fresh": 0.9, "later": 0.92}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.written import FULL, SITE, Files, read, say, trace
+from tests.addons.written import FULL, SITE, Files, read, say, trace
 
 LIBRARY = f"{SITE}/torch/nn/modules/module.py"
 KEY_ERROR = (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.diagnose.lint_cases import LintCase
+from tests.addons.lint_cases import LintCase
 
 SPLIT = (
     "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP "

@@ -12,7 +12,7 @@ import pytest
 
 from kit.addons.doctor.machines import bandwidth, measurements, remote
 from kit.specs.catalog import parse_cluster
-from tests.diagnose.machines import SSH, run_of, states, told
+from tests.addons.machines import SSH, run_of, states, told
 from tests.emit.plans import TORCH, ZERO2, ZERO3, plan_of, stand_in
 
 RANK = """#!/bin/bash

@@ -21,7 +21,7 @@ import pytest
 from kit.addons.doctor.machines import hosts, remote, sockets
 from kit.errors import SpecError
 from kit.preflight.check_result import CheckResult
-from tests.diagnose.machines import H100S, HEALTHY, ROOT, SSH, gpus, run_of, states, told
+from tests.addons.machines import H100S, HEALTHY, ROOT, SSH, gpus, run_of, states, told
 from tests.emit.plans import TORCH, stand_in
 from tests.support import namespaces
 from tests.support.refusals import refusal

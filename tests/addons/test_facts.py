@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.preflight import facts
-from tests.diagnose.machines import HEALTHY, ROOT
+from tests.addons.machines import HEALTHY, ROOT
 from tests.emit.plans import stand_in
 from tests.support.calls import before
 from tests.support.refusals import refusal

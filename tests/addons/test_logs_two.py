@@ -13,7 +13,7 @@ import kit
 from kit.addons.doctor.logs import diagnose
 from kit.addons.doctor.logs.metrics import metrics_files
 from kit.addons.doctor.logs.scan import Scan
-from tests.diagnose.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
+from tests.addons.written import FULL, OOM, TABLE, TIMED_OUT, Files, call, flight, read, say, trace
 
 SAID = "RuntimeError: Detected mismatch between collectives on ranks."
 CRASHED = "  rank      : 1 (local_rank: 1)\n  exitcode  : -6\n  traceback : Signal 6 (SIGABRT) received by PID 12"

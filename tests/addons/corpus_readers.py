@@ -1,6 +1,6 @@
 """What the programs that read a configuration say of it: the findings that lint is held to on public files.
 
-    python -m tests.diagnose.corpus_readers > tests/diagnose/corpus/expected.yaml
+    python -m tests.addons.corpus_readers > tests/addons/corpus/expected.yaml
 
 Nothing here comes from kit: DeepSpeed's own parser, accelerate's own loader and the launchers' own argparse read each
 file. What they pass over in silence and run otherwise is written here from their sources, one line a rule.

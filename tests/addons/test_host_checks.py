@@ -10,7 +10,7 @@ import pytest
 
 from kit.addons.doctor.machines.host_checks import CHECKS, check_host
 from kit.preflight.requirements import Requirements
-from tests.diagnose.machines import H100S, HEALTHY, gpus
+from tests.addons.machines import H100S, HEALTHY, gpus
 from tests.support.refusals import refusal
 
 NEEDS = Requirements(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.diagnose.lint_cases import EIGHT, LintCase
+from tests.addons.lint_cases import EIGHT, LintCase
 
 LOCAL: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",

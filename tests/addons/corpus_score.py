@@ -1,6 +1,6 @@
 """Lint against what the readers of 167 public files say: precision and recall over (file, rule).
 
-    python -m tests.diagnose.corpus_score     (make prove NAME=lint-corpus)
+    python -m tests.addons.corpus_score     (make prove NAME=lint-corpus)
 
 Notes do not count: they say what depends on something that the file does not show.
 """
@@ -12,7 +12,7 @@ import sys
 from kit.addons.lint import lint
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from tests.diagnose.corpus_readers import CORPUS
+from tests.addons.corpus_readers import CORPUS
 
 LEAST = 0.95
 Pairs = set[tuple[str, str]]

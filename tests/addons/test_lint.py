@@ -26,9 +26,9 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.strict_yaml import Document
-from tests.diagnose.lint_cases import BASE, DEEPSPEED_CASES, LintCase
-from tests.diagnose.lint_cases_accelerate import ACCELERATE_CASES
-from tests.diagnose.lint_cases_launch import COMMAND_CASES
+from tests.addons.lint_cases import BASE, DEEPSPEED_CASES, LintCase
+from tests.addons.lint_cases_accelerate import ACCELERATE_CASES
+from tests.addons.lint_cases_launch import COMMAND_CASES
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).parents[2]

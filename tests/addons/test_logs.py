@@ -1,4 +1,4 @@
-"""The doctor's reading of logs: of failures provoked here (tests/diagnose/logs, made by tests.system.failures), and of
+"""The doctor's reading of logs: of failures provoked here (tests/addons/logs, made by tests.system.failures), and of
 messages that need a GPU or a fabric, as the sources of torch, NCCL and DeepSpeed print them."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import kit
 from kit.addons.doctor.logs import diagnose, flight_recorder
 from kit.errors import SpecError
-from tests.diagnose.written import OOM, TIMED_OUT, read, say
+from tests.addons.written import OOM, TIMED_OUT, read, say
 from tests.support.refusals import refusal
 from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
 
