@@ -6,8 +6,6 @@ import dataclasses
 import inspect
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from kit.specs.strict_yaml import Document
 from tests.addons.lint_cases import BASE, DEEPSPEED_CASES, LintCase
 from tests.addons.lint_cases_accelerate import ACCELERATE_CASES
 from tests.addons.lint_cases_launch import COMMAND_CASES
+from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).parents[2]
@@ -387,20 +386,13 @@ def test_json_is_read_as_json_reads_it() -> None:
     assert (parsed.document.data, parsed.irregularities) == (json.loads(text), ())
 
 
-@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
-    def kit(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        run = [sys.executable, "-m", "kit", "lint", *words]
-        return subprocess.run(run, capture_output=True, text=True, cwd=ROOT, check=False)
-
-    bad = write(tmp_path, {"train_batch_sise": 8}, ".json")
-    run = kit(bad, "--json", "--write-fixed", tmp_path / "good.json")
-    said = {item["rule"] for item in json.loads(run.stdout)}
-    assert (run.returncode, said) == (1, {"unknown-key", "batch-missing"})
-    run = kit(tmp_path / "good.json")
-    assert (run.returncode, run.stderr) == (0, "")
-    run = kit(bad, "--write-fixed", bad)
-    assert (run.returncode, run.stderr[:7], "Traceback" in run.stderr) == (2, "error: ", False)
+    bad, good = str(write(tmp_path, {"train_batch_sise": 8}, ".json")), str(tmp_path / "good.json")
+    run = kit_main("lint", bad, "--json", "--write-fixed", good)
+    assert (run.code, {item["rule"] for item in json.loads(run.out)}) == (1, {"unknown-key", "batch-missing"})
+    run = kit_main("lint", good)
+    assert (run.code, run.err) == (0, "")
+    assert "not overwritten" in kit_refusal(["lint", bad, "--write-fixed", bad])
 
 
 @pytest.mark.parametrize(("wrong", "shown", "last"), [(49, 49, ""), (50, 50, ""), (53, 50, "3 more of the same")])

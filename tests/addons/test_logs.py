@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import kit
 from kit.addons.doctor.logs import diagnose, flight_recorder
 from kit.errors import SpecError
 from tests.addons.written import OOM, TIMED_OUT, read, say
+from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
 
@@ -239,12 +238,9 @@ def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     assert flight_recorder.records([tmp_path, tmp_path / "rank_3"]) == {12: ("trace_12", {"entries": []})}
 
 
-@pytest.mark.slow
 def test_the_command_line() -> None:
-    words = [sys.executable, "-m", "kit", "doctor", LOGS / "disk-full.log", "--json"]
-    run = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert run.returncode == 1
-    assert json.loads(run.stdout)[0]["cause"] == "disk-full"
+    run = kit_main("doctor", str(LOGS / "disk-full.log"), "--json")
+    assert (run.code, json.loads(run.out)[0]["cause"]) == (1, "disk-full")
     assert "no such log" in refusal(SpecError, diagnose, [LOGS / "none.log"])
 
 

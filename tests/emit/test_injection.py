@@ -40,6 +40,7 @@ from tests.emit.injection_cases import (
 from tests.emit.plans import CONFIG, stand_in
 from tests.emit.test_run_directory import resealed
 from tests.support import hostile
+from tests.support.refusals import refusal
 
 # What is refused
 
@@ -114,13 +115,10 @@ def test_paths_are_refused_whatever_made_them(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / "recipe.yaml").write_text("model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: train}}\n")
     run = RunSpec(data=DataSpec(train="train"))
-    with pytest.raises(SpecError, match="control character"):
-        load_recipe(directory / "recipe.yaml")
-    with pytest.raises(SpecError, match="control character"):
-        write(planned("torch"), run, directory / "run")
+    assert "control character" in refusal(SpecError, load_recipe, directory / "recipe.yaml")
+    assert "control character" in refusal(SpecError, write, planned("torch"), run, directory / "run")
     (tmp_path / "link").symlink_to(directory, target_is_directory=True)
-    with pytest.raises(SpecError, match="control character"):
-        load_recipe(tmp_path / "link" / "recipe.yaml")
+    assert "control character" in refusal(SpecError, load_recipe, tmp_path / "link" / "recipe.yaml")
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "plan.yaml"])
@@ -128,8 +126,7 @@ def test_an_edited_run_directory_is_refused(name: str, tmp_path: Path) -> None:
     """The hash of the edited file is made to fit, as whoever edits it can."""
     path = write(planned("torch"), RunSpec(data=DataSpec(train="train")), tmp_path / "run").path
     resealed(path, name, re.sub(r"(train|rule): .*", r'\1: "x\\ntouch CANARY"', (path / name).read_text()))
-    with pytest.raises(SpecError, match=r"control character U\+000A"):
-        RunDirectory.open(path)
+    assert "control character U+000A" in refusal(SpecError, RunDirectory.open, path)
 
 
 # What is quoted

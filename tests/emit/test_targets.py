@@ -3,6 +3,7 @@ that is not."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import ADAPTED, DENSE, FSDP2, ZERO2, ZERO3, plan_of
+from tests.support.refusals import refusal
 
 RUN = RunSpec(data=DataSpec(train="train"))
 VLLM = GrpoSpec(vllm_gpu_memory_utilization=0.3)
@@ -193,8 +195,7 @@ def test_they_are_written_only_when_asked_for_and_all_or_nothing(tmp_path: Path)
         (["k8s", "nomad"], "--target nomad: unknown; use accelerate-parallelism or axolotl or "),
         (["k8s", "openrlhf"], "--target openrlhf for .*: objective=pretrain, .*; OpenRLHF trains by DeepSpeed alone"),
     ):
-        with pytest.raises(SpecError, match=said):
-            write(plan, RUN, tmp_path / "other", targets)
+        assert re.search(said, refusal(SpecError, write, plan, RUN, tmp_path / "other", targets))
     assert not (tmp_path / "other").exists()
 
 
