@@ -99,7 +99,7 @@ run:
 YAML
 kit plan "$OUT/pretrain.yaml"
 kit train "$OUT/pretrain.yaml" --out "$OUT/pretrained"
-kit convert model "$OUT/pretrained/checkpoints/exchange-step-$(printf %08d "$STEPS")" --out "$OUT/base" \
+kit convert model "$OUT/pretrained/checkpoints/step-$(printf %08d "$STEPS")" --out "$OUT/base" \
     --extras-from "$OUT/tokenizer"
 
 # ---- 7. Teach it to answer: two passes over the chats, from those weights
@@ -117,7 +117,7 @@ run:
   checkpoint: {every_steps: $TURNS}
 YAML
 kit train "$OUT/chat.yaml" --out "$OUT/chatted"
-kit convert model "$OUT/chatted/checkpoints/exchange-step-$(printf %08d "$TURNS")" --out "$OUT/model" \
+kit convert model "$OUT/chatted/checkpoints/step-$(printf %08d "$TURNS")" --out "$OUT/model" \
     --extras-from "$OUT/tokenizer"
 
 # ---- 8. Talk. The model is a Hugging Face model: transformers, vLLM and llama.cpp take it as it is

@@ -139,10 +139,10 @@ def convert(
     dtype: str | None = None,
     extras_from: str | Path | None = None,
 ) -> str:
-    """Write an exchange checkpoint, a Hugging Face model or a Megatron checkpoint in another format. Return a line that
+    """Write a checkpoint or a Hugging Face model in another format. Return a line that
     says what was written.
 
-    ``to``: hf, exchange or megatron. ``dtype``: of the weights, for hf and megatron; None: bfloat16.
+    ``to``: hf, step, megatron, dcp or universal. ``dtype``: of the weights, for hf and megatron; None: bfloat16.
     ``extras_from``: a Hugging Face directory whose tokenizer files are copied, for hf. Needs torch.
     Raises ``CheckpointError``.
     """
@@ -166,7 +166,7 @@ def convert_data(sources: Sequence[str | Path], tokenizer: str | Path, out: str 
 def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_step: int | None = None) -> None:
     """Start this node's processes of a run, and wait for them. They write to this process's stdout and stderr.
 
-    ``resume``: ``"auto"`` for the newest good checkpoint, or the path of an exchange checkpoint.
+    ``resume``: ``"auto"`` for the newest good checkpoint, or the path of a checkpoint.
     Raises ``RunDirectoryError`` before anything starts, ``EngineError`` where a process fails, and KeyboardInterrupt
     after a Ctrl-C, once the run has saved.
     """

@@ -10,13 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = {
-    r"[Hh]ub_?[Cc]heckpoint|HUB_JSON": "exchange checkpoint",
+    r"[Hh]ub_?[Cc]heckpoint|HUB_JSON|[Ee]xchange_?[Cc]heckpoint": "Checkpoint",
     r"^(Teller|Unsteady|Outbox|Peers|ById)$": "RunLogger, AnomalyHandler, P2PSender, StatusAllReduce",
     r"^[Tt]win(_|$)": "scaled_down",
 }
 """Coined public name → the name to use."""
 WORDS = {
-    r"[Hh]ub checkpoint|hub-step": "exchange checkpoint",
+    r"[Hh]ub checkpoint|hub-step|native checkpoint|[Ee]xchange checkpoint": "checkpoint",
     r"torch-native|huggingface-sdpa": "local, huggingface",
     r"operators as they come": "eager mode",
     r"matrix products?": "GEMM",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("kit", "tests", "benchmarks")
-TRAINS = {"run", "run_any", "trained", "resumed", "same_curve"}
+TRAINS = {"run", "trained", "resumed", "same_curve"}
 QUADRUPLE = {"model", "cluster", "job", "layout"}
 RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
 TWICE_ALLOWED = {

@@ -60,11 +60,17 @@ def test_without_them_kit_plans_emits_trains_and_converts(core: Path) -> None:
         ["plan", RECIPE],
         ["emit", RECIPE, *changes, "--out", "run"],
         ["train", "run"],
-        ["convert", "model", "run/checkpoints/exchange-step-00000002", "--out", "model"],
+        ["convert", "model", "run/checkpoints/step-00000002", "--out", "model"],
     ):
         done = run(core, *words)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (core / "model" / "config.json").is_file()
+    (core / "theirs").mkdir()
+    (core / "theirs" / "mp_rank_00_model_states.pt").touch()
+    refused = run(core, "convert", "model", "theirs", "--out", "moved")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "cannot be imported were not tried: " in refused.stderr
+    assert "deepspeed (kit.addons.importers.formats:DEEPSPEED)" in refused.stderr
 
 
 @pytest.mark.parametrize(

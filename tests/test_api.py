@@ -66,8 +66,8 @@ def test_a_run_is_trained_and_converted(tmp_path: Path) -> None:
     changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]
     run = kit.emit_run(kit.load_recipe(RECIPE, changes), tmp_path / "run")
     kit.train(run.path)
-    exchange = run.path / "checkpoints" / "exchange-step-00000002"
-    assert "float32" in kit.convert(exchange, tmp_path / "model", dtype="float32")
+    step = run.path / "checkpoints" / "step-00000002"
+    assert "float32" in kit.convert(step, tmp_path / "model", dtype="float32")
     assert (tmp_path / "model" / "config.json").is_file()
     with pytest.raises(EngineError, match="exit code"):
         kit.train(run.path)  # a run that is done is not begun again

@@ -13,9 +13,8 @@ import pytest
 
 import kit
 import kit.preflight.requirements
-from kit.emit.run_directory import RunDirectory, write
+from kit.emit.run_directory import write
 from kit.planner.plan import Plan
-from kit.preflight.run_checks import preflight
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import CONFIG
@@ -101,28 +100,6 @@ def test_a_config_edited_against_the_plan(model, change, named):
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     said = refusal("train", str(run))
     assert f"change {named} in the recipe and emit again" in said
-
-
-def native_checkpoint(path: Path, ranks: int) -> Path:
-    """Makes a directory named as ``kit.training.checkpoint.engine_checkpoint`` names it. No file of it is read before
-    its manifest fits."""
-    path.mkdir()
-    (path / "manifest.json").write_text(json.dumps({"format": "kit-native", "version": 1, "world_size": ranks}))
-    return path
-
-
-def test_a_native_resume_on_another_number_of_ranks(model):
-    run = emitted(planned(model, zero_stage=2), model)
-    step = native_checkpoint(model.parent / "step-00000004", ranks=4)
-    said = refusal("train", str(run), "--resume", str(step))
-    assert "written by 4 ranks where the plan has 2" in said
-    assert "resume from an exchange checkpoint (exchange-step-…)" in said
-
-
-def test_a_native_resume_on_as_many_ranks_starts(model):
-    """The check is of ranks alone: whether the plan is the same is the engine's to see."""
-    run = emitted(planned(model, zero_stage=2), model)
-    preflight(RunDirectory.open(run), native_checkpoint(model.parent / "step-00000004", ranks=2))
 
 
 def test_fewer_processes_than_planned(model, capsys, monkeypatch):

@@ -66,8 +66,8 @@ def test_the_export_loads_with_plain_transformers(
 
     exported = tmp_path / "hf"
     model = prepare().model
-    exchange = run / "checkpoints" / f"exchange-step-{STEPS:08d}"
-    words = ["convert", "model", exchange, "--out", exported, "--dtype", "float32", "--extras-from", model]
+    step = run / "checkpoints" / f"step-{STEPS:08d}"
+    words = ["convert", "model", step, "--out", exported, "--dtype", "float32", "--extras-from", model]
     monkeypatch.setattr("sys.argv", ["kit", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         kit_cli.main()
@@ -76,7 +76,7 @@ def test_the_export_loads_with_plain_transformers(
     assert loaded.num_parameters() == AutoModelForCausalLM.from_pretrained(model).num_parameters()
     assert AutoTokenizer.from_pretrained(exported, local_files_only=True)("import os").input_ids
     capsys.readouterr()
-    assert str(exported) in kit_refusal(["convert", "model", str(exchange), "--out", str(exported)])
+    assert str(exported) in kit_refusal(["convert", "model", str(step), "--out", str(exported)])
 
 
 def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_run_directory_is_trained_where_it_is(run: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_truncated_exchange_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
-    exchange = tmp_path / "exchange"
-    shutil.copytree(run / "checkpoints" / f"exchange-step-{STEPS:08d}", exchange)
-    victim = next(exchange.glob("exp_avg-*.safetensors"))
+def test_a_truncated_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
+    step = tmp_path / "step"
+    shutil.copytree(run / "checkpoints" / f"step-{STEPS:08d}", step)
+    victim = next(step.glob("exp_avg/*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-100])
     fresh = tmp_path / "fresh"
     kit("emit", RECIPE, "--out", fresh)
-    done = kit("train", fresh, "--resume", exchange, ok=False)
+    done = kit("train", fresh, "--resume", step, ok=False)
     assert victim.name in done.stderr
     assert not (fresh / "metrics.jsonl").exists()

@@ -23,16 +23,16 @@ import kit
 from kit.addons.doctor.logs import diagnose
 from kit.addons.lint import lint
 from kit.emit.run_directory import RunDirectory, write
+from kit.engines.protocol import StateKind
 from kit.planner import calibration
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.engine_checkpoint import read_manifest
-from kit.training.checkpoint.exchange import ExchangeCheckpoint, exchange_json
-from kit.training.checkpoint.files import sealed
+from kit.training.checkpoint.files import FileRecord, sealed
+from kit.training.checkpoint.manifest import Checkpoint, Manifest, manifest_json
+from kit.training.counters import Counters
 from kit.training.logging.metrics import MetricsLog, logged_steps
 from tests.emit.plans import CONFIG
 from tests.support import hostile
@@ -135,18 +135,10 @@ def _metrics(path: Path) -> None:
     MetricsLog(path, 3).close()
 
 
-def _exchange() -> Any:
-    from kit.engines.protocol import StateKind
-    from kit.training.checkpoint.files import FileRecord
-
+def _checkpoint() -> Any:
     counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)
-    return exchange_json(counters, MODEL, {StateKind.MASTER: {"w": "f"}}, {"f": FileRecord(**HASH)})  # type: ignore[arg-type]
-
-
-def _native() -> Any:
-    counters = {"step": 1, "samples_seen": 8, "tokens_seen": 64, "optimizer_steps": 1, "samples_skipped": 0}
-    kept = {"format": "kit-native", "version": 3, "plan_hash": "x", "world_size": 1, "model": "x"}
-    return sealed({**kept, "counters": counters, "files": {"state/x": HASH}})
+    weights = (StateKind.MASTER,)
+    return manifest_json(Manifest(counters, MODEL, {"model/f": FileRecord(**HASH)}, {"w": "f"}, weights))  # type: ignore[arg-type]
 
 
 def _linted(path: Path) -> None:
@@ -168,12 +160,7 @@ READERS = {
     "manifest": Reader("manifest.json", _opened, _as_emitted, _run_directory),
     "run": Reader("run.yaml", _opened, _as_emitted, _run_directory),
     "edited ds_config": Reader("ds_config.json", _opened, _as_emitted, _run_directory),
-    "native checkpoint": Reader(
-        "manifest.json", lambda path: read_manifest(path.parent), lambda _: _native(), reseal=True
-    ),
-    "exchange checkpoint": Reader(
-        "exchange.json", lambda path: ExchangeCheckpoint(path.parent), lambda _: _exchange(), reseal=True
-    ),
+    "checkpoint": Reader("manifest.json", lambda path: Checkpoint(path.parent), lambda _: _checkpoint(), reseal=True),
     "calibration": Reader(
         "rows.yaml", calibration.load, lambda _: {"x": {"step_time_factor": 1.0, "extra_gib": 0.0, "runs": 1}}
     ),

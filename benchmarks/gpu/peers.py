@@ -165,7 +165,7 @@ def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], di
         schedule, logging = ScheduleSpec(kind="constant"), LoggingSpec(every_steps=1)
         rundir = run_directory(plan, scratch, data=data, schedule=schedule, logging=logging)
         with built_engine(rundir) as engine:
-            train(engine, rundir, export_at_end=False)
+            train(engine, rundir)
             memory = measured_memory(engine, device)
         rows = metrics(rundir.path)
         # A step's loop_s is logged with the next step.

@@ -78,7 +78,9 @@ def convert_model(
         typer.Argument(help="A checkpoint of kit, DeepSpeed, Megatron, FSDP or DCP, or a Hugging Face model."),
     ],
     out: OutDir,
-    to: Annotated[str, typer.Option(help="hf, exchange, megatron, dcp (torch's) or universal (DeepSpeed's).")] = "hf",
+    to: Annotated[
+        str, typer.Option(help="hf, step (kit's own), megatron, dcp (torch's) or universal (DeepSpeed's).")
+    ] = "hf",
     dtype: Annotated[
         str | None, typer.Option(help="hf, megatron: float32, bfloat16 (if not given) or float16.")
     ] = None,
@@ -94,9 +96,9 @@ def convert_model(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert between Hugging Face models, exchange checkpoints and Megatron's: offline, one parameter at a time.
+    """Convert between Hugging Face models, kit's checkpoints and others': offline, one parameter at a time.
 
-    An exchange checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    A checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
     """
     from kit.training.checkpoint.convert import convert as converted
 
@@ -116,7 +118,7 @@ def convert_inspect(
 
     Reads headers, and pickles by a closed list of classes; runs nothing of them.
     """
-    from kit.training.checkpoint.foreign.detect_format import inspected
+    from kit.training.checkpoint.inspected import inspected
 
     found = inspected(path)
     if as_json:

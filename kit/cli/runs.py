@@ -62,7 +62,7 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
     resume: Annotated[
-        str | None, typer.Option(help="auto: the newest good checkpoint; or the path of an exchange checkpoint.")
+        str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a checkpoint or a run.")
     ] = None,
     stop_at_step: Annotated[
         int | None, typer.Option(help="Stop after this step, with a checkpoint.", parser=count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.memory.states import master_bytes, moment_bytes
+from kit.cost.memory.states import moment_bytes
 from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
 from kit.specs.optimizers import OPTIMIZERS
@@ -52,26 +52,13 @@ def operation(workload: Workload, step_time_s: float) -> Operation:
 
 
 def checkpoint_bytes(workload: Workload) -> float:
-    """Bytes of one native checkpoint."""
+    """Bytes of one checkpoint."""
     return checkpoint_width(workload) * workload.trained_parameters
 
 
-def exchange_bytes(workload: Workload) -> float:
-    """Bytes of one exchange checkpoint: master weights and moments in fp32, for every engine."""
-    return (4.0 + 4.0 * len(OPTIMIZERS[workload.job.optimizer.name].state)) * workload.trained_parameters
-
-
 def checkpoint_width(workload: Workload) -> float:
-    """Bytes per trained parameter in a native checkpoint: fp32 master weights, moments in their own precision, and the
-    model's weights if the engine saves these too.
-
-    torch: the weights are the master weights. Megatron saves both (kit/engines/megatron/checkpoint/names.py, SAVED).
-    DeepSpeed saves both (runtime/engine.py, module_state_dict), with two exceptions: ZeRO-3 modules are empty, and at
-    stage 0 in fp32 the weights are the master weights.
-    """
-    layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
-    masters_and_moments = master_bytes(layout) + moment_bytes(layout, workload.job.optimizer.name).rest
-    if layout.engine == "deepspeed":
-        alone = layout.zero_stage == 3 or (layout.zero_stage == 0 and not short)
-        return masters_and_moments + (0.0 if alone else 2.0 if short else 4.0)
-    return masters_and_moments + (0.0 if layout.engine == "torch" else 2.0 if short else 4.0)
+    """Bytes per trained parameter in a checkpoint, which every engine writes alike (kit/training/checkpoint/manifest):
+    master weights and moments in fp32, and 8-bit moments in their own precision too."""
+    name = workload.job.optimizer.name
+    exact = moment_bytes(workload.layout, name).rest if name.endswith("-8bit") else 0.0
+    return 4.0 + 4.0 * len(OPTIMIZERS[name].state) + exact

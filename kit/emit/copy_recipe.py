@@ -117,7 +117,7 @@ kit plan recipe.yaml                                # what it will do; kit expla
 {start}
 kit train run --resume auto                         # after an interruption
 kit emit recipe.yaml --out run2                     # after a change: a new run directory
-kit convert model run/checkpoints/exchange-step-N --out trained
+kit convert model run/checkpoints/step-N --out trained
 ```
 """
 

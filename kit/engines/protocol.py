@@ -8,12 +8,11 @@ divided by the **global** number of unmasked tokens in the step, so that every l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kit.specs.job import OptimizerName
 
@@ -103,12 +102,14 @@ class Norms:
 
 
 class TensorSource(ABC):
-    """Reads named tensors one at a time, from a Hugging Face directory, an exchange checkpoint or a random generator.
+    """Reads named tensors one at a time, from a Hugging Face directory, a checkpoint or a random generator.
 
     ``shape``, ``read_flat`` and ``read_block`` read the whole tensor, and cache the last tensor that they read. A
     source that can read parts of a tensor overrides these methods.
     """
 
+    collective: bool = False
+    """Whether all ranks must read the same whole tensors in the same order."""
     _last: tuple[str, torch.Tensor] | None = None
 
     @abstractmethod
@@ -197,8 +198,6 @@ class Engine(Protocol):
     set_sums: Mapping[int, tuple[float, float]] = MappingProxyType({})
     """Set of a blend → (loss sum, counted labels) of the micro batches of that set in the last ``forward_backward``, as
     far as this rank computed them."""
-    fits_every_layout: bool = False
-    """Whether ``load`` can read a checkpoint of the same model from any layout and world size."""
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute loss and gradients of one optimizer step. Keeps the gradients for ``apply`` or ``discard``."""
@@ -221,20 +220,6 @@ class Engine(Protocol):
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute the loss without gradients. Changes neither parameters nor optimizer."""
-
-    def save(self, directory: Path) -> None:
-        """Write the engine's own checkpoint into an existing empty directory on a file system that all ranks see."""
-
-    def snapshot(self) -> Callable[[Path, Any], None]:
-        """Copy the state to host memory. Returns a function that writes the same files as ``save``.
-
-        The function's arguments are the directory and a process group; all ranks of the group call it. It may run in a
-        thread while training continues.
-        """
-
-    def load(self, directory: Path) -> None:
-        """Read a checkpoint that ``save`` wrote, on the same layout unless ``fits_every_layout``. May raise
-        CheckpointError on one rank only: the caller must stop the other ranks."""
 
     @property
     def owners(self) -> Mapping[str, int]:
@@ -259,6 +244,19 @@ class Engine(Protocol):
 
     def set_optimizer_steps(self, steps: int) -> None:
         """Set the number of optimizer steps; used after ``import_state``."""
+
+    def scalars(self) -> Mapping[str, float]:
+        """Numbers, equal on all ranks, that belong to the state of a run on any layout: fp16's loss scale."""
+        return {}
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Set those of ``scalars`` that this engine has."""
+        return
+
+    def private_tensors(self) -> Mapping[str, torch.Tensor]:
+        """This rank's live tensors of which ``export_blocks`` gives a rounded copy. A checkpoint has them bit for bit,
+        for the layout that wrote it."""
+        return {}
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Module name → module, for all modules on this rank: leaves and containers, in no order."""

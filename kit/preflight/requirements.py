@@ -62,7 +62,7 @@ class Requirements:
     """Files that must be the same on all nodes."""
     checkpoint_directory: str
     checkpoints_gib: float
-    """Disk space for the kept checkpoints, one more during a save, and the final exchange checkpoint."""
+    """Disk space for the kept checkpoints, and one more during a save."""
     nvme_path: str | None
 
 
@@ -92,7 +92,7 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
         num_nodes=cluster.num_nodes,
         paths=(str(rundir.path / "plan.yaml"), str(rundir.path / "run.yaml"), *data, *model),
         checkpoint_directory=str(rundir.path),
-        checkpoints_gib=one * (run.checkpoint.keep_last + 2),
+        checkpoints_gib=one * (run.checkpoint.keep_last + 1),
         nvme_path=run.nvme_path,
     )
 

@@ -68,7 +68,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         check_host_memory(plan),
         _asynchronous(rundir),
         _storage(rundir.run.checkpoint.remote),
-        _checkpoint(rundir, resume_from),
+        _checkpoint(resume_from),
     )
 
 
@@ -304,23 +304,9 @@ def _storage(remote: str | None) -> CheckResult | None:
     return None
 
 
-def _checkpoint(rundir: RunDirectory, path: Path | None) -> CheckResult | None:
-    """Checks that the checkpoint fits the layout. An exchange checkpoint fits every layout; a native checkpoint needs
-    the number of ranks that wrote it, except Megatron's."""
-    if path is None or (path / "exchange.json").is_file():
+def _checkpoint(path: Path | None) -> CheckResult | None:
+    """Checks that a checkpoint is there: it fits every layout."""
+    if path is None or (path / "manifest.json").is_file() or (path / "checkpoints").is_dir():
         return None
-    layout, manifest, said = rundir.plan.layout, path / "manifest.json", f"--resume {path}: "
-    if not manifest.is_file():
-        said += "not a checkpoint (no exchange.json, no manifest.json)"
-        return failure("checkpoint", said, "give auto, or an exchange-step-… or step-… directory")
-    try:
-        writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        return failure("checkpoint", f"{said}manifest.json is damaged ({error})", "give another, or auto")
-    if layout.engine == "megatron" or writers == layout.world_size:
-        return None
-    said += (
-        f"written by {writers} ranks where the plan has {layout.world_size}, and layout.engine={layout.engine} reads "
-        f"its own files on as many as wrote them"
-    )
-    return failure("checkpoint", said, "resume from an exchange checkpoint (exchange-step-…) of that run")
+    said = f"--resume {path}: not a checkpoint (no manifest.json)"
+    return failure("checkpoint", said, "give auto, a step-… directory, or the directory of a run")

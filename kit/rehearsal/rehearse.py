@@ -140,7 +140,7 @@ def _in_bf16(shrunk: ScaledDown, settings: RunSpec, reference: RunDirectory, dir
     lora, seed = shrunk.job.lora, settings.seed
     return rounding.compare(
         (_curve(reference), _curve(rundir)),
-        (_exchange(reference), _exchange(rundir)),
+        (_last_checkpoint(reference), _last_checkpoint(rundir)),
         shrunk,
         HfDirectory(directory / "model")
         if lora is None
@@ -201,12 +201,10 @@ def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
     return rows
 
 
-def _exchange(rundir: RunDirectory) -> Path:
-    from kit.training.checkpoint.exchange import newest_exchange
+def _last_checkpoint(rundir: RunDirectory) -> Path:
+    from kit.training.checkpoint.storage import steps_in
 
-    newest = newest_exchange(rundir.path / "checkpoints")
-    assert newest is not None, "a rehearsed run ends with one"
-    return newest
+    return next(iter(steps_in(rundir.path / "checkpoints").values()))
 
 
 def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, directory: Path) -> tuple[float, float]:
@@ -215,7 +213,7 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, di
     models = []
     for rundir in (reference, own):
         exported = directory / f"exported-{rundir.path.name}"
-        models.append(_in_transformers(_exchange(rundir), exported, shrunk, directory / "model"))
+        models.append(_in_transformers(_last_checkpoint(rundir), exported, shrunk, directory / "model"))
     losses = [_held_out_loss(model, shrunk, directory / "data/validation") for model in models]
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
@@ -229,13 +227,13 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, di
     return abs(losses[1] / losses[0] - 1), max(weights)
 
 
-def _in_transformers(exchange: Path, directory: Path, shrunk: ScaledDown, base: Path) -> Any:
+def _in_transformers(checkpoint: Path, directory: Path, shrunk: ScaledDown, base: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from kit.training.checkpoint.to_huggingface import exchange_to_hf
+    from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 
-    exchange_to_hf(exchange, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
+    checkpoint_to_hf(checkpoint, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
     return kind.from_pretrained(directory, dtype=torch.float32).eval()
 

@@ -88,19 +88,19 @@ def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
 
 def compare(
     curves: tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]],
-    exchanges: tuple[Path, Path],
+    checkpoints: tuple[Path, Path],
     shrunk: ScaledDown,
     start: TensorSource,
 ) -> InBf16:
-    """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the initial
+    """Compare logged steps and last checkpoints of (reference, run in bf16). ``start``: the initial
     weights."""
     from kit.engines.protocol import StateKind
-    from kit.training.checkpoint.exchange import ExchangeCheckpoint
+    from kit.training.checkpoint.manifest import Checkpoint
 
-    exact, rounded = (ExchangeCheckpoint(exchange) for exchange in exchanges)
+    exact, rounded = map(Checkpoint, checkpoints)
     masters, moments = StateKind.MASTER, StateKind.EXP_AVG
     model = shrunk.model
-    expected, found = (exchange.source(masters) for exchange in (exact, rounded))
+    expected, found = (each.source(masters) for each in (exact, rounded))
     names = expected.names()
     assert shrunk.job_in_bf16 is not None
     precision = shrunk.job_in_bf16.precision

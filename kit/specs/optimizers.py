@@ -32,9 +32,9 @@ class OptimizerTraits:
     implementations: Mapping[EngineName, str]
     """Engine → what steps the parameters there. Other engines refuse the optimizer."""
     state: tuple[str, ...]
-    """The moments in an exchange checkpoint: exp_avg, exp_avg_sq or both."""
+    """The moments in a checkpoint: exp_avg, exp_avg_sq or both."""
     state_of: OptimizerName
-    """Optimizers of the same value can continue from each other's exchange checkpoints."""
+    """Optimizers of the same value can continue from each other's checkpoints."""
     missing: Mapping[EngineName, str] = field(default_factory=dict)
     """Engine → why it does not run the optimizer, as a clause."""
     needs: Mapping[EngineName, str] = field(default_factory=dict)

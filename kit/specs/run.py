@@ -204,13 +204,13 @@ class ScheduleSpec:
 
 @spec
 class CheckpointSpec:
-    """Native checkpoints on the way, an exchange checkpoint at the end."""
+    """Checkpoints on the way and at the end."""
 
     every_steps: _Steps = 1000
     keep_last: _Steps = 5
-    """Older native checkpoints of this run are removed."""
+    """Older checkpoints of this run are removed."""
     keep_every_steps: _Steps | None = None
-    """Native checkpoints of multiples of this are kept for good, however old."""
+    """Checkpoints of multiples of this are kept for good, however old."""
     asynchronous: bool = False
     """Training stops only while the state is copied to host memory; a thread writes it. Needs host memory for one
     checkpoint, and state that is not offloaded to NVMe."""

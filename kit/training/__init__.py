@@ -6,6 +6,7 @@ Its rooms, in the order in which data walks:
     run_lock                      one run a directory
     elastic                       the plan on the nodes that are there
     data                          the same samples for every engine and layout
+    counters, bookmark            how far a run is
     start_point                   where a run starts
     loop, step_timing, gradient_norms
                                   the steps

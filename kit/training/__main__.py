@@ -91,7 +91,6 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
             stop_at_step=arguments.stop_at_step,
             started=started,
             profile=arguments.profile,
-            elastic=arguments.min_nodes is not None,
         )
     finally:
         engine.close()
@@ -227,7 +226,7 @@ def leave(code: int) -> NoReturn:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kit.training", description="One rank of a training run.")
     parser.add_argument("run_directory", type=Path)
-    parser.add_argument("--resume", default=None, help="auto, or the path of an exchange checkpoint")
+    parser.add_argument("--resume", default=None, help="auto, or the path of a checkpoint or a run")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
     parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
     parser.add_argument("--take-over", action="store_true", help="whoever holds run.lock: it is surely gone")

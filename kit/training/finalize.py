@@ -1,4 +1,4 @@
-"""The end of a run: exchange checkpoint, and ``summary.json`` with measured and predicted values."""
+"""The end of a run: ``summary.json`` with measured and predicted values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from kit.engines.collective import gather, run_collectively
 from kit.engines.protocol import Engine
 from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
 from kit.training.checkpoint.files import write_json
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import export_exchange
+from kit.training.counters import Counters
 from kit.training.logging.run_logger import RunLogger
 from kit.training.stopping import Reason, mark
 from kit.units import human_seconds, to_gib
@@ -63,18 +61,18 @@ class Summary:
     predicted_step_time_s: float
     measured_step_time_s: float | None
     """Median over the steps, without the first if there are others."""
-    exchange_checkpoint: str | None
-    """Directory of the exchange checkpoint, relative to the run directory."""
+    checkpoint: str | None
+    """Directory of the last step's checkpoint, relative to the run directory; null if it could not be written."""
     predicted_checkpoint_gib: float | None = None
     measured_checkpoint_gib: float | None = None
-    """Size of all files of the last native checkpoint."""
+    """Size of all files of the last checkpoint."""
     predicted_checkpoint_s: float | None = None
     measured_checkpoint_s: float | None = None
-    """Median time that training waited for a native checkpoint. Shorter than the write if checkpoints are
+    """Median time that training waited for a checkpoint. Shorter than the write if checkpoints are
     asynchronous."""
     predicted_storage_gib: float | None = None
     measured_storage_gib: float | None = None
-    """Size of all checkpoints in the run directory, native and exchange."""
+    """Size of all checkpoints in the run directory."""
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
     """Cost of these checkpoints in object storage, at list price."""
@@ -111,26 +109,14 @@ def finalize(
     checkpoints: CheckpointManager,
     logger: RunLogger,
     stopped: Reason,
-    export: bool,
 ) -> Summary:
-    """Collective. Write the summary, with ``export`` an exchange checkpoint, and for a stopped run the file
-    ``stopped``.
+    """Collective. Write the summary, and for a stopped run the file ``stopped``.
 
     Raises CheckpointError on every rank if one of them cannot be written."""
-    plan, times_s = rundir.plan, measured.step_times_s
-    exchange = rundir.path / "checkpoints" / f"exchange-step-{counters.step:08d}"
-    # A finished run may be resumed: its exchange checkpoint exists already.
-    if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
-        template = checkpoints.chat_template
-        export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora, chat_template=template)
-        checkpoints.uploads.add(exchange.name)
+    plan, times_s, kept = rundir.plan, measured.step_times_s, checkpoints.kept
     memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
-    operation, size, root = (
-        plan.predicted.operation,
-        checkpoints.native.bytes_of(counters.step),
-        checkpoints.native.root,
-    )
-    expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint, export)
+    operation, size, root = plan.predicted.operation, kept.bytes_of(counters.step), kept.root
+    expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint)
     found = run_collectively(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
     unsaved = [text for text in (logger.unsaved(counters.step),) if text]
     if times_s and gather(size)[0] is None:
@@ -161,7 +147,7 @@ def finalize(
         measured_storage_usd_per_month=storage.usd_per_month(found),
         stopped=stopped.words if stopped else None,
         unsaved="; ".join(unsaved) or None,
-        exchange_checkpoint=str(exchange.relative_to(rundir.path)) if export else None,
+        checkpoint=None if size is None else str(kept.directory(counters.step).relative_to(rundir.path)),
     )
     path = rundir.path / "summary.json"
     run_collectively(engine.is_main, lambda: write_json(path, dataclasses.asdict(summary)), f"writing {path}")

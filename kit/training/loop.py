@@ -22,10 +22,10 @@ from kit.planner.schedule import batch_size, learning_rate
 from kit.training import determinism
 from kit.training.anomalies.handler import AnomalyHandler
 from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
-from kit.training.checkpoint.counters import Counters, run_length
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import export_tensors
+from kit.training.checkpoint.store import export_tensors
 from kit.training.checkpoint.uploads import Uploads
+from kit.training.counters import Counters, run_length
 from kit.training.data.loader import DataLoader, Prefetcher, counted, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.gradient_norms import gradient_norms
@@ -53,21 +53,17 @@ def train(
     *,
     resume: str | Path | None = None,
     stop_at_step: int | None = None,
-    export_at_end: bool = True,
     started: float | None = None,
     profile: tuple[int, int] | None = None,
-    elastic: bool = False,
 ) -> Summary:
     """Collective. Train to the end of the run, or to ``stop_at_step``; write metrics, checkpoints and the summary.
 
     ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). ``started``: ``time.monotonic()``
-    when the process began. ``profile``: first and last step of a trace. ``elastic``: checkpoints must fit another
-    number of nodes.
+    when the process began. ``profile``: first and last step of a trace.
 
-    After the last step the loop writes a native checkpoint, and with ``export_at_end`` an exchange checkpoint
-    ``checkpoints/exchange-step-NNNNNNNN``. If a native checkpoint cannot be written, the loop reports it and trains on.
-    A signal or the time limit ends the run after the current step, with a native checkpoint; ``Summary.stopped`` names
-    the reason.
+    After the last step the loop writes a checkpoint. If one cannot be written, the loop reports it and trains on. A
+    signal or the time limit ends the run after the current step, with a checkpoint; ``Summary.stopped`` names the
+    reason.
 
     Raises DataError, CheckpointError, SpecError, and EngineError, which names the step if loss or gradient is not
     finite.
@@ -82,9 +78,9 @@ def train(
         prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
         loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
         stack.callback(loader.close)
-        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run), elastic)
+        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run))
         dog.beat("resuming", _PATIENCE)
-        counters = resume_from(engine, checkpoints.native, rundir.path / "metrics.jsonl", resume)
+        counters = resume_from(engine, checkpoints.kept, rundir.path / "metrics.jsonl", resume)
         loader.resume(counters)
         if engine.is_main:
             mark(rundir.path, None)
@@ -93,7 +89,7 @@ def train(
             if rundir.run.data.stream is not None and counters.position and counters.stream is None:
                 print(f"no bookmarks in the checkpoint: reading {counters.position:,} samples of the stream")
         spec = rundir.run.checkpoint
-        checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.native.root, spec, elastic))
+        checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.kept.root, spec))
         run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))
         stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
@@ -102,10 +98,7 @@ def train(
         if run.validated_step != counters.step and not run.stopped:
             run.validate(counters.step)
         dog.beat("finishing", _PATIENCE)
-        export = export_at_end and not run.stopped
-        summary = finalize(
-            engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped, export
-        )
+        summary = finalize(engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped)
         dog.beat("waiting for uploads", math.inf)
         checkpoints.uploads.finish(run.logger)
         return summary
@@ -248,7 +241,7 @@ class _Run:
         return losses
 
     def _save(self, counters: Counters, wait: bool) -> None:
-        """Collective. Write a native checkpoint. Reports a failure and continues."""
+        """Collective. Write a checkpoint. Reports a failure and continues."""
         self.watchdog.beat(f"checkpoint of step {counters.step}", _PATIENCE)
         with self.clock.part("checkpoint"):
             failure = self.checkpoints.save(self.engine, self.loader.place(counters), wait)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from kit.emit.deepspeed import ds_config
@@ -19,17 +18,16 @@ from kit.emit.megatron import applies, megatron_settings
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
-from kit.errors import EngineError
 from kit.planner.plan import Plan
 from kit.specs.job import LoraSpec, Objective
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.counters import Counters
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.megatron.cases import sets_are_the_step
 from tests.support import tiny
+from tests.support.checkpoints import captured, export, load
 
 WORLD_SIZE = 2
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
@@ -174,34 +172,34 @@ def leave(
     zero: Mapping[str, Any] | None = None,
     more: int = 0,
 ) -> Curve:
-    """Some steps, an exchange checkpoint after them, and the curve of ``more`` steps."""
+    """Some steps, a checkpoint after them, and the curve of ``more`` steps."""
     with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
         advance(engine, chosen, 0, steps)
         made = engine.optimizer_steps
         counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=made, samples_skipped=0)
-        export_exchange(engine, directory / "exchange", counters, model=chosen.model)
+        export(engine, directory / "step", chosen, counters)
         return Curve(*advance(engine, chosen, steps, steps + more), exported(engine, StateKind.MASTER))
 
 
 def go_on(
     chosen: Plan,
-    exchange: Path,
+    checkpoint: Path,
     directory: Path,
     steps: int,
     fault: str | None = None,
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
-    """Trains as many steps again from an exchange checkpoint. Returns what the engine did not load bit for bit, too."""
+    """Trains as many steps again from a checkpoint. Returns what the engine did not load bit for bit, too."""
     from tests.system.parity.faults import planted
 
     with planted(fault):
         engine = build(chosen, None, directory, resized(chosen, zero))
-        counters = import_exchange(engine, exchange)
+        counters = load(engine, checkpoint, chosen)
     different = [
         f"{kind} {name}"
         for kind in (StateKind.MASTER, *MOMENTS)
         for name, tensor in exported(engine, kind).items()
-        if not torch.equal(tensor, ExchangeCheckpoint(exchange).source(kind).read(name))
+        if not torch.equal(tensor, Checkpoint(checkpoint).source(kind).read(name))
     ]
     if engine.optimizer_steps != counters.optimizer_steps:
         different.append("optimizer_steps")
@@ -211,30 +209,24 @@ def go_on(
     return curve, different
 
 
-def natively(
+def resumed(
     chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] | None = None
 ) -> tuple[list[float], list[list[float]], list[str]]:
-    """Losses after a native save; those of a fresh engine that loaded it, and then what a snapshot of the same moment
-    wrote later, which state on NVMe has not; and tensors that differ at the end."""
-    native, later = directory / "native", directory / "later"
-    for path in (native, later):
-        path.mkdir(parents=True, exist_ok=True)
-    swapped = chosen.layout.uses_nvme
+    """Losses after a save; those of a fresh engine that loaded it, and then what a copy of the same moment wrote later;
+    and tensors that differ at the end."""
+    now, later = directory / "now", directory / "later"
     with closing(build(chosen, start, directory, resized(chosen, zero))) as engine:
         advance(engine, chosen, 0, 2)
-        engine.save(native)
-        with pytest.raises(EngineError, match="state on NVMe") if swapped else nullcontext():
-            write = engine.snapshot()
+        counters = Counters(step=2, samples_seen=0, tokens_seen=0, optimizer_steps=2, samples_skipped=0)
+        export(engine, now, chosen, counters)
+        write = captured(engine, chosen, counters)
         losses, _, _ = advance(engine, chosen, 2, 4)
         states = {kind: exported(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
-        if not swapped:
-            write(later, None)
-    torch.distributed.barrier()
+        write(later)
     found, different = [], []
     with closing(build(chosen, None, directory, resized(chosen, zero))) as engine:
-        for path in (native,) if swapped else (native, later):
-            assert not (path / "latest").exists()
-            engine.load(path)
+        for path in (now, later):
+            load(engine, path, chosen, same_layout=True)
             found.append(advance(engine, chosen, 2, 4)[0])
             assert engine.optimizer_steps == 4
             different += [

@@ -18,9 +18,9 @@ from kit.emit.trainer import trainer_config, training_arguments
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.engines.torch.engine import TorchEngine
 from kit.planner.plan import Plan
-from kit.training.checkpoint.transfer import import_exchange
 from tests.deepspeed import cases
 from tests.support import tiny
+from tests.support.checkpoints import load
 from tests.training import batches
 
 SAVED_AT, STEPS = 3, 6
@@ -54,8 +54,8 @@ def _config(chosen: Plan) -> dict[str, Any]:
     return config
 
 
-def by_kit(chosen: Plan, exchange: Path, directory: Path) -> Curve:
-    """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from an exchange checkpoint."""
+def by_kit(chosen: Plan, checkpoint: Path, directory: Path) -> Curve:
+    """Losses and gradient norms of steps 3 to 6 on one of kit's engines, from a checkpoint."""
     if chosen.layout.engine == "deepspeed":
         engine = cases.build(chosen, None, directory, _config(chosen))
     elif chosen.layout.engine == "megatron":
@@ -65,7 +65,7 @@ def by_kit(chosen: Plan, exchange: Path, directory: Path) -> Curve:
         engine = MegatronEngine(dataclasses.replace(tiny.run_directory(directory, chosen), settings=settings))
     else:
         engine = TorchEngine(tiny.run_directory(directory, chosen))
-    counters = import_exchange(engine, exchange)
+    counters = load(engine, checkpoint, chosen)
     curve = []
     for step in range(counters.step, STEPS):
         loss = engine.forward_backward(as_kit(step, engine, chosen)).mean

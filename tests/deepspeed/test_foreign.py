@@ -23,8 +23,8 @@ from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
-from kit.training.checkpoint.foreign.detect_format import inspected
+from kit.training.checkpoint.inspected import inspected
+from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.deepspeed import cases, foreign
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
@@ -108,13 +108,13 @@ def error(found: Curve, expected: Curve) -> float:
     return max(abs(a / b - 1) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def continued(target: str, writer: str, exchange: Path, directory: Path) -> Curve:
+def continued(target: str, writer: str, checkpoint: Path, directory: Path) -> Curve:
     chosen = with_precision(plan(target, decay(writer)), writer)
     if target == "torch on 1":
         with process_group_of_one():
-            return foreign.by_kit(chosen, exchange, directory)
+            return foreign.by_kit(chosen, checkpoint, directory)
     engine = "megatron" if "megatron" in target else "deepspeed"
-    return pool(engine, 2).run(foreign.by_kit, chosen, exchange, directory)[0]
+    return pool(engine, 2).run(foreign.by_kit, chosen, checkpoint, directory)[0]
 
 
 @pytest.mark.everyday("trainer-zero-2-zero-3", "accelerate-fsdp-torch on 1")
@@ -130,10 +130,10 @@ def continued(target: str, writer: str, exchange: Path, directory: Path) -> Curv
 )
 def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):
     path, expected = written(writer)
-    assert convert(path, "exchange", tmp_path / "exchange").endswith("with Adam's state")
-    counters = ExchangeCheckpoint(tmp_path / "exchange").counters
+    assert convert(path, "step", tmp_path / "step").endswith("with Adam's state")
+    counters = Checkpoint(tmp_path / "step").manifest.counters
     assert (counters.step, counters.optimizer_steps) == (3, 3)
-    assert error(continued(target, writer, tmp_path / "exchange", tmp_path / "run"), expected) < CLOSEST
+    assert error(continued(target, writer, tmp_path / "step", tmp_path / "run"), expected) < CLOSEST
 
 
 @pytest.mark.everyday("1")
@@ -142,9 +142,9 @@ def test_kit_continues_a_run_in_fp16(stage, written, tmp_path):
     writer = f"deepspeed-fp16-zero-{stage}"
     path, expected = written(writer)
     assert inspected(path).layout["precision"] == "fp16"
-    convert(path, "exchange", tmp_path / "exchange")
-    assert error(continued(f"zero-{stage}", writer, tmp_path / "exchange", tmp_path / "run"), expected) < 1e-6
-    apart = error(continued("torch on 1", writer, tmp_path / "exchange", tmp_path / "in-fp32"), expected)
+    convert(path, "step", tmp_path / "step")
+    assert error(continued(f"zero-{stage}", writer, tmp_path / "step", tmp_path / "run"), expected) < 1e-6
+    apart = error(continued("torch on 1", writer, tmp_path / "step", tmp_path / "in-fp32"), expected)
     assert 1e-5 < apart < 5e-3
 
 
@@ -161,16 +161,16 @@ def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path)
     state = "optimizer_state_dict"
     for file in (tmp_path / "copy").glob("*/*_optim_states.pt"):
         change(file, lambda loaded: loaded[state][state]["state"][0].pop("exp_avg"))
-    said = convert(tmp_path / "copy", "exchange", tmp_path / "exchange")
+    said = convert(tmp_path / "copy", "step", tmp_path / "step")
     assert said.endswith("weights only; Adam's exp_avg is missing: weights only")
     assert not inspected(tmp_path / "copy").adam
-    assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "exchange", tmp_path / "run"), expected) > 1e-3
+    assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "step", tmp_path / "run"), expected) > 1e-3
 
 
-def same(found: ExchangeCheckpoint, expected: ExchangeCheckpoint) -> bool:
+def same(found: Checkpoint, expected: Checkpoint) -> bool:
     """Whether weights and moments are equal bit for bit."""
-    pairs = [(found.source(kind), expected.source(kind)) for kind in KINDS]
-    return found.kinds == expected.kinds == KINDS and all(
+    pairs = [(found.source(kind), expected.source(kind)) for kind in FOLDERS]
+    return found.manifest.kinds == expected.manifest.kinds == tuple(FOLDERS) and all(
         torch.equal(one.read(name), other.read(name)) for one, other in pairs for name in other.names()
     )
 
@@ -191,10 +191,10 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
         )
     )
     shutil.copy(path / "config.json", out.parent)
-    convert(path, "exchange", tmp_path / "expected")
-    convert(out.parent, "exchange", tmp_path / "exchange")
-    found, expected = (ExchangeCheckpoint(tmp_path / name) for name in ("exchange", "expected"))
-    assert found.counters == expected.counters
+    convert(path, "step", tmp_path / "expected")
+    convert(out.parent, "step", tmp_path / "step")
+    found, expected = (Checkpoint(tmp_path / name) for name in ("step", "expected"))
+    assert found.manifest.counters == expected.manifest.counters
     assert same(found, expected)
 
 
@@ -239,12 +239,12 @@ def test_weights_alone_make_no_universal_checkpoint(start, tmp_path):
 
 def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_path):
     path, _ = written("trainer-zero-2")
-    convert(path, "exchange", tmp_path / "exchange")
-    assert convert(tmp_path / "exchange", "dcp", tmp_path / "dcp").endswith("with Adam's state")
-    exchange = ExchangeCheckpoint(tmp_path / "exchange")
-    master, *moments = (exchange.source(kind) for kind in KINDS)
+    convert(path, "step", tmp_path / "step")
+    assert convert(tmp_path / "step", "dcp", tmp_path / "dcp").endswith("with Adam's state")
+    written_by_kit = Checkpoint(tmp_path / "step")
+    master, *moments = (written_by_kit.source(kind) for kind in FOLDERS)
     shapes = {name: master.shape(name) for name in master.names()}
-    states = {name: {kind.value: torch.zeros(shape) for kind in KINDS[1:]} for name, shape in shapes.items()}
+    states = {name: {kind.value: torch.zeros(shape) for kind in tuple(FOLDERS)[1:]} for name, shape in shapes.items()}
     found: dict[str, Any] = {
         "model": {name: torch.zeros(shape) for name, shape in shapes.items()},
         "optimizer": {"state": {name: state | {"step": torch.zeros(())} for name, state in states.items()}},
@@ -254,10 +254,10 @@ def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_pat
         assert float(state.pop("step")) == 3
         pairs = zip([found["model"][name], *state.values()], (master, *moments), strict=True)
         assert all(torch.equal(tensor, source.read(name)) for tensor, source in pairs)
-    convert(tmp_path / "dcp", "exchange", tmp_path / "back", model=str(path))
-    back = ExchangeCheckpoint(tmp_path / "back")
-    assert back.counters.optimizer_steps == 3
-    assert same(back, exchange)
+    convert(tmp_path / "dcp", "step", tmp_path / "back", model=str(path))
+    back = Checkpoint(tmp_path / "back")
+    assert back.manifest.counters.optimizer_steps == 3
+    assert same(back, written_by_kit)
 
 
 INSPECTED = {
@@ -276,11 +276,11 @@ def test_inspect_says_what_it_is(written, writer):
     said = found.program, found.step, found.optimizer_steps, found.adam, found.parameters, found.dtypes
     assert said == (program, 3, 3, True, 26_784, ["float32"])
     assert {key: found.layout[key] for key in layout} == layout
-    assert any("--to exchange" in command for command in found.can)
+    assert any("--to step" in command for command in found.can)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "attention"])
-def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
+def test_adapters_of_peft_become_a_checkpoint(tmp_path, targets):
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     listed = targets if targets == "all-linear" else ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -291,16 +291,16 @@ def test_adapters_of_peft_become_an_exchange_checkpoint(tmp_path, targets):
     found = inspected(tmp_path / "peft")
     assert (found.program, found.adam) == ("peft: adapters", False)
     assert 'peft_type "LORA"' in found.model
-    convert(tmp_path / "peft", "exchange", tmp_path / "exchange", model=str(tmp_path / "base"))
-    exchange = ExchangeCheckpoint(tmp_path / "exchange")
-    assert exchange.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
-    source, wanted = exchange.source(StateKind.MASTER), get_peft_model_state_dict(adapted)
+    convert(tmp_path / "peft", "step", tmp_path / "step", model=str(tmp_path / "base"))
+    found = Checkpoint(tmp_path / "step")
+    assert found.manifest.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
+    source, wanted = found.source(StateKind.MASTER), get_peft_model_state_dict(adapted)
     assert sorted(source.names()) == sorted(wanted)
     assert all(torch.equal(source.read(name), tensor) for name, tensor in wanted.items())
     said = tmp_path / "peft" / "adapter_config.json"
     edit(said, lambda text: text.replace(b'"modules_to_save": null', b'"modules_to_save": ["lm_head"]'))
     with pytest.raises(CheckpointError, match="modules_to_save, which kit does not train"):
-        convert(tmp_path / "peft", "exchange", tmp_path / "other", model=str(tmp_path / "base"))
+        convert(tmp_path / "peft", "step", tmp_path / "other", model=str(tmp_path / "base"))
 
 
 STEP, MODEL, OPTIMIZER = "global_step3", "pytorch_model_fsdp_0", "optimizer_0"
@@ -397,7 +397,7 @@ def test_damage_is_named_and_nothing_written(written, tmp_path, writer, harm, me
     shutil.copytree(written(writer)[0], tmp_path / "copy")
     harm(tmp_path / "copy")
     with pytest.raises(CheckpointError, match=message):
-        convert(tmp_path / "copy", "exchange", tmp_path / "out")
+        convert(tmp_path / "copy", "step", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -406,8 +406,8 @@ def test_damage_is_named_and_nothing_written(written, tmp_path, writer, harm, me
 def test_damage_by_chance_is_refused_or_hits_bytes_that_mean_nothing(written, tmp_path, writer):
     """A bit is flipped, or a file is cut or missing."""
     source, chance = written(writer)[0], random.Random(1)
-    convert(source, "exchange", tmp_path / "whole")
-    whole, copy, out = ExchangeCheckpoint(tmp_path / "whole"), tmp_path / "copy", tmp_path / "out"
+    convert(source, "step", tmp_path / "whole")
+    whole, copy, out = Checkpoint(tmp_path / "whole"), tmp_path / "copy", tmp_path / "out"
     for number in range(45):
         shutil.copytree(source, copy)
         files = [
@@ -421,12 +421,12 @@ def test_damage_by_chance_is_refused_or_hits_bytes_that_mean_nothing(written, tm
         if number % 3 == 2:
             file.unlink()
         with contextlib.suppress(CheckpointError):
-            convert(copy, "exchange", out)
+            convert(copy, "step", out)
         left = [path.name for path in tmp_path.iterdir() if "out" in path.name]
         assert left in ([], ["out"])
         if left:
-            found = ExchangeCheckpoint(out)
-            assert found.counters == whole.counters
+            found = Checkpoint(out)
+            assert found.manifest.counters == whole.manifest.counters
             assert same(found, whole)
             shutil.rmtree(out)
         shutil.rmtree(copy)
@@ -437,4 +437,4 @@ def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):
     (tmp_path / "copy" / "trainer_state.json").unlink()
     (path,) = (tmp_path / "copy" / "global_step3").glob("*_model_states.pt")
     change(path, lambda loaded: loaded.update(global_steps=4))
-    assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "exchange", tmp_path / "out")
+    assert "Adam made 3 of 4 steps" in convert(tmp_path / "copy", "step", tmp_path / "out")

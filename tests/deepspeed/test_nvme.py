@@ -97,9 +97,9 @@ CHANGES = {"nvme to optimizer on nvme": (ALL, OPTIMIZER), "none to nvme": ({}, A
 @pytest.mark.everyday("nvme to optimizer on nvme")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 @pytest.mark.nightly
-def test_training_goes_on_through_the_exchange_checkpoint(before, after, references, tmp_path):
+def test_training_goes_on_on_another_layout(before, after, references, tmp_path):
     whole = run(cases.leave, plan(**before), references(plan().model)[0], tmp_path, 2, SMALL, 2)
-    resumed, different = run(cases.go_on, plan(**after), tmp_path / "exchange", tmp_path, 2, None, SMALL)
+    resumed, different = run(cases.go_on, plan(**after), tmp_path / "step", tmp_path, 2, None, SMALL)
     assert different == []
     assert plain.worst(resumed, whole) < 1e-6
 

@@ -17,9 +17,9 @@ from kit.engines.protocol import StateKind
 from kit.planner.plan import Plan
 from kit.specs.job import OptimizerName, OptimizerSpec
 from kit.specs.optimizers import OPTIMIZERS
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import cases
 from tests.deepspeed.plain import Curve, curve_error, reference
+from tests.support.checkpoints import export, load
 from tests.support.workers import pool
 from tests.training.cases import COUNTERS
 
@@ -51,24 +51,20 @@ def plan(name: OptimizerName, stage: int, **changes: Any) -> Plan:
 
 
 def train(chosen: Plan, start: Path, directory: Path) -> dict[str, Any]:
-    """Two steps, both checkpoints, one more; and that again by engines that read the files."""
+    """Two steps, a checkpoint, one more; and that again by engines that read it, as one of the same layout and not."""
     counters = dataclasses.replace(COUNTERS, step=2, optimizer_steps=2)
-    (directory / "native").mkdir(parents=True, exist_ok=True)
     with closing(cases.build(chosen, start, directory)) as engine:
         losses, norms, _ = cases.advance(engine, chosen, 0, 2)
-        engine.save(directory / "native")
-        export_exchange(engine, directory / "exchange", counters, model=chosen.model)
+        export(engine, directory / "step", chosen, counters)
         saved = exported_moments(engine, chosen)
         last = cases.advance(engine, chosen, 2, 3)[:2]
         held, ends = engine.held_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
         moments = exported_moments(engine, chosen)
     found = {"curve": Curve([*losses, *last[0]], [*norms, *last[1]], {}, ends), "held": held}
-    for way in ("native", "exchange"):
+    for way in ("same layout", "any layout"):
         with closing(cases.build(chosen, None, directory)) as engine:
-            if way == "native":
-                engine.load(directory / "native")
-            else:
-                import_exchange(engine, directory / "exchange")
+            load(engine, directory / "step", chosen, same_layout=way == "same layout")
+            if way == "any layout":
                 read = exported_moments(engine, chosen)
                 found["imported"] = max((farthest(read[key], tensor) for key, tensor in saved.items()), default=0.0)
             cases.advance(engine, chosen, 2, 3)
@@ -105,10 +101,10 @@ def test_steps_bytes_and_resumes(start, tmp_path, name, stage):
     expected, curve = reference(start, 3, build=PLAIN[name]), found["curve"]
     assert curve_error(curve.losses, expected.losses) < 1e-5
     assert largest(curve.masters, expected.masters) < 1e-5
-    assert found["native"]
+    assert found["same layout"]
     # Adafactor's factors are computed again from their product.
     within = {"adafactor": 1e-6, "adamw-8bit": ROUNDED_AGAIN, "lion-8bit": ROUNDED_AGAIN}
-    assert found["exchange"] or found["imported"] <= within.get(name, 0.0)
+    assert found["any layout"] or found["imported"] <= within.get(name, 0.0)
     if name != "adafactor":
         assert found["held"] == pytest.approx(parts_of(chosen.workload, 0).states.optimizer, rel=0.01)
 
@@ -122,8 +118,8 @@ def test_bf16_keeps_masters_and_moments(start, tmp_path, name, stages):
     for stage in stages:
         ranks = pool("deepspeed", 2).run(train, plan(name, stage, precision="bf16"), start, tmp_path / str(stage))
         found[stage] = ranks[0]
-        assert found[stage]["native"]
-        assert found[stage]["exchange"] or 0 < found[stage]["imported"] <= ROUNDED_AGAIN
+        assert found[stage]["same layout"]
+        assert found[stage]["any layout"] or 0 < found[stage]["imported"] <= ROUNDED_AGAIN
     masters = [each["curve"].masters for each in found.values()]
     # bf16 gradients are summed in another order, and go to other codes.
     assert max(largest(each, masters[0]) for each in masters[1:]) < (1e-3 if name == "sgd" else 5e-3)
@@ -136,5 +132,5 @@ def test_over_megatrons_tensor_parallelism(start, tmp_path, name):
     found = pool("megatron", 2).run(train, plan(name, 2, **split), start, tmp_path)[0]
     expected = reference(start, 3, build=PLAIN[name]).masters
     assert largest(found["curve"].masters, expected) < (1e-5 if name == "sgd" else 5e-3)  # blocks of other elements
-    assert found["native"]
-    assert found["exchange"] or 0 < found["imported"] <= ROUNDED_AGAIN
+    assert found["same layout"]
+    assert found["any layout"] or 0 < found["imported"] <= ROUNDED_AGAIN

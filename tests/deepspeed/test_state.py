@@ -1,21 +1,17 @@
-"""State in and out: exchange checkpoints, DeepSpeed's own files, discarding, evaluating, and what is refused."""
+"""State in and out: checkpoints, discarding, evaluating, and what is refused."""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from kit.emit.deepspeed import ds_config
-from kit.engines.deepspeed import reading
 from kit.engines.deepspeed.grad_norm import unscaled_norm
 from kit.engines.huggingface.models import build_model
 from kit.engines.protocol import MicroBatch, StateKind
-from kit.errors import CheckpointError, EngineError
+from kit.errors import EngineError
 from tests.deepspeed import cases, plain
 from tests.deepspeed.test_optimizers import plan as with_optimizer
 from tests.deepspeed.test_parity import AUTOTP, FOUR, HOST, MEGATRON, TWICE, ULYSSES, UNEVEN
@@ -73,12 +69,12 @@ CHANGES = {
 
 @pytest.mark.everyday("1 to 2", "2 on the host to 1", "Ulysses, 3 to AutoTP, 0", "bf16, 0", "bf16 state, 3")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
-def test_training_goes_on_through_the_exchange_checkpoint(before, after, references, tmp_path):
+def test_training_goes_on_on_another_layout(before, after, references, tmp_path):
     """In bf16 exactly: a master that was rounded to bf16 on the way would be off by 0.4 %. Masters in bf16 are bf16
     numbers, as those in fp32 are not."""
     start, _ = references(before.model)
     whole = run(cases.leave, before, start, tmp_path, 2, None, 2)
-    resumed, different = run(cases.go_on, after, tmp_path / "exchange", tmp_path, 2)
+    resumed, different = run(cases.go_on, after, tmp_path / "step", tmp_path, 2)
     assert different == []
     assert plain.worst(resumed, whole) < (1e-6 if before.job.precision == "fp32" else 1e-12)
     rounded = all(torch.equal(master, master.bfloat16().float()) for master in whole.masters.values())
@@ -87,11 +83,11 @@ def test_training_goes_on_through_the_exchange_checkpoint(before, after, referen
 
 def test_a_forgotten_moment_shows(start, tmp_path):
     whole = run(cases.leave, cases.plan(2), start, tmp_path, 2, None, 2)
-    resumed, _ = run(cases.go_on, cases.plan(3), tmp_path / "exchange", tmp_path, 2, "exchange-forgets-moments")
+    resumed, _ = run(cases.go_on, cases.plan(3), tmp_path / "step", tmp_path, 2, "resume-forgets-moments")
     assert plain.worst(resumed, whole) > 1e-3
 
 
-NATIVE = {
+EXACT = {
     **{f"stage {stage}": uneven(stage) for stage in (0, 1, 2, 3)},
     "stage 3 on the host": uneven(3, **HOST),
     "Megatron, stage 3, sp": cases.plan(3, sp=True, **MEGATRON),
@@ -104,9 +100,9 @@ NATIVE = {
 
 
 @pytest.mark.everyday("stage 3 on the host", "bf16, stage 0", "fp16, stage 2")
-@pytest.mark.parametrize("chosen", NATIVE.values(), ids=NATIVE.keys())
-def test_native_save_and_load_are_exact(chosen, references, tmp_path):
-    losses, again, different = run(cases.natively, chosen, references(chosen.model)[0], tmp_path)
+@pytest.mark.parametrize("chosen", EXACT.values(), ids=EXACT.keys())
+def test_a_checkpoint_of_the_same_layout_is_exact(chosen, references, tmp_path):
+    losses, again, different = run(cases.resumed, chosen, references(chosen.model)[0], tmp_path)
     assert all(curve == losses for curve in again)
     assert different == []
 
@@ -128,82 +124,6 @@ LAYOUTS = {
 def test_discard_and_evaluate_leave_no_trace(chosen, references, tmp_path):
     plain, disturbed = run(cases.disturb, chosen, references(chosen.model)[0], tmp_path)
     assert disturbed == plain
-
-
-def test_an_empty_directory_is_no_checkpoint(start, tmp_path):
-    assert "no DeepSpeed checkpoint" in run(cases.inside, cases.plan(2), start, tmp_path, load_nothing)
-
-
-def load_nothing(engine, chosen):
-    with pytest.raises(CheckpointError) as error:
-        engine.load(Path("nowhere"))
-    return str(error.value)
-
-
-def test_a_copy_of_the_state_shares_nothing_and_mixes_nothing_up():
-    """Views of one buffer begin at one address; a tied tensor is copied once."""
-    expected = [0, 1, 2, 3, 4, 5], [0, 1, 2], [[0, 1, 2], [3, 4, 5]], True
-    assert pool("deepspeed", TWO).run(copied_views) == [expected] * 2
-
-
-def copied_views():
-    from kit.engines.deepspeed.memory_checkpoint import _on_host
-
-    flat = torch.arange(6)
-    copied = _on_host({"flat": flat, "part": flat[:3], "matrix": flat.view(2, 3), "tied": flat}, {})
-    flat.zero_()
-    return *(copied[name].tolist() for name in ("flat", "part", "matrix")), copied["tied"] is copied["flat"]
-
-
-class Canary:
-    """Makes a directory where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
-@pytest.mark.everyday("3-zip", "0-torch's older format")
-@pytest.mark.parametrize("older", [False, True], ids=["zip", "torch's older format"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_foreign_pickle_is_refused_on_every_rank_and_never_run(stage, older, start, tmp_path):
-    """In a file that one rank alone reads, in stages 1 to 3."""
-    words = pool("deepspeed", TWO).run(load_a_canary, cases.plan(stage), start, tmp_path, older)
-    assert words[0] == words[1]
-    assert "names posix.mkdir, which is not in the closed list of classes" in words[0]
-    assert not (tmp_path / "sang").exists()
-
-
-def test_ranks_check_the_same_list_of_files(tmp_path, monkeypatch):
-    """A file system lists them in an order of its own, on each node another."""
-    seen = []
-    files = [tmp_path / f"{name}.pt" for name in "cab"]
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: files)
-    monkeypatch.setattr(reading, "run_collectively", lambda takes_part, look, what: look())
-    monkeypatch.setattr(reading, "split_over_ranks", lambda found: seen.extend(found) or [])
-    reading.check(tmp_path)
-    assert seen == sorted(files)
-
-
-def load_a_canary(chosen, start, directory, older):
-    engine = cases.build(chosen, start, directory)
-    native = directory / "native"
-    if dist.get_rank() == 0:
-        native.mkdir()
-    dist.barrier()
-    engine.save(native)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        last = sorted(native.rglob("*.pt"))[-1]
-        state = torch.load(last, weights_only=False)
-        torch.save(state | {"canary": Canary(directory / "sang")}, last, _use_new_zipfile_serialization=not older)
-    dist.barrier()
-    with pytest.raises(CheckpointError) as error:
-        engine.load(native)
-    engine.close()
-    return str(error.value)
 
 
 def test_random_weights_are_those_of_the_seed(tmp_path):
@@ -299,11 +219,11 @@ EDITS = {
     ),
     "SuperOffload": (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
-        "where no exchange checkpoint finds them",
+        "where no checkpoint finds them",
     ),
     "DeepCompile": ({"compile": {"deepcompile": True}}, "does not call engine.compile"),
     "own accumulation": ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation"),
-    "a universal checkpoint": ({"checkpoint": {"load_universal": True}}, "resume from an exchange checkpoint"),
+    "a universal checkpoint": ({"checkpoint": {"load_universal": True}}, "resume from a checkpoint of kit"),
     "a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {}}}, "run.schedule"),
     "bf16": ({"bf16": {"enabled": True}}, "precision=bf16 was started where the plan has fp32"),
 }

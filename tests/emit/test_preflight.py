@@ -183,30 +183,12 @@ def test_all_problems_are_told_at_once(rundir: RunDirectory, tmp_path: Path) -> 
     check(rundir, "no config.json there", "train.idx is missing")
 
 
-@pytest.mark.parametrize(
-    ("manifest", "layout", "said"),
-    [
-        ({"exchange.json": "{}"}, {}, []),
-        ({}, {}, ["not a checkpoint (no exchange.json, no manifest.json); give auto"]),
-        ({"manifest.json": '{"world_size": 1}'}, {}, []),
-        (
-            {"manifest.json": '{"world_size": 2}'},
-            {},
-            ["written by 2 ranks where the plan has 1, and layout.engine=torch"],
-        ),
-        ({"manifest.json": '{"world_size": 2}'}, {"engine": "megatron"}, []),
-        ({"manifest.json": "{"}, {}, ["manifest.json is damaged"]),
-        ({"manifest.json": '{"world_size": "x"}'}, {}, ["manifest.json is damaged"]),
-    ],
-)
-def test_a_checkpoint_to_resume_from_fits_the_layout(
-    manifest: dict[str, str], layout: dict[str, Any], said: list[str], rundir: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_checkpoint_to_resume_from_is_one(tmp_path: Path) -> None:
     (tmp_path / "step").mkdir()
-    for name, text in manifest.items():
-        (tmp_path / "step" / name).write_text(text)
-    judged(run_checks._checkpoint(with_(rundir, layout=layout), tmp_path / "step"), *said)
-    assert run_checks._checkpoint(rundir, None) is None
+    judged(run_checks._checkpoint(tmp_path / "step"), "not a checkpoint (no manifest.json); give auto")
+    (tmp_path / "step" / "manifest.json").touch()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert [run_checks._checkpoint(each) for each in (None, tmp_path / "step", tmp_path / "run")] == [None] * 3
 
 
 def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path: Path) -> None:

@@ -24,8 +24,11 @@ from kit.engines.protocol import IGNORE_INDEX, GeneratedSource, LossSum, MicroBa
 from kit.specs.extra import Extra
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
+from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.balance import PlainRouters
+from tests.support.checkpoints import export as write_checkpoint
+from tests.support.checkpoints import load
 
 MICRO_BATCH_SIZE = 2
 GLOBAL_BATCH_SIZE = 8
@@ -60,6 +63,7 @@ class Trajectory:
     """Metrics of the last step's experts."""
 
 
+AFTER_TWO = Counters(step=2, samples_seen=0, tokens_seen=0, optimizer_steps=2, samples_skipped=0)
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 HF_DIRECTORY = "model"
 """Beside the run directories of a shape (conftest.py)."""
@@ -326,7 +330,7 @@ def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, An
 
 
 def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
-    """Inside a worker: train 4 steps, saving after 2; then resume in two ways, natively and through full tensors."""
+    """Inside a worker: train 4 steps, saving after 2; then resume in two ways, by files and through full tensors."""
 
     def two_steps(engine: Any, first: int) -> list[float]:
         curve = []
@@ -338,18 +342,15 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with closing(built(rundir)) as engine:
         two_steps(engine, 0)
-        if engine.is_main:
-            checkpoint.mkdir()
-        torch.distributed.barrier()
-        engine.save(checkpoint)
+        write_checkpoint(engine, checkpoint, rundir.plan, AFTER_TWO)
         everywhere: list[Any] = [{kind: export(engine, kind) for kind in KINDS}]
         torch.distributed.broadcast_object_list(everywhere, src=0)
         found["held"], found["exported"] = engine.held_bytes()["optimizer"], everywhere[0]
         found["expected"], final = two_steps(engine, 2), export(engine, StateKind.MASTER)
     with closing(built(rundir)) as engine:
-        engine.load(checkpoint)
-        found["native_steps"] = engine.optimizer_steps
-        found["native"], after_load = two_steps(engine, 2), export(engine, StateKind.MASTER)
+        load(engine, checkpoint, rundir.plan, same_layout=True)
+        found["steps_of_files"] = engine.optimizer_steps
+        found["by files"], after_load = two_steps(engine, 2), export(engine, StateKind.MASTER)
     with closing(built(rundir)) as engine:
         for kind in KINDS:
             engine.import_state(kind, InMemory(found["exported"][kind]))
@@ -363,8 +364,8 @@ def resumed_otherwise(found: dict[str, Any]) -> list[str]:
     """What of ``resume`` on the main rank is not what the undisturbed run had, bit for bit."""
     final, *others = found["finals"]
     return [
-        *(way for way in ("native", "imported") if found[way] != found["expected"]),
-        *(["steps"] if found["native_steps"] != 2 else []),
+        *(way for way in ("by files", "imported") if found[way] != found["expected"]),
+        *(["steps"] if found["steps_of_files"] != 2 else []),
         *(name for after in others for name in final.keys() ^ after.keys()),
         *(name for after in others for name in final if not torch.equal(after[name], final[name])),
     ]

@@ -1,4 +1,4 @@
-"""What runs inside a pool of workers: native checkpoints written on one layout and read on another, or in a thread."""
+"""What runs inside a pool of workers: checkpoints written on one layout and read on another, or in a thread."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch.distributed as dist
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.protocol import StateKind
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint import store
+from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.counters import Counters
 from tests.megatron.cases import KINDS, LEARNING_RATE, batches_of
+from tests.support.checkpoints import export
+from tests.support.checkpoints import load as load_checkpoint
 from tests.training.disk import full_disk
 
 COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2, samples_skipped=0)
@@ -32,59 +34,55 @@ def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
     return curve
 
 
-def checkpoints(rundir: Any, root: Path) -> NativeCheckpoints:
-    plan = rundir.plan
-    model = f"megatron {plan.model_digest}"
-    return NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=9, model=model, log=lambda _: None)
+def checkpoints(rundir: Any, root: Path) -> RunCheckpoints:
+    return RunCheckpoints(root, rundir.plan, keep_last=9, log=lambda _: None)
 
 
 def save(engine: Any, rundir: Any, root: Path) -> list[float]:
-    """Train 2 steps, save natively and to an exchange checkpoint; returns the curve of the 2 steps after."""
+    """Train 2 steps, save, and in small files of another directory; returns the curve of the 2 steps after."""
     steps(engine, rundir, 0)
     checkpoints(rundir, root).save(engine, COUNTERS)
-    export_exchange(engine, root / "exchange", COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    export(engine, root / "small", rundir.plan, COUNTERS, shard_bytes=20_000)
     return steps(engine, rundir, 2)
 
 
 def load(engine: Any, rundir: Any, root: Path) -> dict[str, Any]:
-    """Load what ``save`` wrote on another layout: whether the state equals the exchange checkpoint, and the curve."""
+    """Load what ``save`` wrote on another layout: whether the state equals the files, and the curve."""
     counters = checkpoints(rundir, root / "elsewhere").load(engine, root / "step-00000002")
-    exchange = ExchangeCheckpoint(root / "exchange")
+    written = Checkpoint(root / "small")
     differing = [
         (kind.value, name)
         for kind in KINDS
         for name, tensor in full_tensors(engine, kind).items()
-        if not torch.equal(tensor, exchange.source(kind).read(name))
+        if not torch.equal(tensor, written.source(kind).read(name))
     ]
     found = {"counters": counters, "steps": engine.optimizer_steps, "differing": differing}
     return found | {"curve": steps(engine, rundir, 2)}
 
 
-def after_exchange(engine: Any, rundir: Any, root: Path) -> list[float]:
-    """The curve after importing the exchange checkpoint that ``save`` wrote."""
-    import_exchange(engine, root / "exchange")
+def after(engine: Any, rundir: Any, directory: Path) -> list[float]:
+    """The curve of steps 2 and 3 from a checkpoint."""
+    load_checkpoint(engine, directory, rundir.plan)
     return steps(engine, rundir, 2)
 
 
 def in_the_background(engine: Any, rundir: Any, root: Path) -> dict[str, Any]:
     """Save in a thread while training goes on, then see that the checkpoint is of the moment at which it was begun."""
-    from kit.engines.megatron.checkpoint import torch_dist
-
     steps(engine, rundir, 0)
     written = checkpoints(rundir, root)
     background = CheckpointManager(written, asynchronous=True)
-    write, training_is_ahead = torch_dist.write_blocks, threading.Event()
+    write, training_is_ahead = store.write_blocks, threading.Event()
 
-    def write_late(*arguments: Any, **options: Any) -> None:
+    def write_late(*arguments: Any, **options: Any) -> Any:
         training_is_ahead.wait(60)
-        write(*arguments, **options)
+        return write(*arguments, **options)
 
-    torch_dist.write_blocks = write_late
+    store.write_blocks = write_late
     assert background.save(engine, COUNTERS, wait=False) is None
-    torch_dist.write_blocks = write
     expected = steps(engine, rundir, 2)
     training_is_ahead.set()
     assert background.wait() is None
+    store.write_blocks = write
 
     with full_disk(1_000):
         background.save(engine, Counters(4, 32, 1024, 4, 0), wait=False)
@@ -96,20 +94,13 @@ def in_the_background(engine: Any, rundir: Any, root: Path) -> dict[str, Any]:
     return {"expected": expected, "found": found, "counters": counters, "failure": failure}
 
 
-def roundtrip(engine: Any, rundir: Any, exchange: Path) -> None:
-    """Hugging Face → this layout → an exchange checkpoint, in blocks smaller than any matrix."""
+def roundtrip(engine: Any, rundir: Any, directory: Path) -> None:
+    """Hugging Face → this layout → a checkpoint, in blocks smaller than any matrix."""
     from kit.engines.io import parallel_safetensors
 
     whole, parallel_safetensors.BLOCK_BYTES = parallel_safetensors.BLOCK_BYTES, 1000
-    export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    export(engine, directory, rundir.plan, COUNTERS, shard_bytes=20_000)
     parallel_safetensors.BLOCK_BYTES = whole
-
-
-def after_native(engine: Any, rundir: Any, directory: Path) -> list[float]:
-    """The curve after loading a Megatron checkpoint that has no manifest of ours."""
-    engine.load(directory)
-    assert engine.optimizer_steps == 2
-    return steps(engine, rundir, 2)
 
 
 def from_the_start(engine: Any, rundir: Any, model: Path) -> list[float]:
@@ -118,8 +109,8 @@ def from_the_start(engine: Any, rundir: Any, model: Path) -> list[float]:
     return steps(engine, rundir, 2)
 
 
-def read_by_megatron(engine: Any, rundir: Any, directory: Path, exchange: Path) -> list[str]:
-    """Load with megatron-core's own loader; names whose tensors differ from the exchange checkpoint."""
+def read_by_megatron(engine: Any, rundir: Any, directory: Path, written: Path) -> list[str]:
+    """Load with megatron-core's own loader; names whose tensors differ from the checkpoint of kit."""
     from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.utils import unwrap_model
@@ -140,7 +131,7 @@ def read_by_megatron(engine: Any, rundir: Any, directory: Path, exchange: Path) 
         found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
         assert all("_extra_state" in key for key in absent), absent
         chunk.load_state_dict(found, strict=False)
-    source = ExchangeCheckpoint(exchange).source(StateKind.MASTER)
+    source = Checkpoint(written).source(StateKind.MASTER)
     return [
         name
         for name, tensor in full_tensors(engine, StateKind.MASTER).items()

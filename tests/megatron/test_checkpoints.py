@@ -1,4 +1,4 @@
-"""Native checkpoints on other layouts and in the background; Hugging Face in, any layout, Hugging Face out."""
+"""Checkpoints on other layouts and in the background; Hugging Face in, any layout, Hugging Face out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from kit.addons.importers import torch_dist
 from kit.engines.huggingface.models import HfDirectory
-from kit.engines.megatron.checkpoint import torch_dist
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from tests.megatron import cases, checkpoints
 from tests.megatron.table import FAMILIES
 from tests.support import tiny
@@ -57,8 +57,9 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, la
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, **layout)
     for found in pool("megatron", 2).run(cases.inside, rundir, checkpoints.in_the_background, tmp_path):
-        assert (found["found"], found["counters"]) == (found["expected"], checkpoints.COUNTERS)
-        assert "could not be written" in found["failure"]
+        assert found["found"] == found["expected"]
+        assert found["counters"] == checkpoints.COUNTERS
+        assert "writing the checkpoint" in found["failure"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
@@ -71,10 +72,10 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name)
     original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}
     for number, layout in enumerate(({"tp": 2, "sp": True} | expert, {"pp": 2, "vp": 2}, ZERO | expert)):
-        exchange = tmp_path / f"exchange{number}"
+        written = tmp_path / f"step{number}"
         rundir = cases.run_directory(directory / "run", spec, **layout)
-        pool("megatron", 2).run(cases.inside, rundir, checkpoints.roundtrip, exchange)
-        exchange_to_hf(exchange, tmp_path / f"hf{number}", dtype="float32")
+        pool("megatron", 2).run(cases.inside, rundir, checkpoints.roundtrip, written)
+        checkpoint_to_hf(written, tmp_path / f"hf{number}", dtype="float32")
         again = HfDirectory(tmp_path / f"hf{number}")
         assert sorted(again.names()) == sorted(original.names())
         for tensor in original.names():

@@ -18,14 +18,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
+from kit.addons.importers import torch_dist
 from kit.engines.huggingface.models import HfDirectory, hf_config
-from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
-from kit.training.checkpoint.engine_checkpoint import MANIFEST
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.foreign.detect_format import inspected
+from kit.training.checkpoint.inspected import inspected
+from kit.training.checkpoint.manifest import Checkpoint
 from tests.megatron import cases, checkpoints
 from tests.support import tiny
 from tests.support.workers import pool
@@ -49,14 +48,6 @@ def saved(references, tmp_path_factory):
     return lru_cache(save)
 
 
-FULLY_RESHARDABLE = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "singleton_local_shards": False,
-    "chained_optim_avoid_prefix": True,
-}
-"""What megatron-core's loader reads in common.pt (optimizer/distrib_optimizer.py)."""
-
-
 def same(found, expected):
     assert sorted(found.names()) == sorted(expected.names())
     return all(torch.equal(found.read(name).float(), expected.read(name).float()) for name in expected.names())
@@ -64,26 +55,26 @@ def same(found, expected):
 
 @pytest.mark.everyday("llama")
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path, family):
-    _, _, root, _ = saved(family)
-    convert(root / "step-00000002", "exchange", tmp_path / "exchange")
-    found, expected = ExchangeCheckpoint(tmp_path / "exchange"), ExchangeCheckpoint(root / "exchange")
+def test_a_checkpoint_as_megatron_has_it_and_back(saved, tmp_path, family):
+    _, directory, root, _ = saved(family)
+    convert(root / "step-00000002", "megatron", tmp_path / "megatron", dtype="bfloat16")
+    convert(tmp_path / "megatron", "step", tmp_path / "step", model=str(directory / "model"))
+    found, expected = Checkpoint(tmp_path / "step"), Checkpoint(root / "step-00000002")
     found.verify()
-    assert (found.counters, found.model) == (expected.counters, expected.model)
+    own = [each.manifest.counters.optimizer_steps for each in (found, expected)]
+    assert own[0] == own[1]
     assert all(same(found.source(kind), expected.source(kind)) for kind in cases.KINDS)
-    common = torch_dist.Checkpoint(root / "step-00000002" / "state").common()
-    of_optimizer = common["optimizer"]["param_state_sharding_type"], common["optimizer"]["optimizer"]["param_groups"]
-    assert common["content_metadata"] == FULLY_RESHARDABLE
-    assert of_optimizer[0] == FULLY_RESHARDABLE["distrib_optim_sharding_type"]
-    assert [(group["step"], "params" in group) for group in of_optimizer[1]] == [(2, False)] * len(of_optimizer[1])
 
 
-def test_inspect_proposes_the_conversion_only_of_megatrons_own_files(saved, tmp_path):
-    native = saved()[2] / "step-00000002"
-    assert any("--to exchange" in command for command in inspected(native).can)
-    (tmp_path / "state").mkdir()  # as an engine with files of its own leaves it
-    shutil.copyfile(native / MANIFEST, tmp_path / MANIFEST)
-    assert list(inspected(tmp_path).can) == ["kit train RUN --resume auto"]
+def test_inspect_says_what_to_do(saved, tmp_path):
+    step = saved()[2] / "step-00000002"
+    told = inspected(step)
+    assert (told.format, told.step, told.adam, told.layout) == ("step", 2, True, {"world_size": 2})
+    assert told.can[0] == f"kit train RUN --resume {step}"
+    assert [command.split("--to ")[1].split()[0] for command in told.can[1:]] == ["hf", "universal", "megatron", "dcp"]
+    convert(step, "megatron", tmp_path / "theirs")
+    (command,) = inspected(tmp_path / "theirs").can
+    assert command.endswith("--to step --out DIRECTORY --model MODEL, then kit train RUN --resume DIRECTORY")
 
 
 NAMES = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": StateKind.EXP_AVG_SQ}
@@ -92,26 +83,23 @@ NAMES = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": 
 
 @pytest.mark.everyday("mixtral")
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes_and_megatron_core_reads(saved, tmp_path, family):
+def test_megatron_core_reads_what_is_written_for_it(saved, tmp_path, family):
     """Masters and moments keep fp32 beside weights in bf16. megatron-core's own loader reads its own names and shapes,
     on another layout than the one that wrote them."""
-    spec, directory, root, curve = saved(family)
-    words = convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
+    spec, directory, root, _ = saved(family)
+    words = convert(root / "step-00000002", "megatron", tmp_path / "out", dtype="float32")
     assert words == f"a megatron checkpoint of {spec.name}, with Adam's state"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "2"
     rundir, written = cases.run_directory(directory / "run", spec, pp=2), tmp_path / "out" / "iter_0000002"
-    found = pool("megatron", 2).run(cases.inside, rundir, checkpoints.after_native, written)[0]
-    assert found == pytest.approx(curve, rel=1e-4)
-    for path in (root / "step-00000002" / "state", written):
-        arguments = checkpoints.read_by_megatron, path, root / "exchange"
-        assert pool("megatron", 2).run(cases.inside, rundir, *arguments) == [[], []]
-    convert(root / "exchange", "megatron", tmp_path / "bf16", dtype="bfloat16")
+    arguments = checkpoints.read_by_megatron, written, root / "step-00000002"
+    assert pool("megatron", 2).run(cases.inside, rundir, *arguments) == [[], []]
+    convert(root / "step-00000002", "megatron", tmp_path / "bf16", dtype="bfloat16")
     keys = {f"optimizer.state.{name}.decoder.final_layernorm.weight": kind for name, kind in NAMES.items()}
     for path in (written, tmp_path / "bf16" / "iter_0000002"):
         found = {key: torch.empty(spec.hidden_size) for key in keys}
         dcp.load(found, checkpoint_id=path, no_dist=True)
         for key, kind in keys.items():
-            assert torch.equal(found[key], ExchangeCheckpoint(root / "exchange").source(kind).read("model.norm.weight"))
+            assert torch.equal(found[key], Checkpoint(root / "step-00000002").source(kind).read("model.norm.weight"))
             assert torch_dist.Checkpoint(path).tensors[key].properties.dtype is torch.float32
 
 
@@ -139,15 +127,15 @@ def left_by(saved, tmp_path, monkeypatch):
     """(A Megatron checkpoint, its common.pt, a function that converts it)."""
     monkeypatch.chdir(tmp_path)
     _, directory, root, _ = saved()
-    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
-    to_exchange = partial(convert, tmp_path / "theirs", "exchange", model=str(directory / "model"))
-    return tmp_path / "theirs/iter_0000002/common.pt", to_exchange
+    convert(root / "step-00000002", "megatron", tmp_path / "theirs", dtype="float32")
+    to_step = partial(convert, tmp_path / "theirs", "step", model=str(directory / "model"))
+    return tmp_path / "theirs/iter_0000002/common.pt", to_step
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_path, monkeypatch, several):
     """Arguments, classes that are not there, a word that would run code; with experts an optimizer each."""
-    common, to_exchange = left_by(saved, tmp_path, monkeypatch)
+    common, to_step = left_by(saved, tmp_path, monkeypatch)
     values = torch.load(common, weights_only=True)
     if several:
         values["optimizer"] = {0: values["optimizer"], 1: values["optimizer"]}
@@ -157,28 +145,28 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
         "now": Harmful(harm),
     }
     torch.save(own | values, common)
-    assert to_exchange(tmp_path / "exchange").endswith("with Adam's state")
-    found = ExchangeCheckpoint(tmp_path / "exchange").counters
+    assert to_step(tmp_path / "step").endswith("with Adam's state")
+    found = Checkpoint(tmp_path / "step").manifest.counters
     assert (found.step, found.optimizer_steps) == (2, 2)
     # What does not say its iteration has made as many steps as its optimizer.
     torch.save({"optimizer": values["optimizer"]}, common)
-    to_exchange(tmp_path / "unsaid")
-    assert ExchangeCheckpoint(tmp_path / "unsaid").counters == found
+    to_step(tmp_path / "unsaid")
+    assert Checkpoint(tmp_path / "unsaid").manifest.counters == found
     assert not (tmp_path / "harm").exists()
 
 
 def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
-    common, to_exchange = left_by(saved, tmp_path, monkeypatch)
+    common, to_step = left_by(saved, tmp_path, monkeypatch)
     torch.save({"iteration": 2}, common)
-    assert to_exchange(tmp_path / "exchange").endswith("weights only")
+    assert to_step(tmp_path / "step").endswith("weights only")
     # Neither in torch's format nor in its older one, a bare pickle.
     common.write_bytes(pickle.dumps(Harmful(harm)))
     with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy the checkpoint again"):
-        to_exchange(tmp_path / "other")
+        to_step(tmp_path / "other")
     # What calls the operating system is refused as a whole.
     torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, common)
     with pytest.raises(CheckpointError, match=r"common\.pt names posix\.mkdir, which is not in the closed list"):
-        to_exchange(tmp_path / "other")
+        to_step(tmp_path / "other")
     assert not (tmp_path / "harm").exists()
 
 
@@ -189,25 +177,26 @@ def test_a_hugging_face_model_there_and_back(references, tmp_path, family):
     model = references(spec)[0] / "model"
     assert convert(model, "megatron", tmp_path / "megatron", dtype="float32").endswith("weights only")
     convert(tmp_path / "megatron", "hf", tmp_path / "back", dtype="float32", model=str(model))
-    convert(model, "exchange", tmp_path / "exchange")
-    convert(tmp_path / "exchange", "hf", tmp_path / "again", dtype="float32")
+    convert(model, "step", tmp_path / "step")
+    convert(tmp_path / "step", "hf", tmp_path / "again", dtype="float32")
     for path in (tmp_path / "back", tmp_path / "again"):
         assert same(HfDirectory(path), HfDirectory(model))
-    assert open_checkpoint(tmp_path / "exchange").sources.keys() == {StateKind.MASTER}
+    assert open_checkpoint(tmp_path / "step")[1].sources.keys() == {StateKind.MASTER}
 
 
-def test_an_engine_starts_from_an_exchange_checkpoint_of_weights_alone(saved, tmp_path):
+def test_an_engine_starts_from_a_checkpoint_of_weights_alone(saved, tmp_path):
     spec, directory, _, _ = saved()
-    convert(directory / "model", "exchange", tmp_path / "exchange")
+    convert(directory / "model", "step", tmp_path / "step")
     rundir = cases.run_directory(directory / "run", spec, pp=2, model_path=None)
-    curve = pool("megatron", 2).run(cases.inside, rundir, checkpoints.after_exchange, tmp_path)[0]
+    curve = pool("megatron", 2).run(cases.inside, rundir, checkpoints.after, tmp_path / "step")[0]
     whole = pool("megatron", 2).run(cases.inside, rundir, checkpoints.from_the_start, directory / "model")[0]
     assert curve == pytest.approx(whole)
 
 
-def of_nobody(root, tmp_path):
-    """A native checkpoint away from its run."""
-    return shutil.copytree(root / "step-00000002", tmp_path / "a" / "step")
+def theirs(root, tmp_path):
+    """A Megatron checkpoint away from its run."""
+    convert(root / "step-00000002", "megatron", tmp_path / "a" / "theirs")
+    return tmp_path / "a" / "theirs"
 
 
 class LooksUp:
@@ -228,28 +217,33 @@ def table_of_contents(content):
 
 
 BAD = {
-    "what is no checkpoint": (lambda _, tmp_path: tmp_path, "hf", {}, "is not a checkpoint: neither exchange.json"),
+    "what is no checkpoint": (
+        lambda _, tmp_path: tmp_path,
+        "hf",
+        {},
+        "is not a checkpoint: it has none of manifest.json",
+    ),
     "an unknown format": (
         lambda _, tmp_path: tmp_path,
         "onnx",
         {},
-        "--to onnx is unknown; use one of hf, exchange, megatron, dcp",
+        "--to onnx is unknown; use one of hf, step, universal, megatron, dcp",
     ),
-    "the same format": (lambda root, _: root / "exchange", "exchange", {}, "is of format exchange already"),
+    "the same format": (lambda root, _: root / "step-00000002", "step", {}, "is of format step already"),
     **{
-        f"an option that would not be used: {said}": (lambda root, _: root / "exchange", to, options, said)
+        f"an option that would not be used: {said}": (lambda root, _: root / "step-00000002", to, options, said)
         for to, options, said in (
             ("dcp", {"dtype": "bfloat16"}, "--dtype bfloat16 with --to dcp, which holds fp32 always"),
-            ("exchange", {"dtype": "float16"}, "--dtype float16 with --to exchange, which holds fp32 always"),
+            ("step", {"dtype": "float16"}, "--dtype float16 with --to step, which holds fp32 always"),
             ("universal", {"extras_from": Path("hf")}, "--extras-from hf with --to universal, which holds"),
             ("megatron", {"extras_from": Path("hf")}, "--extras-from hf with --to megatron, which holds"),
-            ("hf", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
-            ("dcp", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is an exchange checkpoint"),
+            ("hf", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is a checkpoint of kit"),
+            ("dcp", {"model": "llama-3.2-1b"}, "--model llama-3.2-1b: .* is a checkpoint of kit"),
             ("hf", {"merge_into": Path("hf")}, "holds a whole model and no adapters; omit merge_into=hf"),
             ("hf", {"extras_from": Path(__file__).parent}, r"--extras-from .* has no tokenizer; give"),
         )
     },
-    "a Megatron checkpoint of nobody": (of_nobody, "hf", {}, "add --model"),
+    "a Megatron checkpoint of nobody": (theirs, "hf", {}, "add --model"),
     "a table of contents that would run code": (
         table_of_contents(Harmful(os.mkdir)),
         "hf",
@@ -263,7 +257,7 @@ BAD = {
         "looks up mro of .*torch.Size.*, which no table of contents does",
     ),
     "another model": (
-        lambda root, _: root / "step-00000002",
+        theirs,
         "hf",
         {"model": "llama-3.2-1b"},
         "has shape|is not in the checkpoint",
@@ -280,19 +274,20 @@ def test_bad_input_is_named_and_nothing_written(saved, tmp_path, source, to, opt
 
 def test_the_model_of_a_model(saved, tmp_path):
     with pytest.raises(CheckpointError, match=r"--model llama-3.2-1b: .* has a config\.json, which says its model"):
-        convert(saved()[1] / "model", "exchange", tmp_path / "out", model="llama-3.2-1b")
+        convert(saved()[1] / "model", "step", tmp_path / "out", model="llama-3.2-1b")
 
 
 def test_a_damaged_file(saved, tmp_path):
-    shutil.copytree(saved()[2].parent, tmp_path / "run")
-    directory = tmp_path / "run" / "checkpoints" / "step-00000002"
-    path = next((directory / "state").glob("*.distcp"))
+    shutil.copytree(saved()[2] / "step-00000002", tmp_path / "step")
+    path = next((tmp_path / "step" / "model").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
-    with pytest.raises(CheckpointError, match=r"distcp has \d+ bytes where"):
-        convert(directory, "hf", tmp_path / "out")
-    (directory / "manifest.json").unlink()  # as another program would have left it
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        convert(directory, "hf", tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"safetensors has \d+ bytes where"):
+        convert(tmp_path / "step", "hf", tmp_path / "out")
+    written = theirs(saved()[2], tmp_path)
+    path = next(written.rglob("*.distcp"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
+    with pytest.raises(CheckpointError, match=r"distcp is damaged|cannot be read"):
+        convert(written, "hf", tmp_path / "out", model=str(saved()[1] / "model"))
     assert not (tmp_path / "out").exists()
 
 
@@ -301,7 +296,7 @@ def test_a_smaller_model(saved, tmp_path):
     spec, _, root, _ = saved()
     hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
     with pytest.raises(KitError, match=r"has shape \[4, .* and \[3, .* in the model"):
-        convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
+        convert(theirs(root, tmp_path), "hf", tmp_path / "out", model=str(tmp_path / "small"))
 
 
 @pytest.mark.nightly

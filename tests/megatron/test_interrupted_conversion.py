@@ -14,37 +14,39 @@ from typing import Any
 import pytest
 import torch
 
-from kit.engines.megatron.checkpoint import torch_dist
+from kit.addons.importers import torch_dist
+from kit.addons.importers.to_universal import write_universal
 from kit.engines.megatron.weights.random import RandomSource
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
-from kit.training.checkpoint import convert as conversions
-from kit.training.checkpoint import to_huggingface
+from kit.files import partial_name
+from kit.training.checkpoint import store, to_huggingface
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.exchange import KINDS
-from kit.training.checkpoint.files import new_directory, partial_name
+from kit.training.checkpoint.files import new_directory
+from kit.training.checkpoint.formats import Opened
+from kit.training.checkpoint.manifest import FOLDERS
 from kit.training.checkpoint.to_huggingface import write_hf
-from kit.training.checkpoint.to_universal import write_universal
+from kit.training.counters import Counters
 from tests.support import tiny
 
-FORMATS = ("hf", "exchange", "universal", "dcp", "megatron")
+FORMATS = ("hf", "step", "universal", "dcp", "megatron")
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     """A universal checkpoint: weights and Adam's state."""
     model, directory = tiny.model(num_layers=2), tmp_path_factory.mktemp("source")
-    kinds: dict[StateKind, TensorSource] = {kind: RandomSource(model, seed) for seed, kind in enumerate(KINDS)}
+    kinds: dict[StateKind, TensorSource] = {kind: RandomSource(model, seed) for seed, kind in enumerate(FOLDERS)}
     with new_directory(directory / "universal") as into:
-        write_universal(model, kinds, Counters(100, 400, 4000, 100, 0), into, directory)
+        opened = Opened(model, Counters(100, 400, 4000, 100, 0), kinds)
+        write_universal(opened, into, torch.float32, directory)
     return directory / "universal"
 
 
 def small_files(patch: Callable[..., None] = setattr) -> None:
     """Files of a tensor or a few, so that there is something to go on with."""
-    plan_files = conversions.plan_files
-    for module in (conversions, to_huggingface):
+    plan_files = store.plan_files
+    for module in (store, to_huggingface):
         patch(module, "plan_files", lambda names, shapes, itemsize, _: plan_files(names, shapes, itemsize, 1 << 14))
     patch(torch_dist, "_FILE_BYTES", 1 << 14)
 
@@ -63,7 +65,7 @@ def killed_in(file: int, source: Path, to: str, out: Path) -> None:
 
         return counted
 
-    for module in (conversions, to_huggingface):
+    for module in (store, to_huggingface):
         module.write_tensors = killing(module.write_tensors)
     torch.save, torch_dist._Writer._write_file = killing(torch.save), killing(torch_dist._Writer._write_file)
     convert(source, to, out, dtype="float32")
@@ -92,8 +94,8 @@ def in_small_files(monkeypatch):
 @pytest.mark.parametrize("to", FORMATS)
 def test_killed_it_starts_again_and_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files):
     if to == "universal":  # which the source is
-        convert(source, "exchange", tmp_path / "exchange")
-        source = tmp_path / "exchange"
+        convert(source, "step", tmp_path / "step")
+        source = tmp_path / "step"
     convert(source, to, tmp_path / "undisturbed", dtype="float32")
     kill(source, to, tmp_path / "out", 3)
     convert(source, to, tmp_path / "out", dtype="float32")

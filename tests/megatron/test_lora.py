@@ -9,8 +9,7 @@ import torch
 
 from kit.engines.protocol import StateKind
 from kit.specs.job import LoraSpec
-from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.manifest import Checkpoint
 from tests.megatron import cases
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import BY_FAMILY
@@ -75,10 +74,8 @@ def test_adapters_resume_bit_for_bit(references, tmp_path):
     found = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
     assert cases.resumed_otherwise(found) == []
     assert all(".lora_" in name for name in found["exported"][StateKind.MASTER])
-    rundir.plan.save(tmp_path / "plan.yaml")
-    convert(tmp_path / "checkpoint", "exchange", tmp_path / "exchange", model=str(tmp_path))
-    exchange = ExchangeCheckpoint(tmp_path / "exchange")
-    assert exchange.lora == LORA
-    for kind in exchange.kinds:
+    written = Checkpoint(tmp_path / "checkpoint")
+    assert written.manifest.lora == LORA
+    for kind in written.manifest.kinds:
         for name, tensor in found["exported"][kind].items():
-            assert torch.equal(exchange.source(kind).read(name), tensor), (kind, name)
+            assert torch.equal(written.source(kind).read(name), tensor), (kind, name)

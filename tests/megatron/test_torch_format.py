@@ -13,8 +13,8 @@ from kit.engines.megatron.model.transformer_engine import _PLAIN
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.exchange import KINDS, ExchangeCheckpoint
-from kit.training.checkpoint.foreign.detect_format import inspected
+from kit.training.checkpoint.inspected import inspected
+from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.megatron import cases, torch_format
 from tests.megatron.test_convert import same
 from tests.support import tiny
@@ -58,12 +58,13 @@ def written(references, tmp_path_factory):
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
     _, directory, root, _ = written(name)
-    said = convert(root / "megatron", "exchange", tmp_path / "exchange", model=str(directory / "model"))
+    said = convert(root / "megatron", "step", tmp_path / "step", model=str(directory / "model"))
     assert said.endswith("with Adam's state")
-    found, expected = ExchangeCheckpoint(tmp_path / "exchange"), ExchangeCheckpoint(root / "expected")
-    assert found.kinds == expected.kinds == KINDS
-    assert (found.counters.step, found.counters.optimizer_steps, found.counters.samples_seen) == (2, 2, 16)
-    for kind in KINDS:
+    found, expected = Checkpoint(tmp_path / "step"), Checkpoint(root / "expected")
+    counters = found.manifest.counters
+    assert found.manifest.kinds == expected.manifest.kinds == tuple(FOLDERS)
+    assert (counters.step, counters.optimizer_steps, counters.samples_seen) == (2, 2, 16)
+    for kind in FOLDERS:
         assert same(found.source(kind), expected.source(kind)), kind
 
 
@@ -73,7 +74,7 @@ def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path
     spec, directory, root, expected = written(name)
 
     def curve(checkpoint, out):
-        convert(checkpoint, "exchange", out, model=str(directory / "model"))
+        convert(checkpoint, "step", out, model=str(directory / "model"))
         layout = {"engine": "torch", "implementation": "hf"} if engine == "torch" else {"pp": 2}
         rundir = cases.run_directory(directory / "run", spec, **layout)
         if engine == "torch":
@@ -81,7 +82,7 @@ def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path
                 return cases.inside(rundir, torch_format.continued, out)
         return pool("megatron", 2).run(cases.inside, rundir, torch_format.continued, out)[0]
 
-    assert curve(root / "megatron", tmp_path / "exchange") == pytest.approx(expected, rel=1e-5)
+    assert curve(root / "megatron", tmp_path / "step") == pytest.approx(expected, rel=1e-5)
     if name == "1":
         return
     shutil.copytree(root / "megatron", tmp_path / "swapped")
@@ -111,9 +112,9 @@ def test_it_becomes_a_hugging_face_model_and_inspect_says_what_it_is(written, tm
     assert (found.layout, found.samples_seen) == ({"tp": 2, "pp": 2}, 16)
     assert found.hyperparameters[0]["lr"] == cases.LEARNING_RATE
     convert(root / "megatron", "hf", tmp_path / "hf", dtype="float32", model=str(directory / "model"))
-    convert(tmp_path / "hf", "exchange", tmp_path / "exchange")
-    weights = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
-    assert same(weights, ExchangeCheckpoint(root / "expected").source(StateKind.MASTER))
+    convert(tmp_path / "hf", "step", tmp_path / "step")
+    weights = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
+    assert same(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
 
 
 def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
@@ -127,9 +128,9 @@ def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
 
     for path in (tmp_path / "copy").rglob("*.pt"):
         change(path, rename)
-    convert(tmp_path / "copy", "exchange", tmp_path / "exchange", model=str(directory / "model"))
-    weights = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
-    assert same(weights, ExchangeCheckpoint(root / "expected").source(StateKind.MASTER))
+    convert(tmp_path / "copy", "step", tmp_path / "step", model=str(directory / "model"))
+    weights = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
+    assert same(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
 
 
 WITHOUT_STATE = {
@@ -171,9 +172,9 @@ def test_without_a_state_that_kit_reads_it_says_so(written, tmp_path, edit, word
     shutil.copytree(root / "megatron", tmp_path / "copy")
     for path in (tmp_path / "copy").rglob("*.pt"):
         change(path, edit)
-    said = convert(tmp_path / "copy", "exchange", tmp_path / "out", model=str(directory / "model"))
+    said = convert(tmp_path / "copy", "step", tmp_path / "out", model=str(directory / "model"))
     assert f"{words}: weights only" in said
-    assert ExchangeCheckpoint(tmp_path / "out").kinds == (StateKind.MASTER,)
+    assert Checkpoint(tmp_path / "out").manifest.kinds == (StateKind.MASTER,)
 
 
 class OfAnotherProgram:
@@ -252,5 +253,5 @@ def test_damage_is_named_and_nothing_written(written, tmp_path, damage):
     harm, message = DAMAGES[damage]
     harm(tmp_path / "copy")
     with pytest.raises(CheckpointError, match=message):
-        convert(tmp_path / "copy", "exchange", tmp_path / "out", model=str(directory / "model"))
+        convert(tmp_path / "copy", "step", tmp_path / "out", model=str(directory / "model"))
     assert not (tmp_path / "out").exists()

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.megatron.checkpoints import COUNTERS, steps
+from tests.support.checkpoints import export, load
 
 ITERATION = 2
 
 
 def save(engine: Any, rundir: Any, root: Path) -> list[float]:
-    """Train 2 steps, write what Megatron-LM would, and kit's exchange checkpoint; the curve of the 2 steps after."""
+    """Train 2 steps, write what Megatron-LM would, and kit's checkpoint; the curve of the 2 steps after."""
     from megatron.core import parallel_state
     from megatron.core.transformer.enums import AttnBackend
 
@@ -58,11 +58,11 @@ def save(engine: Any, rundir: Any, root: Path) -> list[float]:
         torch.save(state, path)
     if dist.get_rank() == 0:
         (root / "megatron/latest_checkpointed_iteration.txt").write_text(str(ITERATION))
-    export_exchange(engine, root / "expected", COUNTERS, model=model, shard_bytes=20_000)
+    export(engine, root / "expected", rundir.plan, COUNTERS, shard_bytes=20_000)
     return steps(engine, rundir, ITERATION)
 
 
-def continued(engine: Any, rundir: Any, exchange: Path) -> list[float]:
-    """The curve of 2 steps from an exchange checkpoint, on the engine of the plan."""
-    import_exchange(engine, exchange)
+def continued(engine: Any, rundir: Any, checkpoint: Path) -> list[float]:
+    """The curve of 2 steps from a checkpoint, on the engine of the plan."""
+    load(engine, checkpoint, rundir.plan)
     return steps(engine, rundir, ITERATION)

@@ -558,7 +558,7 @@ ENGINES: Rows = [
         (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit")}), (Z[0].but(tp=2, dp=4), {"optimizer": OptimizerSpec(
             name="adamw-8bit")}), (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit"), "lora": LORA}), (megatron(),
             {}))],
-     [0, TABLE, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
+     [0, 0, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
     ("exported by Megatron", lambda: engine(megatron(), "largest_parameter", model=replace(DENSE, vocab_size=10)),
         [320 * 896]),
     # Until the vectors are flat too, the largest weight, and the clone of a rank's shard (stage_1_and_2.py).

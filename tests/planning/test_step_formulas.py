@@ -24,7 +24,7 @@ from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_size
 from kit.cost.model.params import count, dense_layer_matrices, rank_experts, rank_parameters
 from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers, stage_layers
 from kit.cost.prediction import Operation, StageMemory
-from kit.cost.reliability import checkpoint_bytes, checkpoint_width, exchange_bytes, operation
+from kit.cost.reliability import checkpoint_bytes, checkpoint_width, operation
 from kit.cost.time import elementwise
 from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
@@ -408,7 +408,7 @@ COUNTS: Rows = [
 ]  # fmt: skip
 
 AT_ONCE = operation(work(megatron(dp=8)), 2.0)
-WRITE, READ, BETWEEN = 14 * TOTAL / 0.71e9, 14 * TOTAL / 2.6e9, 50_700 * 3600 / 8
+WRITE, READ, BETWEEN = 12 * TOTAL / 0.71e9, 12 * TOTAL / 2.6e9, 50_700 * 3600 / 8
 EVERY = sqrt(2 * WRITE * BETWEEN)
 SMALL = replace(NODE, gpu=replace(NODE.gpu, memory_gib=1.0), host_ram_gib=100.0, nvme_gib=10.0)
 
@@ -432,20 +432,18 @@ STOPS = Operation(
     checkpoint_usd_per_month=1,
 )
 RUNS: Rows = [
-    # Megatron: weights, masters, moments; torch without weights; DeepSpeed without where they are empty or masters.
+    # fp32 masters and moments on every engine and layout, whatever the state is in; codes and scales beside them.
     ("a checkpoint's bytes", lambda: [checkpoint_width(work(each, **more)) for each, more in (
         (megatron(), {}), (megatron(), FP32), (FSDP, {}), (deepspeed(zero_stage=2), {}), (deepspeed(zero_stage=3), {}),
-        (deepspeed(), {}),
-        (deepspeed(), FP32), (deepspeed(zero_stage=2), FP32), (deepspeed(zero_stage=2, autocast=True), {}),
-        (deepspeed(zero_stage=2, optimizer_state_dtype="bf16"), {}))], [14, 16, 12, 14, 12, 14, 12, 16, 16, 8]),
-    ("an exchange's bytes", lambda: [exchange_bytes(work(FSDP,
-        optimizer=OptimizerSpec(name=each))) / TOTAL for each in ("adamw", "sgd")], [12, 8]),
+        (deepspeed(zero_stage=2, optimizer_state_dtype="bf16"), {}), (FSDP, {"optimizer": OptimizerSpec(name="sgd")}),
+        (FSDP, {"optimizer": OptimizerSpec(name="lion")}), (FSDP, {"optimizer": OptimizerSpec(name="adafactor")}),
+        (FSDP, {"optimizer": OptimizerSpec(name="adamw-8bit")}))], [12, 12, 12, 12, 12, 12, 8, 8, 8, 12 + 2 + 8 / 256]),
     ("bytes of adapters", lambda: checkpoint_bytes(work(FSDP, lora=LORA)), 12 * 6 * 7 * 2480),
     # C/T + (T/2 + restart)/M is least at T = √(2·C·M).
     ("failures", lambda: list(vars(AT_ONCE).values()), [
-        14 * TOTAL / GB, WRITE, EVERY, 50_700 / 8, 1 - WRITE / EVERY - (EVERY / 2 + 600 + READ) / BETWEEN,
+        12 * TOTAL / GB, WRITE, EVERY, 50_700 / 8, 1 - WRITE / EVERY - (EVERY / 2 + 600 + READ) / BETWEEN,
         128 * 1024 * 4 / 2 / 1e6,
-        14 * TOTAL / GB * 0.023]),
+        12 * TOTAL / GB * 0.023]),
     ("failures of long steps", lambda: operation(work(megatron(dp=8)), 1e6).checkpoint_interval_s, 1e6),
     ("failures of many", lambda: [operation(replace(work(megatron(dp=8)), cluster=replace(NODES, num_nodes=60_000)),
         2.0).goodput,

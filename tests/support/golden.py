@@ -1,7 +1,7 @@
 """One small finished run of each engine, made once a run of pytest; tests that need a finished run copy it.
 
 Six steps of the tiny Llama on random tokens, on two processes, by launch.sh: checkpoints and validation after three
-steps and at the end, and an exchange checkpoint. ``python -m tests.support.golden`` (``make golden``) writes the
+steps and at the end. ``python -m tests.support.golden`` (``make golden``) writes the
 curves that they must have, tests/golden/curves.json, which is reviewed like code.
 """
 

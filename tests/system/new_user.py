@@ -47,7 +47,7 @@ def main() -> int:
         overrides = ("job.learning_rate=1e-3", "layout.micro_batch_size=4", "run.checkpoint.every_steps=6")
         _kit(mine, "train", "recipe.yaml", *overrides, "--out", "run2", "--stop-at-step", 8)
         _kit(mine, "train", "run2", "--resume", "auto")
-        _kit(mine, "convert", "model", f"run2/checkpoints/exchange-step-{STEPS:08d}", "--out", "trained")
+        _kit(mine, "convert", "model", f"run2/checkpoints/step-{STEPS:08d}", "--out", "trained")
         # Steps repeated after the resume count once.
         losses = [*{row["step"]: row["loss"] for row in metrics(mine / "run2")}.values()]
         loaded = AutoModelForCausalLM.from_pretrained(mine / "trained", local_files_only=True).num_parameters()

@@ -14,11 +14,12 @@ from kit.engines.huggingface.models import build_model
 from kit.engines.kernels import compiled_blocks
 from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
+from kit.engines.torch.fsdp import local_shard
 from kit.planner.plan import Plan
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.calls import before
+from tests.support.checkpoints import captured, export, load
 from tests.support.workers import pool
 from tests.training import runs
 from tests.training.batches import micro_batches
@@ -34,7 +35,11 @@ def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
 
 def own(engine: TorchEngine) -> dict[tuple[str, str], torch.Tensor]:
     """All that a rank holds, copied: masters and the optimizer's own tensors, bit for bit."""
-    return {(kind, name): each.clone() for kind, some in engine._local_state().items() for name, each in some.items()}
+    masters = {name: local_shard(each.detach()) for name, each in engine._parameters.items()} | engine._buffers.live()
+    moments = {str(number): each for number, each in enumerate(engine._optimizer.moments())}
+    return {("master", n): each.clone() for n, each in masters.items()} | {
+        ("moment", n): each.clone() for n, each in moments.items()
+    }
 
 
 def build(rundir: tiny.TinyRunDirectory) -> Any:
@@ -75,8 +80,8 @@ def steps(engine: Any, rundir: tiny.TinyRunDirectory, first: int, count: int, ra
 def train(
     rundir: tiny.TinyRunDirectory, rate: float = 1e-2, rows: Any = batches, of_step: int = 0, fault: str | None = None
 ) -> dict[str, Any]:
-    """Three steps, with the gradients of one; both kinds of checkpoint; two steps more, and these again by an engine
-    that loads the native files, which are written only then. ``fault``: one of tests.system.parity in the engine."""
+    """Three steps, with the gradients of one; a checkpoint; two steps more, and these again by an engine that loads a
+    copy of that moment, which is written only then. ``fault``: one of tests.system.parity in the engine."""
     from tests.system.parity.faults import planted
 
     with planted(fault):
@@ -86,21 +91,17 @@ def train(
             if step == of_step:
                 found |= {"gradients": state(engine, StateKind.GRADIENT), "held": engine.held_bytes()}
             found["first"].append((loss.mean, engine.apply(rate).gradient))
-        native, model = rundir.path / "native", rundir.plan.model
-        export_exchange(engine, rundir.path / "exchange", COUNTERS, model=model, lora=rundir.plan.job.lora)
-        if engine.is_main:
-            native.mkdir()
-        write = engine.snapshot()
+        export(engine, rundir.path / "step", rundir.plan, COUNTERS)
+        write = captured(engine, rundir.plan, COUNTERS)
         found |= {"tokens": loss.tokens, "evaluated": engine.evaluate(rows(engine, rundir, 50)).mean}
         found |= {kind: state(engine, kind) for kind in KINDS}
         found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "steps": engine.optimizer_steps}
         found |= {"ended": state(engine, StateKind.MASTER)}
-        write(native, None)
-        torch.distributed.barrier()
+        write(rundir.path / "later")
         ended = own(engine) if isinstance(engine, TorchEngine) else {}
         engine.close()
         engine = build(rundir)
-        engine.load(native)
+        load(engine, rundir.path / "later", rundir.plan, same_layout=True)
         found["again"] = steps(engine, rundir, 3, 2, rate, rows)
         found["same bits"] = not ended or same(own(engine), ended)
         engine.close()
@@ -110,10 +111,7 @@ def train(
 def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, rows: Any = batches) -> dict[str, Any]:
     """From a checkpoint of ``train``: its state, two steps, and the masters that these end with."""
     engine = build(rundir)
-    if checkpoint.name == "exchange":
-        assert import_exchange(engine, checkpoint) == COUNTERS
-    else:
-        engine.load(checkpoint)
+    assert load(engine, checkpoint, rundir.plan) == COUNTERS
     found: dict[str, Any] = {"loaded": {kind: state(engine, kind) for kind in KINDS}, "steps": engine.optimizer_steps}
     found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "ended": state(engine, StateKind.MASTER)}
     engine.close()
@@ -133,7 +131,7 @@ def alone(path: Path, plan: Plan, *arguments: Any, **run: Any) -> dict[str, Any]
 
 def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e-5, **run: Any) -> list[dict[str, Any]]:
     """What ``split`` trains is what ``one`` process does: gradients, curve, evaluation, weights; every rank says the
-    same. Its files resume to the bit, its exchange checkpoint goes on in one process. Returns what ranks found."""
+    same. Its checkpoint resumes to the bit, and goes on in one process. Returns what ranks found."""
     expected = alone(path / "one", one, *arguments, **run)
     engine, ranks = split.layout.engine, split.layout.world_size
     found = pool(engine, ranks).run(train, tiny.run_directory(path / "split", split, **run), *arguments)
@@ -145,7 +143,7 @@ def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e
     assert (main["tokens"], main["steps"]) == (expected["tokens"], 5)
     # By an engine that began with other weights.
     other = tiny.run_directory(path / "on", one, **run | {"seed": 1})
-    (again,) = pool("torch", 1).run(resume, other, path / "split" / "exchange", *arguments[:2])
+    (again,) = pool("torch", 1).run(resume, other, path / "split" / "step", *arguments[:2])
     assert same(again["loaded"][StateKind.MASTER], main[StateKind.MASTER])
     assert numbers(again["after"]) == pytest.approx(numbers(expected["after"]), rel=bound)
     for key in ("first", "after"):

@@ -30,18 +30,17 @@ def s3():
 def whole(tmp_path_factory):
     """An uninterrupted run of six steps of two samples, which no test changes."""
     with process_group_of_one():
-        return runs.trained(tmp_path_factory.mktemp("whole") / "run", export_at_end=True)
+        return runs.trained(tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture(scope="package")
 def _stopped(tmp_path_factory):
     with process_group_of_one():
-        return runs.trained(tmp_path_factory.mktemp("stopped") / "run", stop_at_step=4, export_at_end=True)
+        return runs.trained(tmp_path_factory.mktemp("stopped") / "run", stop_at_step=4)
 
 
 @pytest.fixture
 def stopped(_stopped, tmp_path):
-    """A copy of a run like ``whole`` that was stopped after step 4: native checkpoints of steps 2 and 4, and an
-    exchange checkpoint."""
+    """A copy of a run like ``whole`` that was stopped after step 4: checkpoints of steps 2 and 4."""
     shutil.copytree(_stopped.path, tmp_path / "stopped")
     return dataclasses.replace(_stopped, path=tmp_path / "stopped")

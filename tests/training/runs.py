@@ -96,26 +96,26 @@ OF_THE_LOOP = {*inspect.signature(train).parameters}
 
 
 def trained(path: Path, chosen=None, stop_at_step: int | None = None, **options: Any) -> tiny.TinyRunDirectory:
-    """A run directory that is prepared and has run, by default without an exchange checkpoint. ``options`` are of
+    """A run directory that is prepared and has run. ``options`` are of
     the loop and of run.yaml."""
     of_loop = {key: options.pop(key) for key in OF_THE_LOOP & options.keys()}
     rundir = prepare(path, chosen, **options)
-    everywhere(rundir, run_any, stop_at_step, **of_loop)
+    everywhere(rundir, run, stop_at_step, **of_loop)
     return rundir
 
 
 def resumed(rundir: tiny.TinyRunDirectory, *stops: int | None, **options: Any) -> Summary:
     """Started once for each stop, with ``--resume auto``: the last summary."""
     for stop in stops:
-        found = everywhere(rundir, run_any, stop, "auto", **options)
+        found = everywhere(rundir, run, stop, "auto", **options)
     return found[0]
 
 
 def same_curve(path: Path, chosen=None, stops: tuple[int, ...] = (4,), begin: Any = "auto", **options: Any):
     """(a run of one start, a run that was stopped and resumed): the same curve to the bit. Both begin at ``begin``."""
     whole, stopped = (prepare(path / name, chosen, **options) for name in ("whole", "stopped"))
-    everywhere(whole, run_any, None, begin)
-    everywhere(stopped, run_any, stops[0], begin)
+    everywhere(whole, run, None, begin)
+    everywhere(stopped, run, stops[0], begin)
     resumed(stopped, *stops[1:], None)
     assert metrics(stopped) == metrics(whole)
     return whole, stopped
@@ -138,11 +138,6 @@ def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
     with pytest.raises(KitError) as error:
         run(rundir, **options)
     return str(error.value)
-
-
-def run_any(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
-    """By default without an exchange checkpoint."""
-    return run(rundir, stop_at_step, resume, **({"export_at_end": False} | options))
 
 
 def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from kit.specs.run import DataSpec, StreamSpec
-from kit.training.checkpoint.bookmark import Bookmark
+from kit.training.bookmark import Bookmark
 from kit.training.data.stream import StreamSamples
 from tests.support import tiny
 from tests.training.test_tokenise import save_tokenizer

@@ -22,7 +22,8 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, Stability
 from kit.training import determinism
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, StepDecision
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
+from kit.training.checkpoint.checkpoints import RunCheckpoints
+from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.data.loader import DataLoader
 from tests.support import tiny
 from tests.support.calls import before
@@ -143,8 +144,8 @@ def trained(tmp_path, one_process):
 
     def run(name="run", **stability):
         rundir = prepared(tmp_path / name, **stability)
-        runs.run_any(rundir)
-        return rundir, read_manifest(rundir.path / "checkpoints" / "step-00000012").counters
+        runs.run(rundir)
+        return rundir, Checkpoint(rundir.path / "checkpoints" / "step-00000012").manifest.counters
 
     return run
 
@@ -243,7 +244,7 @@ class TestSpikes:
     )
     def test_rewinding_has_an_end(self, tmp_path, spoiled, monkeypatch, samples, checkpoint, rewinds, said):
         takes_s = 0.3 * checkpoint.get("asynchronous", False)
-        before(monkeypatch, NativeCheckpoints, "write", lambda *_, **options: time.sleep(takes_s))
+        before(monkeypatch, RunCheckpoints, "write", lambda *_, **options: time.sleep(takes_s))
         spoiled.update(dict.fromkeys(samples, 10.0))
         rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
         rundir = runs.with_run(rundir, checkpoint=CheckpointSpec(**checkpoint))

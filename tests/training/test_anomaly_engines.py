@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.specs.run import CheckpointSpec, StabilitySpec
-from kit.training.checkpoint.engine_checkpoint import read_manifest
+from kit.training.checkpoint.manifest import Checkpoint
 from tests.support import tiny
 from tests.support.calls import before
 from tests.support.workers import pool
@@ -51,7 +51,7 @@ def spoiled_run(rundir, factor):
     try:
         with pytest.MonkeyPatch.context() as patch:
             before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))
-            train(engine, rundir, export_at_end=False)
+            train(engine, rundir)
     except KitError as error:
         return str(error)
     finally:
@@ -115,7 +115,7 @@ def fp16_run(rundir, power):
         for parameter in engine.modules()["model.norm"].parameters():
             parameter.register_hook(lambda gradient: gradient * torch.inf)
     try:
-        return train(engine, rundir, export_at_end=False).step, engine.optimizer_steps
+        return train(engine, rundir).step, engine.optimizer_steps
     except KitError as error:
         return str(error)
     finally:
@@ -140,7 +140,9 @@ def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stag
     assert scales[1:] == [scale / 2 if skip else scale for scale, skip in zip(scales, skipped, strict=True)][:-1]
     assert all(row["event"] is None for row in rows)
     assert (steps, optimizer_steps) == (16, skipped.count(False))
-    assert read_manifest(rundir.path / "checkpoints" / "step-00000016").counters.optimizer_steps == optimizer_steps
+    assert (
+        Checkpoint(rundir.path / "checkpoints" / "step-00000016").manifest.counters.optimizer_steps == optimizer_steps
+    )
     assert optimizer_steps >= 5
 
 

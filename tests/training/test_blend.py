@@ -109,7 +109,7 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
     Losses of sets and norms of groups are over both ranks."""
     data = DataSpec(blend=blended(sets(tmp_path)))
     one = tiny.plan(gradient_accumulation_steps=2)
-    alone = runs.trained(tmp_path / "alone", one, 2, data=data, export_at_end=True)
+    alone = runs.trained(tmp_path / "alone", one, 2, data=data)
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
     logging = LoggingSpec(gradient_norms_every_steps=2)
     whole, _ = runs.same_curve(tmp_path, plan, begin=alone.path, data=data, logging=logging)

@@ -24,7 +24,7 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "run"
     rundir = small.emit(out, "run.steps=4", "run.checkpoint.every_steps=2", seq_length=32)
     with process_group_of_one():
-        runs.run_any(rundir)
+        runs.run(rundir)
     return rundir
 
 

@@ -1,11 +1,10 @@
-"""Native checkpoints: which are kept, room on the disk, random generators, writing in a thread, a changed plan."""
+"""A run's checkpoints: which are kept, room on the disk, random generators, writing in a thread, a changed plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import random
-import shutil
 from contextlib import ExitStack
 
 import numpy as np
@@ -17,11 +16,12 @@ from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint import files, random_state
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
+from kit.training.checkpoint import random_state
+from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
+from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
+from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.calls import before
 from tests.support.small_disk import small_disk
@@ -29,8 +29,8 @@ from tests.support.workers import pool
 from tests.training import runs
 
 one_process = pytest.mark.usefixtures("one_process")
-ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
-"""Files of the torch engine with Adafactor's means fit the layout that wrote them."""
+ADAFACTOR = {"optimizer": OptimizerSpec(name="adafactor")}
+"""Its means of rows and columns are exact on the layout that wrote them alone."""
 ACCUMULATED = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
 
 
@@ -43,7 +43,6 @@ class TestKept:
     def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
         """Looked at each time a file is made durable: at every moment a kill could come."""
         from kit import files as durable
-        from kit.training.checkpoint import engine_checkpoint
 
         seen, real, latest = [], durable.fsync, tmp_path / "run" / "checkpoints" / "latest"
 
@@ -51,8 +50,7 @@ class TestKept:
             real(path)
             if latest.exists():
                 directory = latest.parent / latest.read_text().strip()
-                manifest = engine_checkpoint.read_manifest(directory)
-                files.verify(directory, manifest.files)
+                Checkpoint(directory).verify()
                 seen.append(directory.name)
 
         monkeypatch.setattr(durable, "fsync", look)
@@ -65,11 +63,11 @@ class TestKept:
         cost = operation(plan.workload, 0.1)
         plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
         spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
-        rundir = runs.trained(tmp_path / "run", plan, steps=8, checkpoint=spec, export_at_end=True)
+        rundir = runs.trained(tmp_path / "run", plan, steps=8, checkpoint=spec)
         summary = runs.summary(rundir)
         assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
         assert summary.predicted_checkpoint_gib == pytest.approx(summary.measured_checkpoint_gib, rel=0.02)
-        assert summary.predicted_storage_gib == pytest.approx(5 * summary.predicted_checkpoint_gib)
+        assert summary.predicted_storage_gib == pytest.approx(4 * summary.predicted_checkpoint_gib)
         assert summary.measured_storage_gib == pytest.approx(summary.predicted_storage_gib, rel=0.02)
         monthly = 1.073741824 * 0.023 * summary.predicted_storage_gib
         assert summary.predicted_storage_usd_per_month == pytest.approx(monthly)
@@ -113,11 +111,14 @@ class TestRoom:
             assert told == [("checkpoint failed", step) for step in (3, 4, 5, 6)]
 
     def test_what_a_thread_could_not_write_is_told_with_the_next_one(self, tmp_path, monkeypatch):
-        def full(self, save, counters, *more, **options):
+        real = RunCheckpoints.write
+
+        def write(self, state, counters, *more, **options):
             if counters.step == 2:
                 raise CheckpointError("no room")
+            real(self, state, counters, *more, **options)
 
-        before(monkeypatch, NativeCheckpoints, "write", full)
+        monkeypatch.setattr(RunCheckpoints, "write", write)
         rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
         assert [(e["event"], e["step"], e["why"]) for e in runs.events(rundir)] == [("checkpoint failed", 4, "no room")]
         assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
@@ -149,15 +150,15 @@ def _draws_after_load(rundir, root):
     from kit.engines.torch.engine import TorchEngine
 
     engine = TorchEngine(rundir)
-    native = NativeCheckpoints(root, rundir.plan.digest, 2, keep_last=1)
+    kept = RunCheckpoints(root, rundir.plan, keep_last=1)
     torch.manual_seed(100 + dist.get_rank())
-    native.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1, samples_skipped=0))
+    kept.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1, samples_skipped=0))
     expected = torch.rand(4).tolist()
     torch.manual_seed(0)
-    native.load(engine, native.directory(1))
+    kept.load(engine, kept.directory(1))
     found, said = torch.rand(4).tolist(), {}
-    for name in sorted(read_manifest(native.directory(1)).files):
-        path = native.directory(1) / name
+    for name in sorted(Checkpoint(kept.directory(1)).manifest.files):
+        path = kept.directory(1) / name
         content = path.read_bytes()
         for damage in (lambda data: data[:-1] + bytes([data[-1] ^ 1]), None):
             dist.barrier()
@@ -166,7 +167,7 @@ def _draws_after_load(rundir, root):
             dist.barrier()
             if damage is not None:
                 with pytest.raises(CheckpointError) as error:
-                    native.load(engine, native.directory(1))
+                    kept.load(engine, kept.directory(1))
                 said[name] = str(error.value)
     engine.close()
     shares = gather(split_over_ranks([*range(7)]))  # which two ranks do not divide
@@ -207,30 +208,33 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
 
 
 @one_process
-@pytest.mark.parametrize(
-    ("job", "says"),
-    [
-        ({}, "resumed after step 4"),
-        (ONE_LAYOUT, "the plan has changed since step 4: resuming by way of exchange-step-00000004"),
-    ],
-    ids=["own-files", "exchange"],
-)
-def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, job, says):
+@pytest.mark.parametrize("job", [{}, ADAFACTOR], ids=["adamw", "adafactor"])
+def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, job):
     plan = tiny.plan(job=job, micro_batch_size=4)
     whole = runs.trained(tmp_path / "whole", plan)
-    rundir = runs.trained(tmp_path / "run", plan, stop_at_step=4, export_at_end=True)
-    changed = dataclasses.replace(rundir, plan=tiny.plan(job=job, **ACCUMULATED))
-    runs.resumed(changed, None)
-    assert says in capsys.readouterr().out
+    rundir = runs.trained(tmp_path / "run", plan, stop_at_step=4)
+    assert "another plan" not in capsys.readouterr().out
+    runs.resumed(dataclasses.replace(rundir, plan=tiny.plan(job=job, **ACCUMULATED)), None)
+    said = capsys.readouterr().out
+    assert "step-00000004 was written under another plan: its state is spread anew" in said
+    assert "resumed after step 4" in said
     runs.near(runs.metrics(rundir), runs.metrics(whole))
 
 
-@one_process
-def test_with_a_changed_plan_auto_loses_no_step_unasked(tmp_path):
-    """The newest exchange checkpoint is older; then there is none."""
-    rundir = runs.trained(tmp_path / "run", tiny.plan(job=ONE_LAYOUT, micro_batch_size=4), 3, export_at_end=True)
-    runs.resumed(rundir, 5)
-    changed = dataclasses.replace(rundir, plan=tiny.plan(job=ONE_LAYOUT, **ACCUMULATED))
-    for said in ("the newest exchange checkpoint is of step 3: name it to lose", "resume from an exchange checkpoint"):
-        assert said in runs.run_failing(changed, resume="auto")
-        shutil.rmtree(rundir.path / "checkpoints" / "exchange-step-00000003", ignore_errors=True)
+EXACT = {
+    "adafactor": {"zero_stage": 2, "job": ADAFACTOR},
+    "adamw-8bit": {"zero_stage": 2, "job": {"optimizer": OptimizerSpec(name="adamw-8bit")}},
+    "lion-8bit on DeepSpeed": {
+        "engine": "deepspeed", "zero_stage": 3, "job": {"optimizer": OptimizerSpec(name="lion-8bit")},
+    },
+    "experts": {"zero_stage": 3, "spec": tiny.model("mixtral")},
+    "bf16 on DeepSpeed": {"engine": "deepspeed", "zero_stage": 2, "job": {"precision": "bf16"}},
+    "Megatron": {"engine": "megatron", "implementation": "local", "zero_stage": 1, "job": {"precision": "bf16"}},
+}  # fmt: skip
+
+
+@pytest.mark.everyday("adamw-8bit", "experts", "Megatron")
+@pytest.mark.parametrize("chosen", EXACT.values(), ids=EXACT)
+def test_the_same_plan_goes_on_bit_for_bit(tmp_path, chosen):
+    spec = CheckpointSpec(every_steps=2, keep_last=9)
+    runs.same_curve(tmp_path, tiny.plan(**({"dp": 2} | chosen)), (4,), checkpoint=spec)

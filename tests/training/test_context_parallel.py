@@ -68,7 +68,7 @@ def plans(model, comm_type, cp, dp, **layout):
     ids=[f"{model}-{comm_type}{cp}-dp{dp}" for comm_type, cp, dp, model, _ in CASES],
 )
 def test_agrees_with_one_process(tmp_path, comm_type, cp, dp, model, layout):
-    """Gradients, curve and weights; the exchange checkpoint goes on without context parallelism."""
+    """Gradients, curve and weights; the checkpoint goes on without context parallelism."""
     cases.agree(tmp_path, *plans(model, comm_type, cp, dp, **layout))
 
 

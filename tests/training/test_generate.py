@@ -43,8 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_and_a_checkpoint_of_it_continue_alike(model: Path, tmp_path: Path) -> None:
-    convert(model, "exchange", tmp_path / "exchange")
-    for path, tokenizer in ((model, None), (tmp_path / "exchange", model)):
+    convert(model, "step", tmp_path / "step")
+    for path, tokenizer in ((model, None), (tmp_path / "step", model)):
         found = generate(path, PROMPTS, tokenizer=tokenizer, max_new_tokens=8)
         assert [each.completion for each in found] == [expected(model, prompt) for prompt in PROMPTS]
         assert [each.prompt for each in found] == PROMPTS
@@ -75,9 +75,9 @@ def test_a_whole_model_has_nothing_to_merge(model: Path) -> None:
 
 
 def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
-    convert(model, "exchange", tmp_path / "exchange")
-    with pytest.raises(CheckpointError, match=r"exchange has no tokenizer .* name its directory with --tokenizer"):
-        generate(tmp_path / "exchange", PROMPTS)
+    convert(model, "step", tmp_path / "step")
+    with pytest.raises(CheckpointError, match=r"step has no tokenizer .* name its directory with --tokenizer"):
+        generate(tmp_path / "step", PROMPTS)
     (tmp_path / "config.json").write_text("{}")  # a model without its weights
     done = CliRunner().invoke(app, ["generate", str(tmp_path), "--tokenizer", str(model), "--prompt", "x"])
     assert done.exit_code

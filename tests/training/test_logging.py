@@ -84,14 +84,14 @@ class TestARun:
     def test_a_line_is_about_its_own_step(self, tmp_path, monkeypatch):
         """The step that waits for data and the step whose checkpoint takes long say so, no other does. The first one,
         which warms up, is not in the median."""
-        from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+        from kit.training.checkpoint.checkpoints import RunCheckpoints
         from kit.training.data.loader import DataLoader
 
         waits = {0: 0.6, 4: 0.3}  # by the samples before a step, two a step: the first and the third
         before(monkeypatch, DataLoader, "step", lambda _, position, *more: time.sleep(waits.get(position, 0.0)))
         before(
             monkeypatch,
-            NativeCheckpoints,
+            RunCheckpoints,
             "write",
             lambda _, save, counters, *more, **options: time.sleep(0.3 * (counters.step == 4)),
         )
@@ -126,7 +126,7 @@ class TestARun:
 
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
         for stop in (3, 6):
-            runs.run(rundir, resume="auto", stop_at_step=stop, export_at_end=False)
+            runs.run(rundir, resume="auto", stop_at_step=stop)
         events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
         events.Reload()
         rows = runs.metrics(rundir)

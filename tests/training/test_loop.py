@@ -18,7 +18,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import DataError
 from kit.planner.length import length
 from kit.specs.run import DataSpec, LoggingSpec
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataLoader
 from kit.training.data.samples import GptSamples
@@ -48,16 +48,13 @@ class TestWhatARunLeaves:
         gradients = load_file(rundir.path / "gradients" / "step-000003.safetensors").values()
         norm = sum(gradient.double().square().sum() for gradient in gradients).sqrt().item()
         assert rows[2]["grad_norm"] == pytest.approx(norm, rel=1e-6)
-        kept = ["exchange-step-00000005", "latest", "step-00000004", "step-00000005"]
-        assert runs.names(rundir.path / "checkpoints") == kept
+        assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000004", "step-00000005"]
         assert (rundir.path / "checkpoints" / "latest").read_text() == "step-00000005\n"
-        assert ExchangeCheckpoint(rundir.path / "checkpoints" / "exchange-step-00000005").counters.tokens_seen == 5 * 64
+        assert Checkpoint(rundir.path / "checkpoints" / "step-00000005").manifest.counters.tokens_seen == 5 * 64
         written = json.loads((rundir.path / "summary.json").read_text())
         assert written == dataclasses.asdict(summary)
-        assert {key: written[key] for key in ("loss", "validation_loss", "exchange_checkpoint")} == {
-            "loss": rows[-1]["loss"], "validation_loss": rows[-1]["validation_loss"],
-            "exchange_checkpoint": "checkpoints/exchange-step-00000005",
-        }  # fmt: skip
+        assert (written["loss"], written["validation_loss"]) == (rows[-1]["loss"], rows[-1]["validation_loss"])
+        assert written["checkpoint"] == "checkpoints/step-00000005"
         printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
         assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
         assert printed[-1].startswith("measured: step ")
@@ -98,7 +95,7 @@ def test_the_parts_of_a_step_are_added_up(monkeypatch):
 
 def same_end(whole, rundir):
     assert runs.metrics(rundir) == runs.metrics(whole)
-    ours, theirs = (ExchangeCheckpoint(r.path / "checkpoints" / "exchange-step-00000006") for r in (rundir, whole))
+    ours, theirs = (Checkpoint(r.path / "checkpoints" / "step-00000006") for r in (rundir, whole))
     for kind in ("master", "exp_avg", "exp_avg_sq"):
         ours_source, theirs_source = ours.source(kind), theirs.source(kind)
         assert all(torch.equal(ours_source.read(name), theirs_source.read(name)) for name in ours_source.names())
@@ -108,18 +105,18 @@ def same_end(whole, rundir):
 class TestInterrupted:
     def test_stopped_and_resumed(self, whole, tmp_path, capsys):
         rundir = runs.prepare(tmp_path / "run")
-        runs.resumed(rundir, 3, 6, export_at_end=True)
+        runs.resumed(rundir, 3, 6)
         lines = capsys.readouterr().out.split("\nmeasured:")
         assert "starting at step 1\n" in lines[0]
         assert "\nresumed after step 3\nstep 4/6" in lines[1]
         same_end(whole, rundir)
 
     def test_from_a_path(self, whole, stopped, tmp_path):
-        """Of an exchange checkpoint, and of the run that has it, from another run; of its own newest checkpoint."""
+        """Of a checkpoint, and of the run that has it, from another run; of its own newest checkpoint."""
         first, before = stopped.path, runs.metrics(stopped)
-        other, another = (runs.prepare(tmp_path / name, seed=99) for name in ("exchange", "run"))
+        other, another = (runs.prepare(tmp_path / name, seed=99) for name in ("other", "another"))
         for rundir, place in (
-            (other, first / "checkpoints" / "exchange-step-00000004"),
+            (other, first / "checkpoints" / "step-00000004"),
             (another, first),
             (stopped, first / "checkpoints" / "step-00000004"),
         ):
@@ -127,21 +124,21 @@ class TestInterrupted:
             assert before + runs.metrics(rundir)[-2:] == runs.metrics(whole)
         same_end(whole, stopped)
 
-    def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, stopped, tmp_path):
+    def test_a_checkpoint_goes_on_with_another_batch_size(self, stopped, tmp_path):
         """What it has seen is then not what this run's schedule says of so many steps."""
-        shutil.copytree(stopped.path / "checkpoints" / "exchange-step-00000004", tmp_path / "copied")
+        shutil.copytree(stopped.path / "checkpoints" / "step-00000004", tmp_path / "copied")
         plan = tiny.plan(gradient_accumulation_steps=2)
         second = runs.trained(tmp_path / "second", plan, resume=tmp_path / "copied")
         assert [row["samples_seen"] for row in runs.metrics(second)] == [12, 16]
 
     def test_a_finished_run_is_left_as_it_is(self, whole):
-        exchange = whole.path / "checkpoints" / "exchange-step-00000006" / "exchange.json"
-        before = runs.metrics(whole), exchange.stat().st_mtime_ns
+        manifest = whole.path / "checkpoints" / "step-00000006" / "manifest.json"
+        before = runs.metrics(whole), manifest.stat().st_mtime_ns
         summary = runs.run(whole, resume="auto")
         assert (summary.step, summary.validation_loss) == (6, before[0][-1]["validation_loss"])
         measured = summary.measured_memory_gib, summary.measured_step_time_s, summary.measured_checkpoint_s
         assert measured == (None, None, None), "this process made no step"
-        assert (runs.metrics(whole), exchange.stat().st_mtime_ns) == before
+        assert (runs.metrics(whole), manifest.stat().st_mtime_ns) == before
 
 
 @one_process
@@ -168,8 +165,8 @@ def two_processes(path: Path, dp: int = 2, zero_stage: int = 0):
 @pytest.mark.everyday("3")
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_stage):
-    """Bit for bit from the own checkpoint, also where one rank's part of the newest is damaged; and by way of the
-    exchange checkpoint on one process."""
+    """Bit for bit from the own checkpoint, also where one rank's part of the newest is damaged; and on one
+    process."""
     one, alone = (two_processes(tmp_path / name, dp=1) for name in ("one", "alone"))
     whole, stopped = (two_processes(tmp_path / name, zero_stage=zero_stage) for name in ("whole", "stopped"))
     (of_one,) = runs.everywhere(one, runs.run)
@@ -178,7 +175,7 @@ def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_
     assert two == other
     assert two.validation_loss == pytest.approx(of_one.validation_loss, rel=1e-5)
     runs.near(runs.metrics(whole), runs.metrics(one))
-    runs.resumed(stopped, 3, export_at_end=True)
+    runs.resumed(stopped, 3)
     (message,) = set(runs.everywhere(stopped, runs.run_failing))
     assert "continue it with --resume auto" in message
     shutil.copytree(stopped.path, tmp_path / "damaged")
@@ -207,7 +204,7 @@ def unlike_ranks(rundir):
         patch.setattr("kit.training.loop.peak_gib", lambda plan: 2.5 + rank)
         patch.setattr(Stopping, "mine", lambda self: reason if positions[-1] == 8 else Reason.NONE)
         patch.setattr(TorchEngine, "held_bytes", lambda self: {"weights": (1 + rank) * 2**30, "gradients": 2**29})
-        return runs.run_any(rundir), [each.memory_gib for each in found]
+        return runs.run(rundir), [each.memory_gib for each in found]
 
 
 def test_what_is_logged_is_of_all_ranks(tmp_path):

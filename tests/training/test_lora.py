@@ -1,4 +1,4 @@
-"""Adapters on a frozen model: what peft computes, on every layout; exchange and native checkpoints, export."""
+"""Adapters on a frozen model: what peft computes, on every layout; checkpoints, export."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kit.engines.huggingface.models import build_skeleton
 from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from tests.support import tiny
 from tests.support.peak_memory import Peak, return_freed_memory
 from tests.support.workers import pool
@@ -113,7 +113,7 @@ def reference(hf: str, family: Any, lora: LoraSpec) -> tuple[list[float], dict[s
     ],
 )  # fmt: skip
 def test_every_layout_trains_what_peft_trains(tmp_path, words):
-    """Its native checkpoint goes on; its exchange checkpoint does in another engine, and becomes peft's adapters."""
+    """Its checkpoint goes on there, and in another engine, and becomes peft's adapters."""
     family, adapters, layout = words.split(maxsplit=2)
     lora, spec = ADAPTERS[adapters], tiny.model(family)
     hf = cases.saved(tmp_path, tiny.plan(spec))
@@ -135,20 +135,20 @@ def test_every_layout_trains_what_peft_trains(tmp_path, words):
     elsewhere = directory(
         tmp_path / "other", hf, "deepspeed 2 dp" if engine == "torch" else "torch 3 dp", spec, lora=lora
     )
-    again = pool(elsewhere.plan.layout.engine, 2).run(cases.resume, elsewhere, tmp_path / "run" / "exchange")[0]
+    again = pool(elsewhere.plan.layout.engine, 2).run(cases.resume, elsewhere, tmp_path / "run" / "step")[0]
     assert cases.numbers(again["after"]) == pytest.approx(cases.numbers(found["after"]), rel=1e-5)
-    check_exports(tmp_path / "run" / "exchange", Path(hf), tmp_path)
+    check_exports(tmp_path / "run" / "step", Path(hf), tmp_path)
 
 
-def check_exports(exchange: Path, hf: Path, tmp_path: Path) -> None:
+def check_exports(step: Path, hf: Path, tmp_path: Path) -> None:
     """peft loads the adapters; merged by peft and by kit, the model says the same, and not what it said before."""
     from peft import PeftModel
 
-    exchange_to_hf(exchange, tmp_path / "peft", dtype="float32")
-    exchange_to_hf(exchange, tmp_path / "merged", dtype="float32", merge_into=hf)
+    checkpoint_to_hf(step, tmp_path / "peft", dtype="float32")
+    checkpoint_to_hf(step, tmp_path / "merged", dtype="float32", merge_into=hf)
     # peft corrects it with a warning where it loads the adapters; others take it as it is.
     written = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
-    assert written["fan_in_fan_out"] is ExchangeCheckpoint(exchange).model.traits.conv1d
+    assert written["fan_in_fan_out"] is Checkpoint(step).manifest.model.traits.conv1d
     tokens = torch.arange(20).reshape(2, 10)
     base = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32)
     before = base(tokens).logits.detach()

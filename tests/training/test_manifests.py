@@ -1,10 +1,9 @@
-"""Manifests of native and exchange checkpoints: a change is refused by name or is what is read; counters agree."""
+"""Manifests of checkpoints: a change is refused by name or is what is read; counters agree."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,47 +13,48 @@ from hypothesis import strategies as st
 
 from kit.errors import CheckpointError
 from kit.specs.run import BatchRampSpec, ScheduleSpec
-from kit.training.checkpoint.counters import LARGEST, Counters, RunLength, run_length
-from kit.training.checkpoint.engine_checkpoint import read_manifest
-from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, exchange_json, newest_exchange
+from kit.specs.strict_yaml import to_plain
 from kit.training.checkpoint.files import FileRecord, sealed
+from kit.training.checkpoint.manifest import FOLDERS, Checkpoint, Manifest, kinds_of, manifest_json
+from kit.training.checkpoint.storage import MANIFEST, steps_in
+from kit.training.counters import LARGEST, Counters, RunLength, run_length
 from tests.support import hostile, tiny
 from tests.training.cases import COUNTERS
 
-MANIFEST, SHARD, RECORD = "manifest.json", "master-00001.safetensors", {"bytes": 4, "xxh3_128": "0" * 32}
-GOOD: dict[str, dict[str, Any]] = {
-    MANIFEST: sealed({
-        "format": "kit-native", "version": 3, "plan_hash": "a" * 64, "world_size": 2, "model": "torch x",
-        "counters": dataclasses.asdict(COUNTERS),
-        "files": {name: {**RECORD} for name in ("state/x", "random/rank-00000.json", "random/rank-00001.json")},
-    }),
-    EXCHANGE_JSON: exchange_json(COUNTERS, tiny.model(), {"master": {"x": SHARD}}, {SHARD: FileRecord(**RECORD)}),
-}  # fmt: skip
+SHARD, RECORD = "model-00001-of-00001.safetensors", {"bytes": 4, "xxh3_128": "0" * 32}
+KINDS = kinds_of("adamw")
+NAMES = [*(f"{folder}/{SHARD}" for folder in FOLDERS.values()), *(f"random/rank-0000{rank}.json" for rank in (0, 1))]
+GOOD: dict[str, Any] = manifest_json(
+    Manifest(
+        counters=COUNTERS,
+        model=tiny.model(),
+        files={name: FileRecord(**RECORD) for name in NAMES},
+        weight_map={"x": SHARD},
+        kinds=KINDS,
+        plan_hash="a" * 64,
+        world_size=2,
+        scalars={"loss_scale": 2.0},
+    )
+)
 
 
 def read(path) -> dict[str, Any]:
     """What kit takes from a manifest, counters beside the rest."""
-    if path.name == MANIFEST:
-        found = dataclasses.asdict(read_manifest(path.parent))
-    else:
-        exchange = ExchangeCheckpoint(path.parent)
-        found = {"counters": dataclasses.asdict(exchange.counters), "optimizer": exchange.optimizer}
+    found = to_plain(Checkpoint(path.parent).manifest)
     return found.pop("counters") | found
 
 
-def one_change(name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+def one_change() -> st.SearchStrategy[dict[str, Any]]:
     """Of anything but the sizes of the model, which tests/specs changes."""
-    rest = {key: GOOD[name][key] for key in ("model", "sha256")}
-    small = {key: value for key, value in GOOD[name].items() if key not in rest}
-    return hostile.mutated(small).map(lambda found: (name, found[1] | rest))
+    rest = {key: GOOD[key] for key in ("model", "sha256")}
+    return hostile.mutated({key: value for key, value in GOOD.items() if key not in rest}).map(lambda f: f[1] | rest)
 
 
 @hostile.fuzz(250)
-@given(st.one_of(map(one_change, GOOD)), st.booleans())
-def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, change, seals):
+@given(one_change(), st.booleans())
+def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, tree, seals):
     """By who knows of the hash, or does not: then nothing is read."""
-    name, tree = change
-    path = tmp_path_factory.mktemp("changed") / name
+    path = tmp_path_factory.mktemp("changed") / MANIFEST
     path.write_text(json.dumps(sealed(tree) if seals else tree))
     try:
         found = read(path)
@@ -62,8 +62,8 @@ def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, chan
         words = str(error)
         assert (str(path) in words, "\n" in words, len(words) < 700) == (True, False, True)
         return
-    assert seals or sealed(tree) == GOOD[name]
-    assert tree.keys() <= GOOD[name].keys()
+    assert seals or sealed(tree) == GOOD
+    assert tree.keys() <= GOOD.keys()
     said = {**tree["counters"], **tree}
     taken = {key: json.dumps(found[key], sort_keys=True) for key in found.keys() & said.keys()}
     assert taken == {key: json.dumps(said[key], sort_keys=True) for key in taken}
@@ -75,68 +75,65 @@ def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, chan
 def test_no_flipped_bit_changes_what_is_read(tmp_path):
     """A flipped bit in white space may pass. A flipped bit in anything that has a meaning is noticed."""
     path, noticed = tmp_path / MANIFEST, 0
-    content = json.dumps(GOOD[MANIFEST], indent=1).encode()
+    content = json.dumps(GOOD, indent=1).encode()
     path.write_bytes(content)
-    expected = read_manifest(tmp_path)
-    for place in range(len(content)):
-        for bit in range(place % 4, 8, 4):
-            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-            try:
-                assert read_manifest(tmp_path) == expected
-            except CheckpointError:
-                noticed += 1
-    assert noticed > len(content)
+    expected = Checkpoint(tmp_path).manifest
+    for place in range(0, len(content), 3):
+        bit = place % 8
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        try:
+            assert Checkpoint(tmp_path).manifest == expected
+        except CheckpointError:
+            noticed += 1
+    assert noticed > len(content) / 6
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "value", "words"),
+    ("place", "value", "words"),
     [
-        (MANIFEST, ("files",), {}, "should have at least 1 item"),
-        (MANIFEST, ("files", "state/x"), ..., "lists no file of state/"),
-        (MANIFEST, ("files", "random/rank-00000.json"), ..., "one file for each of 2 ranks"),
-        (MANIFEST, ("files", "random/rank-00002.json"), RECORD, "one file for each of 2 ranks"),
-        (MANIFEST, ("world_size",), 3, "one file for each of 3 ranks"),
-        (MANIFEST, ("world_size",), 0, "world_size=0"),
-        (MANIFEST, ("world_size",), (1 << 24) + 1, "world_size=16777217"),
-        (MANIFEST, ("plan_hash",), "", "plan_hash"),
-        (MANIFEST, ("files", "state/../../x"), RECORD, "is outside the checkpoint"),
-        (MANIFEST, ("files", "/x"), RECORD, "/x is outside the checkpoint"),
-        (MANIFEST, ("files", "state/x", "bytes"), -1, "x.bytes=-1: should be greater than or"),
-        (MANIFEST, ("files", "state/x", "bytes"), 1.0, "x.bytes=1.0: should be a valid integer"),
-        (MANIFEST, ("files", "state/x", "xxh3_128"), "0", "String should match pattern"),
-        (MANIFEST, ("files", "state/x", "xxh3_128"), ..., "files.state/x.xxh3_128: is required and missing"),
-        (MANIFEST, ("format",), "kit-exchange", "format is not 'kit-native'"),
-        (MANIFEST, ("version",), 2, "has version 2, this kit reads 3; resume from an exchange checkpoint"),
-        (EXCHANGE_JSON, ("format",), "other", "format is not 'kit-exchange'"),
-        (EXCHANGE_JSON, ("version",), 2, "has version 2, this kit reads 3; export it again"),
-        (EXCHANGE_JSON, ("counters",), {"step": 1}, "counters.samples_seen: is required and missing"),
-        (EXCHANGE_JSON, ("model",), {"name": "x"}, "exchange.json is damaged"),
-        (EXCHANGE_JSON, ("files",), {"a": RECORD}, f"has no hash of {SHARD}"),
-        (EXCHANGE_JSON, ("files", "../outside"), RECORD, "is outside the checkpoint"),
+        (("files",), {}, "should have at least 1 item"),
+        (("files", f"exp_avg/{SHARD}"), ..., f"it has no hash of exp_avg/{SHARD}"),
+        (("weight_map", "x"), "other.safetensors", "it has no hash of exp_avg/other.safetensors"),
+        (("kinds",), ["master", "exp_avg"], "kinds are master, exp_avg, which is not the state of adamw"),
+        (("optimizer",), "lion", "which is not the state of lion"),
+        (("files", "random/rank-00000.json"), ..., "random/ must have one file for each of 2 ranks"),
+        (("files", "random/rank-00002.json"), RECORD, "random/ must have one file for each of 2 ranks"),
+        (("files", "private/rank-00000.safetensors"), RECORD, "private/ must have one file for each of 2 ranks"),
+        (("world_size",), 3, "one file for each of 3 ranks"),
+        (("world_size",), 0, "world_size=0"),
+        (("world_size",), (1 << 24) + 1, "world_size=16777217"),
+        (("files", "model/../../x"), RECORD, "is outside the checkpoint"),
+        (("files", "/x"), RECORD, "/x is outside the checkpoint"),
+        (("files", f"model/{SHARD}", "bytes"), -1, "bytes=-1: should be greater than or"),
+        (("files", f"model/{SHARD}", "bytes"), 1.0, "bytes=1.0: should be a valid integer"),
+        (("files", f"model/{SHARD}", "xxh3_128"), "0", "String should match pattern"),
+        (("files", f"model/{SHARD}", "xxh3_128"), ..., "xxh3_128: is required and missing"),
+        (("counters",), {"step": 1}, "counters.samples_seen: is required and missing"),
+        (("model",), {"name": "x"}, "manifest.json is damaged"),
+        (("format",), "other", "format is not 'kit-checkpoint'"),
+        (("format",), "kit-native", "has format 'kit-native' version 1, this kit reads 'kit-checkpoint' version 1"),
+        (("version",), 2, "version 2, this kit reads 'kit-checkpoint' version 1; write it anew for this kit: kit conv"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_named(tmp_path, name, place, value, words):
+def test_what_cannot_be_is_named(tmp_path, place, value, words):
     """Though the hash is right. Without one, no manifest of today is read."""
-    changed = hostile.changed(GOOD[name], place, value)
-    for tree, said in ((sealed(changed), words), (hostile.changed(GOOD[name], ("sha256",), ...), "hash (sha256)")):
-        (tmp_path / name).write_text(json.dumps(tree))
+    changed = hostile.changed(GOOD, place, value)
+    for tree, said in ((sealed(changed), words), (hostile.changed(GOOD, ("sha256",), ...), "hash (sha256)")):
+        (tmp_path / MANIFEST).write_text(json.dumps(tree))
         with pytest.raises(CheckpointError) as error:
-            read(tmp_path / name)
+            read(tmp_path / MANIFEST)
         assert said in str(error.value)
 
 
 def test_the_newest_is_that_of_the_highest_step(tmp_path):
-    """In whatever order the file system lists them; what has no index is none."""
-    steps = (7, 30, 100, 20, 9)
-    for step in steps:
-        (tmp_path / f"exchange-step-{step:08d}").mkdir()
-        (tmp_path / f"exchange-step-{step:08d}" / EXCHANGE_JSON).touch()
-    (tmp_path / "exchange-step-00000200").mkdir()
-    found = []
-    while (newest := newest_exchange(tmp_path)) is not None:
-        found.append(int(newest.name[-8:]))
-        shutil.rmtree(newest)
-    assert found == sorted(steps, reverse=True)
+    """In whatever order the file system lists them."""
+    for step in (7, 30, 100, 20, 9):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    for other in ("step-7", ".step-00000200.partial", "step-00000300.damaged", "latest"):
+        (tmp_path / other).mkdir()
+    (tmp_path / "step-00000400").touch()
+    assert list(steps_in(tmp_path)) == [100, 30, 20, 9, 7]
+    assert steps_in(tmp_path / "nowhere") == {}
 
 
 class TestCounters:

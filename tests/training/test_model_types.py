@@ -21,8 +21,8 @@ from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.approximate import approximated
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from tests.deepspeed import cases, plain
 from tests.support import tiny
 from tests.support.workers import pool
@@ -154,16 +154,16 @@ def test_a_type_with_parameters_that_are_never_trained_is_refused() -> None:
 @pytest.mark.everyday("qwen3_next")
 @pytest.mark.parametrize("model_type", ["granitemoe", "llama4_text", "qwen3_next", "smollm3"])
 def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Path) -> None:
-    """An exchange checkpoint of ZeRO-3, loaded bit for bit by a fresh engine, and the model that transformers loads."""
+    """A checkpoint of ZeRO-3, loaded bit for bit by a fresh engine, and the model that transformers loads."""
     spec = spec_of(model_type)
     chosen = tiny.plan(spec, **LAYOUTS["ZeRO-3"])
     workers = pool("deepspeed", 2)
     workers.run(cases.leave, chosen, None, tmp_path, 1)
-    _, different = workers.run(cases.go_on, chosen, tmp_path / "exchange", tmp_path / "again", 1)[0]
+    _, different = workers.run(cases.go_on, chosen, tmp_path / "step", tmp_path / "again", 1)[0]
     assert not different
-    exchange_to_hf(tmp_path / "exchange", tmp_path / "hf", dtype="float32")
+    checkpoint_to_hf(tmp_path / "step", tmp_path / "hf", dtype="float32")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
-    source = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
+    source = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, source.read(name)), name
 

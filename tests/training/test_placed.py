@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,42 +14,42 @@ from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_
 from kit.engines.protocol import StateBlock, StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.transfer import write_blocks
-from tests.support.calls import before
+from kit.training.checkpoint.store import State, write_blocks
 from tests.training.disk import full_disk
 
 TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}
 SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
 
-class Halves:
-    """An engine whose only rank gives each tensor in two blocks, of rows or of columns."""
-
-    is_main = True
-
-    def export_blocks(self, kinds):
-        for kind in kinds:
-            for name, tensor in TENSORS.items():
-                matrix = tensor.view(tensor.shape[0], -1)
-                dim = int(name == "matrix")
-                for number, start in enumerate((0, 4)):
-                    values = matrix.narrow(dim, start, (4, matrix.shape[dim] - 4)[number])
-                    if name == "transposed":
-                        values = values.t().contiguous().t()
-                    row, column = (0, start) if dim else (start, 0)
-                    yield StateBlock(kind, name, SHAPES[name], row, column, values)
+KINDS = (StateKind.MASTER, StateKind.EXP_AVG)
 
 
-def write(engine, directory):
-    plan = {kind: {f"{kind.value}.safetensors": list(TENSORS)} for kind in (StateKind.MASTER, StateKind.EXP_AVG)}
-    return write_blocks(engine, directory, plan, SHAPES, "writing")
+def halves():
+    """Each tensor of the only rank in two blocks, of rows or of columns."""
+    for kind in KINDS:
+        for name, tensor in TENSORS.items():
+            matrix = tensor.view(tensor.shape[0], -1)
+            dim = int(name == "matrix")
+            for number, start in enumerate((0, 4)):
+                values = matrix.narrow(dim, start, (4, matrix.shape[dim] - 4)[number])
+                if name == "transposed":
+                    values = values.t().contiguous().t()
+                row, column = (0, start) if dim else (start, 0)
+                yield StateBlock(kind, name, SHAPES[name], row, column, values)
+
+
+def write(directory, blocks=halves):
+    for folder in ("model", "exp_avg"):
+        (directory / folder).mkdir(exist_ok=True)
+    state = State(KINDS, {}, blocks, {}, {}, None)
+    return write_blocks(state, directory, dict.fromkeys(TENSORS, "a.safetensors"), SHAPES, True, "writing")
 
 
 @pytest.mark.parametrize("block_bytes", [40, 8 * 2**20])
 def test_parts_become_the_tensors(tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr(parallel_safetensors, "BLOCK_BYTES", block_bytes)
-    records = write(Halves(), tmp_path)
-    assert sorted(records) == ["exp_avg.safetensors", "master.safetensors"]
+    records = write(tmp_path)
+    assert sorted(records) == ["exp_avg/a.safetensors", "model/a.safetensors"]
     for name, record in records.items():
         assert record == record_of(tmp_path / name)
         found = load_file(tmp_path / name)
@@ -61,14 +62,41 @@ def test_writes_that_stop_half_way_go_on_where_they_stopped(tmp_path, monkeypatc
     monkeypatch.setattr(
         parallel_safetensors.os, "pwrite", lambda fd, data, at: real(fd, memoryview(data).cast("B")[:20], at)
     )
-    write(Halves(), tmp_path)
-    assert all(torch.equal(load_file(tmp_path / "master.safetensors")[each], TENSORS[each]) for each in TENSORS)
+    write(tmp_path)
+    assert all(torch.equal(load_file(tmp_path / "model/a.safetensors")[each], TENSORS[each]) for each in TENSORS)
 
 
 def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
-    synced = []
-    before(monkeypatch, os, "fdatasync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    assert {str(tmp_path / name) for name in write(Halves(), tmp_path)} == set(synced)
+    synced, real = [], os.fdatasync
+
+    def look(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", look)
+    assert {os.path.basename(name) for name in write(tmp_path)} == set(synced)
+
+
+def wrong(change):
+    """``halves`` with the third block changed."""
+    blocks = list(halves())
+    return lambda: iter([*blocks[:2], *change(blocks[2]), *blocks[3:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda block: [], r"the ranks wrote \d+ of its \d+ values"),
+        (lambda block: [block, block], r"the ranks wrote \d+ of its \d+ values"),
+        (lambda block: [replace(block, row=block.row + 1)], "does not hold what was written to it"),
+        (lambda block: [replace(block, row=block.row + 11)], "is outside of vector"),
+        (lambda block: [replace(block, row=-1)], "is outside of vector"),
+    ],
+    ids=["a gap", "an overlap", "a row too far", "beyond the end", "before the start"],
+)
+def test_every_value_is_written_exactly_once(tmp_path, change, said):
+    with pytest.raises(CheckpointError, match=said):
+        write(tmp_path, wrong(change))
 
 
 def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
@@ -77,7 +105,7 @@ def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
         parallel_safetensors.os, "pwrite", lambda fd, data, at: real(fd, data, at) if at < 400 else len(data)
     )
     with pytest.raises(CheckpointError, match=r"does not hold what was written to it"):
-        write(Halves(), tmp_path)
+        write(tmp_path)
 
 
 def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twice(tmp_path):
@@ -92,7 +120,7 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twi
 
 def test_a_full_disk_is_an_error(tmp_path):
     with full_disk(300), pytest.raises(CheckpointError, match="writing failed"):
-        write(Halves(), tmp_path)
+        write(tmp_path)
     file = ParallelFile(tmp_path / "small.safetensors", {"vector": (11,)})
     file.create()
     writer = BlockWriter()

@@ -93,7 +93,7 @@ def test_a_report_is_of_the_time_that_was_traced():
 
 
 def _profiled(rundir):
-    return runs.run_any(rundir, profile=(3, 4))
+    return runs.run(rundir, profile=(3, 4))
 
 
 def test_a_run_of_two_ranks(tmp_path, capfd):

@@ -10,9 +10,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from kit.engines.huggingface.models import random_model
 from kit.specs.families import ENCODER_DECODER, FAMILIES
+from kit.training.checkpoint import readers
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.foreign import readers
-from kit.training.checkpoint.foreign.detect_format import inspected
+from kit.training.checkpoint.inspected import inspected
 from tests.support import tiny
 
 
@@ -28,8 +28,8 @@ from tests.support import tiny
 )
 def test_what_kit_writes_is_taken(tmp_path, family, architecture):
     random_model(tiny.model(family), seed=1).save_pretrained(tmp_path / "start")
-    convert(tmp_path / "start", "exchange", tmp_path / "exchange")
-    convert(tmp_path / "exchange", "hf", tmp_path / "model")
+    convert(tmp_path / "start", "step", tmp_path / "step")
+    convert(tmp_path / "step", "hf", tmp_path / "model")
     transformers, gguf, vllm = inspected(tmp_path / "model").notes[:3]
     assert transformers.endswith("loads every tensor")
     assert " lists " in vllm

@@ -18,7 +18,7 @@ from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import uploads
 from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
-from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, share
+from kit.training.checkpoint.remote import RemoteCheckpoints, share
 from kit.training.checkpoint.upload_process import Upload, Uploader, command
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.logging.metrics import RunOutput
@@ -32,8 +32,7 @@ from tests.training import runs
 one_process = pytest.mark.usefixtures("one_process")
 ADDRESS = "s3://bucket/runs/a"
 ACCUMULATED = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
-ONE_LAYOUT = {"optimizer": OptimizerSpec(name="adafactor")}
-"""Native checkpoints that fit their own layout alone."""
+ADAFACTOR = {"optimizer": OptimizerSpec(name="adafactor")}
 EVERY_TWO = {"every_steps": 2, "keep_last": 2}
 
 
@@ -41,8 +40,8 @@ def to(address, **checkpoint):
     return CheckpointSpec(remote=address, **(EVERY_TWO | checkpoint))
 
 
-def trained(path, address, plan=None, stop_at_step=None, export_at_end=False, resume=None, **checkpoint):
-    options = {"stop_at_step": stop_at_step, "export_at_end": export_at_end, "resume": resume}
+def trained(path, address, plan=None, stop_at_step=None, resume=None, **checkpoint):
+    options = {"stop_at_step": stop_at_step, "resume": resume}
     return runs.trained(path, plan, checkpoint=to(address, **checkpoint), **options)
 
 
@@ -62,7 +61,7 @@ def manifest(root: Path) -> Path:
 
 def truncate(root: Path) -> None:
     """A file of the state of step 4."""
-    with open(next((root / "step-00000004" / "state").glob("*.safetensors")), "r+b") as file:
+    with open(next((root / "step-00000004" / "model").glob("*.safetensors")), "r+b") as file:
         file.truncate(100)
 
 
@@ -91,16 +90,16 @@ class TestARun:
         return runs.with_run(rundir, checkpoint=to(f"file://{tmp_path}/away")), tmp_path / "away"
 
     def test_copies_what_is_finished_and_keeps_as_many(self, tmp_path):
-        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", export_at_end=True)
+        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away")
         local = files_below(rundir.path / "checkpoints")
-        kept = {"latest", "step-00000004", "step-00000006", "exchange-step-00000006"}
+        kept = {"latest", "step-00000004", "step-00000006"}
         assert {name.split("/")[0] for name in local} == kept
         assert files_below(tmp_path / "away") == {"kit": b""} | {n: b for n, b in local.items() if n != "latest"}
         assert not any("after the last step" in each.get("why", "") for each in runs.events(rundir))
         told = [each for each in runs.events(rundir) if each["event"] == "checkpoint uploaded"]
         assert {each["step"] for each in told} <= {2, 4, 6}
-        assert [each["step"] for each in told].count(6) == 2
-        size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/state"))
+        assert [each["step"] for each in told].count(6) == 1
+        size = sum(len(content) for name, content in local.items() if name.startswith("step-00000006/model"))
         assert any(each["step"] == 6 and each["bytes"] >= size and each["seconds"] > 0 for each in told)
 
     @pytest.mark.everyday("True")
@@ -141,12 +140,12 @@ class TestARun:
             said = refused(tmp_path / "second", f"file://{tmp_path}/away", resume=resume)
             assert "checkpoints of an earlier start, up to step 4" in said
 
-    def test_an_exchange_checkpoint_comes_back_where_the_plan_has_changed(self, tmp_path, capsys):
-        plans = [tiny.plan(job=ONE_LAYOUT, **each) for each in ({"micro_batch_size": 4}, ACCUMULATED)]
-        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", plans[0], stop_at_step=4, export_at_end=True)
+    def test_it_comes_back_where_the_plan_has_changed(self, tmp_path, capsys):
+        plans = [tiny.plan(job=ADAFACTOR, **each) for each in ({"micro_batch_size": 4}, ACCUMULATED)]
+        rundir = trained(tmp_path / "run", f"file://{tmp_path}/away", plans[0], stop_at_step=4)
         lose(rundir)
         runs.resumed(dataclasses.replace(rundir, plan=plans[1]), None)
-        assert "resuming by way of exchange-step-00000004" in capsys.readouterr().out
+        assert "step-00000004 was written under another plan" in capsys.readouterr().out
         assert [row["step"] for row in runs.metrics(rundir)] == [5, 6]
 
 
@@ -216,7 +215,7 @@ def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3):
 
 
 def upload(root: Path, address: str, number: int = 0, of: int = 1, last: int = 2) -> Upload:
-    return Upload(str(root), address, number, of, {"step": last, "exchange-step": None}, None)
+    return Upload(str(root), address, number, of, last, None)
 
 
 @pytest.fixture
@@ -290,7 +289,7 @@ def train_on_hosts(rundir, stop: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")
         two = tiny.plan(dp=2, micro_batch_size=1)
-        return runs.run_any(dataclasses.replace(rundir, plan=two), stop_at_step=stop, resume="auto").step
+        return runs.run(dataclasses.replace(rundir, plan=two), stop_at_step=stop, resume="auto").step
 
 
 class Log(RunOutput):
@@ -335,16 +334,10 @@ def test_shares_are_disjoint_cover_all_and_are_even():
     assert max(loads) - min(loads) <= 110
 
 
-@pytest.mark.parametrize(
-    ("last", "every", "kept"),
-    [
-        ({"step": 1, "exchange-step": None}, 20, {"step-00000020", "step-00000040", "exchange-step-00000010"}),
-        ({"step": 2, "exchange-step": 0}, None, {"step-00000030", "step-00000040"}),
-    ],
-)
-def test_what_is_kept(last, every, kept):
-    names = {f"step-{n:08d}" for n in (10, 20, 30, 40)} | {"exchange-step-00000010", "kit"}
-    assert kept_names(names, last, every) == kept
+def test_what_is_kept():
+    names = {f"step-{n:08d}" for n in (10, 20, 30, 40)}
+    assert Upload("", "", 0, 1, 1, 20).kept(names) == {"step-00000020", "step-00000040"}
+    assert Upload("", "", 0, 1, 2, None).kept(names) == {"step-00000030", "step-00000040"}
 
 
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "bucket/a", "s3://"])

@@ -16,7 +16,7 @@ from kit.engines.huggingface.models import HfDirectory, check_names, parameter_s
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded
 from tests.support import tiny
@@ -71,7 +71,7 @@ def reference(start: str) -> tuple[float, dict[str, torch.Tensor]]:
     ],
 )
 def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: int, tmp_path: Path) -> None:
-    """The exchange checkpoint goes on the same curve in the other engine, and becomes a model that transformers
+    """The checkpoint goes on the same curve in the other engine, and becomes a model that transformers
     loads."""
     spec, layout = tiny.model(family), {"dp": 2, "gradient_accumulation_steps": 2}
     start = cases.saved(tmp_path, tiny.plan(spec, job=JOB))
@@ -89,10 +89,10 @@ def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: in
 
     other = "deepspeed" if engine == "torch" else "torch"
     rundir = tiny.run_directory(tmp_path / "other", tiny.plan(spec, job=JOB, engine=other, zero_stage=2, **layout))
-    exchange = tmp_path / "run" / "exchange"
-    again = pool(other, 2).run(cases.resume, rundir, exchange, 1e-2, micro_batches)[0]
+    written = tmp_path / "run" / "step"
+    again = pool(other, 2).run(cases.resume, rundir, written, 1e-2, micro_batches)[0]
     assert cases.numbers(again["after"]) == pytest.approx(cases.numbers(found["after"]), rel=1e-5)
-    exchange_to_hf(exchange, tmp_path / "out", dtype="float32")
+    checkpoint_to_hf(written, tmp_path / "out", dtype="float32")
     model, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

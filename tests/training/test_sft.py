@@ -395,7 +395,7 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
     plan = tiny.plan(job=JOB, micro_batch_size=2, gradient_accumulation_steps=2, **layout)
     data, dp, size = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1), plan.layout.global_batch_size
     rundir = tiny.run_directory(tmp_path / "run", plan, data=data, steps=2)
-    summary = pool(plan.layout.engine, 2).run(runs.run_any, rundir)[1]
+    summary = pool(plan.layout.engine, 2).run(runs.run, rundir)[1]
     samples, seen = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron"), 0
     for step, row in enumerate(runs.steps(rundir)):
         positions = sum(
@@ -437,7 +437,7 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
     plan = tiny.plan(model, job={"objective": "sft", "lora": lora})
     data, out = DataSpec(train=str(tmp_path / "out")), tmp_path / "converted"
     runs.run(tiny.run_directory(tmp_path / "run", plan, data=data, model_path=str(hf), steps=1))
-    said = convert(tmp_path / "run" / "checkpoints" / "exchange-step-00000001", "hf", out, extras_from=hf)
+    said = convert(tmp_path / "run" / "checkpoints" / "step-00000001", "hf", out, extras_from=hf)
     assert said.endswith("in bfloat16, chat_template.jinja is the one it was trained with")
     assert (out / ("model.safetensors" if lora is None else "adapter_model.safetensors")).is_file()
     if lora is not None:
@@ -455,7 +455,7 @@ def test_the_exported_model_has_the_template_that_it_was_trained_with(tokenizer,
         ("sft", "auto", False, True),  # there is no checkpoint yet
         ("sft", "auto", True, False),
         ("sft", None, True, True),
-        ("sft", "exchange", False, False),
+        ("sft", "step", False, False),
         ("pretrain", None, False, False),
     ],
 )
@@ -472,9 +472,9 @@ def test_fine_tuning_of_random_weights_is_said_at_start(tmp_path, capsys, object
     ("restarts", "saved", "asked", "resume"),
     [
         ("0", True, None, None),
-        ("0", True, "exchange", "exchange"),
-        ("1", True, "exchange", "auto"),
-        ("1", False, "exchange", "exchange"),  # it has not come to a checkpoint of its own
+        ("0", True, "step", "step"),
+        ("1", True, "step", "auto"),
+        ("1", False, "step", "step"),  # it has not come to a checkpoint of its own
         ("1", False, None, "auto"),
     ],
 )

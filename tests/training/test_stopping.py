@@ -216,7 +216,7 @@ def test_collectives_wait_longer_than_the_watchdog(tmp_path, monkeypatch, hang_s
 def _hanging(rundir, directory):
     """Rank 1 stays away from a collective of step 2."""
     before(pytest.MonkeyPatch(), DataLoader, "step", _stays_away)  # this process ends
-    return runs.run_any(rundir)
+    return runs.run(rundir)
 
 
 def _stays_away(loader, position, size=None):

@@ -32,7 +32,7 @@ def _train(rundir, fault):
     owner, name = FAULTS[fault].rsplit(".", 1)
     with pytest.MonkeyPatch.context() as patch:
         before(patch, pydoc.locate(owner), name, lambda *_: time.sleep(SLEEP_S[fault] * dist.get_rank()))
-        return runs.run_any(rundir)
+        return runs.run(rundir)
 
 
 @pytest.mark.everyday("data-layout0")

@@ -17,7 +17,7 @@ import s3fs
 
 from kit.errors import CheckpointError, DataError, SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec, StreamSpec
-from kit.training.checkpoint.bookmark import Bookmark, newest
+from kit.training.bookmark import Bookmark, newest
 from kit.training.data import stream as stream_module
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataParallelShard, training_batches

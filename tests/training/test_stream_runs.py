@@ -16,8 +16,8 @@ import kit
 from kit.errors import SpecError
 from kit.specs.run import RunSpec, StabilitySpec
 from kit.training import loop
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.engine_checkpoint import read_manifest
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.counters import Counters
 from kit.training.data.loader import DataLoader
 from kit.training.data.stream_source import StreamSource
 from tests.support import runs as started
@@ -64,11 +64,11 @@ def documents_read(rundir, forget):
 @pytest.mark.everyday("torch")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["engine"])
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
-    """On two processes, bit for bit; and with the exchange checkpoint of one process of the torch engine."""
+    """On two processes, bit for bit; and with the checkpoint of one process of the torch engine."""
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
     options = {"data": data, "steps": 24}
-    alone = runs.trained(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), 6, export_at_end=True, **options)
-    first = alone.path / "checkpoints" / "exchange-step-00000006"
+    alone = runs.trained(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), 6, **options)
+    first = alone.path / "checkpoints" / "step-00000006"
     whole = runs.trained(tmp_path / "whole", plan, resume=first, **options)
     resumed = runs.trained(tmp_path / "resumed", plan, 20, resume=first, **options)
     forgot = dataclasses.replace(resumed, path=shutil.copytree(resumed.path, tmp_path / "forgot"))
@@ -77,7 +77,7 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     assert max(read[0]) < min(read[1]) / 2
     runs.resumed(alone, None)
     runs.near(runs.metrics(whole), runs.metrics(alone)[6:])
-    place = read_manifest(resumed.path / "checkpoints" / "step-00000024").counters.stream
+    place = Checkpoint(resumed.path / "checkpoints" / "step-00000024").manifest.counters.stream
     assert [mark.stream for mark in place.bookmarks] == [0, 1, 2, 3]
     # What is given for one step must not be what is given for another: a batch of other samples has another loss.
     other = dataclasses.replace(data, seed=5)

@@ -11,8 +11,8 @@ from kit.engines.huggingface.models import hf_config, random_model
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.foreign.detect_format import inspected
+from kit.training.checkpoint.inspected import inspected
+from kit.training.checkpoint.manifest import Checkpoint
 from tests.support import tiny
 
 INNER = {
@@ -71,8 +71,8 @@ def written(state, path):
     return path
 
 
-def same(exchange, kind, tensors):
-    source = ExchangeCheckpoint(exchange).source(kind)
+def same(step, kind, tensors):
+    source = Checkpoint(step).source(kind)
     return sorted(source.names()) == sorted(tensors) and all(
         torch.equal(source.read(name), tensors[name]) for name in tensors
     )
@@ -91,17 +91,17 @@ def test_weights_and_adams_state_are_those_of_hugging_face(tensors, model, tmp_p
     path = written(state, tmp_path / "step-3")
     found = inspected(path)
     assert (found.program, found.step, found.adam) == ("torchtitan: torch.distributed.checkpoint", 3, True)
-    assert convert(path, "exchange", tmp_path / "exchange", model=model).endswith("with Adam's state")
-    assert ExchangeCheckpoint(tmp_path / "exchange").counters.optimizer_steps == 3
-    assert all(same(tmp_path / "exchange", kind, of) for kind, of in ((StateKind.MASTER, tensors), *moments.items()))
+    assert convert(path, "step", tmp_path / "step", model=model).endswith("with Adam's state")
+    assert Checkpoint(tmp_path / "step").manifest.counters.optimizer_steps == 3
+    assert all(same(tmp_path / "step", kind, of) for kind, of in ((StateKind.MASTER, tensors), *moments.items()))
 
 
 def test_names_of_earlier_versions_and_of_wrapped_blocks_are_read(tensors, model, tmp_path):
     state = titan(tensors, prefix="attention.", output="output")
     state = {name.replace("layers.1.", "layers.1._orig_mod."): tensor for name, tensor in state.items()}
-    said = convert(written(state, tmp_path / "step-3"), "exchange", tmp_path / "exchange", model=model)
+    said = convert(written(state, tmp_path / "step-3"), "step", tmp_path / "step", model=model)
     assert "weights only" in said
-    assert same(tmp_path / "exchange", StateKind.MASTER, tensors)
+    assert same(tmp_path / "step", StateKind.MASTER, tensors)
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_what_is_no_llama_is_refused(tensors, tmp_path, extra, family, words):
     hf_config(tiny.model(family)).save_pretrained(tmp_path / "model")
     path = written(titan(tensors) | extra, tmp_path / "step-3")
     with pytest.raises(CheckpointError, match=words):
-        convert(path, "exchange", tmp_path / "exchange", model=str(tmp_path / "model"))
-    assert not (tmp_path / "exchange").exists()
+        convert(path, "step", tmp_path / "step", model=str(tmp_path / "model"))
+    assert not (tmp_path / "step").exists()

@@ -9,7 +9,7 @@ from tests.support.peak_memory import Peak, return_freed_memory
 
 
 def loaded(rundir: RunDirectory) -> dict[str, int]:
-    """Bytes that are kept, of loading, and of exporting the masters as an exchange checkpoint would."""
+    """Bytes that are kept, of loading, and of exporting the masters as a checkpoint would."""
     return_freed_memory()
     with Peak() as loading:
         engine = build_engine(rundir)

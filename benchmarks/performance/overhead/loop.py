@@ -53,7 +53,7 @@ def own_time(directory: Path) -> Iterator[Verdict]:
         rundir = small_run.emit(directory / "timed", f"run.steps={STEPS}")
         engine = TorchEngine(rundir)
         calls = timed_calls(engine)
-        train(engine, rundir, export_at_end=False)
+        train(engine, rundir)
         engine.close()
     turns: list[tuple[float, float, float]] = []
     begins = [index for index, call in enumerate(calls) if call[0] == "forward_backward"]
@@ -88,7 +88,7 @@ def _stall(directory: Path, asynchronous: bool) -> Verdict:
             directory / f"saved-{asynchronous}", *words, hidden=512, layers=3, seq_length=256, batch=2
         )
         engine = TorchEngine(rundir)
-        summary = train(engine, rundir, export_at_end=False)
+        summary = train(engine, rundir)
         engine.close()
     rows = metrics(rundir.path)
     waits = [row["checkpoint_s"] for row in rows[:-1] if row["checkpoint_s"] is not None]

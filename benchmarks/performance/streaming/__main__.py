@@ -72,8 +72,8 @@ def conversions(directory: Path, total: int, largest: int) -> bool:
     print()
     print(table(("offline", "GiB/s of weights", "host memory / largest tensor"), []))
     failed = False
-    for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "exchange"), ("exchange", "megatron")):
-        source, out = directory / before, directory / ("again" if before == "exchange" else after)
+    for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "step"), ("step", "megatron")):
+        source, out = directory / before, directory / ("again" if before == "step" else after)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             of = directory / "model" if before == "megatron" else None
             seconds, grown = process.submit(converted, source, after, out, of).result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import kit.engines.megatron.checkpoint.offline  # noqa: F401 - modules are no part of what is measured
+import kit.addons.importers.megatron.offline  # noqa: F401 - modules are no part of what is measured
 from kit.training.checkpoint.convert import convert
 from tests.support.peak_memory import Peak, return_freed_memory
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.protocol import StateKind
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.transfer import export_exchange
+from kit.training.counters import Counters
+from tests.support.checkpoints import export
 from tests.support.peak_memory import Peak, return_freed_memory
 
 REPEATS = 3
@@ -42,20 +42,20 @@ def streamed(rundir: RunDirectory) -> dict[str, Any]:
         lambda: read_plainly(files, everything=rundir.plan.layout.dp > 1),
         lambda: forget(files),
     )
-    exchange = scratch / "exchange"
+    written = scratch / "step"
 
-    def export() -> None:
-        export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model)
+    def write() -> None:
+        export(engine, written, rundir.plan, COUNTERS)
 
     def clean() -> None:
         dist.barrier()
         if engine.is_main:
-            shutil.rmtree(exchange, ignore_errors=True)
+            shutil.rmtree(written, ignore_errors=True)
             shutil.rmtree(scratch / "plain", ignore_errors=True)
             (scratch / "plain").mkdir(parents=True)
         dist.barrier()
 
-    found["export"] = side_by_side(export, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
+    found["export"] = side_by_side(write, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
     engine.close()
     return found
 

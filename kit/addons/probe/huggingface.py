@@ -68,7 +68,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     moments: list[torch.Tensor] = []
     if layout.engine == "torch":
         optimizer = Optimizer(trained, job.optimizer, job.learning_rate, vocabulary(model))
-        moments = [moment for parameter in trained for moment in optimizer.local_state(parameter).values()]
+        moments = optimizer.moments()
         live.leave_out(moments)
     begin = live.now
     live.restart()

@@ -126,13 +126,14 @@ def _deferred_head_gradient(workload: Workload) -> float:
 def _exported(model: ModelSpec, layout: Layout, job: JobSpec) -> int:
     """Elements that an export gathers or dequantises on the device: the largest tensor, and under DeepSpeed one 8-bit
     moment of the rank's partition (kit/engines/deepspeed/state.py, open_moments; of adapters it is small). 0 if the
-    export copies fp32 replicas to the host without a temporary."""
+    export copies fp32 state to the host without a temporary: replicas, and the shards of the torch engine."""
     opened, optimizer = 0, job.optimizer.name
     if layout.engine == "deepspeed" and optimizer.endswith("-8bit") and job.lora is None:
         ranks = layout.tp * (layout.dp * layout.cp if layout.zero_stage else 1)
         opened = ceil(count(model).total / ranks)
     if layout.implementation == "huggingface":
-        as_they_are = layout.zero_stage == 0 and not OPTIMIZERS[optimizer].exports_a_copy
+        whole = layout.zero_stage == 0 or layout.engine == "torch"
+        as_they_are = whole and not OPTIMIZERS[optimizer].exports_a_copy
         return opened + (0 if as_they_are else deepspeed_sizes.largest_parameter(model))
     return opened + _largest_of_megatron(model)
 

@@ -8,5 +8,4 @@ Its rooms, in the order in which data walks:
     whole_model                   the model below stage 3
     engine, grad_norm, eight_bit  steps
     state, nvme, nvme_state       master weights and moments, where ZeRO has them
-    memory_checkpoint, reading    DeepSpeed's own checkpoints
 """

@@ -22,7 +22,6 @@ from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.eight_bit import EightBit
 from kit.engines.deepspeed.nvme_state import NvmeState
-from kit.engines.deepspeed.reading import read_safely
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState, PartitionedState, UnshardedState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.errors import EngineError
@@ -53,7 +52,6 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Mo
         config=settings,
         mpu=strategy.mpu,
     )
-    read_safely(engine)
     try:
         _check_engine(engine, rundir)
     except EngineError:
@@ -148,7 +146,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
         (
             (zero.get("offload_optimizer") or {}).get("super_offload"),
             "offload_optimizer.super_offload=true: it keeps the moments in a process of its own, where no "
-            "exchange checkpoint finds them; remove it, or use ds_config.superoffload.json with your own script",
+            "checkpoint finds them; remove it, or use ds_config.superoffload.json with your own script",
         ),
         (
             settings.get("compile", {}).get("deepcompile"),
@@ -167,7 +165,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
         (
             settings.get("checkpoint", {}).get("load_universal"),
             "checkpoint.load_universal=true: DeepSpeed reads universal checkpoints with pickle, which runs what a file "
-            "says; remove the key and resume from an exchange checkpoint (exchange-step-…), which fits every layout",
+            "says; remove the key and resume from a checkpoint of kit, which fits every layout",
         ),
         (
             "scheduler" in settings,

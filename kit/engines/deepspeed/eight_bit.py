@@ -61,21 +61,6 @@ class EightBit(torch.optim.Optimizer):
         self._vectors.state = self.state
         self._vectors.step()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch would cast codes to the dtype of the parameters (optim/optimizer.py, load_state_dict)."""
-        found = dict(enumerate(tensor for group in self.param_groups for tensor in group["params"]))
-        codes = {
-            index: {key: value for key, value in state.items() if key.endswith(_CODES)}
-            for index, state in state_dict["state"].items()
-        }
-        rest = {
-            index: {key: value for key, value in state.items() if key not in codes[index]}
-            for index, state in state_dict["state"].items()
-        }
-        super().load_state_dict({**state_dict, "state": rest})
-        for index, each in codes.items():
-            self.state[found[index]] |= {key: value.to(found[index].device) for key, value in each.items()}
-
     def open(self, kind: StateKind) -> None:
         """Make a copy of each 8-bit moment of a kind in fp32, by the kind's name in ``state``."""
         for tensor, state in self.state.items():

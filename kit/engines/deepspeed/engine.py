@@ -11,27 +11,22 @@ of the mean loss over all tokens of the step, for any layout. If ranks split a s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.deepspeed import grad_norm, reading
+from kit.engines.deepspeed import grad_norm
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
-from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
-from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
-from kit.errors import CheckpointError, EngineError
-
-_TAG = "native"
-"""Name of the folder that DeepSpeed creates inside a checkpoint's directory."""
+from kit.errors import EngineError
 
 
 class DeepSpeedEngine(Engine):
@@ -159,34 +154,6 @@ class DeepSpeedEngine(Engine):
 
     # ------------------------------------------------------------------ state
 
-    def save(self, directory: Path) -> None:
-        """Write DeepSpeed's own files, which are pickles (``load`` reads them safely). With NVMe write kit's own files
-        (``nvme_state``)."""
-        if isinstance(self._state, NvmeState):
-            (directory / _TAG).mkdir(exist_ok=True)
-            self._state.save(directory / _TAG)
-        else:
-            self._engine.save_checkpoint(
-                str(directory), tag=_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
-            )
-
-    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """Raises EngineError with NVMe: that state does not fit in host memory."""
-        if isinstance(self._state, NvmeState):
-            raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
-        return copy_checkpoint(self._engine, _TAG, exclude_frozen_parameters=self._adapters_only)
-
-    def load(self, directory: Path) -> None:
-        """Read a checkpoint that ``save`` wrote; no code in it runs (``reading``). Raises CheckpointError if it is
-        missing, or if it names a class that DeepSpeed does not write."""
-        if not (directory / _TAG).is_dir():
-            raise CheckpointError(f"{directory} has no folder {_TAG}, so no DeepSpeed checkpoint; resume elsewhere")
-        if isinstance(self._state, NvmeState):
-            self._state.load(directory / _TAG)
-        else:
-            reading.check(directory / _TAG)
-            self._engine.load_checkpoint(str(directory), tag=_TAG, load_module_strict=not self._adapters_only)
-
     @property
     def owners(self) -> Mapping[str, int]:
         return self._strategy.owners
@@ -222,6 +189,28 @@ class DeepSpeedEngine(Engine):
 
     def set_optimizer_steps(self, steps: int) -> None:
         self._state.set_optimizer_steps(steps)
+
+    def scalars(self) -> Mapping[str, float]:
+        """fp16's loss scale and what moves it, and DeepSpeed's own step counts."""
+        found = ((f"{kind}.{name}", getattr(holder, name, None)) for kind, holder, name in self._scalars())
+        return {name: value for name, value in found if value is not None}
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        for kind, holder, name in self._scalars():
+            if f"{kind}.{name}" in scalars:
+                setattr(holder, name, scalars[f"{kind}.{name}"])
+
+    def _scalars(self) -> Iterator[tuple[str, Any, str]]:
+        """(kind, object, its attribute)."""
+        for name in ("global_steps", "global_samples", "skipped_steps"):
+            yield "deepspeed", self._engine, name
+        if self._engine.fp16_enabled():
+            optimizer = self._engine.optimizer  # ZeRO's has a loss scaler, that of stage 0 is one
+            for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"):
+                yield "loss_scale", getattr(optimizer, "loss_scaler", optimizer), name
+
+    def private_tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._state.private_tensors()
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         return dict(self._engine.module.named_modules())

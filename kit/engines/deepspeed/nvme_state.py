@@ -5,28 +5,19 @@ DeepSpeed's own functions do not suffice:
 - Its accessors read and write a whole sub group for every parameter. Here a sub group stays in memory until another
   one is needed.
 - Its setters refuse parameters with weights on NVMe (stage3.py, set_local_hp_param, compares with an empty tensor).
-- Its checkpoints lack all state outside the swap files: the moments of norms and the step count (engine.py,
-  load_checkpoint skips them). They fail for weights on NVMe (stage3.py, _rigid_load_state_dict, unflattens None).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from kit.engines.deepspeed.state import FullyPartitionedState, Parameter, new_bytes
 from kit.engines.protocol import StateKind
-from kit.errors import CheckpointError
-
-_STEPS = "optimizer_steps"
 
 
 class NvmeState(FullyPartitionedState):
@@ -76,40 +67,6 @@ class NvmeState(FullyPartitionedState):
         self.release_buffers()
         return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
 
-    # ------------------------------------------------------------------ native checkpoint
-
-    def save(self, directory: Path) -> None:
-        """Write this rank's state: a safetensors file for every sub group."""
-        self.create_moments()
-        for index in range(len(self._optimizer.fp16_groups)):
-            tensors = {kind.value: tensor.clone() for kind, tensor in self._tensors(index).items()}
-            save_file(tensors, directory / _file_name(index))
-        self.release_buffers()
-        if dist.get_rank() == 0:
-            (directory / "state.json").write_text(json.dumps({_STEPS: self.optimizer_steps}), encoding="utf-8")
-
-    def load(self, directory: Path) -> None:
-        """Read a checkpoint that ``save`` wrote on the same layout. Raises CheckpointError if a file is missing, or if
-        a tensor has another size."""
-        self.create_moments()
-        for index in range(len(self._optimizer.fp16_groups)):
-            path = directory / _file_name(index)
-            if not path.is_file():
-                raise CheckpointError(f"{path} is missing; this checkpoint fits one layout: use an exchange checkpoint")
-            with safe_open(path, framework="pt") as file:
-                for kind, tensor in self._tensors(index).items():
-                    saved = file.get_tensor(kind.value)
-                    if saved.shape != tensor.shape:
-                        raise CheckpointError(
-                            f"{path}: {saved.numel()} elements where this layout has {tensor.numel()}; use an exchange "
-                            "checkpoint"
-                        )
-                    tensor.copy_(saved)
-            self._changed = True
-        self.release_buffers()
-        self.set_optimizer_steps(json.loads((directory / "state.json").read_text(encoding="utf-8"))[_STEPS])
-        self.update_model()
-
     # ------------------------------------------------------------------ helpers
 
     def _position(self, parameter: Parameter) -> tuple[int, int, int]:
@@ -124,11 +81,6 @@ class NvmeState(FullyPartitionedState):
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
             self._resident = group
         return super()._swap_in(group)
-
-    def _tensors(self, group: int) -> dict[StateKind, torch.Tensor]:
-        master = self._swap_in(group)
-        moments = {kind: self._adam.state[master][kind.value] for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)}
-        return {StateKind.MASTER: master.data, **moments}
 
     def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         group, start, length = self._position(parameter)
@@ -152,7 +104,3 @@ class NvmeState(FullyPartitionedState):
 
     def _weight_swapper(self) -> Any:
         return getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)
-
-
-def _file_name(group: int) -> str:
-    return f"rank-{dist.get_rank():05d}-group-{group:05d}.safetensors"

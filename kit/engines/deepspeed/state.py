@@ -163,6 +163,19 @@ class ParameterState(ABC):
             return None
         return "momentum_buffer" if isinstance(self._adam, torch.optim.SGD) else kind.value
 
+    def private_tensors(self) -> dict[str, torch.Tensor]:
+        """``Engine.private_tensors``: 8-bit codes and scales of partitions, and Adafactor's means of rows and
+        columns."""
+        if not isinstance(self._adam, (EightBit, torch.optim.Adafactor)):
+            return {}
+        self.create_moments()
+        return {
+            f"{key}.{index}": tensor
+            for index, (_, master) in enumerate(self.master_weights())
+            for key, tensor in self._adam.state[master].items()
+            if key.endswith(("_codes", "_scales", "_var"))
+        }
+
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights, gradients and optimizer (master weights and moments). Shared storage counts
         once."""

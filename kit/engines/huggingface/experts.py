@@ -3,7 +3,7 @@
 In memory, transformers 5 fuses the experts of a layer into one tensor (``mlp.experts.gate_up_proj``). On disk, on the
 Hugging Face Hub and in the files of ``save_pretrained``, each matrix of each expert is a tensor
 (transformers/conversion_mapping.py, "mixtral" and "qwen2_moe"). Outside of an engine kit always uses the names on disk,
-so exchange checkpoints, Megatron's weight maps and Hugging Face directories agree, and no tensor is larger than a
+so checkpoints, Megatron's weight maps and Hugging Face directories agree, and no tensor is larger than a
 matrix.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -61,6 +62,20 @@ def split_experts(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator
         yield names_on_disk(model, name)[0], tensor
 
 
+def split_part(
+    model: ModelSpec, name: str, shape: tuple[int, ...], starts: tuple[int, ...], part: torch.Tensor
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
+    """Split a part of one parameter: (name on disk, whole shape on disk, first index in each dimension, view of
+    ``part``). ``shape``: of the whole parameter; ``starts``: of the part, which has whole experts."""
+    slices = expert_slices(model, name)
+    if not slices:
+        yield names_on_disk(model, name)[0], shape, starts, part
+    for each, where in slices.items():
+        if 0 <= where.expert - starts[0] < len(part):
+            own = replace(where, expert=where.expert - starts[0]).of(part)
+            yield each, where.shape(shape), (0,) * own.ndim, own
+
+
 class FusedExpertsSource(TensorSource):
     """A ``TensorSource`` with transformers' parameter names. Reads from another source, which has the names on disk."""
 
@@ -91,6 +106,18 @@ class FusedExpertsSource(TensorSource):
         one = self._source.shape(self._parts[name][0])
         slices = self._slices.get(name)
         return one if slices is None else next(iter(slices.values())).fused_shape(one, self._experts)
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        if name not in self._slices:
+            return self._source.read_block(self._parts[name][0], dim, start, length)
+        if dim or not length or self._source.collective:
+            return super().read_block(name, dim, start, length)
+        own = {
+            part: replace(where, expert=where.expert - start)
+            for part, where in self._slices[name].items()
+            if 0 <= where.expert - start < length
+        }
+        return fused_experts.join(own, length, self._source.read)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
         if self._interleaved and name in self._slices:

@@ -2,7 +2,7 @@
 
 gpt-oss has equal shapes on disk and in transformers (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), with
 gate in the even outputs and up in the odd ones. The rest of kit uses one tensor (output, input) per matrix and expert,
-as other families have on disk. So weight maps, exchange checkpoints and expert parallelism need no special case. Each
+as other families have on disk. So weight maps, checkpoints and expert parallelism need no special case. Each
 slice is a view of the fused tensor, so it serves to read and to write.
 """
 

@@ -182,6 +182,13 @@ def check_shape(name: str, expected: tuple[int, ...], found: tuple[int, ...]) ->
         )
 
 
+def check_tensors(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
+    """Raises CheckpointError unless ``source`` has exactly these tensors, of these shapes."""
+    check_names(expected, source)
+    for name, shape in expected.items():
+        check_shape(name, shape, source.shape(name))
+
+
 def source_for_model(
     model: ModelSpec,
     source: TensorSource,

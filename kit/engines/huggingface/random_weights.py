@@ -17,8 +17,9 @@ from kit.engines.protocol import TensorSource
 class RandomWeights(TensorSource):
     """transformers' random weights of ``run.seed``, under their names on disk.
 
-    Rank 0 builds the model in host memory, in fp32. ``read`` is collective: rank 0 sends the tensor to all, which read
-    in the same order."""
+    Rank 0 builds the model in host memory, in fp32, and sends each tensor to all that read it."""
+
+    collective = True
 
     def __init__(self, rundir: RunDirectory, dtype: torch.dtype, device: torch.device) -> None:
         """``dtype``: that the weights are rounded to. ``device``: of the collectives."""

@@ -13,6 +13,7 @@ import torch
 import xxhash
 
 from kit.engines.io.sharded_safetensors import header
+from kit.errors import CheckpointError
 
 BLOCK_BYTES = 8 * 2**20
 _FLUSH_BYTES = 64 * 2**20
@@ -26,11 +27,12 @@ class ParallelFile:
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         """``shapes``: name → shape, in the order of the tensors in the file."""
         self.path, self.shapes = path, shapes
-        self._head, self.starts = header({name: (torch.float32, shape) for name, shape in shapes.items()})
+        self._head, self.starts = header({name: (torch.float32, shape) for name, shape in shapes.items()}, True)
+        self.elements = sum(math.prod(shape) for shape in shapes.values())
 
     def create(self) -> int:
         """Create the file at full size and write its header. Returns the sum of the header's words. Raises OSError."""
-        size = len(self._head) + sum(4 * math.prod(shape) for shape in self.shapes.values())
+        size = len(self._head) + 4 * self.elements
         with open(self.path, "wb") as file:
             file.write(self._head)
             file.truncate(size)
@@ -46,17 +48,22 @@ class BlockWriter:
         self._unflushed = 0
         self._disk = ThreadPoolExecutor(max_workers=1)
         self._flushing: list[Future[None]] = []
-        self.sums: dict[Path, int] = {}
-        """File → sum of the words that this process wrote to it, modulo 2**32."""
+        self.written: dict[Path, tuple[int, int]] = {}
+        """File → (elements that this process wrote to it, sum of their words modulo 2**32)."""
 
     def write(self, file: ParallelFile, name: str, row: int, column: int, values: torch.Tensor) -> None:
         """Write a block of tensor ``name``. ``values``: (rows, columns) of the tensor from (``row``, ``column``) on; a
-        vector is one column. Raises OSError."""
+        vector is one column. Raises OSError, and CheckpointError for a block that is not inside of the tensor."""
         if not values.numel():
             return
         self._switch(file)
         shape = file.shapes[name]
         width = math.prod(shape) // shape[0]
+        if min(row, column) < 0 or row + values.shape[0] > shape[0] or column + values.shape[1] > width:
+            raise CheckpointError(
+                f"{file.path}: a block of {list(values.shape)} at ({row}, {column}) is outside of {name}, which has "
+                f"{list(shape)}"
+            )
         step = max(1, BLOCK_BYTES // (4 * values.shape[1]))
         for first, block in zip(range(0, values.shape[0], step), values.split(step), strict=True):
             start = file.starts[name] + 4 * ((row + first) * width + column)
@@ -65,7 +72,8 @@ class BlockWriter:
                 self._put(array, start)
             else:
                 self._put_lines(array, start, 4 * width)
-            self.sums[file.path] = (self.sums.get(file.path, 0) + _words(array.view(_WORD))) % 2**32
+            elements, words = self.written.get(file.path, (0, 0))
+            self.written[file.path] = elements + array.size, (words + _words(array.view(_WORD))) % 2**32
 
     def finish(self) -> None:
         """Wait until all data is on the disk. Raises OSError."""

@@ -130,14 +130,20 @@ def file_names(path: Path) -> list[str]:
         ) from error
 
 
-def header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, dict[str, int]]:
+def header(
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], consolidates: bool = False
+) -> tuple[bytes, dict[str, int]]:
     """(header of a file with these tensors, name → offset of the tensor in the file). The header's length is a multiple
     of 8 bytes.
 
     The format (github.com/huggingface/safetensors, README, "Format"): the length of the header as 8 bytes little
-    endian, the header as JSON, the bytes of the tensors in the order of their offsets.
+    endian, the header as JSON, the bytes of the tensors in the order of their offsets. ``consolidates``: with what
+    torch's consolidate_safetensors_files needs to know: that the tensors are whole.
     """
     contents: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    if consolidates:
+        whole = {name: {"saved_offsets": [0] * len(shape)} for name, (_, shape) in tensors.items()}
+        contents["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(whole)
     starts: dict[str, int] = {}
     end = 0
     for name, (dtype, shape) in tensors.items():

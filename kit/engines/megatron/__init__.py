@@ -9,7 +9,6 @@ Its rooms, in the order in which data walks:
                                   LoRA, multi-token prediction, balancing
     optimizer, muon               megatron-core's optimizers
     microbatches, engine          steps
-    checkpoint                    torch_dist files
 """
 
 import warnings

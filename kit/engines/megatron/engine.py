@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, fr
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.kernels.loss import sums_by_set
 from kit.engines.megatron.adapters import add_adapters
-from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.muon import mark_matrices
@@ -38,8 +36,6 @@ from kit.errors import EngineError
 
 class MegatronEngine(Engine):
     """``Engine`` with tensor, sequence, pipeline, context, expert and data parallelism."""
-
-    fits_every_layout = True
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
@@ -151,17 +147,6 @@ class MegatronEngine(Engine):
             chunk.eval()
         with torch.no_grad():
             return self._run(pad_to_whole_rounds(micro_batches, self._config), forward_only=True)
-
-    def save(self, directory: Path) -> None:
-        """Write megatron-core's torch_dist format into an existing empty directory."""
-        engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy=False)(directory, None)
-
-    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        return engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy=True)
-
-    def load(self, directory: Path) -> None:
-        """Read a checkpoint of ``save`` from any layout of the same model. Raises CheckpointError."""
-        self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder, self.optimizer_name))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Blocks of the full tensors. Not collective."""

@@ -7,5 +7,4 @@ Its rooms, in the order in which data walks:
                                   how ranks split the work
     optimizer, lion, gathered_optimizers, eight_bit
                                   what steps
-    engine_checkpoint, shards     native checkpoints, written and read
 """

@@ -66,9 +66,6 @@ def _bf16(group, bucket):  # type: ignore[no-untyped-def] # DDP compares annotat
 class DdpModel:
     """Every rank has all parameters, gradients and moments. DDP averages gradients while backward runs."""
 
-    local_state_differs = False
-    """Whether a native checkpoint needs the tensors of every rank."""
-
     tokens_group: dist.ProcessGroup | None = None
     """Ranks whose micro batches make up the step: all."""
 

@@ -1,19 +1,18 @@
 """Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
 Parameters are fp32 and are the master weights. precision=fp32 computes in fp32. bf16 autocasts the forward pass; under
-FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linear layers in 8 bits. In a native
-checkpoint each rank writes its own tensors.
+FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linear layers in 8 bits.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface import experts
@@ -27,30 +26,37 @@ from kit.engines.huggingface.adapters import (
 )
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
-from kit.engines.huggingface.models import build_model, check_names, check_shape, source_for_model
+from kit.engines.huggingface.models import build_model, check_shape, source_for_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.huggingface.routing import HfRouting
-from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import choose_attention
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
 from kit.engines.kernels.prepare_model import prepare, summed_loss
-from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import (
+    Engine,
+    LossSum,
+    MicroBatch,
+    Norms,
+    StateBlock,
+    StateKind,
+    TensorSource,
+    as_matrix,
+)
 from kit.engines.torch.context_parallel import ContextParallel
 from kit.engines.torch.ddp import Compression, DdpModel
-from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import (
     FsdpModel,
     build_mesh,
-    fill,
-    full_tensor,
+    is_first_replica,
     keep_gradients_in_bf16,
     local_shard,
     own_box,
+    own_slice,
+    read_own,
 )
 from kit.engines.torch.optimizer import Optimizer, vocabulary
-from kit.engines.torch.shards import Box, Shards, rank_file, read_rank_file
-from kit.errors import CheckpointError, EngineError
+from kit.errors import EngineError
 
 
 class TorchEngine(Engine):
@@ -92,12 +98,13 @@ class TorchEngine(Engine):
         self._parallel: DdpModel | FsdpModel
         if plan.layout.zero_stage == 0:
             self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, self._compression), bf16
+            self._tp_rank = 0
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
             offload = plan.layout.offload_param != "none"
             stage, cp = plan.layout.zero_stage, plan.layout.cp
             self._parallel = FsdpModel(self._model, stage, bf16, self._device, mesh, offload, load, cp)
-            self._autocast_dtype = None
+            self._autocast_dtype, self._tp_rank = None, mesh.get_local_rank("tp")
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
         self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it
         if plan.layout.gradient_dtype == "bf16":
@@ -196,106 +203,58 @@ class TorchEngine(Engine):
         """What this rank computes of micro batches of its data-parallel group."""
         return micro_batches if self._context is None else [*map(self._context.shard_batch, micro_batches)]
 
-    def save(self, directory: Path) -> None:
-        """Write each rank's tensors; under DDP the main rank writes alone. Raises OSError or SafetensorError."""
-        self._checkpoint_writer(copy=False)(directory, None)
-
-    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        return self._checkpoint_writer(copy=True)
-
-    def _checkpoint_writer(self, copy: bool) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """The function that writes this rank's files. ``copy``: copy the tensors to the host first, so that training
-        can continue while the function runs."""
-        tensors = None
-        if self.is_main or self._parallel.local_state_differs:
-            tensors = {
-                kind: {name: tensor.to("cpu", copy=True) if copy else tensor for name, tensor in of_kind.items()}
-                for kind, of_kind in self._local_state().items()
-            }
-        return partial(
-            write_rank_state,
-            rank=self._rank,
-            optimizer_steps=self.optimizer_steps,
-            boxes=self._boxes(),
-            tensors=tensors,
-        )
-
-    def _boxes(self) -> dict[str, Box]:
-        """Name → this rank's part of a parameter, or of a buffer, which every rank has whole."""
-        buffers = {name: Box(tuple(each.shape), (0,) * each.ndim) for name, each in self._buffers.live().items()}
-        return buffers | {n: Box(tuple(each.shape), own_box(each)[1]) for n, each in self._parameters.items()}
-
     @property
-    def fits_every_layout(self) -> bool:  # type: ignore[override]
-        """False where an optimizer keeps state that is not split like its parameter: 8-bit codes, Adafactor's means."""
-        own = self._local_state()
-        shapes = {name: tensor.shape for name, tensor in own[StateKind.MASTER.value].items()}
-        return all(tensor.shape == shapes[name] for of_kind in own.values() for name, tensor in of_kind.items())
-
-    def _local_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's live tensors: kind → name → tensor; ``master`` and the kinds of ``Optimizer.local_state``."""
-        own: dict[str, dict[str, torch.Tensor]] = {StateKind.MASTER.value: self._buffers.live()}
-        for name, parameter in self._parameters.items():
-            master = {StateKind.MASTER.value: local_shard(parameter.detach())}
-            for kind, tensor in (master | dict(self._optimizer.local_state(parameter))).items():
-                own.setdefault(kind, {})[name] = tensor
-        return own
-
-    @torch.no_grad()
-    def load(self, directory: Path) -> None:
-        """Each rank reads its own parts, whatever layout wrote them. Raises CheckpointError if a file is missing, or
-        differs from the files that ``save`` writes."""
-        path = rank_file(directory, self._rank if self._parallel.local_state_differs else 0)
-        if not path.is_file() and self.fits_every_layout:
-            path = rank_file(directory, 0)  # fewer ranks wrote it
-        index, own = read_rank_file(path), self._local_state()
-        files = index.weight_map
-        if files.keys() != own.keys():
-            raise CheckpointError(
-                f"{directory} has {', '.join(sorted(files))} and optimizer.name={self.optimizer_name} needs "
-                f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from an exchange checkpoint"
-            )
-        # 8-bit codes have no boxes: each rank needs the file that it wrote.
-        boxes, shards = self._boxes(), Shards(directory, path) if self.fits_every_layout else None
-        for kind, tensors in own.items():
-            source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})
-            check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, source)
-            for name, tensor in tensors.items():
-                if shards is not None:
-                    shards.read(kind, name, boxes[name], tensor)
-                    continue
-                if source.shape(name) != tuple(tensor.shape):
-                    raise CheckpointError(
-                        f"{directory} has {list(source.shape(name))} of {name} and this rank needs "
-                        f"{list(tensor.shape)}: such files fit one layout; resume under the plan that wrote them, or "
-                        "from an exchange checkpoint"
-                    )
-                tensor.copy_(source.read(name))
-        self.set_optimizer_steps(index.optimizer_steps)
+    def owners(self) -> Mapping[str, int]:
+        """Replicas (DDP) write the tensors in turn; rank 0 writes buffers. What is sharded has no owner."""
+        buffers = dict.fromkeys(self._buffers.live(), 0)
+        return buffers | {
+            on_disk: number % dist.get_world_size()
+            for number, (name, parameter) in enumerate(self._parameters.items())
+            if not isinstance(parameter, DTensor)
+            for on_disk in experts.names_on_disk(self._spec, name)
+        }
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """Collective. The main rank exports all tensors, each as one block; other ranks export none."""
+        """Not collective: each rank exports what it holds, and of replicas one."""
         for kind in kinds:
-            for name in self._parameters:
-                full = full_tensor(self._state(kind, name).detach())  # collective
-                if self.is_main:
-                    for on_disk, tensor in experts.split_experts(self._spec, name, full):
-                        yield StateBlock.whole(kind, on_disk, tensor)
+            for number, (name, parameter) in enumerate(self._parameters.items()):
+                if not self._exports(number, parameter):
+                    continue
+                state, (_, starts) = self._state(kind, name).detach(), own_box(parameter)
+                own = local_shard(state) if isinstance(state, DTensor) else own_slice(parameter, state)
+                for on_disk, shape, (row, *columns), part in experts.split_part(
+                    self._spec, name, self._shapes[name], starts, own
+                ):
+                    if part.numel():
+                        yield StateBlock(kind, on_disk, shape, row, columns[0] if columns else 0, as_matrix(part))
             if self.is_main:
                 for name, tensor in self._buffers.export(kind):
                     yield StateBlock.whole(kind, name, tensor)
 
+    def _exports(self, number: int, parameter: torch.nn.Parameter) -> bool:
+        """Whether this rank exports its part of parameter ``number``."""
+        if isinstance(parameter, DTensor):
+            return is_first_replica(parameter, self._tp_rank)
+        return number % dist.get_world_size() == self._rank
+
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
-        """Raises CheckpointError for missing or unknown names and for wrong shapes."""
+        """Each rank reads its part. Raises CheckpointError for missing or unknown names and for wrong shapes."""
         source = source_for_model(self._spec, source, self._shapes, self._buffers, kind)
-        for name, shape in self._shapes.items():
-            tensor = source.read(name)
-            check_shape(name, shape, tuple(tensor.shape))
+        for name, parameter in self._parameters.items():
+            check_shape(name, self._shapes[name], source.shape(name))
             target = self._state(kind, name)
-            fill(target, tensor)
+            local_shard(target).copy_(read_own(target, source, name))
             if kind is not StateKind.MASTER:
-                self._optimizer.store_moment(kind, self._parameters[name], target)
+                self._optimizer.store_moment(kind, parameter, target)
+
+    def private_tensors(self) -> Mapping[str, torch.Tensor]:
+        """8-bit codes and scales, and Adafactor's means of rows and columns."""
+        return {
+            f"{key}.{name}": tensor
+            for name, parameter in self._parameters.items()
+            for key, tensor in self._optimizer.private_state(parameter).items()
+        }
 
     @property
     def optimizer_steps(self) -> int:
@@ -316,7 +275,7 @@ class TorchEngine(Engine):
         return {
             "weights": num_bytes(self._model.parameters()) + scale_bytes(self._model),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
-            "optimizer": num_bytes(held for p in parameters for held in self._optimizer.local_state(p).values()),
+            "optimizer": sum(tensor.nbytes for tensor in self._optimizer.moments()),
         }
 
     def close(self) -> None:

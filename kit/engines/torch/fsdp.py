@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from kit.engines.huggingface.models import fill_buffers, transformer_layers
+from kit.engines.protocol import TensorSource
 from kit.engines.torch.tensor_parallel import cut
 
 
@@ -32,8 +33,6 @@ def build_mesh(device: torch.device, tp: int) -> DeviceMesh:
 
 class FsdpModel:
     """Parameters, gradients and moments are DTensors, sharded on their first dimension over data-parallel ranks."""
-
-    local_state_differs = True
 
     def __init__(
         self,
@@ -139,6 +138,27 @@ def fill(target: torch.Tensor, full: torch.Tensor) -> None:
     """Copy ``full`` (``target``'s global shape, any dtype) into ``target``. Each rank copies its own slice; not
     collective."""
     local_shard(target).copy_(own_slice(target, full))
+
+
+def read_own(target: torch.Tensor, source: TensorSource, name: str) -> torch.Tensor:
+    """The part of tensor ``name`` that this rank has of ``target``, in the dtype on disk. Reads the part's rows, or
+    its columns where it has all rows."""
+    sizes, starts = own_box(target)
+    cut = [dim for dim, size in enumerate(sizes) if size != target.shape[dim]]
+    if not cut:
+        return source.read(name)
+    part = source.read_block(name, cut[0], starts[cut[0]], sizes[cut[0]])
+    for dim in cut[1:]:
+        part = part.narrow(dim, starts[dim], sizes[dim])
+    return part
+
+
+def is_first_replica(tensor: DTensor, tp_rank: int) -> bool:
+    """Whether this rank is the first of those that have the same part. ``tp_rank``: this rank's in its tensor-parallel
+    group, whose ranks all have what is sharded over data-parallel ranks alone."""
+    own = tensor.device_mesh.get_coordinate() or ()
+    replicas = [at for at, placement in zip(own, tensor.placements, strict=True) if placement.is_replicate()]
+    return not any(replicas) and (tensor.device_mesh.ndim > 1 or tp_rank == 0)
 
 
 def own_slice(sharded: torch.Tensor, full: torch.Tensor) -> torch.Tensor:

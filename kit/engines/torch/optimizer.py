@@ -98,14 +98,21 @@ class Optimizer:
         elif kind is StateKind.EXP_AVG_SQ and self._optimizers and isinstance(self._optimizers[0], Adafactor):
             set_second_moment(self._state[parameter], moment)
 
-    def local_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
-        """This rank's slices of a parameter's moments, bit for bit, under the optimizer's own names. 8-bit moments are
-        uint8 codes, with fp32 scales as ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
-        if self._eight_bit is None or parameter not in self._eight_bit.moments:
-            return {key: local_shard(value) for key, value in self._state[parameter].items() if key != "step"}
-        moments = self._eight_bit.moments[parameter]
-        codes = {kind.value: moment.codes for kind, moment in moments.items()}
-        return codes | {f"{kind.value}_scales": moment.scales for kind, moment in moments.items()}
+    def private_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+        """The state of which ``moment`` returns a rounded copy: this rank's 8-bit codes and their scales, and
+        Adafactor's means of rows and columns, which every rank has."""
+        moments = {} if self._eight_bit is None else self._eight_bit.moments.get(parameter, {})
+        codes = {f"{kind.value}_codes": moment.codes for kind, moment in moments.items()}
+        scales = {f"{kind.value}_scales": moment.scales for kind, moment in moments.items()}
+        state = self._state.get(parameter, {})
+        return codes | scales | {key: state[key] for key in ("row_var", "col_var") if key in state}
+
+    def moments(self) -> list[torch.Tensor]:
+        """This rank's slices of all moments, as they are held: 8-bit moments as codes and scales."""
+        state = [value for each in self._state.values() for key, value in each.items() if key != "step"]
+        of_matrices = self._eight_bit.moments.values() if self._eight_bit is not None else ()
+        codes = [tensor for each in of_matrices for moment in each.values() for tensor in (moment.codes, moment.scales)]
+        return [*map(local_shard, state), *codes]
 
 
 def vocabulary(model: torch.nn.Module) -> set[torch.nn.Parameter]:

@@ -16,8 +16,8 @@ from kit.engines.protocol import Engine, MicroBatch
 from kit.errors import EngineError
 from kit.specs.run import StabilitySpec
 from kit.training.anomalies.spikes import APPLIES_STEP, SpikeDetector, StepDecision
-from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.manager import CheckpointManager
+from kit.training.counters import Counters
 from kit.training.logging.run_logger import RunLogger
 
 
@@ -87,7 +87,7 @@ class AnomalyHandler:
         """Load the last checkpoint, and continue with the data after the anomalous step. Returns the counters."""
         self._beat(f"rewinding from step {after.step}", 10)
         self._checkpoints.wait()
-        counters = self._checkpoints.native.load_newest(self._engine)
+        counters = self._checkpoints.kept.load_newest(self._engine)
         if counters is None:
             raise EngineError(
                 f"{decision.why} at step {after.step}, and there is no checkpoint to go back to yet; lower the "

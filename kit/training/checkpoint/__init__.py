@@ -1,16 +1,15 @@
-"""Exchange checkpoints, which every engine reads, and the engines' native checkpoints.
+"""Checkpoints: one format, which every engine and layout writes and reads.
 
 Its rooms, in the order in which data walks:
 
-    counters, random_state, bookmark
-                                  what a run is beside its tensors
-    files, progress               directories that are complete or absent, and how far one is
-    manager, engine_checkpoint, storage
-                                  native checkpoints: when, how, and which are kept
-    exchange, transfer            the exchange format, written and read by any engine
+    files, progress, random_state
+                                  manifests and their hashes, how far a conversion is, random generators
+    manifest, store               a checkpoint on disk, and an engine's state in it
+    storage, checkpoints, manager
+                                  a run's checkpoints: their names, which are kept, and when one is written
     uploads, upload_process, remote, fetch
                                   copies in object storage
-    to_huggingface, to_universal, convert
-                                  other formats, offline
-    foreign, inspected            checkpoints of other programs, and what is said of one
+    formats, stored               who wrote a directory, and what is in it
+    convert, to_huggingface, inspected, readers
+                                  other formats, offline, and what is said of one
 """

@@ -9,8 +9,8 @@ from kit.engines.collective import run_collectively, split_over_ranks
 from kit.errors import CheckpointError
 from kit.files import partial_name, publish
 from kit.training.checkpoint.files import Files, sealed_files, start_partial, verify
-from kit.training.checkpoint.remote import RemoteCheckpoints, last_file
-from kit.training.checkpoint.storage import require_disk_space
+from kit.training.checkpoint.remote import RemoteCheckpoints
+from kit.training.checkpoint.storage import MANIFEST, require_disk_space
 
 
 def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Path:
@@ -22,11 +22,11 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
 
     def start() -> Files:
         start_partial(directory)
-        remote.get_files(name, {last_file(name): None}, partial)
+        remote.get_files(name, {MANIFEST: None}, partial)
         try:
-            _, files = sealed_files(partial / last_file(name))
+            _, files = sealed_files(partial / MANIFEST)
         except ValueError as error:
-            raise CheckpointError(f"{remote.address}/{name}/{last_file(name)} is damaged ({error})") from error
+            raise CheckpointError(f"{remote.address}/{name}/{MANIFEST} is damaged ({error})") from error
         require_disk_space(root, sum(record.bytes for record in files.values()))
         return files
 

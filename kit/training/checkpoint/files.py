@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from kit.errors import CheckpointError, SpecError
 from kit.files import complete_directory, complete_file, partial_name
 from kit.specs.strict_yaml import Document, parse
+from kit.specs.text import shown
 from kit.specs.text_files import parse_json, read_text
 from kit.specs.validation import SPEC, Checked, Within
 
@@ -125,7 +126,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 _Contents = TypeVar("_Contents")
 _HASH = "sha256"
-_MOST_BYTES = 1 << 24
+MOST_BYTES = 1 << 24
 """Largest size of a manifest that kit reads. A manifest of a hundred thousand files is smaller."""
 
 
@@ -141,12 +142,13 @@ def read_sealed(path: Path, into: type[_Contents], kind: str, version: int) -> _
 
     Raises OSError; ValueError if the manifest is damaged or differs from its hash; OtherVersionError.
     """
-    data = parse_json(read_text(path, _MOST_BYTES))
-    if not isinstance(data, dict) or data.get("format") != kind:
+    data = parse_json(read_text(path, MOST_BYTES))
+    if not isinstance(data, dict) or not str(data.get("format")).startswith("kit-"):
         raise ValueError(f"format is not {kind!r}")
-    found = data.get("version")
-    if type(found) is not int or found != version:
-        raise OtherVersionError(f"{path} has version {str(found)[:20]}, this kit reads {version}")
+    found = (data["format"], data.get("version"))
+    if found != (kind, version):
+        wrote, reads = (f"{shown(name)} version {shown(number)}" for name, number in (found, (kind, version)))
+        raise OtherVersionError(f"{path} has format {wrote}, this kit reads {reads}")
     if data.get(_HASH) != sealed(data)[_HASH]:
         raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
     said = {key: value for key, value in data.items() if key not in ("format", "version", _HASH)}
@@ -165,7 +167,7 @@ class _Listed:
 def sealed_files(path: Path) -> tuple[str, Files]:
     """(hash of a manifest of any format and version, its files). Raises OSError; ValueError if it is damaged or differs
     from its hash."""
-    data = parse_json(read_text(path, _MOST_BYTES))
+    data = parse_json(read_text(path, MOST_BYTES))
     if not isinstance(data, dict) or data.get(_HASH) != sealed(data)[_HASH]:
         raise ValueError("its own hash (sha256) differs or is missing")
     said = {"files": data.get("files")}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.errors import CheckpointError
+from kit.specs.text_files import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,52 @@ class Inspected:
             said.append(("", ", ".join(f"{key} {value}" for key, value in group.items())))
         said += [("note", note) for note in self.notes] + [("do", command) for command in self.can]
         return "\n".join([self.path, *(f"  {name:<13} {value}" for name, value in said)])
+
+
+def inspected(path: Path) -> Inspected:
+    """What ``path`` is. Raises CheckpointError if it is no checkpoint that kit knows, or damaged."""
+    from kit.training.checkpoint.formats import formats, recognise
+    from kit.training.checkpoint.readers import readers
+    from kit.training.checkpoint.stored import number_of_parameters
+
+    known, found = recognise(path)
+    state = found.state()
+    counters = state.counters
+    model = "" if (path / "config.json").is_file() or state.model else " --model MODEL"
+    convert = f"kit convert model {path} --to {{}} --out DIRECTORY{model}"
+    can = [] if known.open is None else [convert.format("step") + ", then kit train RUN --resume DIRECTORY"]
+    if known.name == "step":
+        others = ["hf", *(name for name, each in formats().items() if each.write is not None and name != "step")]
+        can = [f"kit train RUN --resume {path}", *map(convert.format, others)]
+    return Inspected(
+        path=str(path),
+        program=found.program,
+        format=known.name,
+        step=counters.step or None,
+        optimizer_steps=counters.optimizer_steps or None,
+        samples_seen=counters.samples_seen or None,
+        layout=dict(state.layout),
+        dtypes=sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.weights.values()}),
+        parameters=number_of_parameters(state.weights) if state.weights else None,
+        tensors=len(state.weights) or None,
+        adam=bool(state.moments) or state.moments_elsewhere,
+        hyperparameters=[dict(group) for group in state.adam],
+        model=state.model or _model(path),
+        notes=[*(readers(found.directory) if known.name == "hf" else []), *found.notes, *state.notes],
+        can=can,
+    )
+
+
+_PEFT_KEYS = ("peft_type", "base_model_name_or_path", "r", "lora_alpha", "target_modules")
+
+
+def _model(path: Path) -> str | None:
+    """The model's type and architecture by config.json, or what peft says of its adapters."""
+    for name, keys in (("config.json", ("model_type", "architectures")), ("adapter_config.json", _PEFT_KEYS)):
+        if (path / name).is_file():
+            try:
+                config: dict[str, Any] = parse_json(read_text(path / name))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{path / name} is damaged ({error}); copy the checkpoint again") from error
+            return ", ".join(f"{key} {json.dumps(config[key])}" for key in keys if key in config)
+    return None

@@ -1,4 +1,4 @@
-"""Writes the native checkpoints of a run, at once or in a thread, and measures how long training waits for them.
+"""Writes the checkpoints of a run, at once or in a thread, and measures how long training waits for them.
 
 With ``run.checkpoint.asynchronous`` training waits only until the state is copied; a thread writes the copy. The thread
 has its own process group (gloo), so that its collectives do not mix with those of training.
@@ -6,27 +6,19 @@ has its own process group (gloo), so that its collectives do not mix with those 
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from kit.engines.collective import run_collectively
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
-from kit.planner.plan import Plan
-from kit.training.checkpoint import random_state
-from kit.training.checkpoint.counters import Counters, RunLength
-from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import exchanges
+from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.remote import RemoteCheckpoints
-from kit.training.checkpoint.storage import kept
-from kit.training.checkpoint.transfer import export_exchange
+from kit.training.checkpoint.store import State, state_of
 from kit.training.checkpoint.uploads import Uploads
+from kit.training.counters import Counters, RunLength
 from kit.training.data.chat_template import chat_template_of
 
 if TYPE_CHECKING:
@@ -36,17 +28,8 @@ if TYPE_CHECKING:
 class CheckpointManager:
     """Saves one checkpoint at a time, at once or in a thread. Every method is collective."""
 
-    def __init__(
-        self,
-        native: NativeCheckpoints,
-        asynchronous: bool,
-        exported: Plan | None = None,
-        chat_template: str | None = None,
-    ) -> None:
-        """``exported``: write an exchange checkpoint of this plan too, unless the engine's own fit every layout.
-        ``chat_template``: of the training data, for exchange checkpoints."""
-        self.native, self._asynchronous, self._exported = native, asynchronous, exported
-        self.chat_template = chat_template
+    def __init__(self, kept: RunCheckpoints, asynchronous: bool) -> None:
+        self.kept, self._asynchronous = kept, asynchronous
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -57,33 +40,27 @@ class CheckpointManager:
         checkpoint and the copy."""
 
     @classmethod
-    def open(cls, rundir: RunDirectory, length: RunLength, elastic: bool = False) -> CheckpointManager:
-        """Open the checkpoints of a run directory with its settings. ``elastic``: they must fit another number of
-        nodes."""
+    def open(cls, rundir: RunDirectory, length: RunLength) -> CheckpointManager:
+        """Open the checkpoints of a run directory with its settings."""
         plan, spec = rundir.plan, rundir.run.checkpoint
-        native = NativeCheckpoints(
+        kept = RunCheckpoints(
             root=rundir.path / "checkpoints",
-            plan_hash=plan.digest,
-            world_size=plan.layout.world_size,
+            plan=plan,
             keep_last=spec.keep_last,
             keep_every_steps=spec.keep_every_steps,
-            expected_bytes=int(1e9 * plan.predicted.operation.checkpoint_gb),
             length=length,
-            model=f"{plan.layout.engine} {plan.model_digest}",
+            chat_template=chat_template_of(rundir.run.data) if plan.job.objective == "sft" else None,
             remote=None if spec.remote is None else RemoteCheckpoints(spec.remote),
         )
-        template = chat_template_of(rundir.run.data) if plan.job.objective == "sft" else None
-        return cls(native, spec.asynchronous, plan if elastic else None, template)
+        return cls(kept, spec.asynchronous)
 
     def save(self, engine: Engine, counters: Counters, wait: bool) -> str | None:
         """Save a checkpoint. Returns None, or the reason why it could not be written. If asynchronous and without
         ``wait``, the reason is about the previous checkpoint."""
         began = time.perf_counter()
         try:
-            if self._exported is not None and not engine.fits_every_layout:
-                self._export(engine, counters, self._exported)
             if not self._asynchronous:
-                self.native.save(engine, counters)
+                self.kept.save(engine, counters)
                 self._finished(counters)
                 return None
             before = self.wait()
@@ -94,30 +71,8 @@ class CheckpointManager:
         finally:
             self.stalls_s.append(time.perf_counter() - began)
 
-    def _export(self, engine: Engine, counters: Counters, plan: Plan) -> None:
-        """Write the exchange checkpoint of a step, before the native one, which may be of no use. Keeps as many."""
-        native = self.native
-        directory = native.root / f"exchange-step-{counters.step:08d}"
-
-        def remove(paths: Iterable[Path]) -> None:
-            for path in paths:
-                if path.exists():
-                    shutil.rmtree(path)
-
-        run_collectively(engine.is_main, lambda: remove([directory]), f"replacing {directory}")
-        template = self.chat_template
-        export_exchange(engine, directory, counters, model=plan.model, lora=plan.job.lora, chat_template=template)
-
-        def remove_old() -> None:
-            there = exchanges(native.root)
-            stay = kept(sorted(there, reverse=True), native.keep_last, native.keep_every_steps)
-            remove(there[step] for step in there.keys() - set(stay))
-
-        run_collectively(engine.is_main, remove_old, f"removing old checkpoints of {native.root}")
-        self.uploads.add(directory.name)
-
     def _finished(self, counters: Counters) -> None:
-        self.uploads.add(self.native.directory(counters.step).name)
+        self.uploads.add(self.kept.directory(counters.step).name)
 
     def wait(self) -> str | None:
         """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""
@@ -128,16 +83,13 @@ class CheckpointManager:
 
     def _start(self, engine: Engine, counters: Counters) -> None:
         """Copy the state, and start a thread that writes the copy."""
-        arguments = (engine.snapshot(), counters, engine.is_main, random_state.capture())
+        arguments = (state_of(engine, copy=True), counters, engine.is_main)
         self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
         self._thread.start()
 
-    def _write(self, write: Any, counters: Counters, is_main: bool, random: random_state.RandomState) -> None:
-        def save(directory: Path) -> None:
-            write(directory, self._group)
-
+    def _write(self, state: State, counters: Counters, is_main: bool) -> None:
         try:
-            self.native.write(save, counters, is_main, self._group, random)
+            self.kept.write(state, counters, is_main, self._group)
             self._finished(counters)
         except CheckpointError as error:
             self._failure = str(error)

@@ -1,17 +1,15 @@
 """Copies of a run's checkpoints in object storage, by fsspec. Imports no torch.
 
-    s3://bucket/prefix/step-00000020/state/…          the files of the local directory, under the same names
+    s3://bucket/prefix/step-00000020/model/…          the files of the local directory, under the same names
     s3://bucket/prefix/step-00000020/uploaded-1-of-2  host 1 of two has copied its share; removed when all have
     s3://bucket/prefix/step-00000020/manifest.json    copied last: a directory without it is no checkpoint
-    s3://bucket/prefix/exchange-step-00000060/        the same, with exchange.json as the last file
 
 The manifest has the hash of every file, so a reader finds a file that is truncated, or of another upload.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,40 +19,15 @@ from typing import Any
 from kit.errors import CheckpointError, KitError
 from kit.object_storage import RemoteFiles
 from kit.training.checkpoint.files import FileRecord
-from kit.training.checkpoint.storage import kept
+from kit.training.checkpoint.storage import MANIFEST, step_of
 
-LAST_FILE = {"step": "manifest.json", "exchange-step": "exchange.json"}
-"""Kind of checkpoint → the file with the hashes of all others, which is copied last."""
-_NAME = re.compile(r"(step|exchange-step)-(\d{8})")
 _AT_ONCE = 2
 """Files that are copied at the same time. s3fs holds up to ten parts of 50 MB of each in memory."""
 
 
-def kind_and_step(name: str) -> tuple[str, int] | None:
-    """("step" or "exchange-step", step) of the name of a checkpoint's directory; None for other names."""
-    match = _NAME.fullmatch(name)
-    return (match[1], int(match[2])) if match else None
-
-
-def last_file(name: str) -> str:
-    """Name of the file that completes a checkpoint."""
-    return LAST_FILE[name.rpartition("-")[0]]
-
-
 def last_path(name: str) -> str:
-    """Path of the last file, below the address."""
-    return f"{name}/{last_file(name)}"
-
-
-def kept_names(names: Collection[str], last: Mapping[str, int | None], every: int | None) -> set[str]:
-    """The checkpoints to keep. ``last``: how many newest of each kind; None: all of them. ``every``: as
-    ``run.checkpoint.keep_every_steps``."""
-    stay: set[str] = set()
-    for kind, number in last.items():
-        steps = {found[1]: name for name in names if (found := kind_and_step(name)) and found[0] == kind}
-        newest_first = sorted(steps, reverse=True)
-        stay |= {steps[step] for step in kept(newest_first, len(steps) if number is None else number, every)}
-    return stay
+    """Path of a checkpoint's manifest, below the address."""
+    return f"{name}/{MANIFEST}"
 
 
 def share(files: Mapping[str, FileRecord], number: int, of: int) -> dict[str, FileRecord]:
@@ -85,16 +58,15 @@ class RemoteCheckpoints(RemoteFiles):
                 listed = filesystem.ls(root, detail=False)
             except FileNotFoundError:  # nothing was written yet
                 return set()
-        return {name for path in listed if kind_and_step(name := str(path).rstrip("/").rpartition("/")[2])}
+        return {name for path in listed if step_of(name := str(path).rstrip("/").rpartition("/")[2]) is not None}
 
     def complete(self) -> set[str]:
         """Names of the checkpoints with their last file."""
         return {name for name in self.names() if self.find(last_path(name))}
 
-    def steps(self, kind: str = "step") -> list[int]:
-        """Steps of the complete checkpoints of a kind, newest first."""
-        found = (kind_and_step(name) for name in self.complete())
-        return sorted((each[1] for each in found if each and each[0] == kind), reverse=True)
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, newest first."""
+        return sorted((step for name in self.complete() if (step := step_of(name)) is not None), reverse=True)
 
     def put_files(self, directory: Path, files: Mapping[str, FileRecord], done: Callable[[str], None]) -> None:
         """Copy files of a local checkpoint. Calls ``done`` with each finished one."""

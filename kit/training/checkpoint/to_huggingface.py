@@ -1,4 +1,4 @@
-"""Converts an exchange checkpoint to a Hugging Face model directory or peft adapters, one tensor at a time."""
+"""Converts a checkpoint to a Hugging Face model directory or peft adapters, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kit.engines.io.sharded_safetensors import plan_files, write_tensors
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
+from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
@@ -49,7 +49,7 @@ _GENERATION = "generation_config.json"
 _SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
-def exchange_to_hf(
+def checkpoint_to_hf(
     checkpoint: Path,
     hf_dir: Path,
     dtype: str = "bfloat16",
@@ -57,7 +57,7 @@ def exchange_to_hf(
     shard_bytes: int = 4 * GIB,
     merge_into: Path | None = None,
 ) -> None:
-    """Write the master weights of an exchange checkpoint as a model that transformers' Auto classes load.
+    """Write the master weights of a checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; copies its tokenizer files, generation config
     and special token ids. If the checkpoint has adapters, writes a peft directory, with the tokenizer files and the
@@ -68,17 +68,18 @@ def exchange_to_hf(
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    exchange = ExchangeCheckpoint(checkpoint)
-    exchange.verify()
-    source: TensorSource = exchange.source(StateKind.MASTER)
-    if exchange.lora is not None and merge_into is None:
-        _write_peft(exchange, Path(hf_dir), DTYPES[dtype], extras_from)
+    said = Checkpoint(checkpoint)
+    said.verify()
+    said.refuse_unlisted()
+    source: TensorSource = said.source(StateKind.MASTER)
+    if said.manifest.lora is not None and merge_into is None:
+        _write_peft(said, Path(hf_dir), DTYPES[dtype], extras_from)
         return
     if merge_into is not None:
-        if exchange.lora is None:
+        if said.manifest.lora is None:
             raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
-        source, extras_from = _Merged(exchange, merge_into), extras_from or merge_into
-    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes, exchange.chat_template)
+        source, extras_from = _Merged(said, merge_into), extras_from or merge_into
+    write_hf(said.manifest.model, source, hf_dir, dtype, extras_from, shard_bytes, said.manifest.chat_template)
 
 
 def write_hf(
@@ -91,7 +92,7 @@ def write_hf(
     chat_template: str | None = None,
 ) -> None:
     """Write the weights of ``source`` as a model that transformers' Auto classes load. ``chat_template``: in
-    place of that of ``extras_from``. Other arguments and errors are those of ``exchange_to_hf``."""
+    place of that of ``extras_from``. Other arguments and errors are those of ``checkpoint_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:
@@ -163,7 +164,7 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
     return {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key) is not None}
 
 
-def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, extras_from: Path | None) -> None:
+def _write_peft(said: Checkpoint, directory: Path, dtype: torch.dtype, extras_from: Path | None) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors``, which ``PeftModel.from_pretrained`` loads, and
     the tokenizer beside them, as peft's users do.
 
@@ -172,33 +173,33 @@ def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtyp
     """
     extras = _extras(extras_from)
     is_model = extras_from is not None and (Path(extras_from) / "config.json").is_file()
-    assert exchange.lora is not None
-    skeleton = build_skeleton(exchange.model)
-    config = adapters.peft_config(exchange.lora, adapters.target_modules(skeleton, exchange.lora))
+    assert said.manifest.lora is not None
+    skeleton = build_skeleton(said.manifest.model)
+    config = adapters.peft_config(said.manifest.lora, adapters.target_modules(skeleton, said.manifest.lora))
     config.base_model_name_or_path = str(extras_from) if is_model else None
-    config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
+    config.task_type = "SEQ_2_SEQ_LM" if said.manifest.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
-    config.fan_in_fan_out = exchange.model.traits.conv1d
-    source = exchange.source(StateKind.MASTER)
-    check_names(adapters.checkpoint_shapes(exchange.model, exchange.lora), source)
+    config.fan_in_fan_out = said.manifest.model.traits.conv1d
+    source = said.source(StateKind.MASTER)
+    check_names(adapters.checkpoint_shapes(said.manifest.model, said.manifest.lora), source)
     with new_directory(directory) as into:
         tensors = {name: source.read(name).to(dtype) for name in source.names()}
         save_file(tensors, into / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(into))
-        _copy_extras(extras, into, exchange.chat_template)
+        _copy_extras(extras, into, said.manifest.chat_template)
 
 
 class _Merged(TensorSource):
     """A ``TensorSource`` of merged weights, W + scale·B·A, as in peft; with DoRA its rows then get their magnitudes."""
 
-    def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
+    def __init__(self, said: Checkpoint, base: Path) -> None:
         """``base``: directory of the frozen model. Raises CheckpointError if its tensor names are not the model's."""
-        assert exchange.lora is not None
-        self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
-        check_names(tensor_shapes(exchange.model), self._base)
-        self._lora = exchange.lora
+        assert said.manifest.lora is not None
+        self._base, self._adapters = HfDirectory(base), said.source(StateKind.MASTER)
+        check_names(tensor_shapes(said.manifest.model), self._base)
+        self._lora = said.manifest.lora
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
-        self._transposed = exchange.model.traits.conv1d
+        self._transposed = said.manifest.model.traits.conv1d
 
     def names(self) -> list[str]:
         """Names of all weights of the model."""

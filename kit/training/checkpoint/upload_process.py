@@ -17,14 +17,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import Files, sealed_files, verify
-from kit.training.checkpoint.remote import RemoteCheckpoints, kept_names, kind_and_step, last_file, last_path, share
+from kit.training.checkpoint.remote import RemoteCheckpoints, last_path, share
+from kit.training.checkpoint.storage import MANIFEST, is_checkpoint, kept, name_of, step_of
 
 FINISH = "finish"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -41,10 +42,14 @@ class Upload:
     number: int
     """This host's number among ``of`` hosts."""
     of: int
-    last: Mapping[str, int | None]
-    """Kind of checkpoint → how many of the newest to keep; None: all."""
+    keep_last: int
     every: int | None
     """As ``run.checkpoint.keep_every_steps``."""
+
+    def kept(self, names: Collection[str]) -> set[str]:
+        """The checkpoints to keep."""
+        steps = sorted(map(_step, names), reverse=True)
+        return set(map(name_of, kept(steps, self.keep_last, self.every)))
 
 
 class Uploader:
@@ -59,16 +64,16 @@ class Uploader:
         """(checkpoint, hash of its manifest) that this host has copied, or that are complete."""
         self._said: dict[str, str] = {}
         listed = self._root.iterdir() if self._root.is_dir() else ()
-        self.local = {path.name for path in listed if kind_and_step(path.name)}
+        self.local = {path.name for path in listed if step_of(path.name) is not None}
         """Checkpoints that are, or were, in the local directory."""
 
     def attempt(self) -> bool:
         """Copy what can be copied now. Returns whether nothing is left to do."""
         upload, remote = self._upload, self._remote
-        self.local = {name for name in self.local if (self._root / name / last_file(name)).is_file()}
+        self.local = {name for name in self.local if is_checkpoint(self._root / name)}
         try:
             complete = remote.complete()
-            wanted = kept_names(self.local | complete, upload.last, upload.every) & self.local
+            wanted = upload.kept(self.local | complete) & self.local
             # The newest first: that is the one that a new machine would need.
             done = [self._try(name, name in complete) for name in sorted(wanted, key=_step, reverse=True)]
             if upload.number == 0:
@@ -82,7 +87,7 @@ class Uploader:
         """Copy this host's share of one checkpoint. Returns whether this host is done with it. Reports a failure."""
         directory = self._root / name
         try:
-            digest, files = sealed_files(directory / last_file(name))
+            digest, files = sealed_files(directory / MANIFEST)
             return (name, digest) in self._shared or self._copy(name, digest, files, complete)
         except (CheckpointError, OSError, ValueError) as error:
             if not directory.is_dir():  # keep_last has removed it
@@ -95,7 +100,7 @@ class Uploader:
         upload, remote, directory, began = self._upload, self._remote, self._root / name, time.monotonic()
         if complete:
             there = remote.read(last_path(name))
-            if there == (directory / last_file(name)).read_bytes():
+            if there == (directory / MANIFEST).read_bytes():
                 self._shared.add((name, digest))
                 return True
             # The run has repeated this step, or the copy is damaged: it is no checkpoint while files change.
@@ -112,7 +117,7 @@ class Uploader:
         if late := [each for each in others if remote.read(f"{name}/{_mark(each, upload.of)}") != digest.encode()]:
             self._report(name, "waits", why=f"host {late[0] + 1} of {upload.of} has not copied its files yet")
             return False
-        remote.write(last_path(name), (directory / last_file(name)).read_bytes())
+        remote.write(last_path(name), (directory / MANIFEST).read_bytes())
         self._shared.add((name, digest))
         self._report(
             name,
@@ -127,22 +132,17 @@ class Uploader:
     def _remove_old(self, wanted: set[str]) -> None:
         """Remove complete copies that need not be kept, and incomplete ones that a newer complete copy replaces."""
         complete = self._remote.complete()
-        stay = kept_names(complete, self._upload.last, self._upload.every) | wanted
-        for kind in self._upload.last:
-            of_kind = {name for name in complete if (found := kind_and_step(name)) and found[0] == kind}
-            newest = max(map(_step, of_kind), default=0)
-            for name in self._remote.names() - stay:
-                found = kind_and_step(name)
-                if found and found[0] == kind and found[1] < newest:
-                    self._remote.remove(name)
+        stay, newest = self._upload.kept(complete) | wanted, max(map(_step, complete), default=0)
+        for name in self._remote.names() - stay:
+            if _step(name) < newest:
+                self._remote.remove(name)
 
     def _report(self, name: str, event: str, **values: Any) -> None:
         """Write a report; the same failure only once."""
         if event != "uploaded" and self._said.get(name) == (why := str(values.get("why"))):
             return
         self._said[name] = "" if event == "uploaded" else why
-        found = kind_and_step(name)
-        print(json.dumps({"event": event, "name": name, "step": found[1] if found else 0, **values}), flush=True)
+        print(json.dumps({"event": event, "name": name, "step": _step(name), **values}), flush=True)
 
 
 def _mark(number: int, of: int) -> str:
@@ -150,8 +150,7 @@ def _mark(number: int, of: int) -> str:
 
 
 def _step(name: str) -> int:
-    found = kind_and_step(name)
-    return found[1] if found else 0
+    return step_of(name) or 0
 
 
 def run_uploads() -> None:

@@ -34,21 +34,19 @@ class Uploads:
         self._upload, self._process = upload, None if upload is None else _started(upload)
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.newest_step: int | None = None
-        """The newest step whose native checkpoint is complete in the storage, as this process has reported it."""
+        """The newest step whose checkpoint is complete in the storage, as this process has reported it."""
         self._listen()
 
     @classmethod
-    def open(cls, root: Path, spec: CheckpointSpec, exchanges_on_the_way: bool) -> Uploads:
-        """Collective. ``root``: the run's ``checkpoints``. ``exchanges_on_the_way``: ``keep_last`` holds for exchange
-        checkpoints too."""
+    def open(cls, root: Path, spec: CheckpointSpec) -> Uploads:
+        """Collective. ``root``: the run's ``checkpoints``."""
         if spec.remote is None:
             return cls(None)
         firsts = gather(os.environ.get("LOCAL_RANK", str(rank())) == "0")
         if not firsts[rank()]:
             return cls(None)
-        last = {"step": spec.keep_last, "exchange-step": spec.keep_last if exchanges_on_the_way else None}
         number, of = sum(firsts[: rank()]), sum(firsts)
-        return cls(Upload(str(root.resolve()), spec.remote, number, of, last, spec.keep_every_steps))
+        return cls(Upload(str(root.resolve()), spec.remote, number, of, spec.keep_last, spec.keep_every_steps))
 
     def __enter__(self) -> Uploads:
         return self
@@ -78,8 +76,7 @@ class Uploads:
             if event == "uploaded":
                 size, seconds = to_gib(said["bytes"]), said["seconds"]
                 words = f"{name} is in run.checkpoint.remote: {size:.3g} GiB in {seconds:.1f} s"
-                if name.startswith("step-"):
-                    self.newest_step = max(step, self.newest_step or 0)
+                self.newest_step = max(step, self.newest_step or 0)
             else:
                 words = f"{name or 'a checkpoint'} is not in run.checkpoint.remote yet, the run goes on: {said['why']}"
             log.log(words)

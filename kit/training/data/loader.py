@@ -17,7 +17,7 @@ from kit.planner.length import check_epochs, length, needs_epoch
 from kit.planner.plan import Plan
 from kit.specs.epoch import Epoch
 from kit.specs.run import RunSpec
-from kit.training.checkpoint.counters import Counters
+from kit.training.counters import Counters
 from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens

@@ -21,7 +21,7 @@ from kit.engines.collective import gather
 from kit.engines.protocol import MicroBatch
 from kit.errors import DataError
 from kit.specs.run import DataSpec
-from kit.training.checkpoint.bookmark import Bookmark, StreamPlace, newest
+from kit.training.bookmark import Bookmark, StreamPlace, newest
 from kit.training.data.encoder import Encoder, Encoding
 from kit.training.data.order import order
 from kit.training.data.samples import TrainingSamples, of_windows

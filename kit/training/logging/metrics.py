@@ -92,7 +92,7 @@ class StepMetrics:
     expert_bias_range: float | None = None
     """Largest minus smallest expert bias of a layer, in the worst layer; null without such biases."""
     remote_step: int | None = None
-    """Newest step whose native checkpoint this process has copied to run.checkpoint.remote; null before."""
+    """Newest step whose checkpoint this process has copied to run.checkpoint.remote; null before."""
     event: str | None = None
     """Such as ``loss spike: discarded``; events.jsonl has the details."""
     eta_s: float | None = None

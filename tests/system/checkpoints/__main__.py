@@ -36,7 +36,7 @@ SOURCES = {
 SIXTEEN_BITS = {"bf16", "fp16"}
 TARGETS = ("torch on 1", "zero-1", "zero-2", "zero-3", "megatron TP2")
 VIA = ("universal", "megatron", "dcp")
-"""Formats into which an exchange checkpoint is written, and out of which it is read again."""
+"""Formats into which a checkpoint is written, and out of which it is read again."""
 
 
 def main(write: Annotated[bool, typer.Option(help="Keep the table in the page.")] = False) -> int:
@@ -63,15 +63,15 @@ def main(write: Annotated[bool, typer.Option(help="Keep the table in the page.")
 def _errors(writer: str, path: Path, expected: foreign.Curve, work: Path) -> list[float]:
     """One number per target, per format in between, and of the Trainer on the universal checkpoint."""
     work.mkdir()
-    exchange = work / "exchange"
-    convert(path, "exchange", exchange)
+    step = work / "step"
+    convert(path, "step", step)
     found = []
     for target in TARGETS:
-        curve = foreign.continued(target, writer, exchange, work / target.replace(" ", "-"))
+        curve = foreign.continued(target, writer, step, work / target.replace(" ", "-"))
         found.append(foreign.error(curve, expected))
     for via in VIA:
-        convert(exchange, via, work / via, dtype="float32")
-        convert(work / via, "exchange", work / f"of-{via}", model=str(path))
+        convert(step, via, work / via, dtype="float32")
+        convert(work / via, "step", work / f"of-{via}", model=str(path))
         curve = foreign.continued("torch on 1", writer, work / f"of-{via}", work / f"{via}-run")
         found.append(foreign.error(curve, expected))
     if "trainer" in writer:

@@ -113,14 +113,14 @@ def curves(ledger: Ledger, text: str, command: str, reference: Rows, other: Rows
 
 
 def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> RunDirectory:
-    """ZeRO-3, kill -9, resume, hand over at step 40 through the exchange checkpoint, finish on TP=2."""
+    """ZeRO-3, kill -9, resume, hand over at step 40, finish on TP=2."""
     first = runs.emit(RECIPES["zero3"], out / "relay-zero3", [])
     killed_at = runs.train_until_killed(first, KILL_AFTER_STEP)
     ledger.console.print(f"  killed -9 after step {killed_at}; the last checkpoint is of step 20")
     runs.train(first, "--resume", "auto", "--stop-at-step", str(HAND_OVER_STEP))
-    exchange = first.path / "checkpoints" / f"exchange-step-{HAND_OVER_STEP:08d}"
+    step = first.path / "checkpoints" / f"step-{HAND_OVER_STEP:08d}"
     second = runs.emit(RECIPES["tp2"], out / "relay-tp2", [])
-    runs.train(second, "--resume", str(exchange))
+    runs.train(second, "--resume", str(step))
     rows = [*runs.metrics(first), *runs.metrics(second)]
     text, command = (
         "relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
@@ -133,22 +133,22 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> RunDire
 
 def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirectory], out: Path) -> None:
     """Every run becomes a Hugging Face model; the fp32 ones must be the same model."""
-    from kit.training.checkpoint.to_huggingface import exchange_to_hf
+    from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 
     seq_length = rundirs["torch"].plan.job.seq_length
     before = judge(assets.model, assets.validation, seq_length)
     verdicts: dict[str, Verdict] = {}
     for name, rundir in rundirs.items():
         exported = out / f"{name}-hf"
-        exchange_to_hf(
-            rundir.path / "checkpoints" / "exchange-step-00000060", exported, dtype="float32", extras_from=assets.model
+        checkpoint_to_hf(
+            rundir.path / "checkpoints" / "step-00000060", exported, dtype="float32", extras_from=assets.model
         )
         verdicts[name] = judge(exported, assets.validation, seq_length)
         loss = verdicts[name].held_out_loss
         figure = f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training"
         ledger.add(
             f"{TITLES[name]}: exported and learned",
-            f"kit convert model …/{name}/checkpoints/exchange-step-00000060",
+            f"kit convert model …/{name}/checkpoints/step-00000060",
             figure,
             loss < before.held_out_loss - 1,
         )

@@ -4,7 +4,7 @@
 
 In each case a run is killed so many times: at a random moment since its start, or while a checkpoint is being written;
 one random rank, or all. Then it is resumed to its end. Losses, gradient norms, learning rates and validation loss of
-every step and the tensors of the last exchange checkpoint must equal the uninterrupted run's bit for bit (fp32, same
+every step and the tensors of the last checkpoint must equal the uninterrupted run's bit for bit (fp32, same
 layout). Exit code 1 where one does not. ``--plant skip`` resumes with one sample too many, which must show.
 """
 
@@ -26,8 +26,8 @@ import typer
 
 from kit.engines.protocol import StateKind
 from kit.rehearsal.processes import metrics, tail
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import sealed
+from kit.training.checkpoint.manifest import Checkpoint
 from tests.support.program import Names, chosen, faults, run
 from tests.system.kills.cases import CASES, STEPS, Case, emit, prepare
 from tests.system.kills.processes import WORLD_SIZE, Job
@@ -133,7 +133,7 @@ def compare(whole: Path, run: Path) -> str:
             return f"step {expected['step']}: {', '.join(differs)}"
     if len(theirs) != len(ours):
         return f"{len(ours)} steps where there should be {len(theirs)}"
-    last = [ExchangeCheckpoint(max((path / "checkpoints").glob("exchange-step-*"))) for path in (whole, run)]
+    last = [Checkpoint(max((path / "checkpoints").glob("step-*"))) for path in (whole, run)]
     for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
         whole_end, run_end = (checkpoint.source(kind) for checkpoint in last)
         for name in whole_end.names():

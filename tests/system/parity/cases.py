@@ -77,9 +77,9 @@ _DP2 = _case("megatron-dp2", "megatron", 2, "tp=1", "pp=1", "cp=1", "zero_stage=
 _PP2 = _case("megatron-pp2", "megatron", 2, "tp=1", "pp=2", "vp=1", "micro_batch_size=4")
 
 
-def _relay(first: Case, second: Case, checkpoint: str) -> Case:
+def _relay(first: Case, second: Case) -> Case:
     words = (*first.words, f"run.checkpoint.every_steps={HALF}")
-    return Case(f"{first.name} → {second.name}", words, then=second.words, checkpoint=f"{checkpoint}-{HALF:08d}")
+    return Case(f"{first.name} → {second.name}", words, then=second.words, checkpoint=f"step-{HALF:08d}")
 
 
 CHANGES = (
@@ -88,9 +88,9 @@ CHANGES = (
         for case in (_ZERO3, _FOUR)
         for launcher in ("deepspeed", "torchrun")
     ),
-    _relay(_ZERO3, _TP2, "exchange-step"),
-    _relay(_DP2, _ZERO2, "exchange-step"),
-    _relay(_TP2, _PP2, "step"),
+    _relay(_ZERO3, _TP2),
+    _relay(_DP2, _ZERO2),
+    _relay(_TP2, _PP2),
 )
 """What launchers start has the same numbers to the last digit; what moves to another engine or layout goes on its
 curve."""

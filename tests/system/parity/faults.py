@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     # A resumed optimizer begins with empty moments.
-    "exchange-forgets-moments": Fault(
+    "resume-forgets-moments": Fault(
         f"{_DEEPSPEED}.engine:DeepSpeedEngine.import_state",
         lambda read: lambda self, kind, source: read(self, kind, source) if kind is StateKind.MASTER else None,
     ),

@@ -14,7 +14,7 @@ from kit.planner.plan import Plan
 from kit.planner.schedule import ramped
 from kit.specs.run import RunSpec
 from kit.specs.validation import SPEC, Within
-from kit.training.checkpoint.bookmark import StreamPlace
+from kit.training.bookmark import StreamPlace
 from kit.training.logging.metrics import logged_rows
 
 LARGEST = 2**63 - 1

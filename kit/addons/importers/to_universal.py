@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
+from kit.addons.importers.universal import FILES
 from kit.engines.huggingface.experts import FusedExpertsSource
-from kit.engines.huggingface.models import build_skeleton, check_names, check_shape, hf_config, tensor_shapes
+from kit.engines.huggingface.models import build_skeleton, check_tensors, hf_config, tensor_shapes
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
-from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.foreign.universal import FILES
+from kit.training.checkpoint.formats import Opened
+from kit.training.counters import Counters
 
 _DEEPSPEED = "0.19.8"
 """The version whose layout this is; DeepSpeed refuses files that name none."""
@@ -28,17 +28,12 @@ _OF_THE_TRAINER = ("trainer_state.json", "scheduler.pt")
 """What the Hugging Face Trainer needs beside DeepSpeed's files; copied where it is."""
 
 
-def write_universal(
-    model: ModelSpec,
-    sources: Mapping[StateKind, TensorSource],
-    counters: Counters,
-    partial: Path,
-    beside: Path,
-) -> None:
+def write_universal(opened: Opened, partial: Path, dtype: torch.dtype, beside: Path) -> None:
     """Write into ``partial`` in fp32, one tensor at a time. ``beside``: the checkpoint that is converted.
 
     Raises CheckpointError if Adam's state is missing, or if a tensor is another model's.
     """
+    model, sources, counters = opened.model, opened.sources, opened.counters
     if len(sources) < len(FILES):
         raise CheckpointError(
             f"{beside} has no state of Adam, which DeepSpeed's load_universal needs; start DeepSpeed from the weights "
@@ -46,9 +41,7 @@ def write_universal(
         )
     on_disk = tensor_shapes(model)
     for source in sources.values():
-        check_names(on_disk, source)
-        for name, shape in on_disk.items():
-            check_shape(name, shape, source.shape(name))
+        check_tensors(on_disk, source)
     shapes = {name: parameter.shape for name, parameter in build_skeleton(model).named_parameters()}
     step, steps = counters.step, counters.optimizer_steps
     tag = f"global_step{step}_universal"

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from kit.addons.importers import torch_dist
+from kit.addons.importers.megatron.names import WEIGHT, stored_location
+from kit.addons.importers.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.huggingface.adapters import checkpoint_shapes
-from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
-from kit.engines.megatron.checkpoint import torch_dist
-from kit.engines.megatron.checkpoint.names import WEIGHT, stored_location
-from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
+from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
@@ -116,9 +116,7 @@ def write_checkpoint(
     state if ``sources`` has moments. ``common``: content of ``common.pt``. Raises CheckpointError or OSError."""
     shapes = tensor_shapes(model)
     for source in sources.values():
-        check_names(shapes, source)
-        for name, shape in shapes.items():
-            check_shape(name, shape, source.shape(name))
+        check_tensors(shapes, source)
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]

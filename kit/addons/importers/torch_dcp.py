@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kit.engines.io.sharded_safetensors import SafetensorsSource
+from kit.engines.huggingface.models import check_tensors, tensor_shapes
+from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
-from kit.specs.text_files import parse_json, read_text
-from kit.training.checkpoint.counters import START
-from kit.training.checkpoint.foreign.source import MOMENTS, ForeignState, StoredTensor, described, require_one_step
+from kit.training.checkpoint.formats import Opened
+from kit.training.checkpoint.stored import MOMENTS, StoredState, StoredTensor, described, require_one_step
+from kit.training.counters import START
 
 _ADAM = re.compile(r"(?:optim(?:izer)?\.)*state\.(.+)\.(exp_avg|exp_avg_sq|step)")
 """Key of one of Adam's tensors in a distributed checkpoint (torch/distributed/checkpoint/state_dict.py)."""
 _NOT_WEIGHTS = ("optim", "state.", "param_groups", "lr_scheduler", "rng", "train_state", "dataloader")
 
 
-def read_distributed(directories: Sequence[Path]) -> ForeignState:
+def read_distributed(directories: Sequence[Path]) -> StoredState:
     """Open checkpoints of torch.distributed.checkpoint that belong together: weights, and Adam's state in the same or
     in another directory. Raises CheckpointError."""
-    from kit.engines.megatron.checkpoint.torch_dist import Checkpoint
+    from kit.addons.importers.torch_dist import Checkpoint
 
     found: dict[str, StoredTensor] = {}
     for directory in directories:
@@ -56,7 +56,7 @@ def read_distributed(directories: Sequence[Path]) -> ForeignState:
         counters = dataclasses.replace(START, step=min(steps), optimizer_steps=min(steps))
     else:
         notes.append(f"Adam's {' and '.join(missing)} is missing: weights only")
-    return ForeignState(weights, moments, counters, notes=tuple(notes))
+    return StoredState(weights, moments, counters, notes=tuple(notes))
 
 
 def _require_files(checkpoint: Any) -> None:
@@ -69,7 +69,7 @@ def _require_files(checkpoint: Any) -> None:
 
 def whole(checkpoint: Any, key: str) -> torch.Tensor:
     """The whole tensor ``key`` of a ``torch_dist.Checkpoint``. Raises CheckpointError."""
-    from kit.engines.megatron.checkpoint.torch_dist import ReadBlock
+    from kit.addons.importers.torch_dist import ReadBlock
 
     shape = tuple(checkpoint.tensors[key].size)
     full = torch.empty(shape, dtype=checkpoint.tensors[key].properties.dtype)
@@ -81,21 +81,10 @@ def whole(checkpoint: Any, key: str) -> torch.Tensor:
     return full
 
 
-def read_weights(files: Mapping[str, Path]) -> ForeignState:
-    """Open safetensors or ``.bin`` files; ``files``: name of a tensor → its file. Raises CheckpointError."""
-    source = SafetensorsSource(files)
-    found = {}
-    for name in source.names():
-        shape = source.shape(name)
-        dtype = (source.read_block(name, 0, 0, 0) if shape else source.read(name)).dtype
-        found[name] = StoredTensor(shape, dtype, partial(source.read, name))
-    return ForeignState(found)
-
-
 def verify_archives(directory: Path) -> None:
     """Read every file of ``torch.save`` in a checkpoint and compare it with the CRC-32 of its parts, which torch
     does not compare. Raises CheckpointError that names the damaged file."""
-    from kit.engines.megatron.checkpoint.torch_dist import Checkpoint
+    from kit.addons.importers.torch_dist import Checkpoint
 
     paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
     for path in paths:
@@ -114,31 +103,25 @@ def verify_archives(directory: Path) -> None:
                 raise CheckpointError(f"{path} is damaged ({damaged}); copy the checkpoint again")
 
 
-def with_trainer_state(state: ForeignState, directory: Path) -> ForeignState:
-    """``state`` with the step and the tokens of ``trainer_state.json``, which transformers' Trainer writes beside it.
+def write_distributed(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:
+    """Write a checkpoint of torch.distributed.checkpoint in fp32, with the keys of ``{"model": …, "optimizer": …}`` as
+    torch's ``get_state_dict`` returns them, without ``param_groups``. Raises CheckpointError."""
+    from kit.addons.importers.torch_dist import WriteBlock, write_blocks
 
-    Raises CheckpointError if the file is damaged, or is of another step.
-    """
-    path = directory / "trainer_state.json"
-    if not path.is_file():
-        return state
-    with described(path, "transformers' Trainer"):
-        said = parse_json(read_text(path, 1 << 30))
-        step, tokens = int(said["global_step"]), int(said.get("num_input_tokens_seen") or 0)
-    counters = state.counters
-    if counters.step and counters.step != step:
-        raise CheckpointError(
-            f"{directory} is of step {step} by trainer_state.json and of step {counters.step} by its state; they "
-            f"belong to different checkpoints: take another one"
-        )
-    samples = counters.samples_seen
-    tokens = tokens if tokens >= samples > 0 else 0
-    return dataclasses.replace(state, counters=dataclasses.replace(counters, step=step, tokens_seen=tokens))
+    shapes = tensor_shapes(opened.model)
+    blocks = []
+    for kind, source in opened.sources.items():
+        check_tensors(shapes, source)
+        for name, shape in shapes.items():
+            state = f"optimizer.state.{name}"
+            key = f"model.{name}" if kind is StateKind.MASTER else f"{state}.{kind.value}"
+            read = partial(_in_fp32, source, name)
+            blocks.append(WriteBlock(key, shape, (0,) * len(shape), shape, torch.float32, read))
+            if kind is StateKind.EXP_AVG:
+                steps = partial(torch.tensor, float(opened.counters.optimizer_steps))
+                blocks.append(WriteBlock(f"{state}.step", (), (), (), torch.float32, steps))
+    write_blocks(directory, blocks=blocks, common=None)
 
 
-def adapter_config(directory: Path) -> dict[str, Any]:
-    """Content of peft's ``adapter_config.json``. Raises CheckpointError."""
-    path = directory / "adapter_config.json"
-    with described(path, "peft"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found)
+def _in_fp32(source: TensorSource, name: str) -> torch.Tensor:
+    return source.read(name).float()

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from kit.engines.io.sharded_safetensors import file_names
 from kit.extras import install
 from kit.specs.text_files import parse_json, read_text
-from kit.training.checkpoint.foreign.source import described
+from kit.training.checkpoint.stored import described
 
 _GGUF_NAMES = {
     "mistral": "llama",

@@ -16,7 +16,7 @@ import torch
 
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.foreign.source import ForeignState, StoredTensor, plain_name
+from kit.training.checkpoint.stored import StoredState, StoredTensor, plain_name
 
 EMBEDDING = "tok_embeddings.weight"
 _NAMES = {
@@ -35,12 +35,12 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
 _QKV = re.compile(r"attention\.(?:qkv_linear\.)?w(q|k|v|qkv)")
 
 
-def is_torchtitan(state: ForeignState) -> bool:
+def is_torchtitan(state: StoredState) -> bool:
     """Whether the weights have torchtitan's names."""
     return EMBEDDING in state.weights
 
 
-def as_hugging_face(state: ForeignState, model: ModelSpec) -> ForeignState:
+def as_hugging_face(state: StoredState, model: ModelSpec) -> StoredState:
     """State whose tensors have Hugging Face names. Raises CheckpointError for models other than a dense Llama."""
     if model.family != "llama":
         raise CheckpointError(

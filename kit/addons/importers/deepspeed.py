@@ -27,15 +27,15 @@ import torch
 from kit.engines.closed_list import Inert, load_restricted
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.training.checkpoint.counters import START
-from kit.training.checkpoint.foreign.source import (
+from kit.training.checkpoint.stored import (
     MOMENTS,
-    ForeignState,
+    StoredState,
     StoredTensor,
     described,
     require_one_step,
     tagged,
 )
+from kit.training.counters import START
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -58,7 +58,7 @@ _CLASSES = [
     (Inert, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
-"""The classes of DeepSpeed's files, as ``kit.engines.deepspeed.reading`` has them, and what stands for each."""
+"""The classes of DeepSpeed's files, and what stands for each."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ def deepspeed_directory(directory: Path) -> Path | None:
     return next((each for each in tagged(directory, "latest") if each.is_dir() and deepspeed_files(each)), None)
 
 
-def read_deepspeed(directory: Path) -> ForeignState:
+def read_deepspeed(directory: Path) -> StoredState:
     """Open a checkpoint. Reads everything but the elements of tensors. Raises CheckpointError for missing ranks, mixed
     steps, tensor or pipeline parallelism, and damaged files."""
     with described(directory, "DeepSpeed"):
         return _read(directory)
 
 
-def _read(directory: Path) -> ForeignState:
+def _read(directory: Path) -> StoredState:
     models = _by_rank(directory, _MODEL)
     first = load_file(next(iter(models.values())))
     stage3 = any(path.name.startswith("zero_") for path in models.values())
@@ -125,7 +125,7 @@ def _read(directory: Path) -> ForeignState:
             )
         shared = set(first.get("shared_params") or {})
         weights = {name: tensor for name, tensor in own.items() if name not in shared}
-        return ForeignState(weights, {}, counters, layout | {"zero_stage": 0}, notes=("no file of an optimizer",))
+        return StoredState(weights, {}, counters, layout | {"zero_stage": 0}, notes=("no file of an optimizer",))
     _complete(directory, set(optimizer), ranks, "optim_states")
     ranks_states, stage = [], 0
     for path in optimizer.values():
@@ -166,7 +166,7 @@ def _read(directory: Path) -> ForeignState:
     dtype = _dtype(first.get("ds_config"))
     if steps is not None and steps != step - int(first.get("skipped_steps") or 0):
         notes.append(f"Adam made {steps} of {step} steps: check that all files are of one checkpoint")
-    return ForeignState(
+    return StoredState(
         weights, whole, counters, layout | {"zero_stage": stage} | dtype, ranks_states[0].adam, tuple(notes)
     )
 

@@ -1,7 +1,8 @@
-"""What a reader of another program's checkpoint returns: tensors by name, of one kind of state or of all three."""
+"""A checkpoint as it is stored, whoever wrote it: tensors by name that are read when they are needed, and counters."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import LARGEST, START, Counters
+from kit.specs.text_files import parse_json, read_text
+from kit.training.counters import LARGEST, START, Counters
 
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 _WRAPPERS = re.compile(r"^(?:module\.)+|(?:^|(?<=\.))_orig_mod\.|(?<=lora_[AB]\.)default\.")
@@ -36,8 +38,8 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class ForeignState:
-    """The tensors of another program's checkpoint, under the names of the program's modules."""
+class StoredState:
+    """The tensors of a checkpoint, under the names of the modules of the program that wrote it."""
 
     weights: Mapping[str, StoredTensor]
     """fp32 master weights where the checkpoint has them, the model's weights otherwise."""
@@ -50,7 +52,9 @@ class ForeignState:
     """Learning rate, betas, eps and weight decay of each parameter group."""
     notes: tuple[str, ...] = ()
     moments_elsewhere: bool = False
-    """Whether files of another reader than this one hold Adam's moments: Megatron's, and kit's native ones."""
+    """Whether files of another reader than this one hold Adam's moments, as with Megatron's."""
+    model: str | None = None
+    """Name of the model, where the checkpoint says it."""
 
     def sources(self, model: ModelSpec, adapters: bool = False) -> dict[StateKind, TensorSource]:
         """The tensors of each kind under the names on disk of ``model``, or of its adapters."""
@@ -137,3 +141,25 @@ def described(path: Path, program: str) -> Iterator[None]:
         raise CheckpointError(
             f"{path} is not what {program} writes ({type(error).__name__}: {words}); copy the checkpoint again"
         ) from error
+
+
+def with_trainer_state(state: StoredState, directory: Path) -> StoredState:
+    """``state`` with the step and the tokens of ``trainer_state.json``, which transformers' Trainer writes beside it.
+
+    Raises CheckpointError if the file is damaged, or is of another step.
+    """
+    path = directory / "trainer_state.json"
+    if not path.is_file():
+        return state
+    with described(path, "transformers' Trainer"):
+        said = parse_json(read_text(path, 1 << 30))
+        step, tokens = int(said["global_step"]), int(said.get("num_input_tokens_seen") or 0)
+    counters = state.counters
+    if counters.step and counters.step != step:
+        raise CheckpointError(
+            f"{directory} is of step {step} by trainer_state.json and of step {counters.step} by its state; they "
+            f"belong to different checkpoints: take another one"
+        )
+    samples = counters.samples_seen
+    tokens = tokens if tokens >= samples > 0 else 0
+    return dataclasses.replace(state, counters=dataclasses.replace(counters, step=step, tokens_seen=tokens))

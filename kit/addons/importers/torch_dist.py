@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -43,8 +42,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from kit.addons.importers.safe_unpickle import MetadataUnpickler
 from kit.engines.closed_list import plain_values
-from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName
 from kit.units import GIB
@@ -111,6 +110,8 @@ def write_blocks(
         causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
         raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
     if common is not None and (not dist.is_initialized() or dist.get_rank(group) == 0):
+        from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+
         torch.save(dict(common), directory / COMMON)
         save_config(CheckpointingConfig("torch_dist"), str(directory))
 

@@ -1,4 +1,4 @@
-"""Exchange checkpoints: exactness, layouts, damage, full disks, and the Hugging Face model that comes out."""
+"""A checkpoint: exactness, layouts, damage, full disks, and the Hugging Face model that comes out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from transformers import AutoModelForCausalLM
 
 from kit.engines.huggingface.buffers import is_buffer
@@ -18,86 +20,95 @@ from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.counters import START, Counters
-from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import record_of, sealed
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
-from kit.training.checkpoint.transfer import export_exchange, import_exchange
+from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.counters import START, Counters
 from tests.support import tiny
+from tests.support.checkpoints import export, load
 from tests.support.workers import pool
 from tests.training import cases
 from tests.training.batches import micro_batches
 from tests.training.disk import full_disk
 
-MASTER = "master-00001.safetensors"
+SHARD = "model-00001-of-00007.safetensors"
+MASTER = f"model/{SHARD}"
 
 
 @pytest.fixture
 def exported(one_process, tmp_path):
-    """(run directory, engine after three steps, its exchange checkpoint in many small shards)."""
+    """(run directory, engine after three steps, its checkpoint in many small shards)."""
     rundir = tiny.run_directory(tmp_path / "run")
     engine = TorchEngine(rundir)
     cases.steps(engine, rundir, 0, 3)
-    exchange = tmp_path / "exchange"
-    export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
-    return rundir, engine, exchange
+    step = tmp_path / "step"
+    export(engine, step, rundir.plan, cases.COUNTERS, shard_bytes=20_000)
+    return rundir, engine, step
 
 
 class TestRoundTrip:
     def test_next_steps_are_bitwise_the_same(self, exported):
-        rundir, engine, exchange = exported
-        assert len(list(exchange.glob("master-*.safetensors"))) > 2
+        rundir, engine, step = exported
+        assert len(list(step.glob("model/*.safetensors"))) > 2
         fresh = TorchEngine(tiny.run_directory(rundir.path, rundir.plan, seed=1))  # other weights before the import
-        assert import_exchange(fresh, exchange) == cases.COUNTERS
+        assert load(fresh, step, rundir.plan) == cases.COUNTERS
         assert fresh.optimizer_steps == 3
         assert cases.steps(fresh, rundir, 3, 3) == cases.steps(engine, rundir, 3, 3)
         assert cases.same(cases.own(engine), cases.own(fresh))
 
     def test_before_the_first_step(self, one_process, tmp_path):
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("gpt2")))
-        export_exchange(TorchEngine(rundir), tmp_path / "exchange", START, model=rundir.plan.model)
-        source = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.EXP_AVG)
+        export(TorchEngine(rundir), tmp_path / "step", rundir.plan, START)
+        source = Checkpoint(tmp_path / "step").source(StateKind.EXP_AVG)
         assert not any(source.read(name).any() for name in source.names())
         assert "lm_head.weight" not in source.names()
 
 
 def rewritten(change):
-    """The tensors of master's first shard, with a manifest that agrees."""
+    """The tensors of the first shard of weights, with a manifest that agrees."""
 
-    def damage(exchange: Path) -> None:
-        path, index = exchange / MASTER, json.loads((exchange / "exchange.json").read_text())
+    def damage(step: Path) -> None:
+        path, said = step / MASTER, json.loads((step / "manifest.json").read_text())
         tensors = change(load_file(path))
         save_file(tensors, path)
-        index["files"][path.name] = dataclasses.asdict(record_of(path))
-        kept = {n: f for n, f in index["weight_map"]["master"].items() if f != path.name}
-        index["weight_map"]["master"] = kept | dict.fromkeys(tensors, path.name)
-        (exchange / "exchange.json").write_text(json.dumps(sealed(index)))
+        said["files"][MASTER] = dataclasses.asdict(record_of(path))
+        kept = {name: file for name, file in said["weight_map"].items() if file != SHARD}
+        said["weight_map"] = kept | dict.fromkeys(tensors, SHARD)
+        (step / "manifest.json").write_text(json.dumps(sealed(said)))
 
     return damage
 
 
-def without_moments(exchange: Path) -> None:
+def without_moments(step: Path) -> None:
     """Of a run that has stepped."""
-    index = json.loads((exchange / "exchange.json").read_text())
-    del index["weight_map"]["exp_avg"]
-    (exchange / "exchange.json").write_text(json.dumps(sealed(index)))
+    said = json.loads((step / "manifest.json").read_text()) | {"kinds": ["master"]}
+    (step / "manifest.json").write_text(json.dumps(sealed(said)))
+
+
+def swap(step: Path) -> None:
+    one, other = step / MASTER, step / "exp_avg" / SHARD
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
 
 
 def bytes_of(name, change):
     """Other bytes in a file."""
-    return lambda exchange: (exchange / name).write_bytes(change((exchange / name).read_bytes()))
+    return lambda step: (step / name).write_bytes(change((step / name).read_bytes()))
 
 
 DAMAGE = {
-    "a file is missing": (lambda e: (e / MASTER).unlink(), r"master-00001\.safetensors is missing"),
-    "a file is cut": (bytes_of(MASTER, lambda data: data[:-1]), r"master-0.* has \d+ bytes where \d+ were written"),
+    "a file is missing": (lambda step: (step / MASTER).unlink(), r"model-00001-of-00007\.safetensors is missing"),
+    "a file is cut": (bytes_of(MASTER, lambda data: data[:-1]), r"model-0.* has \d+ bytes where \d+ were written"),
     "a bit is flipped": (
-        bytes_of("exp_avg_sq-00001.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
-        r"exp_avg_sq-00001\.safetensors is corrupted",
+        bytes_of(f"exp_avg_sq/{SHARD}", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        r"exp_avg_sq/model-00001-of-00007\.safetensors is corrupted",
     ),
-    "no index": (lambda e: (e / "exchange.json").unlink(), "is not an exchange checkpoint"),
-    "the index is cut": (bytes_of("exchange.json", lambda data: data[:-20]), r"exchange\.json is damaged"),
-    "no moments": (without_moments, "has no exp_avg; export the run again"),
+    "two files are swapped": (swap, "is corrupted|bytes where"),
+    "a file too many": (lambda step: (step / "model" / "x").touch(), "is not in the checkpoint's manifest"),
+    "no manifest": (lambda step: (step / "manifest.json").unlink(), "is not a checkpoint"),
+    "the manifest is cut": (bytes_of("manifest.json", lambda data: data[:-20]), r"manifest\.json is damaged"),
+    "no moments": (without_moments, "has no exp_avg: it was written without the optimizer's state"),
     "a name less": (
         rewritten(lambda tensors: dict(list(tensors.items())[1:])), "1 tensors of the model are missing from the check"
     ),
@@ -108,62 +119,59 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_named_before_anything_is_loaded(exported, damage, message):
-    rundir, _, exchange = exported
-    damage(exchange)
+    rundir, _, step = exported
+    damage(step)
     fresh = TorchEngine(rundir)
     before = cases.own(fresh)
     with pytest.raises(CheckpointError, match=message):
-        import_exchange(fresh, exchange)
+        load(fresh, step, rundir.plan)
     assert cases.same(cases.own(fresh), before)
 
 
 def test_another_model_and_another_optimizer_are_refused(exported, tmp_path):
-    deeper = TorchEngine(tiny.run_directory(tmp_path / "deeper", tiny.plan(tiny.model(num_layers=3))))
-    with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.layers\.2"):
-        import_exchange(deeper, exported[2])
-    lion = tiny.plan(job={"optimizer": OptimizerSpec(name="lion")})
-    with pytest.raises(CheckpointError, match=r"state of optimizer.name=adamw, and this run has optimizer.name=lion"):
-        import_exchange(TorchEngine(tiny.run_directory(tmp_path / "lion", lion)), exported[2])
+    plans = tiny.plan(tiny.model(num_layers=3)), tiny.plan(job={"optimizer": OptimizerSpec(name="lion")})
+    for plan, said in zip(plans, (r"missing from the checkpoint, first model\.layers\.2", REFUSED), strict=True):
+        engine = TorchEngine(tiny.run_directory(tmp_path / "other", plan))
+        with pytest.raises(CheckpointError, match=said):
+            load(engine, exported[2], plan)
+
+
+REFUSED = r"state of optimizer.name=adamw, and this run has optimizer.name=lion"
 
 
 class TestWriting:
-    def test_an_existing_checkpoint_is_not_overwritten(self, exported):
-        rundir, engine, exchange = exported
-        before = record_of(exchange / MASTER)
-        cases.steps(engine, rundir, 3, 1)
-        with pytest.raises(CheckpointError, match="exists and is not empty"):
-            export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model)
-        assert record_of(exchange / MASTER) == before
-
-    def test_what_a_killed_export_left_is_replaced(self, exported):
-        rundir, engine, exchange = exported
-        shutil.rmtree(exchange)
-        leftover = exchange.with_name(f".{exchange.name}.partial")
-        leftover.mkdir()
-        (leftover / MASTER).write_bytes(b"half")
-        export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model)
-        ExchangeCheckpoint(exchange).verify()
-        assert not leftover.exists()
+    def test_torchs_own_reader_and_transformers_read_the_weights(self, exported, tmp_path):
+        """While the run goes on: bit for bit, and after torch's consolidation."""
+        engine, weights = exported[1], exported[2] / "model"
+        masters = cases.state(engine, StateKind.MASTER)
+        found = {name: torch.zeros_like(tensor) for name, tensor in masters.items()}
+        dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(weights)), no_dist=True)
+        assert cases.same(found, masters)
+        (tmp_path / "one").mkdir()
+        consolidate_safetensors_files(str(weights), str(tmp_path / "one"), dict.fromkeys(masters, 1))
+        shutil.copy(weights / "config.json", tmp_path / "one")
+        for directory in (weights, tmp_path / "one"):
+            model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+            assert cases.same(dict(model.named_parameters()), masters)
 
     @pytest.mark.everyday("20000-2")
     @pytest.mark.parametrize("world_size", [1, 2])
     @pytest.mark.parametrize("limit", [1_000, 20_000])
-    def test_a_full_disk_is_an_error_on_every_rank_and_leaves_nothing(self, tmp_path, world_size, limit):
+    def test_a_full_disk_is_an_error_on_every_rank(self, tmp_path, world_size, limit):
         """20,000 bytes hold the embedding, the first shard, and not the first MLP's gate."""
         layout = {"dp": world_size, "micro_batch_size": 1}
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(ffn_hidden_size=256), **layout))
-        messages = pool("torch", world_size).run(export_to_a_full_disk, rundir, tmp_path / "exchange", limit)
-        assert all("writing the exchange checkpoint" in message for message in messages)
+        messages = pool("torch", world_size).run(export_to_a_full_disk, rundir, tmp_path / "step", limit)
+        assert all("writing the checkpoint" in message for message in messages)
         assert all("check the free space" in message for message in messages)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def export_to_a_full_disk(rundir, exchange, limit):
+def export_to_a_full_disk(rundir, step, limit):
     """The message of the error that every rank must raise."""
     engine = TorchEngine(rundir)
     try:
         with full_disk(limit):
-            export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+            export(engine, step, rundir.plan, cases.COUNTERS, shard_bytes=20_000)
     except CheckpointError as error:
         return str(error)
     raise AssertionError("the export succeeded")
@@ -183,10 +191,10 @@ class TestHuggingFace:
             if is_buffer(name):
                 buffer.normal_()  # other experts are chosen than without it
         cases.steps(engine, rundir, 0, 2)
-        export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
+        export(engine, tmp_path / "step", rundir.plan, cases.COUNTERS)
         for dtype, limit in (("float32", 30_000), ("bfloat16", 15_000)):
             out = tmp_path / dtype
-            exchange_to_hf(tmp_path / "exchange", out, dtype=dtype, shard_bytes=limit)
+            checkpoint_to_hf(tmp_path / "step", out, dtype=dtype, shard_bytes=limit)
             files = sorted(out.glob("*.safetensors"))
             names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
             assert [path.name for path in files] == names
@@ -215,7 +223,7 @@ class TestHuggingFace:
         }.items():
             (source / name).write_text(text)
         (tmp_path / "hf").mkdir()
-        exchange_to_hf(exported[2], tmp_path / "hf", extras_from=source)
+        checkpoint_to_hf(exported[2], tmp_path / "hf", extras_from=source)
         names = {path.name for path in (tmp_path / "hf").iterdir()}
         assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
@@ -225,15 +233,15 @@ class TestHuggingFace:
         assert (config.eos_token_id, config.bos_token_id, config.architectures) == ([5, 6], 0, ["LlamaForCausalLM"])
         assert model.generation_config.temperature == 0.5
         with pytest.raises(CheckpointError, match="exists and is not empty"):
-            exchange_to_hf(exported[2], source)
+            checkpoint_to_hf(exported[2], source)
         assert len(list(source.iterdir())) == 4
 
     def test_unknown_dtype_and_damaged_checkpoint(self, exported, tmp_path):
         with pytest.raises(CheckpointError, match="dtype 'fp8' is unknown; use one of float32"):
-            exchange_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
+            checkpoint_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
         (exported[2] / MASTER).unlink()
         with pytest.raises(CheckpointError, match="is missing"):
-            exchange_to_hf(exported[2], tmp_path / "hf")
+            checkpoint_to_hf(exported[2], tmp_path / "hf")
         assert not (tmp_path / "hf").exists()
 
 
@@ -243,14 +251,14 @@ def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_
 
     rundir, engine, _ = exported
     counters = Counters(step=5, samples_seen=20, tokens_seen=640, optimizer_steps=3, samples_skipped=0)
-    export_exchange(engine, tmp_path / "skipped", counters, model=rundir.plan.model)
+    export(engine, tmp_path / "skipped", rundir.plan, counters)
     convert(tmp_path / "skipped", "megatron", tmp_path / "megatron", dtype="bfloat16")
-    assert import_exchange(engine, tmp_path / "skipped").step == 5
+    assert load(engine, tmp_path / "skipped", rundir.plan).step == 5
     assert engine.optimizer_steps == 3
-    exchange_to_hf(tmp_path / "skipped", tmp_path / "hf", dtype="float32")
-    convert(tmp_path / "megatron", "exchange", tmp_path / "back", model=str(tmp_path / "hf"))
-    found, expected = ExchangeCheckpoint(tmp_path / "back"), ExchangeCheckpoint(tmp_path / "skipped")
-    assert (found.counters.step, found.counters.optimizer_steps) == (5, 3)
+    checkpoint_to_hf(tmp_path / "skipped", tmp_path / "hf", dtype="float32")
+    convert(tmp_path / "megatron", "step", tmp_path / "back", model=str(tmp_path / "hf"))
+    found, expected = Checkpoint(tmp_path / "back"), Checkpoint(tmp_path / "skipped")
+    assert (found.manifest.counters.step, found.manifest.counters.optimizer_steps) == (5, 3)
     for kind in cases.KINDS:
         pairs = ({name: of.source(kind).read(name) for name in of.source(kind).names()} for of in (found, expected))
         assert cases.same(*pairs)

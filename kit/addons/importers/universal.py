@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
+from kit.addons.importers import deepspeed
 from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.training.checkpoint.counters import START
-from kit.training.checkpoint.foreign import deepspeed
-from kit.training.checkpoint.foreign.source import (
+from kit.training.checkpoint.stored import (
     MOMENTS,
-    ForeignState,
+    StoredState,
     StoredTensor,
     described,
     require_one_step,
     tagged,
 )
+from kit.training.counters import START
 
 FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
 """Kind of state → its file, in the directory of each parameter."""
@@ -39,7 +39,7 @@ def universal_directory(directory: Path) -> Path | None:
     return next((each for each in candidates if any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}"))), None)
 
 
-def read_universal(directory: Path) -> ForeignState:
+def read_universal(directory: Path) -> StoredState:
     """Open a universal checkpoint. Raises CheckpointError for parameters without a file of each kind that others have,
     mixed steps and damaged files."""
     found: dict[StateKind, dict[str, StoredTensor]] = {kind: {} for kind in FILES}
@@ -74,7 +74,7 @@ def read_universal(directory: Path) -> ForeignState:
     notes = (f"without {' and '.join(missing)}: weights only",) if missing else ()
     moments = {} if missing else {kind: found[kind] for kind in MOMENTS}
     layout: dict[str, int | str] = {"written by world_size": ranks} if ranks else {}
-    return ForeignState(found[StateKind.MASTER], moments, counters, layout, notes=notes)
+    return StoredState(found[StateKind.MASTER], moments, counters, layout, notes=notes)
 
 
 def _steps_beside(directory: Path) -> set[int]:

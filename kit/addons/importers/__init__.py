@@ -1,0 +1,11 @@
+"""Checkpoints of other programs, and of earlier versions of kit: read, and written for those that have a reader.
+
+Its rooms, in the order in which data walks:
+
+    formats                       one value a format; the entry points name them
+    deepspeed, universal, torch_dcp, torchtitan, peft, megatron, kit_native
+                                  how each is read
+    torch_dist, safe_unpickle     torch's distributed checkpoints, one block at a time
+    model_of                      the model of a checkpoint that does not say it
+    to_universal                  what DeepSpeed continues from
+"""

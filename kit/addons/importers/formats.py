@@ -1,0 +1,108 @@
+"""The formats of other programs' checkpoints that kit reads and writes. Pickles are read by a closed list.
+
+Each is an entry point of ``kit.checkpoint_formats`` (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
+from kit.addons.importers.megatron import opened as megatron
+from kit.addons.importers.model_of import model_of
+from kit.addons.importers.to_universal import write_universal
+from kit.addons.importers.torch_dist import Checkpoint
+from kit.engines.huggingface.models import weight_files
+from kit.errors import CheckpointError
+from kit.training.checkpoint.formats import Format, Found, Opened, read_weights
+from kit.training.checkpoint.stored import StoredState, with_trainer_state
+
+
+def _open(path: Path, found: Found, model: str | None) -> Opened:
+    """Open a checkpoint whose tensors have the names of its program's modules."""
+    torch_dcp.verify_archives(found.directory)
+    spec, state = model_of(path, model), found.state()
+    if torchtitan.is_torchtitan(state):
+        state = torchtitan.as_hugging_face(state, spec)
+    lora = peft.lora_of(path, spec, state) if (path / peft.CONFIG).is_file() else None
+    sources = state.sources(spec, adapters=lora is not None)
+    return Opened(spec, state.counters, sources, lora, state.notes)
+
+
+def _universal(path: Path) -> Found | None:
+    directory = universal.universal_directory(path)
+    if directory is None:
+        return None
+    return Found("DeepSpeed: universal checkpoint", directory, partial(universal.read_universal, directory))
+
+
+def _deepspeed(path: Path) -> Found | None:
+    directory = deepspeed.deepspeed_directory(path)
+    if directory is None:
+        return None
+    trainer = (path / "trainer_state.json").is_file()
+    accelerate = directory.name == "pytorch_model"  # the tag that Accelerator.save_state chooses
+    program = "Hugging Face Trainer with DeepSpeed" if trainer else f"{'accelerate with ' * accelerate}DeepSpeed"
+
+    def opened() -> StoredState:
+        return with_trainer_state(deepspeed.read_deepspeed(directory), path)
+
+    return Found(program, directory, opened)
+
+
+def _distributed(path: Path) -> Found | None:
+    model, optimizer = path / "pytorch_model_fsdp_0", path / "optimizer_0"
+    if (model / ".metadata").is_file():
+        directories = [model, *([optimizer] if optimizer.is_dir() else [])]
+        if not all((directory / ".metadata").is_file() for directory in directories):
+            raise CheckpointError(
+                f"{optimizer} has no .metadata, which torch writes last: its save was cut off, or a file is missing; "
+                "copy the checkpoint again, or remove this directory to convert the weights alone"
+            )
+        trainer = (path / "trainer_state.json").is_file()
+        program = "Hugging Face Trainer with FSDP" if trainer else "accelerate: FSDP, sharded"
+
+        def opened() -> StoredState:
+            return with_trainer_state(torch_dcp.read_distributed(directories), path)
+
+        return Found(program, path, opened)
+    if (directory := megatron.torch_dist_directory(path)) is None:
+        return None
+    titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors
+    program = "torchtitan: torch.distributed.checkpoint" if titan else "torch.distributed.checkpoint"
+    return Found(program, directory, partial(torch_dcp.read_distributed, [directory]))
+
+
+def _peft(path: Path) -> Found | None:
+    if not (path / peft.CONFIG).is_file():
+        return None
+    stems = ("adapter_model.safetensors", "adapter_model.bin")
+    return Found("peft: adapters", path, lambda: read_weights(weight_files(path, *stems)))
+
+
+NATIVE = Format(
+    "kit-native", "exchange.json (an earlier kit)", kit_native.recognise, kit_native.open_native, priority=10
+)
+UNIVERSAL = Format(
+    "universal", "zero/*/fp32.pt (DeepSpeed, universal)", _universal, _open, write_universal, priority=20
+)
+DEEPSPEED = Format("deepspeed", "*_model_states.pt (DeepSpeed)", _deepspeed, _open, priority=30)
+MEGATRON = Format(
+    "megatron",
+    "common.pt (Megatron)",
+    megatron.recognise_megatron,
+    megatron.open_megatron,
+    megatron.write_megatron,
+    takes_dtype=True,
+    priority=40,
+)
+DCP = Format("dcp", ".metadata (torch)", _distributed, _open, torch_dcp.write_distributed, priority=50)
+MEGATRON_OLD = Format(
+    "megatron-old",
+    "mp_rank_*/model_optim_rng.pt (Megatron)",
+    megatron.recognise_torch_format,
+    megatron.open_old,
+    priority=60,
+)
+PEFT = Format("peft", f"{peft.CONFIG} (peft)", _peft, _open, priority=70)

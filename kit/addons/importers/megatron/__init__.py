@@ -1,0 +1,1 @@
+"""Megatron-LM's checkpoints in one process: torch_dist, and the old ``torch`` format."""

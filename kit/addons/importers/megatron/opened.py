@@ -1,0 +1,139 @@
+"""Recognises, opens and writes Megatron-LM's checkpoints: torch_dist, and the old ``torch`` format."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kit.addons.importers import torch_dist
+from kit.addons.importers.megatron import offline
+from kit.addons.importers.megatron.torch_format import TorchFormat
+from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.torch_dcp import verify_archives, whole
+from kit.engines.protocol import StateKind
+from kit.errors import CheckpointError
+from kit.training.checkpoint.formats import Found, Opened
+from kit.training.checkpoint.stored import MOMENTS, StoredState, StoredTensor, described
+from kit.training.counters import LARGEST, START
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
+
+
+def recognise_megatron(path: Path) -> Found | None:
+    """A torch_dist checkpoint, or a directory whose newest one is."""
+    directory = torch_dist_directory(path)
+    if directory is None or not any((directory / name).exists() for name in ("common.pt", "metadata.json")):
+        return None
+    return Found("Megatron: torch_dist", directory, partial(_state, directory))
+
+
+def torch_dist_directory(path: Path) -> Path | None:
+    """The directory with torch.distributed's files: ``path``, or Megatron-LM's newest checkpoint in it; None if there
+    is none."""
+    return next((each for each in (path, *_tracked(path)) if (each / ".metadata").is_file()), None)
+
+
+def _tracked(path: Path) -> list[Path]:
+    tracker = path / TRACKER
+    if not tracker.is_file():
+        return []
+    newest = tracker.read_text(encoding="utf-8", errors="replace").strip()[:100]
+    return [path / (f"iter_{int(newest):07d}" if newest.isdecimal() else Path(newest or ".").name)]
+
+
+def _state(directory: Path) -> StoredState:
+    checkpoint = torch_dist.Checkpoint(directory)
+    tensors = {
+        key: StoredTensor(tuple(found.size), found.properties.dtype, partial(whole, checkpoint, key))
+        for key, found in checkpoint.tensors.items()
+    }
+    state = StoredState({key: tensor for key, tensor in tensors.items() if not key.startswith("optimizer.")})
+    common = checkpoint.common()
+    said = {name: common.get(name) for name in ("iteration",)} | {"steps": checkpoint.optimizer_steps()}
+    iteration, steps = (value if type(value) is int and 0 <= value < 1 << 62 else 0 for value in said.values())
+    step = max(iteration, steps)
+    counters = dataclasses.replace(state.counters, step=step, optimizer_steps=steps)
+    moments = any(key.startswith("optimizer.state.exp_avg.") for key in tensors)
+    return dataclasses.replace(state, counters=counters, moments_elsewhere=moments)
+
+
+def open_megatron(path: Path, found: Found, model: str | None) -> Opened:
+    """Open a torch_dist checkpoint. Raises CheckpointError."""
+    spec, lora = model_of(path, model), adapters_of_run(path, model)
+    checkpoint = torch_dist.Checkpoint(found.directory)
+    checkpoint.verify()
+    adam = offline.has_moments(checkpoint, spec, lora) and checkpoint.optimizer() == "adamw"
+    kinds = (StateKind.MASTER, *MOMENTS) if adam else (StateKind.MASTER,)
+    iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
+    if steps is None:
+        kinds = (StateKind.MASTER,)  # moments of unknown age: Adam would correct their bias as if they were new
+    if type(iteration) is not int or not 0 <= iteration <= LARGEST or not 0 <= (steps or 0) <= LARGEST:
+        raise CheckpointError(
+            f"{path} says iteration={str(iteration)[:40]} and {str(steps)[:40]} steps of its optimizer, which must "
+            f"be whole numbers, 0 or more; give another checkpoint"
+        )
+    step = max(iteration, steps or 0)  # a missing iteration counts as 0
+    counters = dataclasses.replace(START, step=step, optimizer_steps=steps or 0)
+    sources = {kind: offline.MegatronSource(checkpoint, kind, spec, lora) for kind in kinds}
+    return Opened(spec, counters, sources, lora)
+
+
+def write_megatron(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:
+    """Write a directory that Megatron-LM loads: ``release`` for weights only, ``iter_…`` with optimizer state.
+
+    Raises CheckpointError.
+    """
+    counters = opened.counters
+    common: dict[str, object] = {"checkpoint_version": 3.0, "iteration": counters.step}
+    name, newest = "release", "release"
+    if len(opened.sources) > 1:
+        name, newest = f"iter_{counters.step:07d}", str(counters.step)
+        common["optimizer"] = {
+            "optimizer": {"param_groups": [{"step": counters.optimizer_steps}]},
+            "param_state_sharding_type": "fully_reshardable",
+        }
+    (directory / name).mkdir(exist_ok=True)
+
+    offline.write_checkpoint(directory / name, opened.model, opened.sources, dtype, common)
+    (directory / TRACKER).write_text(newest, encoding="utf-8")
+
+
+def recognise_torch_format(path: Path) -> Found | None:
+    """A checkpoint of the old format, or a directory whose newest one is."""
+    for directory in (path, *_tracked(path)):
+        if any((each / "model_optim_rng.pt").is_file() for each in directory.glob("mp_rank_*")):
+            return Found("Megatron-LM: old torch format", directory, partial(_torch_state, directory))
+    return None
+
+
+def open_old(path: Path, found: Found, model: str | None) -> Opened:
+    """Open a checkpoint of the old format. Raises CheckpointError."""
+    verify_archives(found.directory)
+    spec, old = model_of(path, model), _torch_format(found.directory)
+    said = _torch_state(found.directory)
+    return Opened(spec, said.counters, old.sources(spec), notes=said.notes)
+
+
+def _torch_format(directory: Path) -> TorchFormat:
+    """Open a checkpoint. Reads everything but the elements of tensors. Raises CheckpointError."""
+    with described(directory, "Megatron-LM"):
+        return TorchFormat(directory)
+
+
+def _torch_state(directory: Path) -> StoredState:
+    """What a checkpoint says of itself; only the model's weight map can say whose its tensors are."""
+    found = _torch_format(directory)
+    with described(found.directory, "Megatron-LM"):
+        samples = int(found.arguments.get("consumed_train_samples") or 0)
+        counters = dataclasses.replace(
+            START,
+            step=found.iteration,
+            samples_seen=samples if found.iteration else 0,
+            optimizer_steps=found.optimizer_steps,
+        )
+    layout: dict[str, int | str] = {"tp": found.tp, "pp": found.pp}
+    return StoredState({}, {}, counters, layout, found.hyperparameters, found.notes, moments_elsewhere=not found.notes)

@@ -1,0 +1,44 @@
+"""The model of a checkpoint that does not say it: by what is beside it, or by ``--model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.addons.importers.peft import CONFIG, adapter_config
+from kit.errors import CheckpointError
+from kit.planner.plan import Plan
+from kit.specs.catalog import load_model
+from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
+from kit.training.checkpoint.stored import described
+
+
+def adapters_of_run(path: Path, model: str | None) -> LoraSpec | None:
+    """The adapters that the run directory trains, which contains the checkpoint or is named by ``model``."""
+    plan = (path.resolve().parent.parent if model is None else Path(model)) / "plan.yaml"
+    return Plan.load(plan).job.lora if plan.is_file() else None
+
+
+def model_of(path: Path, model: str | None) -> ModelSpec:
+    """The model named by ``model``, otherwise that of a ``config.json`` in the checkpoint or beside it, that of the
+    adapters' base, or of the run directory that contains the checkpoint."""
+    if model is None:
+        for directory in (path, path.parent):
+            if (directory / "config.json").is_file():
+                return load_model(str(directory))
+        if (path / CONFIG).is_file():
+            config = adapter_config(path)
+            with described(path / CONFIG, "peft"):
+                base = Path(str(config["base_model_name_or_path"]))
+                if (base / "config.json").is_file():
+                    return load_model(str(base))
+        plan = path.resolve().parent.parent / "plan.yaml"
+        if not plan.is_file():
+            raise CheckpointError(
+                f"{path} does not say what model it is of; add --model with its Hugging Face directory, the run "
+                f"directory, or a catalog name"
+            )
+        return Plan.load(plan).model
+    if (Path(model) / "plan.yaml").is_file():
+        return Plan.load(Path(model) / "plan.yaml").model
+    return load_model(model)

@@ -1,1 +1,0 @@
-"""megatron-core's torch_dist checkpoints: native checkpoints, and reading and writing in one process."""

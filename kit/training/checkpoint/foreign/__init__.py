@@ -1,1 +1,0 @@
-"""Checkpoints that other programs wrote: what they are, and their tensors under Hugging Face names."""

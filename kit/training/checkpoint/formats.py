@@ -1,0 +1,171 @@
+"""The formats of checkpoints: kit's own and Hugging Face's here, others by packages that register one.
+
+An entry point of the group ``kit.checkpoint_formats`` names a ``Format`` (docs/how-to/add-a-format.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kit.engines.huggingface.models import HfDirectory, weight_files
+from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names
+from kit.engines.protocol import StateKind, TensorSource
+from kit.entry_points import load, registered
+from kit.errors import CheckpointError, KitError
+from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
+from kit.specs.optimizers import OPTIMIZERS
+from kit.training.checkpoint.manifest import Checkpoint, written_by_kit
+from kit.training.checkpoint.store import write_sources
+from kit.training.checkpoint.stored import StoredState, StoredTensor, with_trainer_state
+from kit.training.counters import START, Counters
+
+GROUP = "kit.checkpoint_formats"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that a format has recognised."""
+
+    program: str
+    """What wrote it, in words."""
+    directory: Path
+    """The directory or file with the state: perhaps one inside the path that the user gave."""
+    state: Callable[[], StoredState]
+    """Opens it; reads everything but the elements of tensors. Raises CheckpointError."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint to convert."""
+
+    model: ModelSpec
+    counters: Counters
+    sources: Mapping[StateKind, TensorSource]
+    """The weights; and both moments of Adam, or no moments."""
+    lora: LoraSpec | None = None
+    """Set if the weights are adapters."""
+    notes: tuple[str, ...] = ()
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """What kit does with the checkpoints of a program. Recognising one opens no tensor and runs no pickle."""
+
+    name: str
+    """Value of ``--to``, and of ``format`` in ``kit convert inspect``."""
+    looks_for: str
+    """The files by which it recognises a directory, for the message where none does."""
+    recognise: Callable[[Path], Found | None]
+    open: Callable[[Path, Found, str | None], Opened] | None = None
+    """(path, what was found there, ``--model`` for a checkpoint that does not say it). Raises KitError for damage."""
+    write: Callable[[Opened, Path, torch.dtype, Path], None] | None = None
+    """(checkpoint, new directory, dtype of the weights, path of the checkpoint). Raises CheckpointError."""
+    takes_dtype: bool = False
+    """Whether ``--dtype`` may be given; other formats hold fp32."""
+    priority: int = 50
+    """The lowest that recognises a directory has it."""
+
+
+def formats() -> dict[str, Format]:
+    """Name → format: kit's own and those of installed packages, by priority. What cannot be imported is left out."""
+    found = [STEP, FILE, HUGGING_FACE]
+    for entry in registered(GROUP).values():
+        with suppress(KitError):
+            found.append(load(entry))
+    return {each.name: each for each in sorted(found, key=lambda each: each.priority)}
+
+
+def recognise(path: Path) -> tuple[Format, Found]:
+    """Which program wrote ``path``. Raises CheckpointError if it is missing or no checkpoint of an installed format."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give the directory of a checkpoint")
+    known = formats()
+    for each in known.values():
+        if (found := each.recognise(path)) is not None:
+            return each, found
+    absent = [f"{entry.name} ({entry.value})" for name, entry in registered(GROUP).items() if name not in known]
+    missing = f"; formats that cannot be imported were not tried: {', '.join(absent)}" if absent else ""
+    raise CheckpointError(
+        f"{path} is not a checkpoint: it has none of {'; '.join(each.looks_for for each in known.values())}{missing}"
+    )
+
+
+def _step(path: Path) -> Found | None:
+    """A directory with a manifest of this kit's; those of other versions are another format's."""
+    return Found("kit", path, partial(_step_state, path)) if written_by_kit(path) else None
+
+
+def _step_state(path: Path) -> StoredState:
+    checkpoint = Checkpoint(path)
+    said = checkpoint.manifest
+    found = {kind: _tensors(checkpoint.source(kind)) for kind in said.kinds}
+    notes = (f"adapters of rank {said.lora.rank}",) if said.lora else ()
+    layout: dict[str, int | str] = {"world_size": said.world_size} if said.plan_hash else {}
+    return StoredState(found.pop(StateKind.MASTER), found, said.counters, layout, notes=notes, model=said.model.name)
+
+
+def _open_step(path: Path, found: Found, model: str | None) -> Opened:
+    checkpoint = Checkpoint(path)
+    said = checkpoint.manifest
+    if model is not None:
+        raise CheckpointError(f"--model {model}: {path} is a checkpoint of kit, which says its model; omit it")
+    checkpoint.verify()
+    checkpoint.refuse_unlisted()
+    # Other programs' files have places for Adam's state.
+    kinds = said.kinds if OPTIMIZERS[said.optimizer].state_of == "adamw" else (StateKind.MASTER,)
+    sources = {kind: checkpoint.source(kind) for kind in kinds}
+    return Opened(said.model, said.counters, sources, said.lora, chat_template=said.chat_template)
+
+
+def _write_step(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:
+    write_sources(directory, opened.model, opened.sources, opened.counters, opened.lora)
+
+
+def _hugging_face(path: Path) -> Found | None:
+    if not (path / "config.json").is_file():
+        return None
+    program = "Hugging Face Trainer" if (path / "trainer_state.json").is_file() else "Hugging Face model"
+    notes = ("optimizer.pt, of one process, is not read: weights only",) if (path / "optimizer.pt").is_file() else ()
+    return Found(program, path, lambda: with_trainer_state(read_weights(weight_files(path)), path), notes)
+
+
+def _open_hugging_face(path: Path, found: Found, model: str | None) -> Opened:
+    from kit.specs.catalog import load_model
+
+    if model is not None:
+        raise CheckpointError(f"--model {model}: {path} has a config.json, which says its model; omit it")
+    return Opened(load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
+
+
+def _file(path: Path) -> Found | None:
+    if not path.is_file():
+        return None
+    return Found("one file of tensors", path, lambda: read_weights(dict.fromkeys(file_names(path), path)))
+
+
+def read_weights(files: Mapping[str, Path]) -> StoredState:
+    """Open safetensors or ``.bin`` files; ``files``: name of a tensor → its file. Raises CheckpointError."""
+    return StoredState(_tensors(SafetensorsSource(files)))
+
+
+def _tensors(source: SafetensorsSource) -> dict[str, StoredTensor]:
+    found = {}
+    for name in source.names():
+        shape = source.shape(name)
+        dtype = (source.read_block(name, 0, 0, 0) if shape else source.read(name)).dtype
+        found[name] = StoredTensor(shape, dtype, partial(source.read, name))
+    return found
+
+
+STEP = Format("step", "manifest.json (kit)", _step, _open_step, _write_step, priority=0)
+FILE = Format("file", "*.safetensors as a file", _file, priority=1)
+HUGGING_FACE = Format("hf", "config.json (Hugging Face)", _hugging_face, _open_hugging_face, priority=90)
