@@ -108,7 +108,7 @@ def plan(
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
-    from kit.report.first_screen import LABEL_WIDTH, first_screen
+    from kit.report.summary import LABEL_WIDTH, summary
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
@@ -173,7 +173,7 @@ def plan(
     with_page = f"{memory}   kit ui {shlex.quote(model)}" if Path(model).exists() else f"{memory}   kit ui"
     second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
     then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
-    typer.echo(first_screen(result, then, width, style))
+    typer.echo(summary(result, then, width, style))
 
 
 def _priced(gpus: str, price: list[str]) -> ClusterSpec:

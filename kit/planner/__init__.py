@@ -6,7 +6,7 @@ Its rooms, in the order in which data walks:
     candidates, divisors        every layout that could answer it
     rules                       what refuses one
     search                      the fastest legal one that fits
-    last_resorts                what is taken only where nothing else fits
+    fallbacks                what is taken only where nothing else fits
     make_plan, plan             the answer, its predictions and its file
     explain                     reasons of a plan, and ways out where there is none
     describe                    a layout in one line

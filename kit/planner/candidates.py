@@ -27,7 +27,7 @@ _SHORTEST_CONTEXT = 4096
 """Fewest tokens of a sequence per rank under context parallelism, in the usual layouts."""
 
 
-class TooSlow:
+class LowerBound:
     """Megatron layouts that cannot win. The bound of a step is the same however a pipeline cuts the layers, so it is
     asked once for all pipelines of the other sizes."""
 
@@ -51,16 +51,16 @@ def layouts(
     engine: EngineName,
     further: bool = False,
     most_gib: float = math.inf,
-    too_slow: TooSlow | None = None,
+    bound: LowerBound | None = None,
 ) -> Iterator[Layout]:
     """Layouts of one engine, legal or not. Layouts that differ only in the micro batch come in ascending order.
 
     ``further``: instead of the usual layouts, those that save memory at the cost of speed. For DeepSpeed these offload
     state, or use ZeRO on one GPU; for Megatron they leave a rank less than ``_SHORTEST_CONTEXT`` tokens of a sequence.
-    ``most_gib``: skips Megatron layouts that need more memory per GPU; ``too_slow``: and those that cannot win.
+    ``most_gib``: skips Megatron layouts that need more memory per GPU; ``bound``: and those that cannot win.
     """
     if engine == "megatron":
-        return _megatron(request, further, most_gib, too_slow)
+        return _megatron(request, further, most_gib, bound)
     if engine == "deepspeed":
         return _deepspeed(request, further)
     return _torch(request, further)
@@ -218,7 +218,7 @@ def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -
     return [1, cluster.gpus_per_node] if useful else [1]
 
 
-def _megatron(request: Request, further: bool, most_gib: float, too_slow: TooSlow | None) -> Iterator[Layout]:
+def _megatron(request: Request, further: bool, most_gib: float, bound: LowerBound | None) -> Iterator[Layout]:
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
         return  # one GPU has nothing to split, so Megatron has no advantage over transformers' model
@@ -240,7 +240,7 @@ def _megatron(request: Request, further: bool, most_gib: float, too_slow: TooSlo
         for vp in _virtual(model, pins, pp, first) if ways else ():
             for (ep, etp), comm_type, recompute in ways:
                 whole = _Split(**vars(ends) | {"vp": vp, "ep": ep, "etp": etp, "cp_comm_type": comm_type})
-                yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute, too_slow)
+                yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute, bound)
 
 
 @dataclass(frozen=True)
@@ -367,21 +367,21 @@ def _sized(
     zero: int,
     offload: tuple[Offload, Offload],
     recompute: Recompute,
-    too_slow: TooSlow | None = None,
+    bound: LowerBound | None = None,
 ) -> Iterator[Layout]:
     """One layout for every micro batch size that divides a rank's share of the global batch."""
     share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
     most = max(1, _LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
     sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
     key = (split.tp, split.cp, split.cp_comm_type, split.sp, split.ep, split.etp, recompute)
-    if too_slow is not None and not (sizes := too_slow.rest(sizes, key)):
+    if bound is not None and not (sizes := bound.rest(sizes, key)):
         return
     choices = {"dp": dp, "zero_stage": zero, "offload_optimizer": offload[0], "offload_param": offload[1]}
     whole = _pinned(engine, job, pins).but(**vars(split) | choices, recompute=recompute)
     for size in sizes:
         accumulation = max(1, job.global_batch_size // (size * dp))
         layout = whole.but(micro_batch_size=size, gradient_accumulation_steps=accumulation)
-        if too_slow is None or not too_slow(layout, key):
+        if bound is None or not bound(layout, key):
             yield layout
 
 

@@ -15,7 +15,7 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration
 from kit.planner.describe import describe
-from kit.planner.last_resorts import without_loss
+from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster

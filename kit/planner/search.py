@@ -19,8 +19,8 @@ from kit.cost.memory.deepspeed_sizes import LIVE_SHARE
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
-from kit.planner.candidates import TooSlow, all_layouts, layouts
-from kit.planner.last_resorts import COST_TIME, LAST_RESORTS, ON_HOST, LastResort
+from kit.planner.candidates import LowerBound, all_layouts, layouts
+from kit.planner.fallbacks import COST_TIME, FALLBACKS, ON_HOST, Fallback
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Pins, Recompute
@@ -49,7 +49,7 @@ class SearchResult(NamedTuple):
     """Legal layouts that were compared, fitting or not."""
     further: bool
     """Whether ``considered`` includes the further layouts."""
-    last_resort: LastResort | None = None
+    fallback: Fallback | None = None
     """What ``best`` needs, where no other layout fits or is as fast; ``considered`` then includes its layouts."""
     without: Candidate | None = None
     """The fastest layout without the last resort, if one fits."""
@@ -110,16 +110,16 @@ def search(request: Request) -> SearchResult:
     More GPU memory should only add layouts that fit, and never make a plan slower. Other further layouts are left out:
     no measurements support their predictions, and they would take most of the search time.
     """
-    found = _without_last_resorts(request, LayoutScorer(request))
+    found = _without_fallbacks(request, LayoutScorer(request))
     for pinned in _on_request(request) if found.best is None else ():
-        more = _without_last_resorts(pinned, LayoutScorer(pinned))
+        more = _without_fallbacks(pinned, LayoutScorer(pinned))
         found = SearchResult(_best((*found.considered, *more.considered)), (*found.considered, *more.considered), True)
     for group in _allowed(request) if found.best is None else ():
         fitting = {each: _fitting(layouts_with(each, request)) for each in group}
         among = tuple(itertools.chain.from_iterable(fitting.values()))
         if (best := _best(among)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
-            return SearchResult(best, (*found.considered, *among), further=True, last_resort=chosen)
+            return SearchResult(best, (*found.considered, *among), further=True, fallback=chosen)
     return _or_on_host(request, found)
 
 
@@ -131,14 +131,14 @@ def _on_request(request: Request) -> Iterator[Request]:
                 yield replace(request, pins=request.pins.but(engine=engine))
 
 
-def _allowed(request: Request) -> tuple[tuple[LastResort, ...], ...]:
+def _allowed(request: Request) -> tuple[tuple[Fallback, ...], ...]:
     """The groups of last resorts that the search takes unasked. What costs accuracy is only proposed where the user
     decided more than the engine: one of these pins may be what stands in the way."""
     engine = {"engine": None, "implementation": None}
-    return LAST_RESORTS if request.pins.but(**engine) == Pins() else (COST_TIME,)
+    return FALLBACKS if request.pins.but(**engine) == Pins() else (COST_TIME,)
 
 
-def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
+def _without_fallbacks(request: Request, scorer: LayoutScorer, most_gib: float = math.inf) -> SearchResult:
     """The search among usual and further layouts. ``most_gib``: see ``layouts``."""
     usable = usable_gib(request.cluster.gpu)
     usual = tuple(_considered(request, scorer, lambda _: usable, most_gib=most_gib))
@@ -151,28 +151,28 @@ def _without_last_resorts(request: Request, scorer: LayoutScorer, most_gib: floa
 
     # A layout that takes longer than the fastest usual one is not chosen; only the reasons for a further one name it.
     most_s = EQUALLY_FAST * min(map(step_s, _fitting(usual)), default=math.inf)
-    too_slow = _slower_than(request, scorer, most_s) if most_s < math.inf else None
-    further = [*_considered(request, scorer, limit_gib, True, min(least, most_gib), too_slow)]
+    bound = _slower_than(request, scorer, most_s) if most_s < math.inf else None
+    further = [*_considered(request, scorer, limit_gib, True, min(least, most_gib), bound)]
     considered = (*usual, *(_fitting(further) if least <= usable else further))
     best = _best(considered)
     if best in usual:
         return SearchResult(best=best, considered=usual, further=False)
-    if too_slow is not None:
+    if bound is not None:
         considered = (*usual, *_fitting(_considered(request, scorer, limit_gib, True, least)))
     return SearchResult(best=best, considered=considered, further=True)
 
 
-def layouts_with(last_resort: LastResort, request: Request) -> tuple[Candidate, ...]:
+def layouts_with(fallback: Fallback, request: Request) -> tuple[Candidate, ...]:
     """Layouts with a last resort, apart from those that need more memory than there is."""
-    asked = _asked(last_resort, request)
-    return _without_last_resorts(*asked, most_gib=usable_gib(request.cluster.gpu)).considered if asked else ()
+    asked = _asked(fallback, request)
+    return _without_fallbacks(*asked, most_gib=usable_gib(request.cluster.gpu)).considered if asked else ()
 
 
-def _asked(last_resort: LastResort, request: Request) -> tuple[Request, LayoutScorer] | None:
+def _asked(fallback: Fallback, request: Request) -> tuple[Request, LayoutScorer] | None:
     """The request with a last resort, and what scores its layouts; None if the user's pins forbid it."""
-    if (asked := last_resort.added_to(request)) is None:
+    if (asked := fallback.added_to(request)) is None:
         return None
-    steps = last_resort.open_steps(request)
+    steps = fallback.open_steps(request)
     return asked, _StepByStep(asked, steps) if steps else LayoutScorer(asked)
 
 
@@ -189,7 +189,7 @@ def _or_on_host(request: Request, found: SearchResult) -> SearchResult:
     if on_host is None:
         return found
     considered, fastest = (*found.considered, *on_host.considered), min(_fitting(found.considered), key=step_s)
-    return SearchResult(on_host.best, considered, further=True, last_resort=ON_HOST, without=fastest)
+    return SearchResult(on_host.best, considered, further=True, fallback=ON_HOST, without=fastest)
 
 
 def faster_than(request: Request, most_s: float) -> Candidate | None:
@@ -201,26 +201,26 @@ def faster_than(request: Request, most_s: float) -> Candidate | None:
 def _faster_than(
     request: Request, scorer: LayoutScorer, most_s: float, most_gib: float = math.inf
 ) -> SearchResult | None:
-    usable, too_slow = usable_gib(request.cluster.gpu), _slower_than(request, scorer, most_s)
-    usual = _considered(request, scorer, lambda _: usable, most_gib=most_gib, too_slow=too_slow)
+    usable, bound = usable_gib(request.cluster.gpu), _slower_than(request, scorer, most_s)
+    usual = _considered(request, scorer, lambda _: usable, most_gib=most_gib, bound=bound)
     quick = any(candidate.step_time_s is not None and candidate.step_time_s < most_s for candidate in usual)
-    found = _without_last_resorts(request, scorer, most_gib) if quick else None
+    found = _without_fallbacks(request, scorer, most_gib) if quick else None
     return found if found and found.best is not None and step_s(found.best) < most_s else None
 
 
-def _slower_than(request: Request, scorer: LayoutScorer, most_s: float) -> TooSlow:
-    return TooSlow(lambda layout: scorer.least_s(request.workload(layout)) > most_s)
+def _slower_than(request: Request, scorer: LayoutScorer, most_s: float) -> LowerBound:
+    return LowerBound(lambda layout: scorer.least_s(request.workload(layout)) > most_s)
 
 
-def can_fit(request: Request, among: Iterable[Layout] | None = None, last_resorts: bool = True) -> bool:
-    """Whether any layout of the request, or of ``among``, fits; stops at the first. ``last_resorts``: whether they
+def can_fit(request: Request, among: Iterable[Layout] | None = None, fallbacks: bool = True) -> bool:
+    """Whether any layout of the request, or of ``among``, fits; stops at the first. ``fallbacks``: whether they
     count."""
     usable = usable_gib(request.cluster.gpu)
     if among is not None:
         scorer = LayoutScorer(request)
         return any(is_legal(w) and scorer.peak_gib(w) <= usable for w in map(request.workload, among))
     tried = ((each, LayoutScorer(each)) for each in (request, *_on_request(request)))
-    resorts = (_asked(each, request) for group in _allowed(request) for each in group if last_resorts)
+    resorts = (_asked(each, request) for group in _allowed(request) for each in group if fallbacks)
     return any(
         candidate.step_time_s is not None
         for asked in itertools.chain(tried, filter(None, resorts))
@@ -285,14 +285,14 @@ def _considered(
     limit_gib: Callable[[Layout], float],
     further: bool = False,
     most_gib: float = math.inf,
-    too_slow: TooSlow | None = None,
+    bound: LowerBound | None = None,
 ) -> Iterator[Candidate]:
-    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``, ``too_slow``: see
+    """Legal layouts; ``step_time_s`` is None if the peak exceeds ``limit_gib``. ``most_gib``, ``bound``: see
     ``layouts``."""
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
-        for index, layout in enumerate(layouts(request, engine, further, most_gib, too_slow)):
+        for index, layout in enumerate(layouts(request, engine, further, most_gib, bound)):
             if previous is not None and _needs_no_less(previous, layout):
                 continue
             workload = request.workload(layout)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kit.errors import PlanError, SpecError
 from kit.planner.describe import describe
-from kit.planner.last_resorts import without_loss
+from kit.planner.fallbacks import without_loss
 from kit.planner.make_plan import make_plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit

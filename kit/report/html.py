@@ -11,7 +11,7 @@ from kit.planner.compare import ComparedLayout, compare
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.report.first_screen import first_screen, spoken
+from kit.report.summary import spoken, summary
 from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
 
@@ -37,7 +37,7 @@ def page(plan: Plan) -> str:
         name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items() if seconds
     }
     blocks = [
-        f"<h1>{title}</h1><pre>{escape(first_screen(plan, width=_COLUMNS))}</pre>",
+        f"<h1>{title}</h1><pre>{escape(summary(plan, width=_COLUMNS))}</pre>",
         "<h2>Layouts that were compared</h2>" + _chart(plan),
         "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
         "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),

@@ -11,7 +11,7 @@ from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.model.params import count
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.last_resorts import without_loss
+from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import load_model

@@ -10,8 +10,8 @@ from kit.cost.memory.peak import MemoryReport, Verdict, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
+from kit.planner.explain.fallback import fallback
 from kit.planner.explain.infeasible import changes_that_fit, nearest_miss, nothing_legal
-from kit.planner.explain.last_resort import last_resort
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.report.memory_reasons import memory_reasons
@@ -91,8 +91,8 @@ def memory_report(request: Request) -> FitReport:
     result = search(request)
     if result.best:
         found = report_of(request.workload(result.best.layout))
-        said = tuple(f"{decision.chosen}: {decision.why}" for decision in last_resort(request, result))
-        return replace(found, reasons=(*said, *found.reasons)) if result.last_resort else found
+        said = tuple(f"{decision.chosen}: {decision.why}" for decision in fallback(request, result))
+        return replace(found, reasons=(*said, *found.reasons)) if result.fallback else found
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         raise PlanError(nothing_legal(request))

@@ -28,7 +28,7 @@ _MOST_STAGES, _MOST_MICRO_BATCHES = 8, 16
 
 
 @dataclass(frozen=True)
-class Binding:
+class Bottleneck:
     """One thing that limits a plan."""
 
     what: str
@@ -61,7 +61,7 @@ class Explanation:
     """A plan, its limits, and the effects of changes."""
 
     plan: Plan
-    limits: tuple[Binding, ...]
+    limits: tuple[Bottleneck, ...]
     """What takes time beside the work itself, the largest first; then memory."""
     unpinned: Plan | None
     """The plan without any pin; None if nothing is pinned, or if no such plan exists."""
@@ -92,7 +92,7 @@ def explain(
     pins = pinned(plan) if pins is None else pins
     return Explanation(
         plan=plan,
-        limits=bindings(plan),
+        limits=bottlenecks(plan),
         unpinned=_unpinned(plan, calibration) if pins != Pins() else None,
         what_if=tuple(what_if(plan, change, pins, calibration) for change in changes),
     )
@@ -108,7 +108,7 @@ def pinned(plan: Plan) -> Pins:
 # ---------------------------------------------------------------- what limits a plan
 
 
-def bindings(plan: Plan) -> tuple[Binding, ...]:
+def bottlenecks(plan: Plan) -> tuple[Bottleneck, ...]:
     """What takes time beside the work itself, the largest first; then memory."""
     layout, cluster = plan.layout, plan.cluster
     inside = cluster.gpus_per_node
@@ -134,20 +134,18 @@ def bindings(plan: Plan) -> tuple[Binding, ...]:
         share, parts = found.get(what, (0.0, []))
         if seconds > 0:
             found[what] = (share + seconds / step, [*parts, words])
-    times = [Binding(what, share, ", ".join(parts)) for what, (share, parts) in found.items()]
+    times = [Bottleneck(what, share, ", ".join(parts)) for what, (share, parts) in found.items()]
     peak, usable = plan.predicted.peak_gib, usable_gib(cluster.gpu)
-    memory = Binding("memory", peak / usable, f"{peak:.1f} of {usable:.1f} GiB usable on a GPU")
+    memory = Bottleneck("memory", peak / usable, f"{peak:.1f} of {usable:.1f} GiB usable on a GPU")
     host = plan.predicted.host_ram_gib_per_node
     known = cluster.host_ram_gib
-    hosts = [Binding("host RAM", host / known, f"{host:.0f} of {known:.0f} GiB of a node")] if host and known else []
-    return (*sorted(times, key=lambda binding: -binding.share), memory, *hosts)
+    hosts = [Bottleneck("host RAM", host / known, f"{host:.0f} of {known:.0f} GiB of a node")] if host and known else []
+    return (*sorted(times, key=lambda limit: -limit.share), memory, *hosts)
 
 
-def _limits(found: tuple[Binding, ...]) -> str:
+def _limits(found: tuple[Bottleneck, ...]) -> str:
     lines = [f"limited by: {found[0].what}"]
-    lines += [
-        f"  {binding.share:>6.1%}  {binding.what}: {binding.words}" for binding in found if binding.share >= 0.001
-    ]
+    lines += [f"  {limit.share:>6.1%}  {limit.what}: {limit.words}" for limit in found if limit.share >= 0.001]
     return "\n".join(lines)
 
 
@@ -284,4 +282,4 @@ def _speed(plan: Plan) -> float:
     return plan.predicted.tokens_per_s / plan.cluster.num_gpus
 
 
-__all__ = ["Binding", "Explanation", "WhatIf", "bindings", "compared", "explain", "pinned", "shown", "what_if"]
+__all__ = ["Bottleneck", "Explanation", "WhatIf", "bottlenecks", "compared", "explain", "pinned", "shown", "what_if"]

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from kit.planner import candidates
-from kit.planner.candidates import TooSlow, fast_paths, layouts
+from kit.planner.candidates import LowerBound, fast_paths, layouts
 from kit.planner.divisors import divisors, one_of
 from kit.specs.job import OptimizerSpec
 from kit.specs.layout import Pins
@@ -193,7 +193,7 @@ CANDIDATES: Rows = [
         most_gib=0.001))), 0),
     ("layouts that are too slow", lambda: sorted({each.micro_batch_size for each in layouts(request(Pins(tp=1, pp=1)),
         "megatron",
-        too_slow=TooSlow(lambda layout: layout.micro_batch_size < 2))}), [2]),
+        bound=LowerBound(lambda layout: layout.micro_batch_size < 2))}), [2]),
     ("divisors", lambda: [divisors(12), divisors(49), divisors(1), one_of([1, 2, 4]), one_of([3])], [[1, 2, 3, 4, 6,
         12], [1, 7, 49], [1], "1, 2 or 4", "3"]),
 ]  # fmt: skip

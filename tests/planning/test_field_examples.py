@@ -10,7 +10,7 @@ import pytest
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.what_if import bindings
+from kit.report.what_if import bottlenecks
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -47,7 +47,7 @@ def test_a_layout_as_quoted(case: str) -> None:
     plan = plan_of(name, machines, Pins(**pins), **job)
     assert {key: getattr(plan.layout, key) for key in expected} == expected
     assert (plan.predicted.step_time_components_s.get("offload", 0) > 0) == ("offload_optimizer" in pins)
-    assert bindings(plan)[0].what == "compute" or "dimensions" not in case
+    assert bottlenecks(plan)[0].what == "compute" or "dimensions" not in case
 
 
 def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named() -> None:

@@ -107,7 +107,7 @@ INFEASIBLE: Rows = [
         [candidate(None, layout=M.but(micro_batch_size=size)) for size in (8, 2, 4)], [])], [M.but(micro_batch_size=2),
         None]),
     ("pins in the way", lambda: [(each.kind, each.text, getattr(each.request.pins, each.kind),
-        each.last_resorts) for each in infeasible._changes(
+        each.fallbacks) for each in infeasible._changes(
         request(Pins(tp=2, sp=True)), ()) if each.text.startswith("layout")], [("tp",
         "layout.tp left to the planner instead of 2", None, True), (
             "sp", "layout.sp left to the planner instead of True", None, True)]),
@@ -150,8 +150,8 @@ def test_the_cheapest_change_of_each_kind_is_proposed(monkeypatch: pytest.Monkey
     ]
     resorts: dict[int, bool] = {}
 
-    def can_fit(asked: Request, among: Any, last_resorts: bool) -> bool:
-        resorts[asked.job.global_batch_size] = last_resorts
+    def can_fit(asked: Request, among: Any, fallbacks: bool) -> bool:
+        resorts[asked.job.global_batch_size] = fallbacks
         return asked.job.global_batch_size % 2 == 0
 
     monkeypatch.setattr(infeasible, "_changes", lambda *_: iter(all_of_them))
@@ -160,7 +160,7 @@ def test_the_cheapest_change_of_each_kind_is_proposed(monkeypatch: pytest.Monkey
     first = ("tp 10", "pp -14", "lora 8", "host 16", "length 12")
     assert infeasible.changes_that_fit(request(), ()) == (*first, "lossy")
     assert (resorts[14], resorts[10]) == (True, False)
-    assert infeasible.changes_that_fit(request(), (), last_resorts=False) == first
+    assert infeasible.changes_that_fit(request(), (), fallbacks=False) == first
     assert resorts[14] is False
     all_of_them[:] = all_of_them[:4]
-    assert infeasible.changes_that_fit(request(), (), last_resorts=False) == ("gpu 2", "nodes 6")
+    assert infeasible.changes_that_fit(request(), (), fallbacks=False) == ("gpu 2", "nodes 6")

@@ -19,7 +19,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.emit.run_directory import write
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.last_resorts import LAST_RESORTS
+from kit.planner.fallbacks import FALLBACKS
 from kit.planner.make_plan import make_plan, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -106,15 +106,15 @@ def test_more_memory_is_never_slower_by_over_a_hundredth_nor_needs_a_dearer_last
         richer = search(with_more_memory(request))
         assert richer.best is not None, asked(request)
         own = price([decision.chosen for decision in plan.decisions if decision.rule == "last_resort"])
-        less = price([richer.last_resort.what] if richer.last_resort else [])
+        less = price([richer.fallback.what] if richer.fallback else [])
         assert less <= own, asked(request)
         assert less < own or step_s(richer.best) <= 1.01 * plan.predicted.step_time_s, asked(request)
 
 
-def price(last_resort: list[str]) -> int:
+def price(fallback: list[str]) -> int:
     """The place of a last resort's group; 0 without one."""
-    groups = [[each.what for each in group] for group in LAST_RESORTS]
-    return next((1 + index for index, group in enumerate(groups) if set(group) & set(last_resort)), 0)
+    groups = [[each.what for each in group] for group in FALLBACKS]
+    return next((1 + index for index, group in enumerate(groups) if set(group) & set(fallback)), 0)
 
 
 @pytest.mark.nightly

@@ -17,8 +17,8 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import search
-from kit.report.first_screen import first_screen
 from kit.report.plan_text import WIDTH, render
+from kit.report.summary import summary
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
@@ -68,7 +68,7 @@ def test_the_first_screen_is_short_and_no_text_is_too_wide(name: str, machines: 
     plan = make_plan(load_model(name), parse_cluster(machines), job(**asked), pins)
     assert max(map(len, render(plan).splitlines())) <= WIDTH
     for width, most in ((60, 24), (WIDTH, 15)):
-        lines = first_screen(plan, ("kit explain",), width).splitlines()
+        lines = summary(plan, ("kit explain",), width).splitlines()
         assert max(map(len, lines)) <= width
         assert len(lines) <= most
 
@@ -86,5 +86,5 @@ def test_runners_up_are_as_much_slower_as_their_steps() -> None:
     considered = search(Request(model=free.model, cluster=free.cluster, job=free.job)).considered
     others = [each.step_time_s for each in considered if each.layout.engine == "deepspeed" and each.step_time_s]
     behind = min(others) / free.predicted.step_time_s - 1
-    (line,) = [line for line in first_screen(free).splitlines() if line.startswith("  also")]
+    (line,) = [line for line in summary(free).splitlines() if line.startswith("  also")]
     assert re.search(rf"DeepSpeed .*{re.escape(f'{behind:+.1%}')}", line)

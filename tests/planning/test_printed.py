@@ -19,12 +19,12 @@ from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
 from kit.report import charts, html
 from kit.report.clusters import ClusterAnswer, cluster_table
-from kit.report.first_screen import first_screen, spoken
 from kit.report.largest_model import WAYS, LargestModels, as_json, table
 from kit.report.memory_report import FitReport
 from kit.report.memory_text import picture, save_png
 from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import money
+from kit.report.summary import spoken, summary
 from kit.report.what_if import WhatIf, explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
@@ -81,7 +81,7 @@ def plan(
 
 
 def test_the_first_screen() -> None:
-    assert first_screen(plan(decisions=DECISIONS), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
+    assert summary(plan(decisions=DECISIONS), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
         "llama-3.1-8b · 8.03B parameters · 16 × H100 (2 × p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step",
         "",
         "  LAYOUT    Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1 × 128",
@@ -94,7 +94,7 @@ def test_the_first_screen() -> None:
         "  NEXT      kit emit",
         "            kit explain",
     ]  # fmt: skip
-    narrow = first_screen(plan(), width=60).splitlines()
+    narrow = summary(plan(), width=60).splitlines()
     assert narrow[1] == "  p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step"
     assert narrow[4] == "            optimizer · micro-batch 1 × 128"
 
@@ -102,8 +102,8 @@ def test_the_first_screen() -> None:
 @pytest.mark.parametrize("width", range(50, 90, 3))
 def test_lines_end_between_words(width: int) -> None:
     """``micro-batch`` is one word."""
-    whole = first_screen(plan(), width=1000).split()
-    assert first_screen(plan(), width=width).split() == whole
+    whole = summary(plan(), width=1000).split()
+    assert summary(plan(), width=width).split() == whole
 
 
 def explanation(of: Plan) -> str:
@@ -291,7 +291,7 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 def test_what_differs_is_said(case: str) -> None:
     changes, said, unsaid = SAID[case]
     found = plan(**changes)
-    text = first_screen(found, width=1000) + "\n" + explanation(found) + "\n"
+    text = summary(found, width=1000) + "\n" + explanation(found) + "\n"
     joined = text.replace("\n  shorter", " shorter")
     assert [part for part in said if part not in joined] == []
     assert [part for part in unsaid if part in joined] == []

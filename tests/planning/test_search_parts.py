@@ -11,7 +11,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
 from kit.planner import search
 from kit.planner.compare import ComparedLayout, Comparison
-from kit.planner.last_resorts import LAST_RESORTS, ON_HOST, without_loss
+from kit.planner.fallbacks import FALLBACKS, ON_HOST, without_loss
 from kit.planner.make_plan import request_for
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, _best, _needs_no_less, engine_simplicity, simplicity
@@ -48,7 +48,7 @@ SEARCH: Rows = [
      [True, False, True, False, True, False, True, False, True, False, False, True]),
     # The user's pins forbid a last resort, or have it already; only pretrain_gpt.py trains moments in bf16.
     ("last resorts", lambda: [[each.added_to(request(pins,
-        objective=objective)) is not None for group in LAST_RESORTS for each in group]
+        objective=objective)) is not None for group in FALLBACKS for each in group]
                               for pins, objective in ((Pins(), "pretrain"), (Pins(), "sft"), (Pins(engine="torch"),
                               "pretrain"), (Pins(
                                   activation_offloading=True), "pretrain"), (Pins(engine="megatron",
@@ -58,7 +58,7 @@ SEARCH: Rows = [
     ("a pinned share", lambda: [ON_HOST.added_to(request(Pins(engine="megatron", offload_optimizer="cpu",
         optimizer_offload_fraction=0.5))),
                                 ON_HOST.added_to(request()).pins.optimizer_offload_fraction], [None, 0.25]),
-    ("what forbids it", lambda: [each.forbidden_by for group in LAST_RESORTS for each in group],
+    ("what forbids it", lambda: [each.forbidden_by for group in FALLBACKS for each in group],
      ["layout.offload_optimizer=none", "layout.activation_offloading=false",
       *["layout.optimizer_state_dtype=fp32"] * 2]),
     ("without loss", lambda: [without_loss(each).optimizer_state_dtype for each in (Pins(),
@@ -121,7 +121,7 @@ def test_further_layouts_are_taken_as_far_as_they_need_less(
     """Less than every usual layout; ZeRO-3's at most a twentieth of an H100's 80 GiB more. 75.6 GiB are usable."""
     asked = request(Pins(engine="deepspeed", zero_stage=zero, offload_param="none", micro_batch_size=2))
     scorer = Scored(asked, {"none": usual_gib, "cpu": gib, "nvme": 99.0}, {"none": 1.0, "cpu": seconds, "nvme": 1.0})
-    found = search._without_last_resorts(asked, scorer)
+    found = search._without_fallbacks(asked, scorer)
     assert (found.best.layout.offload_optimizer if found.best else "") == taken
     assert found.further == (taken != "none")
 

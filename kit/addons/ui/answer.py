@@ -16,7 +16,7 @@ from kit.cost.hardware import usable_gib
 from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
 from kit.planner.compare import Comparison
-from kit.planner.last_resorts import without_loss
+from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate

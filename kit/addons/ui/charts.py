@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost
 from kit.planner.describe import describe
-from kit.report.first_screen import spoken
+from kit.report.summary import spoken
 from kit.units import human_seconds
 
 ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}

@@ -16,7 +16,7 @@ from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.report.first_screen import first_screen, spoken
+from kit.report.summary import spoken, summary
 from kit.specs.catalog import gpu_names, model_names, node_names
 from kit.specs.layout import ENGINES
 
@@ -311,7 +311,7 @@ class _Page:
         plan = found.plan
         fitting = sum(each.fits for each in found.comparison.layouts)
         if plan is not None:
-            self.words.text = first_screen(plan, width=_WIDTH)
+            self.words.text = summary(plan, width=_WIDTH)
             number, chosen = len(found.comparison.layouts), spoken(describe(plan.layout))
             self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {chosen}")
         self.words.set_visibility(plan is not None)

@@ -10,8 +10,8 @@ from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
+from kit.planner.explain.fallback import fallback
 from kit.planner.explain.fewer_gpus import faster_with_fewer
-from kit.planner.explain.last_resort import last_resort
 from kit.planner.explain.notes import notes
 from kit.planner.plan import Decision
 from kit.planner.request import Request
@@ -52,7 +52,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         decision = _choice(name, request, result, best)
         if decision is not None:
             made.append(decision)
-    made += [*last_resort(request, result), *_alternatives(request, result, best), *faster_with_fewer(request, best)]
+    made += [*fallback(request, result), *_alternatives(request, result, best), *faster_with_fewer(request, best)]
     return (*made, *notes(request.workload(best.layout)))
 
 

@@ -17,7 +17,7 @@ from kit.errors import HINT
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.explain.fewer_gpus import batch_divides
-from kit.planner.last_resorts import COST_TIME, LAST_RESORTS
+from kit.planner.fallbacks import COST_TIME, FALLBACKS
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
@@ -118,28 +118,28 @@ class _Change(NamedTuple):
     request: Request
     among: Sequence[Layout] | None = None
     """The layouts that the change can make fit; None: any."""
-    last_resorts: bool = False
+    fallbacks: bool = False
     """Whether last resorts count, because what the change removes may have forbidden one."""
 
 
-def changes_that_fit(request: Request, considered: Sequence[Candidate], last_resorts: bool = True) -> tuple[str, ...]:
+def changes_that_fit(request: Request, considered: Sequence[Candidate], fallbacks: bool = True) -> tuple[str, ...]:
     """Changes after which a layout fits: the cheapest for the user first, among equals the smallest; last of all what
     costs accuracy.
 
-    ``considered``: the legal layouts of the request, none of which fits without a last resort. ``last_resorts``:
+    ``considered``: the legal layouts of the request, none of which fits without a last resort. ``fallbacks``:
     whether they count once a pin is removed, and what costs accuracy is named; after other changes they never count.
     """
 
     def helping() -> Iterator[str]:
         helped: set[str] = set()
         for change in sorted(_changes(request, considered), key=lambda change: (change.cost, change.factor)):
-            resorts = last_resorts and change.last_resorts
+            resorts = fallbacks and change.fallbacks
             if change.kind not in helped and can_fit(change.request, change.among, resorts):
                 helped.add(change.kind)
                 yield change.text
 
     found = tuple(itertools.islice(helping(), MOST_CHANGES))
-    return (*found, *_with_loss_of_accuracy(request)) if last_resorts else found
+    return (*found, *_with_loss_of_accuracy(request)) if fallbacks else found
 
 
 def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Change]:
@@ -150,8 +150,8 @@ def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Cha
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
             free = replace(request, pins=pins.but(**{field.name: None}))
-            yield _Change(field.name, _Cost.NOTHING, 1.0, text, free, last_resorts=True)
-    yield from _last_resorts_on_the_host(request)
+            yield _Change(field.name, _Cost.NOTHING, 1.0, text, free, fallbacks=True)
+    yield from _fallbacks_on_the_host(request)
     yield from _other_jobs(request)
     yield from _memory_of_a_node(request)
     yield from _more_gpus(request)
@@ -173,9 +173,9 @@ def _fits(candidate: Candidate) -> bool:
 
 def _with_loss_of_accuracy(request: Request) -> Iterator[str]:
     """The last resorts that the search leaves to the user, because more than the engine is pinned."""
-    for last_resort in itertools.chain.from_iterable(LAST_RESORTS[1:]):
-        if (added := last_resort.added_to(request)) is not None and can_fit(added, last_resorts=False):
-            given = {name: value for name, value in last_resort.pins.items() if getattr(request.pins, name) is None}
+    for fallback in itertools.chain.from_iterable(FALLBACKS[1:]):
+        if (added := fallback.added_to(request)) is not None and can_fit(added, fallbacks=False):
+            given = {name: value for name, value in fallback.pins.items() if getattr(request.pins, name) is None}
             yield f"{' '.join(f'layout.{name}={value}' for name, value in given.items())}, at a loss of accuracy"
             return
 
@@ -238,16 +238,16 @@ def _memory_of_a_node(request: Request) -> Iterator[_Change]:
         yield change("nvme", _Cost.TOLD, 2.0, text, nvme_gib=float(min(on_disks)))
 
 
-def _last_resorts_on_the_host(request: Request) -> Iterator[_Change]:
+def _fallbacks_on_the_host(request: Request) -> Iterator[_Change]:
     """The last resorts that only the host's unknown memory forbids, with the least of it that does."""
-    for last_resort in COST_TIME if request.cluster.host_ram_gib is None else ():
+    for fallback in COST_TIME if request.cluster.host_ram_gib is None else ():
         told = replace(request, cluster=replace(request.cluster, host_ram_gib=_MOST_TOLD_GIB))
-        fitting = [each.layout for each in layouts_with(last_resort, told) if _fits(each)]
+        fitting = [each.layout for each in layouts_with(fallback, told) if _fits(each)]
         needs = {layout: _node_gib(request.workload(layout))[0] for layout in fitting}
         if layout := min((layout for layout, needed in needs.items() if needed), key=needs.__getitem__, default=None):
             least = math.ceil(needs[layout] / HOST_SHARE)
-            text = f"cluster.host_ram_gib={least} for {last_resort.what}, if that is what a node has"
-            taken = {**last_resort.pins} | {name: getattr(layout, name) for name in last_resort.steps}
+            text = f"cluster.host_ram_gib={least} for {fallback.what}, if that is what a node has"
+            taken = {**fallback.pins} | {name: getattr(layout, name) for name in fallback.steps}
             told = replace(request, cluster=replace(request.cluster, host_ram_gib=float(least)))
             asked = replace(told, pins=told.pins.but(**taken))
             yield _Change("last_resort", _Cost.TOLD, 1.0, text, asked)

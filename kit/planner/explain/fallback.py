@@ -13,9 +13,9 @@ from kit.planner.search import Candidate, SearchResult, step_s
 from kit.units import human_seconds
 
 
-def last_resort(request: Request, result: SearchResult) -> Iterator[Decision]:
+def fallback(request: Request, result: SearchResult) -> Iterator[Decision]:
     """The last resort of ``result.best``."""
-    best, chosen = result.best, result.last_resort
+    best, chosen = result.best, result.fallback
     assert best is not None
     if chosen is not None:
         needless = "" if result.without else _needless(request, result)
@@ -42,5 +42,5 @@ def _offload(request: Request, best: Candidate) -> str:
 
 def _needless(request: Request, result: SearchResult) -> str:
     """The changes of a refusal that would make another layout fit."""
-    ways = changes_that_fit(request, result.considered, last_resorts=False)
+    ways = changes_that_fit(request, result.considered, fallbacks=False)
     return "".join(f"; it is not needed with {way}" if not index else f", or {way}" for index, way in enumerate(ways))

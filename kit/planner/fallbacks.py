@@ -15,7 +15,7 @@ from kit.specs.layout import DEFAULTS, Pins
 
 
 @dataclass(frozen=True, eq=False)
-class LastResort:
+class Fallback:
     """Pins that the planner adds, and what they cost."""
 
     what: str
@@ -50,7 +50,7 @@ class LastResort:
         return f"layout.{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-ON_HOST = LastResort(
+ON_HOST = Fallback(
     what="Megatron's optimizer on the host",
     price="The CPU steps it",
     pins={"engine": "megatron", "offload_optimizer": "cpu"},
@@ -59,17 +59,17 @@ ON_HOST = LastResort(
 """Taken too where the usual layouts that fit offload their own optimizer and take longer."""
 COST_TIME = (
     ON_HOST,
-    LastResort(
+    Fallback(
         what="saved layer inputs on the host beside offloaded state",
         price="Both share the host's link. No measurement supports the prediction",
         pins={"activation_offloading": True},
     ),
 )
 """Last resorts that compute what the usual layouts compute."""
-LAST_RESORTS: tuple[tuple[LastResort, ...], ...] = (
+FALLBACKS: tuple[tuple[Fallback, ...], ...] = (
     COST_TIME,
     (
-        LastResort(
+        Fallback(
             what="Megatron's moments in bf16",
             price="Accuracy: moments are rounded, and master weights stay fp32; no loss curve was compared. "
             "Megatron-LM runs it and kit's worker does not: start pretrain_gpt.sh; where the run directory has none, "
@@ -79,7 +79,7 @@ LAST_RESORTS: tuple[tuple[LastResort, ...], ...] = (
         ),
     ),
     (
-        LastResort(
+        Fallback(
             what="DeepSpeed's master weights and moments in bf16",
             price="Accuracy: an update below a 256th of a weight is rounded away. After 60 steps of a tiny model the "
             "validation loss was 6.033 instead of 6.018 at a learning rate of 1e-3, and 6.825 instead of 6.786 at 1e-4",

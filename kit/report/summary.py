@@ -28,7 +28,7 @@ _ENGINES = {
 _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
 
 
-def first_screen(
+def summary(
     plan: Plan, then: tuple[str, ...] = (), width: int = WIDTH, style: Callable[[str], str] = lambda label: label
 ) -> str:
     """The text, with lines of at most ``width`` columns. ``then``: next commands, which are never wrapped."""

@@ -12,16 +12,16 @@ import pytest
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.errors import PlanError
-from kit.planner.last_resorts import LAST_RESORTS, LastResort
+from kit.planner.fallbacks import FALLBACKS, Fallback
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
 from kit.planner.search import EQUALLY_FAST, can_fit, search, step_s
 from kit.report.clusters import cluster_table, compare_clusters
-from kit.report.first_screen import first_screen
 from kit.report.html import page
 from kit.report.memory_report import memory_report
 from kit.report.plan_text import render
+from kit.report.summary import summary
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -29,7 +29,7 @@ from kit.specs.layout import Pins
 from kit.units import human_seconds
 from tests.support.refusals import refusal
 
-(HOST, INPUTS), (MOMENTS,), (STATE,) = LAST_RESORTS
+(HOST, INPUTS), (MOMENTS,), (STATE,) = FALLBACKS
 VERL_GIB = 1.6e12 / 2**30
 """Host memory of verl's nodes (docs/perf/dpsk.md)."""
 
@@ -96,7 +96,7 @@ def test_a_node_with_too_little_memory_for_all_of_it_takes_a_share() -> None:
     small = dataclasses.replace(parse_cluster("p4d.24xlarge:8"), host_ram_gib=host)
     assert planned("llama-3-70b", small, pins.but(offload_optimizer="cpu")).layout.optimizer_offload_fraction == 0.75
     tiny = dataclasses.replace(small, host_ram_gib=host / 2)
-    assert search(Request(model=load_model("llama-3-70b"), cluster=tiny, job=JobSpec(), pins=pins)).last_resort != HOST
+    assert search(Request(model=load_model("llama-3-70b"), cluster=tiny, job=JobSpec(), pins=pins)).fallback != HOST
 
 
 @pytest.mark.nightly
@@ -119,7 +119,7 @@ def small(host_ram_gib: float, pins: Pins | None = None) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("last_resort", "host_ram_gib", "forbidden"),
+    ("fallback", "host_ram_gib", "forbidden"),
     [
         (HOST, 16.0, {}),
         (MOMENTS, 4.0, {}),
@@ -129,15 +129,15 @@ def small(host_ram_gib: float, pins: Pins | None = None) -> Request:
     ids=["host", "moments", "state", "none"],
 )
 def test_time_is_paid_before_accuracy_and_moments_before_master_weights(
-    last_resort: LastResort | None, host_ram_gib: float, forbidden: dict[str, Any]
+    fallback: Fallback | None, host_ram_gib: float, forbidden: dict[str, Any]
 ) -> None:
     """Moments and master weights in bf16 fit in all cases; less host memory or a pin takes the cheaper away."""
     pinned = small(host_ram_gib, Pins(**forbidden))
     assert all(can_fit(added) for each in (MOMENTS, STATE) if (added := each.added_to(small(host_ram_gib))))
     found = search(pinned)
-    assert found.last_resort is last_resort
+    assert found.fallback is fallback
     assert can_fit(pinned) == (found.best is not None)
-    assert not can_fit(pinned, last_resorts=False)
+    assert not can_fit(pinned, fallbacks=False)
 
 
 @pytest.mark.nightly
@@ -154,7 +154,7 @@ def test_the_fastest_layout_of_the_group_is_taken() -> None:
     request = Request(model=load_model("deepseek-v3"), cluster=h20(12), job=JobSpec())
     found = search(request)
     assert found.best is not None
-    assert found.last_resort is HOST
+    assert found.fallback is HOST
     fitting = [each for each in found.considered if each.step_time_s is not None]
     assert {each.layout.offload_optimizer for each in fitting} == {"cpu"}
     assert min(map(step_s, fitting)) <= step_s(found.best) <= EQUALLY_FAST * min(map(step_s, fitting))
@@ -216,7 +216,7 @@ def test_a_dense_model_that_fits_only_with_bf16_state_and_what_that_costs() -> N
         "or cluster.host_ram_gib=168 instead of 128, for offload",
     ):  # fmt: skip
         assert words in decision.why
-    for shown in (first_screen(plan), render(plan), re.sub("<[^>]*>", "", unescape(page(plan)))):
+    for shown in (summary(plan), render(plan), re.sub("<[^>]*>", "", unescape(page(plan)))):
         assert f"last_resort={decision.chosen}: {decision.why}" in flat(shown)
     report = memory_report(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     assert report.reasons[0] == f"{decision.chosen}: {decision.why}"
