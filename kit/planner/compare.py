@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from kit.cost.hardware import usable_gib
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.make_plan import make_plan, plan_of, request_for
+from kit.planner.make_plan import plan_of, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, search
+from kit.planner.sweep import planned
 from kit.specs.layout import Layout, Pins
 from kit.specs.text import shown
 
@@ -54,8 +55,7 @@ class Comparison:
             number = len(self.layouts)
             raise PlanError(f"{shown(name)} is not among the {number} layouts that were compared; pin another")
         pins = Pins(**{field.name: getattr(layout, field.name) for field in fields(Pins)})
-        asked = self.request
-        return make_plan(asked.model, asked.cluster, asked.job, pins, asked.calibration)
+        return planned(replace(self.request, pins=pins))
 
 
 def compare(asked: Request) -> Comparison:

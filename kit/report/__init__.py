@@ -2,7 +2,7 @@
 
 Its rooms, in the order in which data walks:
 
-    summary                  ``kit plan``
+    summary                       ``kit plan``
     plan_text, what_if            ``kit explain``, and what changes would do
     memory_report, memory_reasons, memory_text
                                   ``kit memory``: the figures, the sentences, the bars

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kit.errors import PlanError, SpecError
+from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.fallbacks import without_loss
-from kit.planner.make_plan import make_plan
+from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit
+from kit.planner.sweep import NO_TIME, Outcome, Variant, finished, sweep
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
-from kit.specs.layout import Layout
+from kit.specs.layout import Layout, Pins
 
 _WIDTH = 80
 _NAME = 27
@@ -66,25 +66,23 @@ def clusters_named(names: Sequence[str], prices: Sequence[str] = ()) -> dict[str
 
 def compare_clusters(asked: Request, clusters: Mapping[str, ClusterSpec]) -> tuple[ClusterAnswer, ...]:
     """The best plan without loss of accuracy on each cluster, in the order given; ``asked.cluster`` is not used."""
-    return tuple(_answer(name, dataclasses.replace(asked, cluster=cluster)) for name, cluster in clusters.items())
+    lossless = dataclasses.replace(asked, pins=without_loss(asked.pins))
+    variants = (Variant(name, dataclasses.replace(lossless, cluster=cluster)) for name, cluster in clusters.items())
+    return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, finished))
 
 
-def _answer(name: str, asked: Request) -> ClusterAnswer:
+def _answer(outcome: Outcome[Plan], pins: Pins) -> ClusterAnswer:
+    """A row of the comparison. ``pins``: the user's own, which may allow a loss of accuracy."""
+    (name, request), plan = outcome.variant, outcome.found
+    cluster = request.cluster
     row = ClusterAnswer(
-        cluster=name,
-        num_gpus=asked.cluster.num_gpus,
-        price_per_node_hour_usd=asked.cluster.price_per_node_hour_usd,
+        cluster=name, num_gpus=cluster.num_gpus, price_per_node_hour_usd=cluster.price_per_node_hour_usd
     )
-    try:
-        pins = without_loss(asked.pins)
-        plan = make_plan(asked.model, asked.cluster, asked.job, pins, asked.calibration)
-    except PlanError as refused:
-        why = str(refused).splitlines()[0]
-        lossy = "; with loss of accuracy it does (kit plan), which is not compared" if can_fit(asked) else ""
-        return dataclasses.replace(row, why_none=why + lossy)
+    if plan is None:
+        lossy = outcome.why_none != NO_TIME and can_fit(dataclasses.replace(request, pins=pins))
+        more = "; with loss of accuracy it does (kit plan), which is not compared" if lossy else ""
+        return dataclasses.replace(row, why_none=outcome.why_none.splitlines()[0] + more)
     predicted = plan.predicted
-    if predicted.total_days is not None and not math.isfinite(predicted.total_days):
-        return dataclasses.replace(row, why_none="checkpoints and failures leave no time for training")
     return dataclasses.replace(
         row,
         layout=plan.layout,

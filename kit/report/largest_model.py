@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from typing_extensions import TypedDict
 
@@ -14,6 +15,7 @@ from kit.planner.describe import describe
 from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import search
+from kit.planner.sweep import Variant, sweep
 from kit.specs.catalog import load_model
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec
@@ -46,16 +48,19 @@ def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestMod
     ``PlanError`` if none fits."""
     needs: dict[tuple[str, str], MemoryReport] = {}
     for way, lora in WAYS.items():
-        for name in SIZES:
-            own = replace(job, lora=lora)
-            request = Request(model=load_model(name), cluster=cluster, job=own, pins=without_loss(pins))
-            found = search(request).best
-            if found is None:
-                break
-            needs[name, way] = peak(request.workload(found.layout))
+        asked = partial(Request, cluster=cluster, job=replace(job, lora=lora), pins=without_loss(pins))
+        variants = (Variant(name, asked(model=load_model(name))) for name in SIZES)
+        outcomes = sweep(variants, _memory, stop_at_first_miss=True)
+        needs |= {(each.variant.label, way): each.found for each in outcomes if each.found}
     if not needs:
         raise PlanError(f"no model of {SIZES[0]} or larger fits on {cluster.num_gpus} x {cluster.gpu.name}")
     return LargestModels(cluster=cluster, job=job, needs=needs)
+
+
+def _memory(request: Request) -> MemoryReport | None:
+    """Memory of the fastest layout, without the reasons of a plan."""
+    best = search(request).best
+    return best and peak(request.workload(best.layout))
 
 
 def table(found: LargestModels) -> str:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from kit.cost.estimate import cost_usd
 from kit.cost.hardware import usable_gib
-from kit.errors import PlanError, SpecError
+from kit.errors import SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
-from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.sweep import Variant, planned, sweep
 from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import WIDTH, render
 from kit.specs import strict_yaml
@@ -90,10 +91,11 @@ def explain(
     """
     calibration = calibration if is_corrected(plan.predicted) else NONE
     pins = pinned(plan) if pins is None else pins
+    free = Request(model=plan.model, cluster=plan.cluster, job=plan.job, calibration=calibration)
     return Explanation(
         plan=plan,
         limits=bottlenecks(plan),
-        unpinned=_unpinned(plan, calibration) if pins != Pins() else None,
+        unpinned=next(sweep([Variant("", free)], planned)).found if pins != Pins() else None,
         what_if=tuple(what_if(plan, change, pins, calibration) for change in changes),
     )
 
@@ -184,13 +186,6 @@ def shown(plan: Plan) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- other plans
 
 
-def _unpinned(plan: Plan, calibration: Calibration) -> Plan | None:
-    try:
-        return make_plan(plan.model, plan.cluster, plan.job, calibration=calibration)
-    except PlanError:
-        return None
-
-
 def _without_pins(plan: Plan, free: Plan | None) -> str:
     if free is None:
         return ""
@@ -223,16 +218,14 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
         job = strict_yaml.parse(JobSpec, {**strict_yaml.to_plain(job), **lengths, **given.data}, given)
     else:
         pins = strict_yaml.parse(Pins, {**strict_yaml.to_plain(pins), **given.data}, given)
-    try:
-        return WhatIf(change, make_plan(plan.model, cluster, job, pins, calibration), "")
-    except PlanError as refused:
-        if pins == Pins() or section == "layout":
-            return WhatIf(change, None, str(refused))
-    try:
-        other = make_plan(plan.model, cluster, job, calibration=calibration)
-    except PlanError as refused_too:
-        return WhatIf(change, None, str(refused_too))
-    return WhatIf(change, other, "pins left to the planner (with them there is no plan)")
+    free = Request(model=plan.model, cluster=cluster, job=job, calibration=calibration)
+    variants = [Variant("", dataclasses.replace(free, pins=pins))]
+    if pins != Pins() and section != "layout":
+        variants.append(Variant("pins left to the planner (with them there is no plan)", free))
+    for outcome in sweep(variants, planned):
+        if outcome.found is not None:
+            break
+    return WhatIf(change, outcome.found, outcome.why_none or outcome.variant.label)
 
 
 def compared(before: Plan, after: Plan) -> list[tuple[str, float, float, Callable[[float], str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from kit.errors import PlanError, SpecError
 from kit.planner.compare import Comparison
 from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.sweep import Variant, finished, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
 from kit.report.what_if import compared, shown
@@ -138,13 +139,11 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
     """Days and cost of the best layout on a cluster; None if none fits, or failures leave no time for it. On another
     cluster than the recipe's, layouts count that lose no accuracy."""
     pins = recipe.layout if cluster == recipe.cluster else without_loss(recipe.layout)
-    try:
-        predicted = api.plan(recipe.model, cluster, recipe.job, pins).predicted
-    except PlanError:
+    request = Request(model=recipe.model, cluster=cluster, job=recipe.job, pins=pins)
+    found = next(sweep([Variant("", request)], finished)).found
+    if found is None or (days := found.predicted.total_days) is None:
         return None
-    if predicted.total_days is None or not math.isfinite(predicted.total_days):
-        return None
-    return ClusterCost(cluster.num_gpus, predicted.total_days, predicted.total_cost_usd)
+    return ClusterCost(cluster.num_gpus, days, found.predicted.total_cost_usd)
 
 
 def with_gpus(cluster: str, number: int) -> str | None:

@@ -5,6 +5,6 @@ Its rooms, in the order in which data walks:
     decisions    each choice, its reason, the cost of its alternatives
     notes        what a user should know of a legal layout
     fewer_gpus   where fewer GPUs would be faster
-    fallback  why one was taken, and what makes it needless
+    fallback     why one was taken, and what makes it needless
     infeasible   the layout that comes closest, and the cheapest changes that help
 """

@@ -1,0 +1,62 @@
+"""Asks the same of several variants of a request, and keeps why one of them has no answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+from kit.errors import PlanError
+from kit.planner.make_plan import make_plan
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+
+Found = TypeVar("Found")
+NO_TIME = "checkpoints and failures leave no time for training"
+"""Why a plan with a step time is of no use: its days are infinite."""
+
+
+class Variant(NamedTuple):
+    """A request under a name."""
+
+    label: str
+    request: Request
+
+
+class Outcome(NamedTuple, Generic[Found]):
+    """What was found for a variant; or None, and why."""
+
+    variant: Variant
+    found: Found | None
+    why_none: str = ""
+
+
+def planned(asked: Request) -> Plan:
+    """The fastest plan of a request. Raises ``PlanError``."""
+    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
+
+
+def finished(asked: Request) -> Plan:
+    """The fastest plan. Raises ``PlanError``, with ``NO_TIME`` too where it would never end."""
+    plan = planned(asked)
+    if plan.predicted.total_days is not None and not math.isfinite(plan.predicted.total_days):
+        raise PlanError(NO_TIME)
+    return plan
+
+
+def sweep(
+    variants: Iterable[Variant], ask: Callable[[Request], Found | None], *, stop_at_first_miss: bool = False
+) -> Iterator[Outcome[Found]]:
+    """The outcome of each variant, in their order and one at a time: whoever stops reading asks nothing more.
+
+    A ``PlanError`` is a variant's own outcome; other errors end the sweep. ``stop_at_first_miss``: the first variant
+    without an answer is the last that is asked.
+    """
+    for variant in variants:
+        try:
+            outcome = Outcome(variant, ask(variant.request))
+        except PlanError as refused:
+            outcome = Outcome(variant, None, str(refused))
+        yield outcome
+        if stop_at_first_miss and outcome.found is None:
+            return

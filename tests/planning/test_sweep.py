@@ -1,0 +1,93 @@
+"""A sweep alone: its order, the errors that it keeps, what it does not ask any more, and plans that never end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kit.errors import PlanError, SpecError
+from kit.planner import sweep as module
+from kit.planner.calibration import Calibration, Residual
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.sweep import NO_TIME, Outcome, Variant, finished, planned, sweep
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from tests.support.refusals import refusal
+
+BASE = Request(model=load_model("llama-3.2-1b"), cluster=parse_cluster("8xH100"), job=JobSpec())
+
+
+def batches(*sizes: int) -> list[Variant]:
+    return [Variant(f"batch {size}", replace(BASE, job=JobSpec(global_batch_size=size))) for size in sizes]
+
+
+def number(asked: Request, seen: list[int]) -> int | None:
+    """Refuses a batch of 3, finds nothing for one of 5."""
+    size = asked.job.global_batch_size
+    seen.append(size)
+    if size == 3:
+        raise PlanError("3 is refused\nwith a second line")
+    return None if size == 5 else 10 * size
+
+
+def test_each_variant_has_its_own_outcome_in_their_order() -> None:
+    seen: list[int] = []
+    variants = batches(4, 3, 5, 1)
+    outcomes = list(sweep(variants, lambda asked: number(asked, seen)))
+    assert outcomes == [
+        Outcome(variants[0], 40),
+        Outcome(variants[1], None, "3 is refused\nwith a second line"),
+        Outcome(variants[2], None),
+        Outcome(variants[3], 10),
+    ]
+    assert seen == [4, 3, 5, 1]
+
+
+def test_nothing_is_asked_before_it_is_read() -> None:
+    seen: list[int] = []
+    outcomes = sweep(iter(batches(4, 2, 1)), lambda asked: number(asked, seen))
+    assert (seen, next(outcomes).found, seen) == ([4], 40, [4])
+    assert next(outcomes).variant.label == "batch 2"
+    assert seen == [4, 2]
+
+
+@pytest.mark.parametrize(("missed", "asked"), [(3, [4, 3]), (5, [4, 5]), (2, [4, 2, 1])])
+def test_the_first_miss_ends_it_where_that_is_asked(missed: int, asked: list[int]) -> None:
+    """A refusal is a miss, as an empty answer is; the miss itself is told."""
+    seen: list[int] = []
+    outcomes = list(sweep(batches(4, missed, 1), lambda each: number(each, seen), stop_at_first_miss=True))
+    assert seen == [each.variant.request.job.global_batch_size for each in outcomes] == asked
+
+
+def test_another_error_is_no_outcome() -> None:
+    def broken(_: Request) -> None:
+        raise SpecError("a value that is not one")
+
+    assert "not one" in refusal(SpecError, lambda: list(sweep(batches(1), broken)))
+
+
+def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(replace(BASE, job=JobSpec(total_tokens=10**9)))
+    assert finished(replace(BASE, job=JobSpec(total_tokens=10**9))) == plan
+    unknown = replace(BASE, job=JobSpec(objective="sft", epochs=1.0))
+    assert finished(unknown).predicted.total_days is None  # of an unknown length: an answer
+
+    def failing(_: Request) -> Plan:
+        predicted = replace(plan.predicted, operation=replace(plan.predicted.operation, goodput=0.0))
+        return replace(plan, predicted=predicted)
+
+    monkeypatch.setattr(module, "planned", failing)
+    (never,) = sweep([Variant("never", BASE)], finished)
+    assert (never.found, never.why_none) == (None, NO_TIME)
+
+
+def test_a_plan_is_of_all_that_the_request_says() -> None:
+    """Pins and calibration too."""
+    known = Calibration({"dgx-h100 H100, torch huggingface, bf16, dense": Residual(2.0, 0.0, 1)})
+    asked = replace(BASE, pins=Pins(engine="torch", zero_stage=2, micro_batch_size=1))
+    free, slower = planned(asked), planned(replace(asked, calibration=known))
+    assert (free.layout.engine, free.layout.zero_stage, free.layout.micro_batch_size) == ("torch", 2, 1)
+    assert slower.predicted.step_time_s == pytest.approx(2 * free.predicted.step_time_s)
