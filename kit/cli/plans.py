@@ -109,6 +109,7 @@ def plan(
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
     from kit.report.summary import LABEL_WIDTH, summary
+    from kit.report.view import view
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
@@ -173,7 +174,7 @@ def plan(
     with_page = f"{memory}   kit ui {shlex.quote(model)}" if Path(model).exists() else f"{memory}   kit ui"
     second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
     then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
-    typer.echo(summary(result, then, width, style))
+    typer.echo(summary(view(result), then, width, style))
 
 
 def _priced(gpus: str, price: list[str]) -> ClusterSpec:
@@ -211,6 +212,7 @@ def explain(
 ) -> None:
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
     from kit.report.charts import draw
+    from kit.report.view import view
     from kit.report.what_if import explain as explained
 
     changes, known = recipe_changes(overrides, engine, attention), load_calibration(calibration)
@@ -228,7 +230,7 @@ def explain(
         explanation = explained(result, pins, tuple(what_if or ()), known)
     answer(explanation, str(explanation), as_json)
     if png is not None:
-        draw(result, png)
+        draw(view(result), png)
         typer.echo(f"\n{png}: the step and the schedule", err=as_json)
 
 
@@ -316,10 +318,11 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
 
 def _write_page(plan: Plan, path: Path) -> None:
     from kit.report.html import page
+    from kit.report.view import view
 
     try:
         with path.open("x", encoding="utf-8") as stream:
-            stream.write(page(plan))
+            stream.write(page(view(plan)))
     except OSError as error:
         raise SpecError(f"--html {path} cannot be written: {error.strerror}; name a new file") from None
 
@@ -327,7 +330,7 @@ def _write_page(plan: Plan, path: Path) -> None:
 def _terminal() -> tuple[int, Callable[[str], str]]:
     """The width to wrap at and a function that styles a label. On a terminal: its width, and colour if it has
     colours."""
-    from kit.report.plan_text import WIDTH
+    from kit.report.view import WIDTH
 
     if not sys.stdout.isatty():
         return WIDTH, str

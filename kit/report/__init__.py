@@ -2,6 +2,8 @@
 
 Its rooms, in the order in which data walks:
 
+    bottlenecks, total            what limits a plan; its length and money
+    view                          all of it as one value, which the others draw
     summary                       ``kit plan``
     plan_text, what_if            ``kit explain``, and what changes would do
     memory_report, memory_reasons, memory_text

@@ -6,38 +6,36 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.planner.describe import describe
-from kit.planner.plan import Plan
-from kit.report.pipeline_schedule import simulate
-from kit.report.what_if import shown
+from kit.report.pipeline_schedule import Drawn, simulate
+from kit.report.view import PlanView
+from kit.specs.layout import Layout
 from kit.units import human_seconds
 
 
-def draw(plan: Plan, path: Path) -> None:
+def draw(seen: PlanView, path: Path) -> None:
     """Write a PNG; an existing file is not overwritten. Raises ``SpecError``."""
     if path.exists():
         raise SpecError(f"{path} exists already and is not overwritten; choose another name, or remove it yourself")
     from matplotlib.figure import Figure
 
-    panels = 2 if plan.layout.pp > 1 else 1
+    plan, panels = seen.plan, 2 if seen.drawn else 1
     figure = Figure(figsize=(11, 2.6 * panels + 0.6), layout="constrained")
     axes: Any = figure.subplots(panels, 1, squeeze=False)
-    _breakdown(plan, axes[0][0])
-    if panels == 2:
-        _schedule(plan, axes[1][0])
-    figure.suptitle(f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}: {describe(plan.layout)}")
+    _breakdown(seen, axes[0][0])
+    if seen.drawn:
+        _schedule(plan.layout, seen.drawn, axes[1][0])
+    figure.suptitle(f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}: {seen.layout}")
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _breakdown(plan: Plan, axis: Any) -> None:
+def _breakdown(seen: PlanView, axis: Any) -> None:
     left = 0.0
-    for name, seconds in plan.predicted.step_time_components_s.items():
-        if seconds >= 0.001 * plan.predicted.step_time_s:
-            axis.barh(0, seconds, left=left, label=f"{name.replace('_', ' ')} {human_seconds(seconds)}")
-            left += seconds
+    for name, seconds in seen.told_s.items():
+        axis.barh(0, seconds, left=left, label=f"{name} {human_seconds(seconds)}")
+        left += seconds
     axis.set_yticks([])
     axis.set_xlabel("seconds of a step")
     axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
@@ -47,10 +45,10 @@ _COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquam
 """Two colours for each pass: even and odd virtual stages. The chart of a step uses none of them."""
 
 
-def _schedule(plan: Plan, axis: Any) -> None:
-    stages, batches, vp = shown(plan)
+def _schedule(layout: Layout, drawn: Drawn, axis: Any) -> None:
+    stages, vp, batches = drawn
     named = set()
-    for entry in simulate(stages, vp, batches):
+    for entry in simulate(*drawn):
         way, parity = "backward" if entry.backward else "forward", entry.chunk % 2
         label = way if vp == 1 else f"{way}, virtual stage {entry.chunk + 1}"
         axis.barh(
@@ -67,7 +65,7 @@ def _schedule(plan: Plan, axis: Any) -> None:
     axis.invert_yaxis()
     axis.set_ylabel("stage")
     axis.set_xlabel(
-        f"time of forward passes of a chunk; white: idle ({stages} of {plan.layout.pp} stages, {batches} of "
-        f"{plan.layout.gradient_accumulation_steps} micro batches, {vp} of {plan.layout.vp} virtual stages drawn)"
+        f"time of forward passes of a chunk; white: idle ({stages} of {layout.pp} stages, {batches} of "
+        f"{layout.gradient_accumulation_steps} micro batches, {vp} of {layout.vp} virtual stages drawn)"
     )
     axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)

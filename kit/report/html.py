@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 
-from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import COMPONENTS
 from kit.planner.compare import ComparedLayout, compare
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.report.summary import spoken, summary
+from kit.report.summary import summary
+from kit.report.view import PlanView, spoken
 from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
 
@@ -30,15 +29,13 @@ svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size:
 """
 
 
-def page(plan: Plan) -> str:
+def page(seen: PlanView) -> str:
     """The page's text. It loads nothing and runs no script."""
+    plan, step = seen.plan, seen.step_s
     title = escape(f"{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}")
-    step = {
-        name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items() if seconds
-    }
     blocks = [
-        f"<h1>{title}</h1><pre>{escape(summary(plan, width=_COLUMNS))}</pre>",
-        "<h2>Layouts that were compared</h2>" + _chart(plan),
+        f"<h1>{title}</h1><pre>{escape(summary(seen, width=_COLUMNS))}</pre>",
+        "<h2>Layouts that were compared</h2>" + _chart(seen),
         "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
         "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),
         f"<h2>Why</h2><pre>{escape(str(explain(plan)))}</pre>",
@@ -48,12 +45,12 @@ def page(plan: Plan) -> str:
     return f"{html}{''.join(blocks)}</body></html>"
 
 
-def _chart(plan: Plan) -> str:
+def _chart(seen: PlanView) -> str:
     """SVG with a point per fitting layout: step time against memory, with a tooltip."""
+    plan, usable = seen.plan, seen.usable_gib
     request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
     slowest = _SLOWEST * plan.predicted.step_time_s
     fitting = [each for each in compare(request).layouts if each.fits and each.step_time_s <= slowest]
-    usable = usable_gib(plan.cluster.gpu)
     engines = list(dict.fromkeys(each.layout.engine for each in fitting))
 
     def point(each: ComparedLayout) -> str:
@@ -61,7 +58,7 @@ def _chart(plan: Plan) -> str:
         y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
         said = f"{spoken(each.name)}: {human_seconds(each.step_time_s)}, {each.peak_gib:.1f} GiB"
         colour = _COLORS[engines.index(each.layout.engine)]
-        own = ' stroke="currentColor" stroke-width="3"' if each.name == describe(plan.layout) else ""
+        own = ' stroke="currentColor" stroke-width="3"' if each.name == seen.layout else ""
         circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7"{own}>'
         return f"{circle}<title>{escape(said)}</title></circle>"
 

@@ -12,13 +12,12 @@ from kit.cost.prediction import StageMemory
 from kit.errors import KitError
 from kit.planner.describe import describe
 from kit.report.memory_report import FitReport
+from kit.report.view import by_component, cells
 from kit.specs.sizes import MADE
 from kit.units import human_count
 
 _BAR = 60
 """Columns of a full GPU."""
-_SHOWN_GIB = 0.05
-"""Components below this in every stage are not in the table, but they count in the peak."""
 LOOKS = {
     "weights": ("█", "#4e79a7"),
     "gradients": ("▓", "#f28e2b"),
@@ -35,7 +34,7 @@ def picture(report: FitReport) -> Text:
     """A table by stage and component, and one bar per stage; coloured if the terminal has colours."""
     model, cluster, job = report.model, report.cluster, report.job
     size = human_count(count(model).total)
-    shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= _SHOWN_GIB for stage in report.stages)]
+    shown = by_component(report.stages)
     lines = [
         f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); "
         f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step",
@@ -46,9 +45,7 @@ def picture(report: FitReport) -> Text:
         "",
         "  stage " + "".join(f"{name:>12}" for name in [*shown, "peak"]) + "   GiB",
     ]
-    for stage in report.stages:
-        values = [stage.components_gib[name] for name in shown] + [stage.peak_gib]
-        lines.append(f"  {stage.stage:<6}" + "".join(f"{value:>12.1f}" for value in values))
+    lines += [f"  {stage.stage:<6}{cells(stage, shown)}" for stage in report.stages]
     text = Text("\n".join(lines) + "\n\n")
     for stage in report.stages:
         text.append_text(_bar(stage, report)).append("\n")
@@ -71,10 +68,7 @@ def save_png(report: FitReport, path: Path) -> None:
     axes = figure.subplots()
     names = [f"stage {stage.stage}" for stage in report.stages]
     below = [0.0] * len(names)
-    for component in COMPONENTS:
-        sizes = [stage.components_gib[component] for stage in report.stages]
-        if max(sizes) < _SHOWN_GIB:
-            continue
+    for component, sizes in by_component(report.stages).items():
         axes.bar(names, sizes, bottom=below, label=component, color=LOOKS[component][1], width=0.6)
         below = [low + size for low, size in zip(below, sizes, strict=True)]
     axes.axhline(report.usable_gib, color="black", linestyle="--", linewidth=1, label="usable")

@@ -8,9 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from kit.specs.layout import Layout
 
 BACKWARD = 2
 """Time units of a chunk's backward pass; the forward pass takes one."""
+
+
+_MOST_STAGES, _MOST_MICRO_BATCHES = 8, 16
+"""Largest schedule that is drawn; a larger one is drawn with these sizes."""
+
+
+class Drawn(NamedTuple):
+    """Sizes of the schedule that is drawn of a pipeline."""
+
+    pp: int
+    vp: int
+    micro_batches: int
+
+
+def drawn(layout: Layout) -> Drawn:
+    """The pipeline's own sizes, as far as they can be read in a picture."""
+    stages = min(layout.pp, _MOST_STAGES)
+    vp = min(layout.vp, 2)
+    batches = min(layout.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
+    return Drawn(stages, vp, (batches // stages * stages or batches) if vp > 1 else batches)
 
 
 @dataclass(frozen=True)

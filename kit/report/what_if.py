@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kit.cost.estimate import cost_usd
-from kit.cost.hardware import usable_gib
 from kit.errors import SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.sweep import Variant, planned, sweep
+from kit.report.bottlenecks import Bottleneck, bottlenecks
 from kit.report.pipeline_schedule import timeline
-from kit.report.plan_text import WIDTH, render
+from kit.report.plan_text import render
+from kit.report.view import WIDTH, PlanView, view
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
@@ -24,18 +25,6 @@ from kit.specs.layout import Pins
 from kit.units import human_count, human_seconds
 
 _BAR = 50
-_MOST_STAGES, _MOST_MICRO_BATCHES = 8, 16
-"""Largest schedule that the timeline draws; a larger one is drawn with these sizes."""
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """One thing that limits a plan."""
-
-    what: str
-    share: float
-    """Share of the step time, or of the memory."""
-    words: str
 
 
 @dataclass(frozen=True)
@@ -70,12 +59,12 @@ class Explanation:
 
     def __str__(self) -> str:
         """The whole plan with its decisions, what limits it, where a step's time goes, the schedule, and what-ifs."""
-        plan = self.plan
+        plan, seen = self.plan, view(self.plan)
         blocks = [
-            render(plan),
+            render(seen),
             _limits(self.limits),
-            _breakdown(plan),
-            _schedule(plan),
+            _breakdown(seen),
+            _schedule(seen),
             _without_pins(plan, self.unpinned),
             *(each.text(plan) for each in self.what_if),
         ]
@@ -107,83 +96,30 @@ def pinned(plan: Plan) -> Pins:
     return Pins(**{name: getattr(plan.layout, name) for name in chosen})
 
 
-# ---------------------------------------------------------------- what limits a plan
-
-
-def bottlenecks(plan: Plan) -> tuple[Bottleneck, ...]:
-    """What takes time beside the work itself, the largest first; then memory."""
-    layout, cluster = plan.layout, plan.cluster
-    inside = cluster.gpus_per_node
-    links = {
-        "tensor_parallel": ("NVLink" if layout.tp <= inside else "fabric", "tensor-parallel collectives"),
-        "context_parallel": ("NVLink" if layout.tp * layout.cp <= inside else "fabric", "context-parallel collectives"),
-        "expert_parallel": ("NVLink" if layout.ep * layout.etp <= inside else "fabric", "tokens to experts and back"),
-        "data_parallel": ("NVLink" if cluster.num_nodes == 1 else "fabric", "gradients and weights of replicas"),
-        "pipeline_transfer": ("NVLink" if cluster.num_nodes == 1 else "fabric", "activations between stages"),
-        "pipeline_bubble": ("bubble", "stages that wait for the first and last micro batches"),
-        "compute": ("compute", "GEMMs, attention and element-wise operators"),
-        "recompute": ("compute", "forward passes repeated to save memory"),
-        "launch": ("host processor", "kernels launched more slowly than they run"),
-        "offload": ("host memory and PCIe", "optimizer state and weights away from the GPU"),
-        "optimizer": ("GPU memory bandwidth", "the optimizer's step"),
-        "scoring": ("compute", "forwards without gradient of the model and its reference"),
-        "generation": ("generation", "completions, a token at a time"),
-    }
-    step = plan.predicted.step_time_s
-    found: dict[str, tuple[float, list[str]]] = {}
-    for name, seconds in plan.predicted.step_time_components_s.items():
-        what, words = links.get(name, (name, name))
-        share, parts = found.get(what, (0.0, []))
-        if seconds > 0:
-            found[what] = (share + seconds / step, [*parts, words])
-    times = [Bottleneck(what, share, ", ".join(parts)) for what, (share, parts) in found.items()]
-    peak, usable = plan.predicted.peak_gib, usable_gib(cluster.gpu)
-    memory = Bottleneck("memory", peak / usable, f"{peak:.1f} of {usable:.1f} GiB usable on a GPU")
-    host = plan.predicted.host_ram_gib_per_node
-    known = cluster.host_ram_gib
-    hosts = [Bottleneck("host RAM", host / known, f"{host:.0f} of {known:.0f} GiB of a node")] if host and known else []
-    return (*sorted(times, key=lambda limit: -limit.share), memory, *hosts)
-
-
 def _limits(found: tuple[Bottleneck, ...]) -> str:
     lines = [f"limited by: {found[0].what}"]
     lines += [f"  {limit.share:>6.1%}  {limit.what}: {limit.words}" for limit in found if limit.share >= 0.001]
     return "\n".join(lines)
 
 
-def _breakdown(plan: Plan) -> str:
-    step = plan.predicted.step_time_s
+def _breakdown(seen: PlanView) -> str:
+    step = seen.plan.predicted.step_time_s
     lines = [f"a step of {human_seconds(step)}"]
-    for name, seconds in plan.predicted.step_time_components_s.items():
-        if seconds >= 0.001 * step:
-            bar = "#" * max(1, round(_BAR * seconds / step))
-            lines.append(f"  {name.replace('_', ' '):<18}{human_seconds(seconds):>9}  {bar}")
+    for name, seconds in seen.told_s.items():
+        lines.append(f"  {name:<18}{human_seconds(seconds):>9}  {'#' * max(1, round(_BAR * seconds / step))}")
     return "\n".join(lines)
 
 
-def _schedule(plan: Plan) -> str:
-    layout = plan.layout
-    if layout.pp == 1:
+def _schedule(seen: PlanView) -> str:
+    layout, drawn = seen.plan.layout, seen.drawn
+    if drawn is None:
         return ""
-    stages, batches, vp = shown(plan)
-    less = (stages, batches, vp) != (layout.pp, layout.gradient_accumulation_steps, layout.vp)
     head = "schedule (digits: forward of a micro batch, letters: its backward, dots: idle)"
-    if less:
-        head += f", drawn with {stages} of {layout.pp} stages, {batches} of {layout.gradient_accumulation_steps} "
-        head += "micro batches" + (f", {vp} of {layout.vp} virtual stages" if vp != layout.vp else "")
-    return f"{head}\n{timeline(stages, vp, batches)}"
-
-
-def shown(plan: Plan) -> tuple[int, int, int]:
-    """(stages, micro batches, virtual stages) of a timeline that fits."""
-    layout = plan.layout
-    stages = min(layout.pp, _MOST_STAGES)
-    vp = min(layout.vp, 2)
-    batches = min(layout.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
-    return stages, (batches // stages * stages or batches) if vp > 1 else batches, vp
-
-
-# ---------------------------------------------------------------- other plans
+    if drawn != (layout.pp, layout.vp, layout.gradient_accumulation_steps):
+        head += f", drawn with {drawn.pp} of {layout.pp} stages, {drawn.micro_batches} of "
+        head += f"{layout.gradient_accumulation_steps} micro batches"
+        head += f", {drawn.vp} of {layout.vp} virtual stages" if drawn.vp != layout.vp else ""
+    return f"{head}\n{timeline(*drawn)}"
 
 
 def _without_pins(plan: Plan, free: Plan | None) -> str:
@@ -273,6 +209,3 @@ def _changes(before: Plan, after: Plan) -> list[str]:
 
 def _speed(plan: Plan) -> float:
     return plan.predicted.tokens_per_s / plan.cluster.num_gpus
-
-
-__all__ = ["Bottleneck", "Explanation", "WhatIf", "bottlenecks", "compared", "explain", "pinned", "shown", "what_if"]

@@ -10,7 +10,7 @@ import pytest
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.what_if import bottlenecks
+from kit.report.bottlenecks import bottlenecks
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins

@@ -21,7 +21,8 @@ from kit.planner.request import Request
 from kit.planner.sweep import Variant, finished, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
-from kit.report.what_if import compared, shown
+from kit.report.view import PlanView, by_component, view
+from kit.report.what_if import compared
 from kit.specs.catalog import cluster_called
 from kit.specs.cluster import ClusterSpec
 from kit.specs.recipe import Recipe
@@ -30,6 +31,8 @@ from kit.specs.validation import changed
 MOST_GPUS = 16384
 _SIZES = (1 / 4, 1 / 2, 1, 2, 4)
 """Cluster sizes for which days and cost are compared, relative to the requested cluster."""
+_LEAST_GIB = 0.005
+"""Components below this in every stage are not drawn."""
 
 
 class ClusterCost(NamedTuple):
@@ -50,15 +53,20 @@ class Answer:
     refused: str = ""
 
     @cached_property
+    def view(self) -> PlanView | None:
+        """What there is to say of the plan."""
+        return None if self.plan is None else view(self.plan)
+
+    @cached_property
     def files(self) -> dict[str, str]:
         """Name → text of the files that ``kit emit`` writes, without run.yaml, which needs data."""
         return {} if self.plan is None else files_of(self.plan)
 
     def report(self) -> str:
         """The page that ``kit plan --html`` writes. Raises ``PlanError`` without a plan."""
-        if self.plan is None:
+        if self.view is None:
             raise PlanError(self.refused)
-        return page(self.plan)
+        return page(self.view)
 
     def archive(self) -> bytes:
         """All files as a zip."""
@@ -70,24 +78,17 @@ class Answer:
 
     def memory(self) -> tuple[list[str], dict[str, list[float]], float, float]:
         """(stages, component → GiB of each stage, usable GiB, GiB of the whole GPU)."""
-        stages = () if self.plan is None else self.plan.predicted.memory
-        gpu, names = self.recipe.cluster.gpu, stages[0].components_gib if stages else ()
-        components = {name: [stage.components_gib[name] for stage in stages] for name in names}
-        used = {name: sizes for name, sizes in components.items() if max(sizes) >= 0.005}
+        stages, gpu = () if self.plan is None else self.plan.predicted.memory, self.recipe.cluster.gpu
+        used = by_component(stages, _LEAST_GIB)
         return [f"stage {stage.stage}" for stage in stages], used, usable_gib(gpu), gpu.memory_gib
 
     def step(self) -> dict[str, float]:
         """Seconds of a step by component, the longest first."""
-        parts = {} if self.plan is None else self.plan.predicted.step_time_components_s
-        named = {name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0}
-        return dict(sorted(named.items(), key=lambda item: -item[1]))
+        return dict(sorted(self.view.step_s.items(), key=lambda item: -item[1])) if self.view else {}
 
     def schedule(self) -> tuple[Pass, ...]:
         """Passes of the drawn pipeline schedule; empty without a pipeline."""
-        if self.plan is None or self.plan.layout.pp == 1:
-            return ()
-        stages, batches, vp = shown(self.plan)
-        return simulate(stages, vp, batches)
+        return simulate(*self.view.drawn) if self.view and self.view.drawn else ()
 
     def changed_since(self, before: Plan | None) -> list[dict[str, str]]:
         """Rows of quantities that changed since the plan ``before``; empty if none did."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost
-from kit.planner.describe import describe
-from kit.report.summary import spoken
+from kit.report.view import spoken
 from kit.units import human_seconds
 
 ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}
@@ -31,7 +30,7 @@ def layouts(answer: Answer) -> dict[str, Any]:
     _, _, usable, whole = answer.memory()
     top = _MOST_MEMORY * whole
     slowest = _MOST_TIME * min(each.step_time_s for each in answer.comparison.layouts)
-    chosen = None if answer.plan is None else _name_of(answer)
+    chosen = answer.view and answer.view.layout
     series: list[dict[str, Any]] = []
     for engine, color in ENGINE_COLORS.items():
         own = [each for each in answer.comparison.layouts if each.layout.engine == engine]
@@ -168,11 +167,6 @@ def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
 def _most(limit: float, values: Iterable[float]) -> float:
     """End of an axis: a little beyond the largest value, at most at ``limit``."""
     return float(f"{min(limit, max(values)) * 1.03:.3g}")
-
-
-def _name_of(answer: Answer) -> str:
-    """The plan's layout as the comparison names it: without the sizes that DeepSpeed's files add."""
-    return describe(answer.plan.layout) if answer.plan else ""
 
 
 def _listed(items: Iterable[tuple[str, str]]) -> str:

@@ -14,9 +14,9 @@ from kit.addons.ui import charts
 from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, powers, with_gpus
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.report.summary import spoken, summary
+from kit.report.summary import summary
+from kit.report.view import spoken
 from kit.specs.catalog import gpu_names, model_names, node_names
 from kit.specs.layout import ENGINES
 
@@ -308,12 +308,12 @@ class _Page:
         slider.props["aria-valuetext"] = f"{value:,}"
 
     def _show(self, found: Answer) -> None:
-        plan = found.plan
+        plan, seen = found.plan, found.view
         fitting = sum(each.fits for each in found.comparison.layouts)
-        if plan is not None:
-            self.words.text = summary(plan, width=_WIDTH)
-            number, chosen = len(found.comparison.layouts), spoken(describe(plan.layout))
-            self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {chosen}")
+        if seen is not None:
+            self.words.text = summary(seen, width=_WIDTH)
+            number = len(found.comparison.layouts)
+            self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {seen.words}")
         self.words.set_visibility(plan is not None)
         self.changed.rows = found.changed_since(self.before)
         self.changed.set_visibility(bool(self.changed.rows))

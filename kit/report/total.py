@@ -1,0 +1,69 @@
+"""Length and money of a whole run, in words."""
+
+from __future__ import annotations
+
+import math
+
+from kit.planner.plan import Plan
+from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.units import SECONDS_PER_DAY, human_count
+
+
+def run_length(plan: Plan) -> str:
+    """The length of the run in words: tokens, or epochs and the steps that are known."""
+    job, steps = plan.job, plan.predicted.num_steps
+    if (tokens := tokens_of(plan)) is not None:
+        return f"{human_count(tokens)} tokens" + ("" if job.objective == "pretrain" else " in full sequences")
+    known = None if steps is None else f"{round(steps):,} steps"
+    if job.epochs is None:
+        return known or "length not said"
+    return f"{job.epochs:g} epochs" + (f", {known}" if known else "")
+
+
+def tokens_of(plan: Plan) -> int | None:
+    """Tokens for which days are predicted; None if days are of a number of steps, or not known."""
+    tokens, steps = plan.job.planned_tokens, plan.predicted.num_steps
+    same = tokens and steps and math.isclose(steps * plan.job.tokens_per_step, tokens, rel_tol=1e-6)
+    return tokens if same else None
+
+
+def at_most(plan: Plan) -> str:
+    """A word before days of steps of rows, which are predicted for rows of seq_length."""
+    return "" if plan.job.objective == "pretrain" or tokens_of(plan) else "at most "
+
+
+def unknown_length(plan: Plan) -> str:
+    """Why days and money are not predicted, and what they follow from."""
+    job = plan.job
+    if job.epochs is None:
+        return "not said, and a run needs one: --epochs 3 or --total-tokens 5e8 (job.epochs, job.total_tokens)"
+    a_day = SECONDS_PER_DAY / plan.predicted.step_time_s * job.global_batch_size
+    return (
+        f"days and cost follow from the number of {job.rows}, which the run counts: {human_count(a_day)} a day, and "
+        f"more where they are shorter than {job.seq_length:,} tokens"
+    )
+
+
+def money(cluster: ClusterSpec, days: float) -> str:
+    """The cost of a cluster for so many days, and its price. A cluster without a price, such as a DGX or a part of a
+    catalog node, is priced per GPU as the cheapest catalog node with the same GPU, where one has a price.
+    """
+    if cluster.price_per_node_hour_usd is not None:
+        hourly, node = cluster.price_per_node_hour_usd * cluster.num_nodes, cluster
+        at = f"${cluster.price_per_node_hour_usd:,.2f} a node and hour"
+    elif (cheapest := cheapest_node_with(cluster.gpu)) is not None:
+        node, a_gpu = cheapest
+        hourly, at = a_gpu * cluster.num_gpus, f"{node.name}'s ${a_gpu:,.2f} a GPU and hour"
+    else:
+        return _no_price(cluster)
+    when = f", {node.price_date}" if node.price_date else ""
+    own = "" if node is cluster else f" ({_no_price(cluster)})"
+    return f"${hourly * 24 * days:,.0f} at {at}{when}{own}"
+
+
+def _no_price(cluster: ClusterSpec) -> str:
+    whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else cluster
+    if cluster.gpus_per_node < whole.gpus_per_node:
+        return f"no price for {cluster.gpus_per_node} of the {whole.gpus_per_node} GPUs of a {cluster.name}"
+    return f"no price is known for {cluster.name}"

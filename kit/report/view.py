@@ -1,0 +1,129 @@
+"""What there is to say of a plan: a frozen value, made once, of which every renderer draws its part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import COMPONENTS
+from kit.cost.model.params import count
+from kit.cost.prediction import Prediction, StageMemory
+from kit.planner.describe import describe
+from kit.planner.plan import Decision, Plan
+from kit.report.bottlenecks import Bottleneck, bottlenecks
+from kit.report.pipeline_schedule import Drawn, drawn
+from kit.units import human_count
+
+WIDTH = 110
+"""Columns of a text."""
+SHOWN_GIB = 0.05
+"""Components below this in every stage are not in a table or a picture, but they count in the peak."""
+SHOWN_SHARE = 0.001
+"""Share of a step below which a component is not in its text."""
+_ENGINES = {
+    "torch": "PyTorch",
+    "deepspeed": "DeepSpeed",
+    "deepspeed over megatron": "DeepSpeed over Megatron-core",
+    "megatron": "Megatron-core",
+}
+_RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
+
+
+_NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes", "extra")
+"""Rules of decisions that a user must not miss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanView:
+    """A plan with what its figures and decisions come to in words."""
+
+    plan: Plan
+    parameters: str
+    """Number of the model's parameters, such as ``8.03B``."""
+    nodes: str
+    """``2 × p5.48xlarge``; without a number where there is one."""
+    layout: str
+    """``describe``'s line."""
+    words: str
+    """The same in the field's words."""
+    usable_gib: float
+    """Memory of a GPU without the margin for CUDA and the allocator."""
+    step_s: dict[str, float]
+    """Words for a component → its seconds of a step, without those that take none."""
+    step_band: str
+    """How far measured steps are from predicted ones."""
+    alternatives: tuple[str, ...]
+    """The best layout of each other engine, and by how much its step is longer."""
+    notes: tuple[Decision, ...]
+    """What a user must not miss."""
+    limits: tuple[Bottleneck, ...]
+    drawn: Drawn | None
+    """Sizes of the pipeline's picture; None without a pipeline."""
+
+    @property
+    def told_s(self) -> dict[str, float]:
+        """The components that take more than ``SHOWN_SHARE`` of the step."""
+        least = SHOWN_SHARE * self.plan.predicted.step_time_s
+        return {name: seconds for name, seconds in self.step_s.items() if seconds >= least}
+
+
+def view(plan: Plan) -> PlanView:
+    """All that the renderers print of a plan."""
+    cluster, parts, layout = plan.cluster, plan.predicted.step_time_components_s, describe(plan.layout)
+    return PlanView(
+        plan=plan,
+        parameters=human_count(count(plan.model).total),
+        nodes=f"{cluster.num_nodes} × {cluster.name}" if cluster.num_nodes > 1 else cluster.name,
+        layout=layout,
+        words=spoken(layout),
+        usable_gib=usable_gib(cluster.gpu),
+        step_s={name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0},
+        step_band=_step_band(plan.predicted),
+        alternatives=tuple(text for each in plan.decisions if each.rule == "engine" for text in _others(each)),
+        notes=tuple(decision for decision in plan.decisions if decision.rule in _NOTES),
+        limits=bottlenecks(plan),
+        drawn=drawn(plan.layout) if plan.layout.pp > 1 else None,
+    )
+
+
+def by_component(stages: Iterable[StageMemory], least_gib: float = SHOWN_GIB) -> dict[str, list[float]]:
+    """Component → GiB of each stage, for those that take so much in one."""
+    found = {name: [stage.components_gib[name] for stage in stages] for name in COMPONENTS}
+    return {name: sizes for name, sizes in found.items() if sizes and max(sizes) >= least_gib}
+
+
+def cells(stage: StageMemory, components: Iterable[str]) -> str:
+    """A row of a table: GiB of the components, then the peak."""
+    sizes = [*(stage.components_gib[name] for name in components), stage.peak_gib]
+    return "".join(f"{size:>12.1f}" for size in sizes)
+
+
+@lru_cache(maxsize=8192)  # the page of kit ui asks it of every layout, and again after each change
+def spoken(description: str) -> str:
+    """``describe``'s line in the field's words: ``megatron, tp=2, sp`` → ``Megatron-core TP 2 + sequence parallel``."""
+    engine, *parts = [part for part in description.split(", ") if part != "dp=1"]
+    if "sp" in parts:
+        parts.remove("sp")
+        parts[0] += " + sequence parallel"
+    text = re.sub(r"\b([a-z]{2,3})=(\d+)", lambda m: f"{m[1].upper()} {m[2]}", " · ".join(parts))
+    text = re.sub(r"(DP \d+) · (?=ZeRO|FSDP2|DDP|distributed)", r"\1, ", text)
+    text = text.replace("FSDP2 (zero_stage=2)", "FSDP2 (ZeRO-2)").replace("micro batch", "micro-batch")
+    return f"{_ENGINES[engine]} " + re.sub(r"(?<=\d) x (?=\d)", "\u00a0×\u00a0", text)
+
+
+def _step_band(predicted: Prediction) -> str:
+    if predicted.step_time_band is not None:
+        return f"± {predicted.step_time_band:.0%}"
+    similar = re.search(r"± \d+%", predicted.step_time_evidence)
+    return f"{similar[0]} for similar code" if similar else "no published run to compare with"
+
+
+def _others(decision: Decision) -> Iterator[str]:
+    """The best layout of each other engine, and by how much its step is longer."""
+    for text in decision.rejected:
+        if match := _RUNNER_UP.match(text):
+            parts = [part for part in match["layout"].split(", ") if not part.startswith(("dp=", "micro batch", "vp="))]
+            yield f"{spoken(', '.join(parts)).replace(' ·', '')} {match['behind']}"

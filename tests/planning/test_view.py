@@ -1,0 +1,106 @@
+"""The view of a plan: its own values, and the same figures in every text, page and picture that is drawn of it."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from kit.addons.ui import charts
+from kit.addons.ui.answer import answer
+from kit.planner.describe import describe
+from kit.report.html import page
+from kit.report.memory_report import report_of
+from kit.report.memory_text import picture
+from kit.report.plan_text import render
+from kit.report.summary import summary
+from kit.report.view import PlanView, by_component, cells, view
+from kit.report.what_if import explain
+from kit.specs.recipe import Recipe, recipe_of_document
+from kit.specs.strict_yaml import Document
+from kit.units import human_seconds
+from tests.planning.test_printed import DECISIONS, plan, stage
+
+
+def test_a_view_has_what_follows_from_the_plan() -> None:
+    found = view(plan(decisions=DECISIONS))
+    assert (found.parameters, found.nodes, found.usable_gib) == ("8.03B", "2 × p5.48xlarge", 95.0)
+    assert found.layout == "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"
+    assert found.words == "Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1\u00a0×\u00a0128"
+    assert found.step_s == {
+        "compute": 6.0, "tensor parallel": 2.0, "data parallel": 1.5, "pipeline bubble": 0.495, "optimizer": 0.005,
+    }  # fmt: skip
+    assert [*found.told_s] == ["compute", "tensor parallel", "data parallel", "pipeline bubble"]  # not 0.05 %
+    assert found.alternatives == ("DeepSpeed TP 2 ZeRO-3 +12.5%",)
+    assert found.notes == DECISIONS[2:]
+    shares = {each.what: each.share for each in found.limits}
+    assert [*shares][:4] == ["compute", "NVLink", "fabric", "bubble"]
+    assert [shares[name] for name in ("compute", "fabric", "memory")] == pytest.approx(
+        [0.6, 0.15, 43 / 95], abs=1e-4
+    )
+    assert found.drawn == (2, 1, 16)
+    assert view(plan(layout={"pp": 1})).drawn is None
+    assert view(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
+
+
+def test_components_are_of_the_stages_in_which_they_count() -> None:
+    stages = (stage(0, 10.0, 5.0, 0.05, 4.0, 0.04, 0.0, 2.0), stage(1, 9.0, 5.0, 0.0, 2.0, 0.049, 0.0, 2.0))
+    assert by_component(stages) == {
+        "weights": [10.0, 9.0], "gradients": [5.0, 5.0], "optimizer": [0.05, 0.0], "activations": [4.0, 2.0],
+        "overhead": [2.0, 2.0],
+    }  # fmt: skip
+    assert [*by_component(stages, 0.0)] == [*stages[0].components_gib]
+    assert by_component((), 0.0) == {}
+    assert cells(stages[0], ["weights", "overhead"]).split() == ["10.0", "2.0", "21.1"]
+
+
+@pytest.fixture(scope="module")
+def asked() -> tuple[Recipe, PlanView]:
+    """A recipe of several stages and nodes, and the view of its plan."""
+    recipe = recipe_of_document(Document(name="test", data={}, lines={}), [
+        "model=llama-3-70b", "cluster=aws:p5.48xlarge:4", "job.total_tokens=1e11", "layout.engine=megatron",
+        "layout.pp=4", "layout.tp=4",
+    ])  # fmt: skip
+    found = answer(recipe).view
+    assert found is not None
+    return recipe, found
+
+
+def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> None:
+    recipe, seen = asked
+    predicted, ui = seen.plan.predicted, answer(recipe)
+    memory = picture(report_of(seen.plan.workload)).plain
+    html = unescape(re.sub("<[^>]*>", " ", page(seen)))
+    texts = {
+        "summary": summary(seen, width=1000), "whole": render(seen), "explained": str(explain(seen.plan)),
+        "html": html, "memory": memory,
+    }  # fmt: skip
+    said: dict[str, tuple[str, ...]] = {
+        f"{predicted.peak_gib:.1f} ": ("summary", "whole", "explained", "html", "memory"),
+        f"{seen.usable_gib:.1f} ": ("summary", "whole", "explained", "html", "memory"),
+        human_seconds(predicted.step_time_s): ("summary", "whole", "explained", "html"),
+        f"MFU {predicted.mfu:.1%}": ("summary", "whole", "explained", "html"),
+        f"${predicted.total_cost_usd:,.0f}": ("summary", "whole", "explained", "html"),
+        describe(seen.plan.layout): ("whole", "explained", "html", "memory"),
+        seen.parameters: ("summary", "whole", "explained", "html", "memory"),
+    }
+    assert [(text, name) for text, names in said.items() for name in names if text not in texts[name]] == []
+    for name, seconds in seen.told_s.items():
+        assert f"{name} {human_seconds(seconds)}" in texts["whole"]
+        assert f"{name} {human_seconds(seconds)}" in re.sub(r"\s+", " ", texts["html"])
+    rows = [cells(each, by_component(predicted.memory)) for each in predicted.memory]
+    assert [row for row in rows if row not in texts["whole"] or row not in texts["memory"]] == []
+    assert len(rows) == 4
+    whole = seen.plan.cluster.gpu.memory_gib
+    stages = [f"Stage {each.stage}: {each.peak_gib:.1f} of {whole:.1f} GiB" for each in predicted.memory]
+    assert [each for each in stages if each not in texts["html"]] == []
+    assert numbers(charts.step(ui)) == pytest.approx(sorted(seen.step_s.values(), reverse=True), abs=1e-5)
+    own = by_component(predicted.memory, 0.005)
+    assert numbers(charts.memory(ui)) == pytest.approx([gib for sizes in own.values() for gib in sizes], abs=1e-3)
+
+
+def numbers(chart: dict[str, Any]) -> list[float]:
+    """What the bars of a chart show, in their order."""
+    return [value for series in chart["series"] for value in series["data"]]
