@@ -109,7 +109,7 @@ def plan(
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
     from kit.report.summary import LABEL_WIDTH, summary
-    from kit.report.view import view
+    from kit.report.view import view_of
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
@@ -174,7 +174,7 @@ def plan(
     with_page = f"{memory}   kit ui {shlex.quote(model)}" if Path(model).exists() else f"{memory}   kit ui"
     second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
     then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
-    typer.echo(summary(view(result), then, width, style))
+    typer.echo(summary(view_of(result), then, width, style))
 
 
 def _priced(gpus: str, price: list[str]) -> ClusterSpec:
@@ -212,7 +212,7 @@ def explain(
 ) -> None:
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
     from kit.report.charts import draw
-    from kit.report.view import view
+    from kit.report.view import view_of
     from kit.report.what_if import explain as explained
 
     changes, known = recipe_changes(overrides, engine, attention), load_calibration(calibration)
@@ -230,7 +230,7 @@ def explain(
         explanation = explained(result, pins, tuple(what_if or ()), known)
     answer(explanation, str(explanation), as_json)
     if png is not None:
-        draw(view(result), png)
+        draw(view_of(result), png)
         typer.echo(f"\n{png}: the step and the schedule", err=as_json)
 
 
@@ -318,11 +318,11 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
 
 def _write_page(plan: Plan, path: Path) -> None:
     from kit.report.html import page
-    from kit.report.view import view
+    from kit.report.view import view_of
 
     try:
         with path.open("x", encoding="utf-8") as stream:
-            stream.write(page(view(plan)))
+            stream.write(page(view_of(plan)))
     except OSError as error:
         raise SpecError(f"--html {path} cannot be written: {error.strerror}; name a new file") from None
 

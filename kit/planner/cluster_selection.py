@@ -196,12 +196,15 @@ class _NodeType:
 
     def numbers(self) -> list[int]:
         """Numbers of nodes to try, ascending."""
-        limit = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node
-        if not self.node.inter_node_gbytes_per_s:
-            limit = min(limit, 1)
         deadline = self.constraints.deadline_days
         least = 1.0 if deadline is None else self.node_seconds / (deadline * SECONDS_PER_DAY)
-        return [number for number in _NUMBERS if least <= number <= limit]
+        return [number for number in _NUMBERS if least <= number <= self._most]
+
+    @property
+    def _most(self) -> int:
+        """The most nodes that the limits and the fabric allow; 0 if not even one."""
+        nodes = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node
+        return nodes if self.node.inter_node_gbytes_per_s else min(nodes, 1)
 
     def best(
         self, limit: float, searched: dict[ClusterSpec, Candidate | None]
@@ -237,8 +240,7 @@ class _NodeType:
     def _too_few(self) -> _Miss:
         """The miss if even the most nodes allowed are too slow at the highest MFU."""
         constraints = self.constraints
-        most = max(1, min(constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node)
-        most = most if self.node.inter_node_gbytes_per_s else 1
+        most = max(1, self._most)
         if constraints.deadline_days is None:
             return _Miss(
                 math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {constraints.max_gpus} wanted"

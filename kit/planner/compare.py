@@ -12,7 +12,7 @@ from kit.planner.make_plan import plan_of, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, search
-from kit.planner.sweep import planned
+from kit.planner.sweep import fastest_plan
 from kit.specs.layout import Layout, Pins
 from kit.specs.text import shown
 
@@ -55,7 +55,7 @@ class Comparison:
             number = len(self.layouts)
             raise PlanError(f"{shown(name)} is not among the {number} layouts that were compared; pin another")
         pins = Pins(**{field.name: getattr(layout, field.name) for field in fields(Pins)})
-        return planned(replace(self.request, pins=pins))
+        return fastest_plan(replace(self.request, pins=pins))
 
 
 def compare(asked: Request) -> Comparison:

@@ -31,14 +31,14 @@ class Outcome(NamedTuple, Generic[Found]):
     why_none: str = ""
 
 
-def planned(asked: Request) -> Plan:
+def fastest_plan(asked: Request) -> Plan:
     """The fastest plan of a request. Raises ``PlanError``."""
     return make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
 
 
-def finished(asked: Request) -> Plan:
+def plan_that_ends(asked: Request) -> Plan:
     """The fastest plan. Raises ``PlanError``, with ``NO_TIME`` too where it would never end."""
-    plan = planned(asked)
+    plan = fastest_plan(asked)
     if plan.predicted.total_days is not None and not math.isfinite(plan.predicted.total_days):
         raise PlanError(NO_TIME)
     return plan

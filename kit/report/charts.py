@@ -12,28 +12,28 @@ from kit.specs.layout import Layout
 from kit.units import human_seconds
 
 
-def draw(seen: PlanView, path: Path) -> None:
+def draw(view: PlanView, path: Path) -> None:
     """Write a PNG; an existing file is not overwritten. Raises ``SpecError``."""
     if path.exists():
         raise SpecError(f"{path} exists already and is not overwritten; choose another name, or remove it yourself")
     from matplotlib.figure import Figure
 
-    plan, panels = seen.plan, 2 if seen.drawn else 1
+    plan, panels = view.plan, 2 if view.drawn else 1
     figure = Figure(figsize=(11, 2.6 * panels + 0.6), layout="constrained")
     axes: Any = figure.subplots(panels, 1, squeeze=False)
-    _breakdown(seen, axes[0][0])
-    if seen.drawn:
-        _schedule(plan.layout, seen.drawn, axes[1][0])
-    figure.suptitle(f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}: {seen.layout}")
+    _breakdown(view, axes[0][0])
+    if view.drawn:
+        _schedule(plan.layout, view.drawn, axes[1][0])
+    figure.suptitle(f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}: {view.layout}")
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _breakdown(seen: PlanView, axis: Any) -> None:
+def _breakdown(view: PlanView, axis: Any) -> None:
     left = 0.0
-    for name, seconds in seen.told_s.items():
+    for name, seconds in view.shown_s.items():
         axis.barh(0, seconds, left=left, label=f"{name} {human_seconds(seconds)}")
         left += seconds
     axis.set_yticks([])

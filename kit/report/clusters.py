@@ -13,7 +13,7 @@ from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit
-from kit.planner.sweep import NO_TIME, Outcome, Variant, finished, sweep
+from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
 from kit.specs.layout import Layout, Pins
@@ -68,7 +68,7 @@ def compare_clusters(asked: Request, clusters: Mapping[str, ClusterSpec]) -> tup
     """The best plan without loss of accuracy on each cluster, in the order given; ``asked.cluster`` is not used."""
     lossless = dataclasses.replace(asked, pins=without_loss(asked.pins))
     variants = (Variant(name, dataclasses.replace(lossless, cluster=cluster)) for name, cluster in clusters.items())
-    return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, finished))
+    return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, plan_that_ends))
 
 
 def _answer(outcome: Outcome[Plan], pins: Pins) -> ClusterAnswer:

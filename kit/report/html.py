@@ -29,13 +29,13 @@ svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size:
 """
 
 
-def page(seen: PlanView) -> str:
+def page(view: PlanView) -> str:
     """The page's text. It loads nothing and runs no script."""
-    plan, step = seen.plan, seen.step_s
+    plan, step = view.plan, view.step_s
     title = escape(f"{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}")
     blocks = [
-        f"<h1>{title}</h1><pre>{escape(summary(seen, width=_COLUMNS))}</pre>",
-        "<h2>Layouts that were compared</h2>" + _chart(seen),
+        f"<h1>{title}</h1><pre>{escape(summary(view, width=_COLUMNS))}</pre>",
+        "<h2>Layouts that were compared</h2>" + _chart(view),
         "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
         "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),
         f"<h2>Why</h2><pre>{escape(str(explain(plan)))}</pre>",
@@ -45,9 +45,9 @@ def page(seen: PlanView) -> str:
     return f"{html}{''.join(blocks)}</body></html>"
 
 
-def _chart(seen: PlanView) -> str:
+def _chart(view: PlanView) -> str:
     """SVG with a point per fitting layout: step time against memory, with a tooltip."""
-    plan, usable = seen.plan, seen.usable_gib
+    plan, usable = view.plan, view.usable_gib
     request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
     slowest = _SLOWEST * plan.predicted.step_time_s
     fitting = [each for each in compare(request).layouts if each.fits and each.step_time_s <= slowest]
@@ -58,7 +58,7 @@ def _chart(seen: PlanView) -> str:
         y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
         said = f"{spoken(each.name)}: {human_seconds(each.step_time_s)}, {each.peak_gib:.1f} GiB"
         colour = _COLORS[engines.index(each.layout.engine)]
-        own = ' stroke="currentColor" stroke-width="3"' if each.name == seen.layout else ""
+        own = ' stroke="currentColor" stroke-width="3"' if each.name == view.layout else ""
         circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7"{own}>'
         return f"{circle}<title>{escape(said)}</title></circle>"
 

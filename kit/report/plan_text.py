@@ -14,34 +14,34 @@ from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 _STAGES_SHOWN = 6
 
 
-def render(seen: PlanView) -> str:
+def render(view: PlanView) -> str:
     """Plain text, at most 110 columns, ending without a newline."""
-    blocks = [_title(seen), _memory(seen), _time(seen), reasons(seen.plan.decisions)]
+    blocks = [_title(view), _memory(view), _time(view), reasons(view.plan.decisions)]
     return "\n\n".join(blocks)
 
 
-def _title(seen: PlanView) -> str:
-    cluster, job = seen.plan.cluster, seen.plan.job
-    tokens, nodes = human_count(job.tokens_per_step), seen.nodes.replace("×", "x")
+def _title(view: PlanView) -> str:
+    cluster, job = view.plan.cluster, view.plan.job
+    tokens, nodes = human_count(job.tokens_per_step), view.nodes.replace("×", "x")
     return "\n".join(
         [
-            f"{seen.plan.model.name}, {seen.parameters} parameters, on {cluster.num_gpus} x {cluster.gpu.name} "
+            f"{view.plan.model.name}, {view.parameters} parameters, on {cluster.num_gpus} x {cluster.gpu.name} "
             f"({nodes})",
             f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
-            f"{run_length(seen.plan)}",
+            f"{run_length(view.plan)}",
             "",
-            f"  {seen.layout}",
+            f"  {view.layout}",
         ]
     )
 
 
-def _memory(seen: PlanView) -> str:
-    predicted, stages = seen.plan.predicted, seen.plan.predicted.memory
+def _memory(view: PlanView) -> str:
+    predicted, stages = view.plan.predicted, view.plan.predicted.memory
     shown = by_component(stages)
-    limits = f"{seen.usable_gib:.1f} usable ({seen.plan.cluster.gpu.memory_gib:.1f} total)"
+    limits = f"{view.usable_gib:.1f} usable ({view.plan.cluster.gpu.memory_gib:.1f} total)"
     learned = is_corrected(predicted) and " GiB" in predicted.step_time_evidence
     band = " (calibrated)" if learned else _band(predicted.memory_band)
-    names = [f"stage {stage.stage}" if seen.drawn else "" for stage in stages]
+    names = [f"stage {stage.stage}" if view.drawn else "" for stage in stages]
     rows = [f"  {name:<8}{cells(stage, shown)}" for name, stage in zip(names, stages, strict=True)]
     if len(rows) > _STAGES_SHOWN:
         rows[_STAGES_SHOWN - 1 : -1] = ["  …"]
@@ -57,10 +57,10 @@ def _memory(seen: PlanView) -> str:
     return "\n".join(lines)
 
 
-def _time(seen: PlanView) -> str:
-    plan = seen.plan
+def _time(view: PlanView) -> str:
+    plan = view.plan
     predicted, gpus = plan.predicted, plan.cluster.num_gpus
-    parts = [f"{name} {human_seconds(seconds)}" for name, seconds in seen.told_s.items()]
+    parts = [f"{name} {human_seconds(seconds)}" for name, seconds in view.shown_s.items()]
     lines = [
         *textwrap.wrap(
             f"step {human_seconds(predicted.step_time_s)}" + _speed_band(predicted), WIDTH, subsequent_indent="  "

@@ -18,17 +18,17 @@ LABEL_WIDTH = 12
 
 
 def summary(
-    seen: PlanView, then: tuple[str, ...] = (), width: int = WIDTH, style: Callable[[str], str] = lambda label: label
+    view: PlanView, then: tuple[str, ...] = (), width: int = WIDTH, style: Callable[[str], str] = lambda label: label
 ) -> str:
     """The text, with lines of at most ``width`` columns. ``then``: next commands, which are never wrapped."""
-    plan, job = seen.plan, seen.plan.job
+    plan, job = view.plan, view.plan.job
     title = (
-        f"{plan.model.name} · {seen.parameters} parameters · {plan.cluster.num_gpus} × "
-        f"{plan.cluster.gpu.name} ({seen.nodes}) · {job.precision} · {job.seq_length:,} tokens · "
+        f"{plan.model.name} · {view.parameters} parameters · {plan.cluster.num_gpus} × "
+        f"{plan.cluster.gpu.name} ({view.nodes}) · {job.precision} · {job.seq_length:,} tokens · "
         f"{job.global_batch_size:,} {job.rows} a step"
     )
     lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
-    for label, text in _rows(seen):
+    for label, text in _rows(view):
         wrapped = textwrap.wrap(text, width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
         lines += _labelled(label, wrapped, style)
     return "\n".join([*lines, *_labelled("next", then, style)]).replace("\u00a0", " ")
@@ -39,25 +39,25 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[s
     return [head + line for head, line in zip(heads, lines, strict=False)]
 
 
-def _rows(seen: PlanView) -> Iterator[tuple[str, str]]:
-    plan = seen.plan
+def _rows(view: PlanView) -> Iterator[tuple[str, str]]:
+    plan = view.plan
     predicted, full = plan.predicted, "" if plan.job.objective == "pretrain" else " in full sequences"
-    yield "layout", seen.words
-    yield "memory", _memory(seen)
+    yield "layout", view.words
+    yield "memory", _memory(view)
     if predicted.host_ram_gib_per_node:
         disks = f" and {predicted.nvme_gib_per_node:,.0f} GiB of NVMe" if predicted.nvme_gib_per_node else ""
         yield "host", f"{predicted.host_ram_gib_per_node:,.0f} GiB of host memory{disks} on every node"
     yield (
         "time",
         (
-            f"{human_seconds(predicted.step_time_s)} a step ({seen.step_band}) · {human_count(predicted.tokens_per_s)} "
+            f"{human_seconds(predicted.step_time_s)} a step ({view.step_band}) · {human_count(predicted.tokens_per_s)} "
             f"tokens/s{full} · MFU {predicted.mfu:.1%}"
         ),
     )
     yield _length(plan), _total(plan)
-    if seen.alternatives:
-        yield "also", " · ".join(seen.alternatives)
-    for note in seen.notes:
+    if view.alternatives:
+        yield "also", " · ".join(view.alternatives)
+    for note in view.notes:
         yield "note", f"{note.rule}={note.chosen}: {note.why}"
 
 
@@ -81,10 +81,10 @@ def _total(plan: Plan) -> str:
     return f"{what}{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
 
 
-def _memory(seen: PlanView) -> str:
+def _memory(view: PlanView) -> str:
     """A bar over the whole GPU: used memory, free memory, and the margin for CUDA and the allocator."""
-    whole, peak, band = seen.plan.cluster.gpu.memory_gib, seen.plan.predicted.peak_gib, seen.plan.predicted.memory_band
-    used, usable = round(_BAR * peak / whole), round(_BAR * seen.usable_gib / whole)
+    whole, peak, band = view.plan.cluster.gpu.memory_gib, view.plan.predicted.peak_gib, view.plan.predicted.memory_band
+    used, usable = round(_BAR * peak / whole), round(_BAR * view.usable_gib / whole)
     bar = ("█" * used).ljust(usable, "░").ljust(_BAR, "·")
     checked = "not measured yet" if band is None else f"± {band:.0%}"
-    return f"{bar} {peak:.1f} of {seen.usable_gib:.1f} GiB usable ({whole:.1f} total; {checked})"
+    return f"{bar} {peak:.1f} of {view.usable_gib:.1f} GiB usable ({whole:.1f} total; {checked})"

@@ -13,7 +13,6 @@ from kit.cost.model.params import count
 from kit.cost.prediction import Prediction, StageMemory
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.report.bottlenecks import Bottleneck, bottlenecks
 from kit.report.pipeline_schedule import Drawn, drawn
 from kit.units import human_count
 
@@ -48,7 +47,7 @@ class PlanView:
     layout: str
     """``describe``'s line."""
     words: str
-    """The same in the field's words."""
+    """``layout`` in the field's words."""
     usable_gib: float
     """Memory of a GPU without the margin for CUDA and the allocator."""
     step_s: dict[str, float]
@@ -59,18 +58,17 @@ class PlanView:
     """The best layout of each other engine, and by how much its step is longer."""
     notes: tuple[Decision, ...]
     """What a user must not miss."""
-    limits: tuple[Bottleneck, ...]
     drawn: Drawn | None
     """Sizes of the pipeline's picture; None without a pipeline."""
 
     @property
-    def told_s(self) -> dict[str, float]:
+    def shown_s(self) -> dict[str, float]:
         """The components that take more than ``SHOWN_SHARE`` of the step."""
         least = SHOWN_SHARE * self.plan.predicted.step_time_s
         return {name: seconds for name, seconds in self.step_s.items() if seconds >= least}
 
 
-def view(plan: Plan) -> PlanView:
+def view_of(plan: Plan) -> PlanView:
     """All that the renderers print of a plan."""
     cluster, parts, layout = plan.cluster, plan.predicted.step_time_components_s, describe(plan.layout)
     return PlanView(
@@ -84,7 +82,6 @@ def view(plan: Plan) -> PlanView:
         step_band=_step_band(plan.predicted),
         alternatives=tuple(text for each in plan.decisions if each.rule == "engine" for text in _others(each)),
         notes=tuple(decision for decision in plan.decisions if decision.rule in _NOTES),
-        limits=bottlenecks(plan),
         drawn=drawn(plan.layout) if plan.layout.pp > 1 else None,
     )
 

@@ -13,11 +13,11 @@ from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, planned, sweep
+from kit.planner.sweep import Variant, fastest_plan, sweep
 from kit.report.bottlenecks import Bottleneck, bottlenecks
 from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import render
-from kit.report.view import WIDTH, PlanView, view
+from kit.report.view import WIDTH, PlanView, view_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
@@ -59,12 +59,12 @@ class Explanation:
 
     def __str__(self) -> str:
         """The whole plan with its decisions, what limits it, where a step's time goes, the schedule, and what-ifs."""
-        plan, seen = self.plan, view(self.plan)
+        plan, view = self.plan, view_of(self.plan)
         blocks = [
-            render(seen),
+            render(view),
             _limits(self.limits),
-            _breakdown(seen),
-            _schedule(seen),
+            _breakdown(view),
+            _schedule(view),
             _without_pins(plan, self.unpinned),
             *(each.text(plan) for each in self.what_if),
         ]
@@ -84,7 +84,7 @@ def explain(
     return Explanation(
         plan=plan,
         limits=bottlenecks(plan),
-        unpinned=next(sweep([Variant("", free)], planned)).found if pins != Pins() else None,
+        unpinned=next(sweep([Variant("", free)], fastest_plan)).found if pins != Pins() else None,
         what_if=tuple(what_if(plan, change, pins, calibration) for change in changes),
     )
 
@@ -102,16 +102,16 @@ def _limits(found: tuple[Bottleneck, ...]) -> str:
     return "\n".join(lines)
 
 
-def _breakdown(seen: PlanView) -> str:
-    step = seen.plan.predicted.step_time_s
+def _breakdown(view: PlanView) -> str:
+    step = view.plan.predicted.step_time_s
     lines = [f"a step of {human_seconds(step)}"]
-    for name, seconds in seen.told_s.items():
+    for name, seconds in view.shown_s.items():
         lines.append(f"  {name:<18}{human_seconds(seconds):>9}  {'#' * max(1, round(_BAR * seconds / step))}")
     return "\n".join(lines)
 
 
-def _schedule(seen: PlanView) -> str:
-    layout, drawn = seen.plan.layout, seen.drawn
+def _schedule(view: PlanView) -> str:
+    layout, drawn = view.plan.layout, view.drawn
     if drawn is None:
         return ""
     head = "schedule (digits: forward of a micro batch, letters: its backward, dots: idle)"
@@ -158,7 +158,7 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
     variants = [Variant("", dataclasses.replace(free, pins=pins))]
     if pins != Pins() and section != "layout":
         variants.append(Variant("pins left to the planner (with them there is no plan)", free))
-    for outcome in sweep(variants, planned):
+    for outcome in sweep(variants, fastest_plan):
         if outcome.found is not None:
             break
     return WhatIf(change, outcome.found, outcome.why_none or outcome.variant.label)

@@ -21,7 +21,7 @@ from kit.engines.huggingface.models import hf_config, parameter_shapes
 from kit.errors import PlanError, SpecError
 from kit.planner.plan import Plan
 from kit.report.plan_text import render
-from kit.report.view import view
+from kit.report.view import view_of
 from kit.specs import counting, strict_yaml
 from kit.specs.approximate import approximated
 from kit.specs.catalog import load_model, parse_cluster
@@ -100,7 +100,7 @@ def test_the_text_part_of_a_model_of_images_is_the_family_s() -> None:
 def test_a_plan_says_that_it_is_approximate_and_how_far_off(tmp_path: Path) -> None:
     model = load_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
     found = plan(model, parse_cluster("64xH200"))
-    text = " ".join(render(view(found)).split())
+    text = " ".join(render(view_of(found)).split())
     assert "model type qwen3_next is not described; transformers counted its parameters" in text
     assert f"({rows('approximate')['counted']['activations'][1]:.1%})" in text
     found.save(tmp_path / "plan.yaml")

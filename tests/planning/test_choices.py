@@ -10,7 +10,7 @@ import pytest
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.report.summary import summary
-from kit.report.view import view
+from kit.report.view import view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Pins
@@ -49,8 +49,8 @@ def test_without_a_price_a_gpu_costs_what_the_cheapest_node_with_it_costs() -> N
     own, like = (plan_of("llama-3.2-1b", name) for name in ("8xH100", "p5.48xlarge"))
     assert like.predicted.total_cost_usd == pytest.approx(55.04 * 24 * like.predicted.total_days)
     dollars = f"${55.04 * 24 * own.predicted.total_days:,.0f} at p5.48xlarge's $6.88 a GPU and hour"
-    assert dollars in summary(view(own))
-    assert f"${like.predicted.total_cost_usd:,.0f} at $55.04 a node and hour" in summary(view(like))
+    assert dollars in summary(view_of(own))
+    assert f"${like.predicted.total_cost_usd:,.0f} at $55.04 a node and hour" in summary(view_of(like))
 
 
 SLOW, FAST = 25 / 8 / 8, 25.0

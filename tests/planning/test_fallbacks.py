@@ -22,7 +22,7 @@ from kit.report.html import page
 from kit.report.memory_report import memory_report
 from kit.report.plan_text import render
 from kit.report.summary import summary
-from kit.report.view import view
+from kit.report.view import view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -217,7 +217,7 @@ def test_a_dense_model_that_fits_only_with_bf16_state_and_what_that_costs() -> N
         "or cluster.host_ram_gib=168 instead of 128, for offload",
     ):  # fmt: skip
         assert words in decision.why
-    for shown in (summary(view(plan)), render(view(plan)), re.sub("<[^>]*>", "", unescape(page(view(plan))))):
+    for shown in (summary(view_of(plan)), render(view_of(plan)), re.sub("<[^>]*>", "", unescape(page(view_of(plan))))):
         assert f"last_resort={decision.chosen}: {decision.why}" in flat(shown)
     report = memory_report(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     assert report.reasons[0] == f"{decision.chosen}: {decision.why}"

@@ -15,7 +15,7 @@ from kit.cli import app
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.report.html import page
-from kit.report.view import view
+from kit.report.view import view_of
 
 
 class Elements(HTMLParser):
@@ -51,4 +51,4 @@ def test_a_page_has_every_layout_that_is_near_and_loads_nothing(tmp_path: Path) 
     assert not {"script", "link", "img", "iframe", "src", "href"} & Elements(text).found
     assert "File exists" in str(CliRunner().invoke(app, words).exception)
     hostile = dataclasses.replace(plan, model=dataclasses.replace(plan.model, name="<script>alert(1)</script>"))
-    assert not re.search("<script", page(view(hostile)))
+    assert not re.search("<script", page(view_of(hostile)))

@@ -17,7 +17,7 @@ from kit.planner.plan import Plan
 from kit.report.clusters import clusters_named
 from kit.report.plan_text import render
 from kit.report.summary import summary
-from kit.report.view import view
+from kit.report.view import view_of
 from kit.report.what_if import compared
 from kit.specs.catalog import load_model
 from kit.specs.epoch import Epoch
@@ -157,13 +157,13 @@ def test_a_plan_knows_the_days_of_rows_that_it_can_count(tmp_path):
     job = "job: {objective: sft, global_batch_size: 128, epochs: 3}\nrun: {data: {train: chats}}"
     unknown = kit.plan(load_recipe(recipe(tmp_path, job)))
     assert (unknown.predicted.days, unknown.predicted.cost_usd, unknown.predicted.num_steps) == (None, None, None)
-    assert "the number of sequences, which the run counts" in " ".join(summary(view(unknown)).split())
-    assert "the number of sequences" in render(view(unknown))
+    assert "the number of sequences, which the run counts" in " ".join(summary(view_of(unknown)).split())
+    assert "the number of sequences" in render(view_of(unknown))
     chats(tmp_path)
     known = kit.plan(load_recipe(recipe(tmp_path, job)))
     assert known.digest == unknown.digest
     assert known.predicted.days == pytest.approx(24 * known.predicted.step_time_s / 86400)  # 3,000 / 128 = 23.4
-    assert "3 epochs, 24 steps: at most " in summary(view(known))
+    assert "3 epochs, 24 steps: at most " in summary(view_of(known))
     chats(tmp_path, "seq2seq")
     assert kit.plan(load_recipe(recipe(tmp_path, job))).predicted.days is None
 

@@ -19,7 +19,7 @@ from kit.planner.request import Request
 from kit.planner.search import search
 from kit.report.plan_text import render
 from kit.report.summary import summary
-from kit.report.view import WIDTH, view
+from kit.report.view import WIDTH, view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
@@ -67,9 +67,9 @@ def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: st
 def test_the_first_screen_is_short_and_no_text_is_too_wide(name: str, machines: str, pins: Pins) -> None:
     asked = {"seq_length": 1024, "precision": "fp16"} if name == "gpt2" else {}
     plan = make_plan(load_model(name), parse_cluster(machines), job(**asked), pins)
-    assert max(map(len, render(view(plan)).splitlines())) <= WIDTH
+    assert max(map(len, render(view_of(plan)).splitlines())) <= WIDTH
     for width, most in ((60, 24), (WIDTH, 15)):
-        lines = summary(view(plan), ("kit explain",), width).splitlines()
+        lines = summary(view_of(plan), ("kit explain",), width).splitlines()
         assert max(map(len, lines)) <= width
         assert len(lines) <= most
 
@@ -87,5 +87,5 @@ def test_runners_up_are_as_much_slower_as_their_steps() -> None:
     considered = search(Request(model=free.model, cluster=free.cluster, job=free.job)).considered
     others = [each.step_time_s for each in considered if each.layout.engine == "deepspeed" and each.step_time_s]
     behind = min(others) / free.predicted.step_time_s - 1
-    (line,) = [line for line in summary(view(free)).splitlines() if line.startswith("  also")]
+    (line,) = [line for line in summary(view_of(free)).splitlines() if line.startswith("  also")]
     assert re.search(rf"DeepSpeed .*{re.escape(f'{behind:+.1%}')}", line)

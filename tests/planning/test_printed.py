@@ -25,7 +25,7 @@ from kit.report.memory_text import picture, save_png
 from kit.report.pipeline_schedule import timeline
 from kit.report.summary import summary
 from kit.report.total import money
-from kit.report.view import spoken, view
+from kit.report.view import spoken, view_of
 from kit.report.what_if import WhatIf, explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
@@ -82,7 +82,7 @@ def plan(
 
 
 def test_the_first_screen() -> None:
-    assert summary(view(plan(decisions=DECISIONS)), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
+    assert summary(view_of(plan(decisions=DECISIONS)), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
         "llama-3.1-8b · 8.03B parameters · 16 × H100 (2 × p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step",
         "",
         "  LAYOUT    Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1 × 128",
@@ -95,7 +95,7 @@ def test_the_first_screen() -> None:
         "  NEXT      kit emit",
         "            kit explain",
     ]  # fmt: skip
-    narrow = summary(view(plan()), width=60).splitlines()
+    narrow = summary(view_of(plan()), width=60).splitlines()
     assert narrow[1] == "  p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step"
     assert narrow[4] == "            optimizer · micro-batch 1 × 128"
 
@@ -103,8 +103,8 @@ def test_the_first_screen() -> None:
 @pytest.mark.parametrize("width", range(50, 90, 3))
 def test_lines_end_between_words(width: int) -> None:
     """``micro-batch`` is one word."""
-    whole = summary(view(plan()), width=1000).split()
-    assert summary(view(plan()), width=width).split() == whole
+    whole = summary(view_of(plan()), width=1000).split()
+    assert summary(view_of(plan()), width=width).split() == whole
 
 
 def explanation(of: Plan) -> str:
@@ -292,7 +292,7 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 def test_what_differs_is_said(case: str) -> None:
     changes, said, unsaid = SAID[case]
     found = plan(**changes)
-    text = summary(view(found), width=1000) + "\n" + explanation(found) + "\n"
+    text = summary(view_of(found), width=1000) + "\n" + explanation(found) + "\n"
     joined = text.replace("\n  shorter", " shorter")
     assert [part for part in said if part not in joined] == []
     assert [part for part in unsaid if part in joined] == []
@@ -523,7 +523,7 @@ def boxes(axis: Any) -> list[tuple[float, ...]]:
 
 @pytest.mark.slow
 def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_path: Path) -> None:
-    charts.draw(view(plan(layout={"gradient_accumulation_steps": 2, "vp": 2})), tmp_path / "a.png")
+    charts.draw(view_of(plan(layout={"gradient_accumulation_steps": 2, "vp": 2})), tmp_path / "a.png")
     step, schedule = figures[0].axes
     assert boxes(step) == [
         (0.0, -0.4, 6.0, 0.8), (6.0, -0.4, 2.0, 0.8), (8.0, -0.4, 1.5, 0.8), (9.5, -0.4, 0.495, 0.8),
@@ -544,7 +544,7 @@ def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_pat
     assert len({patch.get_facecolor() for patch in schedule.patches}) == 4
     assert list(step.get_yticks()) == []
     for layout in ({"pp": 1, "vp": 2}, {"pp": 2}):
-        charts.draw(view(plan(layout=layout)), tmp_path / "b.png")
+        charts.draw(view_of(plan(layout=layout)), tmp_path / "b.png")
     assert [len(each.axes) for each in figures[1:]] == [1, 2]
     save_png(report(), tmp_path / "c.png")
     (axis,) = figures[3].axes
@@ -575,7 +575,7 @@ def test_a_page_of_round_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(html, "compare", compare)
     monkeypatch.setattr(html, "explain", lambda each: "because <1>")
-    text = html.page(view(own))
+    text = html.page(view_of(own))
     assert pins == [Pins(tp=2)]
     assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4" fill="(\S+)" opacity="0.7"( stroke=)?', text) == [
         ("360.0", "170.0", "#4e79a7", ""), ("672.0", "48.0", "#4e79a7", ""), ("256.0", "181.6", "#f28e2b", " stroke="),

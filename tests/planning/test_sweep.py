@@ -11,7 +11,7 @@ from kit.planner import sweep as module
 from kit.planner.calibration import Calibration, Residual
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import NO_TIME, Outcome, Variant, finished, planned, sweep
+from kit.planner.sweep import NO_TIME, Outcome, Variant, fastest_plan, plan_that_ends, sweep
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -70,17 +70,17 @@ def test_another_error_is_no_outcome() -> None:
 
 
 def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(replace(BASE, job=JobSpec(total_tokens=10**9)))
-    assert finished(replace(BASE, job=JobSpec(total_tokens=10**9))) == plan
+    plan = fastest_plan(replace(BASE, job=JobSpec(total_tokens=10**9)))
+    assert plan_that_ends(replace(BASE, job=JobSpec(total_tokens=10**9))) == plan
     unknown = replace(BASE, job=JobSpec(objective="sft", epochs=1.0))
-    assert finished(unknown).predicted.total_days is None  # of an unknown length: an answer
+    assert plan_that_ends(unknown).predicted.total_days is None  # of an unknown length: an answer
 
     def failing(_: Request) -> Plan:
         predicted = replace(plan.predicted, operation=replace(plan.predicted.operation, goodput=0.0))
         return replace(plan, predicted=predicted)
 
-    monkeypatch.setattr(module, "planned", failing)
-    (never,) = sweep([Variant("never", BASE)], finished)
+    monkeypatch.setattr(module, "fastest_plan", failing)
+    (never,) = sweep([Variant("never", BASE)], plan_that_ends)
     assert (never.found, never.why_none) == (None, NO_TIME)
 
 
@@ -88,6 +88,6 @@ def test_a_plan_is_of_all_that_the_request_says() -> None:
     """Pins and calibration too."""
     known = Calibration({"dgx-h100 H100, torch huggingface, bf16, dense": Residual(2.0, 0.0, 1)})
     asked = replace(BASE, pins=Pins(engine="torch", zero_stage=2, micro_batch_size=1))
-    free, slower = planned(asked), planned(replace(asked, calibration=known))
+    free, slower = fastest_plan(asked), fastest_plan(replace(asked, calibration=known))
     assert (free.layout.engine, free.layout.zero_stage, free.layout.micro_batch_size) == ("torch", 2, 1)
     assert slower.predicted.step_time_s == pytest.approx(2 * free.predicted.step_time_s)

@@ -11,12 +11,13 @@ import pytest
 from kit.addons.ui import charts
 from kit.addons.ui.answer import answer
 from kit.planner.describe import describe
+from kit.report.bottlenecks import bottlenecks
 from kit.report.html import page
 from kit.report.memory_report import report_of
 from kit.report.memory_text import picture
 from kit.report.plan_text import render
 from kit.report.summary import summary
-from kit.report.view import PlanView, by_component, cells, view
+from kit.report.view import PlanView, by_component, cells, view_of
 from kit.report.what_if import explain
 from kit.specs.recipe import Recipe, recipe_of_document
 from kit.specs.strict_yaml import Document
@@ -25,24 +26,23 @@ from tests.planning.test_printed import DECISIONS, plan, stage
 
 
 def test_a_view_has_what_follows_from_the_plan() -> None:
-    found = view(plan(decisions=DECISIONS))
+    given = plan(decisions=DECISIONS)
+    found = view_of(given)
     assert (found.parameters, found.nodes, found.usable_gib) == ("8.03B", "2 × p5.48xlarge", 95.0)
     assert found.layout == "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"
     assert found.words == "Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1\u00a0×\u00a0128"
     assert found.step_s == {
         "compute": 6.0, "tensor parallel": 2.0, "data parallel": 1.5, "pipeline bubble": 0.495, "optimizer": 0.005,
     }  # fmt: skip
-    assert [*found.told_s] == ["compute", "tensor parallel", "data parallel", "pipeline bubble"]  # not 0.05 %
+    assert [*found.shown_s] == ["compute", "tensor parallel", "data parallel", "pipeline bubble"]  # not 0.05 %
     assert found.alternatives == ("DeepSpeed TP 2 ZeRO-3 +12.5%",)
     assert found.notes == DECISIONS[2:]
-    shares = {each.what: each.share for each in found.limits}
+    shares = {each.what: each.share for each in bottlenecks(given)}
     assert [*shares][:4] == ["compute", "NVLink", "fabric", "bubble"]
-    assert [shares[name] for name in ("compute", "fabric", "memory")] == pytest.approx(
-        [0.6, 0.15, 43 / 95], abs=1e-4
-    )
+    assert [shares[name] for name in ("compute", "fabric", "memory")] == pytest.approx([0.6, 0.15, 43 / 95], abs=1e-4)
     assert found.drawn == (2, 1, 16)
-    assert view(plan(layout={"pp": 1})).drawn is None
-    assert view(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
+    assert view_of(plan(layout={"pp": 1})).drawn is None
+    assert view_of(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
 
 
 def test_components_are_of_the_stages_in_which_they_count() -> None:
@@ -87,7 +87,7 @@ def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> 
         seen.parameters: ("summary", "whole", "explained", "html", "memory"),
     }
     assert [(text, name) for text, names in said.items() for name in names if text not in texts[name]] == []
-    for name, seconds in seen.told_s.items():
+    for name, seconds in seen.shown_s.items():
         assert f"{name} {human_seconds(seconds)}" in texts["whole"]
         assert f"{name} {human_seconds(seconds)}" in re.sub(r"\s+", " ", texts["html"])
     rows = [cells(each, by_component(predicted.memory)) for each in predicted.memory]

@@ -16,7 +16,7 @@ import kit
 from kit.addons.ui.answer import powers
 from kit.emit.run_directory import files_of
 from kit.report.html import page as report
-from kit.report.view import view
+from kit.report.view import view_of
 
 nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
 LLAMA = "model=llama-3.2-1b&cluster=8xH100"
@@ -172,7 +172,7 @@ def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     asyncio.run(visited(LLAMA, acts))
     files = files_of(plan)
-    page = report(view(plan))
+    page = report(view_of(plan))
     assert (taken["copied"], taken["launch.sh"], taken["report.html"]) == (files["launch.sh"],) * 2 + (page,)
     with zipfile.ZipFile(io.BytesIO(taken["run.zip"])) as archive:
         assert {*archive.namelist()} == {*files}

@@ -18,10 +18,10 @@ from kit.planner.compare import Comparison
 from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, finished, sweep
+from kit.planner.sweep import Variant, plan_that_ends, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
-from kit.report.view import PlanView, by_component, view
+from kit.report.view import PlanView, by_component, view_of
 from kit.report.what_if import compared
 from kit.specs.catalog import cluster_called
 from kit.specs.cluster import ClusterSpec
@@ -55,7 +55,7 @@ class Answer:
     @cached_property
     def view(self) -> PlanView | None:
         """What there is to say of the plan."""
-        return None if self.plan is None else view(self.plan)
+        return None if self.plan is None else view_of(self.plan)
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
     cluster than the recipe's, layouts count that lose no accuracy."""
     pins = recipe.layout if cluster == recipe.cluster else without_loss(recipe.layout)
     request = Request(model=recipe.model, cluster=cluster, job=recipe.job, pins=pins)
-    found = next(sweep([Variant("", request)], finished)).found
+    found = next(sweep([Variant("", request)], plan_that_ends)).found
     if found is None or (days := found.predicted.total_days) is None:
         return None
     return ClusterCost(cluster.num_gpus, days, found.predicted.total_cost_usd)

@@ -149,12 +149,13 @@ class _Page:
             ui.label("Files").classes("text-lg").props('role="heading" aria-level="2"')
             self.file = ui.select([], label="File", on_change=self._show_file).classes("w-96")
             with ui.row():
-                ui.button("Copy file", icon="content_copy", on_click=self._copy_file, color=None).props("outline")
-                ui.button("Download file", icon="download", on_click=self._download_file, color=None).props("outline")
-                ui.button("Download all", icon="folder_zip", on_click=self._download_all, color=None).props("outline")
-                ui.button("Download report", icon="summarize", on_click=self._download_report, color=None).props(
-                    "outline"
-                )
+                for text, icon, act in (
+                    ("Copy file", "content_copy", self._copy_file),
+                    ("Download file", "download", self._download_file),
+                    ("Download all", "folder_zip", self._download_all),
+                    ("Download report", "summarize", self._download_report),
+                ):
+                    ui.button(text, icon=icon, on_click=act, color=None).props("outline")
             self.code = (
                 ui.label().classes("screen w-full").props('role="region" aria-label="Text of the file" tabindex="0"')
             )
@@ -308,12 +309,12 @@ class _Page:
         slider.props["aria-valuetext"] = f"{value:,}"
 
     def _show(self, found: Answer) -> None:
-        plan, seen = found.plan, found.view
+        plan, view = found.plan, found.view
         fitting = sum(each.fits for each in found.comparison.layouts)
-        if seen is not None:
-            self.words.text = summary(seen, width=_WIDTH)
+        if view is not None:
+            self.words.text = summary(view, width=_WIDTH)
             number = len(found.comparison.layouts)
-            self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {seen.words}")
+            self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {view.words}")
         self.words.set_visibility(plan is not None)
         self.changed.rows = found.changed_since(self.before)
         self.changed.set_visibility(bool(self.changed.rows))

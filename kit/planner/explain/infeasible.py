@@ -214,7 +214,7 @@ def _memory_of_a_node(request: Request) -> Iterator[_Change]:
     """The least host memory or disk with which offload fits. A provider's nodes are fixed."""
     cluster, short = request.cluster, _short_of_a_node(request)
     host, disks = cluster.host_ram_gib, cluster.nvme_gib
-    needs = [_node_gib(w) for w in map(request.workload, short) if _peak_gib(w) <= usable_gib(cluster.gpu)]
+    needs = [_node_gib(w) for w in map(request.workload, short) if peak_gib(w) <= usable_gib(cluster.gpu)]
 
     def change(kind: str, cost: _Cost, factor: float, text: str, **values: Any) -> _Change:
         return _Change(kind, cost, factor, text, replace(request, cluster=replace(cluster, **values)), short)
@@ -318,7 +318,7 @@ def _short_of_a_node(request: Request) -> list[Layout]:
 def _excess(w: Workload) -> tuple[int, list[float]]:
     """Sort key: how many capacities (GPU, host memory, disk) are exceeded, and the ratios of needed to available, the
     largest first. An unknown capacity counts as half of the need."""
-    shares = [_peak_gib(w) / usable_gib(w.cluster.gpu)]
+    shares = [peak_gib(w) / usable_gib(w.cluster.gpu)]
     for needed, available in zip(
         _node_gib(w), (HOST_SHARE * (w.cluster.host_ram_gib or 0.0), w.cluster.nvme_gib), strict=True
     ):
@@ -329,7 +329,7 @@ def _excess(w: Workload) -> tuple[int, list[float]]:
 
 def shortfall(w: Workload) -> str:
     """Text for a layout that does not fit: GiB needed, GiB available, and the difference."""
-    cluster, peak, usable = w.cluster, _peak_gib(w), usable_gib(w.cluster.gpu)
+    cluster, peak, usable = w.cluster, peak_gib(w), usable_gib(w.cluster.gpu)
     parts = [f"needs {peak:.1f} GiB a GPU, {usable:.1f} of {cluster.gpu.memory_gib:.1f} are usable"]
     if peak > usable:
         parts[0] += f": {peak - usable:.1f} GiB too many"
@@ -345,10 +345,6 @@ def shortfall(w: Workload) -> str:
         over = disks - cluster.nvme_gib
         parts.append(f"{disks:.0f} GiB of NVMe a node, which has {cluster.nvme_gib:.0f}: {over:.0f} GiB too many")
     return "; ".join(parts)
-
-
-def _peak_gib(w: Workload) -> float:
-    return peak_gib(w)
 
 
 def _node_gib(w: Workload) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from rich.console import Console
 import kit
 from kit.emit.run_directory import RunDirectory
 from kit.report.plan_text import render
-from kit.report.view import view
+from kit.report.view import view_of
 from tests.support import runs
 from tests.support.assets import RECIPE, ROOT, Assets, prepare
 from tests.support.compare import compare_curves, compare_gradients, compare_runs
@@ -74,7 +74,7 @@ def plan_real_case(ledger: Ledger, model: str, gpus: str) -> None:
     """Plan, print the whole plan, and claim that it fits."""
     plan = kit.plan(model, gpus)
     found, memory = plan.predicted, plan.cluster.gpu.memory_gib
-    ledger.console.print(render(view(plan)))
+    ledger.console.print(render(view_of(plan)))
     figure = f"peak {found.peak_gib:.1f} of {memory:.1f} GiB, {found.step_time_s:.2f} s a step, MFU {found.mfu:.0%}"
     text, command = f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}"
     ledger.add(text, command, figure, found.peak_gib <= memory)
