@@ -12,6 +12,7 @@ from kit.planner.calibration import Calibration, Residual
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.sweep import NO_TIME, Outcome, Variant, fastest_plan, plan_that_ends, sweep
+from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -82,6 +83,8 @@ def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "fastest_plan", failing)
     (never,) = sweep([Variant("never", BASE)], plan_that_ends)
     assert (never.found, never.why_none) == (None, NO_TIME)
+    (row,) = compare_clusters(BASE, {"eight": BASE.cluster})  # a loss of accuracy would not help
+    assert (row.cluster, row.layout, row.days, row.why_none) == ("eight", None, None, NO_TIME)
 
 
 def test_a_plan_is_of_all_that_the_request_says() -> None:
