@@ -114,3 +114,9 @@ def test_the_nearest_misses_come_first(tokens: int, wish: Constraints, said: str
     assert (len(misses), all(said in miss for miss in misses)) == (3, True)
     costs = [int(miss.split("$")[1].split()[0].replace(",", "")) for miss in misses if said == "$"]
     assert costs == sorted(costs)
+
+
+def test_a_node_without_a_fabric_is_not_taken_where_it_has_too_many_gpus() -> None:
+    limits = Constraints(max_gpus=3)
+    said = refusal(PlanError, cluster_options, LLAMA, job(total_tokens=10**9), Pins(), limits, "workstation-rtx-4090")
+    assert said.splitlines()[1:] == ["workstation-rtx-4090: 4 GPUs a node, at most 3 wanted"]

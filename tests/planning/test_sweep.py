@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from kit.cost.memory.peak import MemoryReport, peak
 from kit.errors import PlanError, SpecError
 from kit.planner import sweep as module
 from kit.planner.calibration import Calibration, Residual
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.sweep import NO_TIME, Outcome, Variant, fastest_plan, plan_that_ends, sweep
+from kit.report import largest_model
 from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
@@ -61,6 +63,20 @@ def test_the_first_miss_ends_it_where_that_is_asked(missed: int, asked: list[int
     seen: list[int] = []
     outcomes = list(sweep(batches(4, missed, 1), lambda each: number(each, seen), stop_at_first_miss=True))
     assert seen == [each.variant.request.job.global_batch_size for each in outcomes] == asked
+
+
+def test_a_larger_model_is_not_asked_after_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = peak(BASE.workload(fastest_plan(BASE).layout))
+    seen: list[tuple[str, bool]] = []
+
+    def fits(asked: Request) -> MemoryReport | None:
+        seen.append((asked.model.name, asked.job.lora is None))
+        return None if asked.model.name == largest_model.SIZES[1] and asked.job.lora is None else memory
+
+    monkeypatch.setattr(largest_model, "_memory", fits)
+    found = largest_model.largest_models(BASE.cluster, BASE.job, Pins())
+    assert [name for name, full in seen if full] == [*largest_model.SIZES[:2]]
+    assert (found.largest("full"), found.largest("LoRA")) == (largest_model.SIZES[0], largest_model.SIZES[-1])
 
 
 def test_another_error_is_no_outcome() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from kit.addons.ui import charts
-from kit.addons.ui.answer import answer
+from kit.addons.ui.answer import Answer, answer
+from kit.cost.hardware import usable_gib
 from kit.planner.describe import describe
+from kit.planner.plan import Decision
 from kit.report.bottlenecks import bottlenecks
 from kit.report.html import page
 from kit.report.memory_report import report_of
@@ -26,7 +28,10 @@ from tests.planning.test_printed import DECISIONS, plan, stage
 
 
 def test_a_view_has_what_follows_from_the_plan() -> None:
-    given = plan(decisions=DECISIONS)
+    alike = Decision(
+        rule="next", chosen="", why="", rejected=("torch, dp=16, FSDP2, micro batch 1 x 32: +3.0%, 1 GiB",)
+    )
+    given = plan(decisions=(*DECISIONS, alike))
     found = view_of(given)
     assert (found.parameters, found.nodes, found.usable_gib) == ("8.03B", "2 × p5.48xlarge", 95.0)
     assert found.layout == "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"
@@ -43,6 +48,16 @@ def test_a_view_has_what_follows_from_the_plan() -> None:
     assert found.drawn == (2, 1, 16)
     assert view_of(plan(layout={"pp": 1})).drawn is None
     assert view_of(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
+
+
+def test_the_page_draws_what_is_too_little_for_a_table(asked: tuple[Recipe, PlanView]) -> None:
+    little = plan(predicted={"memory": (stage(0, 10.0, 5.0, 0.005, 4.0, 0.0, 0.004, 2.0),)})
+    stages, components, usable, whole = Answer(asked[0], answer(asked[0]).comparison, little).memory()
+    assert (stages, components["optimizer"], usable_gib(asked[0].cluster.gpu), whole) == (
+        ["stage 0"], [0.005], usable, asked[0].cluster.gpu.memory_gib,
+    )  # fmt: skip
+    assert [*components] == ["weights", "gradients", "optimizer", "activations", "overhead"]
+    assert [*by_component(little.predicted.memory)] == ["weights", "gradients", "activations", "overhead"]
 
 
 def test_components_are_of_the_stages_in_which_they_count() -> None:
