@@ -22,15 +22,14 @@ SHOWN_GIB = 0.05
 """Components below this in every stage are not in a table or a picture, but they count in the peak."""
 SHOWN_SHARE = 0.001
 """Share of a step below which a component is not in its text."""
-_ENGINES = {
+ENGINE_NAMES = {
     "torch": "PyTorch",
     "deepspeed": "DeepSpeed",
     "deepspeed over megatron": "DeepSpeed over Megatron-core",
     "megatron": "Megatron-core",
 }
 _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
-
-
+"""What a decision on the engine says of another one that fits."""
 _NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes", "extra")
 """Rules of decisions that a user must not miss."""
 
@@ -108,7 +107,7 @@ def spoken(description: str) -> str:
     text = re.sub(r"\b([a-z]{2,3})=(\d+)", lambda m: f"{m[1].upper()} {m[2]}", " · ".join(parts))
     text = re.sub(r"(DP \d+) · (?=ZeRO|FSDP2|DDP|distributed)", r"\1, ", text)
     text = text.replace("FSDP2 (zero_stage=2)", "FSDP2 (ZeRO-2)").replace("micro batch", "micro-batch")
-    return f"{_ENGINES[engine]} " + re.sub(r"(?<=\d) x (?=\d)", "\u00a0×\u00a0", text)
+    return f"{ENGINE_NAMES[engine]} " + re.sub(r"(?<=\d) x (?=\d)", "\u00a0×\u00a0", text)
 
 
 def _step_band(predicted: Prediction) -> str:

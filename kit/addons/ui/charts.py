@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost
-from kit.report.view import spoken
+from kit.report.view import ENGINE_NAMES, spoken
 from kit.units import human_seconds
 
 ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}
-_ENGINES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "megatron": "Megatron-core"}
 _GREY = "rgba(128,128,128,0.45)"
 _MOST_MEMORY = 2.0
 """Layouts that take more than this many times a GPU's memory are drawn at this height."""
@@ -44,7 +43,9 @@ def layouts(answer: Answer) -> dict[str, Any]:
             }
             for each in own
         ]
-        series.append({"type": "scatter", "name": _ENGINES[engine], "symbolSize": 8, "color": color, "data": points})
+        series.append(
+            {"type": "scatter", "name": ENGINE_NAMES[engine], "symbolSize": 8, "color": color, "data": points}
+        )
     front = [[min(each.step_time_s, slowest), each.peak_gib] for each in answer.comparison.pareto_front()]
     series.append(
         {
