@@ -1,8 +1,8 @@
-"""Divisors of a number, and a choice of numbers as text."""
+"""Divisors of a number, its doubles, and a choice of numbers as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 def divisors(number: int) -> list[int]:
@@ -15,3 +15,10 @@ def one_of(values: Iterable[object]) -> str:
     """``1, 2 or 4``."""
     *others, last = map(str, values)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def doubled(least: int, most: int) -> Iterator[int]:
+    """``least``, twice as many, and so on, up to ``most``."""
+    while least <= most:
+        yield least
+        least *= 2

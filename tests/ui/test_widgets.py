@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
-from kit.addons.ui.answer import powers
 from kit.emit.run_directory import files_of
+from kit.planner.divisors import doubled
 from kit.report.html import page as report
 from kit.report.view import view_of
 
@@ -180,5 +180,5 @@ def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slider_offers_powers_of_two() -> None:
-    assert [*powers(256, 2048)] == [256, 512, 1024, 2048]
-    assert [*powers(3, 11)] == [3, 6]
+    assert [*doubled(256, 2048)] == [256, 512, 1024, 2048]
+    assert [*doubled(3, 11)] == [3, 6]

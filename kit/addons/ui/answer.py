@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -163,10 +162,3 @@ def catalog_cluster(text: str) -> ClusterSpec | None:
         return cluster_called(text)
     except SpecError:
         return None
-
-
-def powers(least: int, most: int) -> Iterator[int]:
-    """Powers of two from ``least`` to ``most``: what a slider offers."""
-    while least <= most:
-        yield least
-        least *= 2

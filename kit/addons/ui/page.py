@@ -11,9 +11,10 @@ from nicegui import Client, events, ui
 from starlette.requests import Request
 
 from kit.addons.ui import charts
-from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, powers, with_gpus
+from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, with_gpus
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
+from kit.planner.divisors import doubled
 from kit.planner.plan import Plan
 from kit.report.summary import summary
 from kit.report.view import spoken
@@ -87,9 +88,9 @@ class _Page:
             self.paste = ui.textarea("config.json, or a recipe in YAML").classes("w-full").props("outlined")
             ui.button("Use this text", on_click=self._use_text, color=None).props("outline")
         self.cluster = self._select("Cluster", "cluster", [*self.offers["cluster"]], typed=True)
-        self.gpus = self._dial("GPUs", list(powers(1, MOST_GPUS)), self._ask_gpus)
-        self.seq_length = self._dial("Sequence length", list(powers(256, 1 << 20)), self._asker("job.seq_length"))
-        self.batch = self._dial("Sequences a step", list(powers(1, 1 << 15)), self._asker("job.global_batch_size"))
+        self.gpus = self._dial("GPUs", list(doubled(1, MOST_GPUS)), self._ask_gpus)
+        self.seq_length = self._dial("Sequence length", list(doubled(256, 1 << 20)), self._asker("job.seq_length"))
+        self.batch = self._dial("Sequences a step", list(doubled(1, 1 << 15)), self._asker("job.global_batch_size"))
         self.tokens = ui.number("Tokens in all, in billions", on_change=self._ask_tokens, min=0.001)
         self.tokens.props("debounce=400").classes("w-full")
         self.precision = self._select("Precision", "job.precision", _PRECISIONS)

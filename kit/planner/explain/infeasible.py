@@ -16,6 +16,7 @@ from kit.cost.workload import Workload
 from kit.errors import HINT
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
+from kit.planner.divisors import doubled
 from kit.planner.explain.fewer_gpus import batch_divides
 from kit.planner.fallbacks import COST_TIME, FALLBACKS
 from kit.planner.request import Request
@@ -258,8 +259,7 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
     cluster = whole = request.cluster
     if cluster.num_nodes == 1 and cluster.name in node_names():
         whole = parse_cluster(f"{cluster.name}:1")
-        gpus = 2 * cluster.gpus_per_node
-        while gpus <= whole.gpus_per_node:
+        for gpus in doubled(2 * cluster.gpus_per_node, whole.gpus_per_node):
             share = gpus / cluster.gpus_per_node if cluster.host_ram_gib != whole.host_ram_gib else 1.0
             more = replace(
                 cluster,
@@ -271,15 +271,12 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
             named = f"cluster={gpus}x{cluster.gpu.name}" if usual else f"{gpus} GPUs of a {cluster.name}"
             text = f"{named} instead of {cluster.num_gpus}"
             yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
-            gpus *= 2
-    nodes = 2 * cluster.num_nodes
-    while nodes <= _MOST_NODES and cluster.inter_node_gbytes_per_s:
+    for nodes in doubled(2 * cluster.num_nodes, _MOST_NODES if cluster.inter_node_gbytes_per_s else 0):
         gpus = nodes * whole.gpus_per_node
         named = f"cluster.num_nodes={nodes}" if whole is cluster else f"cluster={cluster.name}:{nodes}"
         text = f"{named} ({gpus} GPUs) instead of {cluster.num_nodes}"
         more = replace(whole, num_nodes=nodes)
         yield _Change("nodes", _Cost.GPUS, gpus / cluster.num_gpus, text, replace(request, cluster=more))
-        nodes *= 2
 
 
 def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
