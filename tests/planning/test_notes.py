@@ -9,7 +9,7 @@ import pytest
 
 from kit.cost.time.step import StepTimer
 from kit.planner.describe import describe
-from kit.planner.explain import fewer_gpus, fallback, notes
+from kit.planner.explain import fallback, fewer_gpus, notes
 from kit.planner.request import Request
 from kit.planner.search import Candidate
 from kit.specs.job import OptimizerSpec
