@@ -19,6 +19,8 @@ LIMITS = {
     "trainings in tests": (CHECKOUT.trainings, 80),
 }
 """What is counted, and how many there may be."""
+STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_500, "benchmarks": 4_000}
+"""Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 
 
 @pytest.mark.parametrize("what", LIMITS)
@@ -26,6 +28,15 @@ def test_a_count_does_not_rise(what: str) -> None:
     listed, limit = LIMITS[what]
     found = listed()
     assert len(found) <= limit, f"{what}: {found}"
+
+
+def test_statements_do_not_rise() -> None:
+    found = dict.fromkeys(STATEMENTS, 0)
+    for room, (_, _, statements) in CHECKOUT.sizes().items():
+        package = room.split("/")[0]
+        part = "add-ons" if room.startswith("kit/addons") else "core" if package == "kit" else package
+        found[part] += statements
+    assert {part: count for part, count in found.items() if count > STATEMENTS[part]} == {}
 
 
 def test_files_and_floors_of_the_cost_model() -> None:
