@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -184,6 +185,16 @@ def place(target: torch.Tensor, row: int, column: int, block: torch.Tensor) -> N
     """Copy ``block`` (rows, columns), of any dtype, into ``as_matrix(target)``; its first element goes to
     (``row``, ``column``)."""
     as_matrix(target)[row : row + block.shape[0], column : column + block.shape[1]].copy_(block)
+
+
+def rectangles(start: int, values: torch.Tensor, width: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Split a range of a flattened matrix into at most three (row, column, matrix): the end of a row, whole rows, the
+    beginning of a row."""
+    end = start + values.numel()
+    edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
+    for lower, upper in pairwise(edges):
+        row, column = divmod(lower, width)
+        yield row, column, values[lower - start : upper - start].view(-1, min(width, upper - lower))
 
 
 class Engine(Protocol):

@@ -66,6 +66,8 @@ class AutoTensorParallel(DataParallel):
             shape[cut[0]] = sum(cut[1])
         return tuple(shape)
 
+    _in_parts = False  # ZeRO's parts are of a slice
+
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """Collective. Gather the slices of all tensor-parallel ranks and concatenate them: ``shape(name)``, in the
         dtype of ``held``, this rank's slice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +25,7 @@ from kit.engines.huggingface.models import build_model, check_shape, source_for_
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource, rectangles
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -87,23 +88,50 @@ class DataParallel(ModelParallelStrategy):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """ZeRO gathers every tensor on every rank, so the ranks export the tensors in turn; rank 0 exports buffers."""
+        """Whole tensors are exported by the ranks in turn, buffers by rank 0; of partitioned state each has a part."""
+        if self._in_parts:
+            return dict.fromkeys(self.buffers.shapes, 0)
         return {
             on_disk: number % dist.get_world_size()
             for number, name in enumerate(self.parameters)
             for on_disk in experts.names_on_disk(self._spec, name)
         } | dict.fromkeys(self.buffers.shapes, 0)
 
+    @property
+    def _in_parts(self) -> bool:
+        """Whether each rank exports its part of the masters and moments. Not of experts that are interleaved."""
+        return self.rundir.plan.layout.zero_stage > 0 and not self._spec.traits.interleaved_experts
+
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+        if self._in_parts and kind is not StateKind.GRADIENT:
+            for name, parameter in self.parameters.items():
+                yield from self._own_blocks(kind, name, *self.state.own_part(parameter, kind))
+        else:
+            yield from self._whole_tensors(kind)
+        if dist.get_rank() == 0:
+            for name, buffer in self.buffers.export(kind):
+                yield StateBlock.whole(kind, name, buffer)
+
+    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[StateBlock]:
+        """Blocks of a range of the flattened parameter, in which the tensors on disk follow each other."""
+        values = values.detach()
+        at, end = 0, start + values.numel()
+        for on_disk, shape in experts.shapes_on_disk(self._spec, name, self.shape(name)).items():
+            lower, upper = max(start, at), min(end, at + math.prod(shape))
+            if lower < upper:
+                width = math.prod(shape[1:])
+                for row, column, part in rectangles(lower - at, values[lower - start : upper - start], width):
+                    yield StateBlock(kind, on_disk, shape, row, column, part)
+            at += math.prod(shape)
+
+    def _whole_tensors(self, kind: StateKind) -> Iterator[StateBlock]:
+        """Collective under ZeRO, which gathers every tensor on every rank."""
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
         for number, (name, parameter) in enumerate(self.parameters.items()):
             whole = self.full_param(name, read(parameter)).detach()
             if number % dist.get_world_size() == dist.get_rank():
                 for on_disk, tensor in experts.split_experts(self._spec, name, whole):
                     yield StateBlock.whole(kind, on_disk, tensor)
-        if dist.get_rank() == 0:
-            for name, buffer in self.buffers.export(kind):
-                yield StateBlock.whole(kind, name, buffer)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError if names or shapes differ from the model's."""

@@ -24,6 +24,8 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import (
     safe_get_full_grad,
     safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
     safe_set_full_optimizer_state,
     safe_set_local_optimizer_state,
 )
@@ -65,6 +67,11 @@ class ParameterState(ABC):
         if kind in _MOMENTS and kind not in self._kinds:
             return torch.zeros(getattr(parameter, "ds_shape", parameter.shape))
         return safe_get_full_optimizer_state(parameter, self._key(kind))
+
+    def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
+        """(start in the flattened parameter, values) of what this rank alone has of MASTER or a moment that is open:
+        fp32, one dimension, perhaps empty. Not collective. For partitioned state only."""
+        raise NotImplementedError
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
@@ -242,6 +249,11 @@ class UnshardedState(ParameterState):
 class PartitionedState(ParameterState):
     """Stages 1 and 2: DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
 
+    def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
+        if (mapping := parameter._hp_mapping) is None:
+            return 0, torch.empty(0)
+        return mapping.lp_fragment_address.start, mapping.get_hp_fragment(self._key(kind))
+
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         safe_set_full_optimizer_state(parameter, value, self._key(kind))
 
@@ -291,6 +303,15 @@ class FullyPartitionedState(ParameterState):
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         start, length = self.rank_range(parameter)
         self.set_part(parameter, kind, value.flatten()[start : start + length])
+
+    def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
+        start, length = self.rank_range(parameter)
+        return start, self._part(parameter, kind)[: max(0, min(length, parameter.ds_numel - start))]
+
+    def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        """This rank's padded part."""
+        key = self._key(kind)
+        return safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
 
     def rank_range(self, parameter: Parameter) -> tuple[int, int]:
         """(start, length) of this rank's part of the flattened parameter. The part may extend beyond the parameter's

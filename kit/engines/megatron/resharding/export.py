@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.sharding import Block
-from kit.engines.protocol import StateBlock, StateKind
+from kit.engines.protocol import StateBlock, StateKind, rectangles
 
 _AnyBlock = TypeVar("_AnyBlock", bound=Block)
 
@@ -51,7 +50,7 @@ def parts(
 
     The range is ``values``, from element ``start`` on; ``shape``: shape of the shard.
     """
-    for row, column, rectangle in _rectangles(start, values, math.prod(shape[1:])):
+    for row, column, rectangle in rectangles(start, values, math.prod(shape[1:])):
         for block in blocks:
             at = row if block.dim == 0 else column
             lower, upper = max(at, block.at), min(at + rectangle.shape[block.dim], block.at + block.length)
@@ -59,13 +58,3 @@ def parts(
                 moved = block.start + lower - block.at
                 where = (moved, column) if block.dim == 0 else (row, moved)
                 yield block, where, rectangle.narrow(block.dim, lower - at, upper - lower)
-
-
-def _rectangles(start: int, values: torch.Tensor, width: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Split a range of a flattened matrix into at most three (row, column, matrix): the end of a row, whole rows, the
-    beginning of a row."""
-    end = start + values.numel()
-    edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
-    for lower, upper in pairwise(edges):
-        row, column = divmod(lower, width)
-        yield row, column, values[lower - start : upper - start].view(-1, min(width, upper - lower))
