@@ -99,7 +99,7 @@ class DataParallel(ModelParallelStrategy):
 
     @property
     def _in_parts(self) -> bool:
-        """Whether each rank exports its part of the masters and moments. Not of experts that are interleaved."""
+        """Whether each rank exports its part of master weights and moments. Not of interleaved experts."""
         return self.rundir.plan.layout.zero_stage > 0 and not self._spec.traits.interleaved_experts
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
