@@ -11,13 +11,13 @@ import torch
 
 import kit
 from kit.emit.run_directory import write
-from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.megatron.weights.random import RandomSource
 from kit.specs.catalog import parse_cluster
 from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.units import GIB
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.workers import pool
 
 

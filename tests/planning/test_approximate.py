@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from kit.api import plan
 from kit.cost.model.params import count
 from kit.engines.huggingface.count_parameters import answer_of, described
-from kit.engines.huggingface.models import hf_config, parameter_shapes
+from kit.engines.huggingface.models import hf_config
 from kit.errors import PlanError, SpecError
 from kit.planner.plan import Plan
 from kit.report.plan_text import render
@@ -31,6 +31,7 @@ from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.validation import adapter
 from tests.support.assets import ROOT
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
 
 KEPT = json.loads((ROOT / "benchmarks" / "results" / "model-types.json").read_text(encoding="utf-8"))["types"]

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from kit.cost.model.params import count
-from kit.engines.huggingface.models import parameter_shapes
 from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec
 from tests.support.models import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
+from tests.support.parameter_shapes import parameter_shapes
 
 WORDS = {
     "relative": ("relative_attention_bias",),  # in the first layer of a stack, for all of them

@@ -13,13 +13,13 @@ from kit.cost.memory.peak import parts_of
 from kit.cost.reliability import checkpoint_bytes
 from kit.engines import eight_bit
 from kit.engines.huggingface.adapters import adapter_shapes
-from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.optimizers import BLOCK
 from tests.support import tiny
 from tests.support.checkpoints import export, load
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.workers import pool
 from tests.training import cases
 from tests.training.cases import relative

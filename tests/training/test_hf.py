@@ -20,12 +20,12 @@ from kit.engines.huggingface.models import (
     check_names,
     check_shape,
     hf_config,
-    parameter_shapes,
     random_model,
 )
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.support import tiny
+from tests.support.parameter_shapes import parameter_shapes
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 INDEX = "model.safetensors.index.json"

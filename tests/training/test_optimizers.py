@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
-from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.protocol import StateKind
 from kit.engines.torch import gathered_optimizers
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.job import OptimizerName, OptimizerSpec
 from tests.support import tiny
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.workers import pool
 from tests.training import cases
 from tests.training.cases import relative

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from kit.engines.huggingface.models import HfDirectory, check_names, parameter_shapes
+from kit.engines.huggingface.models import HfDirectory, check_names
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
@@ -20,6 +20,7 @@ from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded
 from tests.support import tiny
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.workers import pool
 from tests.training import cases
 

@@ -11,10 +11,11 @@ import torch
 import transformers
 
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.models import HfDirectory, parameter_shapes, random_model, source_for_model
+from kit.engines.huggingface.models import HfDirectory, random_model, source_for_model
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
+from tests.support.parameter_shapes import parameter_shapes
 
 TEXT = {
     "vocab_size": 64,

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines import build_engine
 from kit.engines.huggingface.inputs import call_arguments
-from kit.engines.huggingface.models import build_model, build_skeleton, parameter_shapes
+from kit.engines.huggingface.models import build_model, build_skeleton
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine, _device
@@ -25,6 +25,7 @@ from kit.errors import CheckpointError, EngineError
 from kit.specs.balancing import BalancingSpec
 from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.support import tiny
+from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import cases

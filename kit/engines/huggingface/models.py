@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface import encoder_decoder, fused_experts
-from kit.engines.huggingface.buffers import SavedBuffers, is_buffer
+from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.huggingface.text_part import of_text
@@ -118,11 +118,6 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
         if buffers:
             model._init_weights(module)
-
-
-def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """``tensor_shapes`` without the buffers."""
-    return {name: shape for name, shape in tensor_shapes(model).items() if not is_buffer(name)}
 
 
 def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.engines.collective import run_collectively, split_over_ranks
 from kit.errors import CheckpointError
 from kit.files import partial_name, publish
-from kit.training.checkpoint.files import Files, sealed_files, start_partial, verify
+from kit.training.checkpoint.files import Files, refuse_existing, sealed_files, verify
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import MANIFEST, require_disk_space
 
@@ -21,7 +21,9 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
     partial, doing = partial_name(directory), f"reading {remote.address}/{name}"
 
     def start() -> Files:
-        start_partial(directory)
+        refuse_existing(directory)
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
+        partial.mkdir(parents=True)
         remote.get_files(name, {MANIFEST: None}, partial)
         try:
             _, files = sealed_files(partial / MANIFEST)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError, SpecError
-from kit.files import complete_directory, complete_file, partial_name
+from kit.files import complete_directory, complete_file
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text import shown
 from kit.specs.text_files import parse_json, read_text
@@ -92,14 +91,6 @@ def refuse_existing(directory: Path) -> None:
     """Raises CheckpointError if ``directory`` exists and is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
-
-
-def start_partial(directory: Path) -> None:
-    """Create an empty ``partial_name(directory)``. Raises CheckpointError if ``directory`` exists and is not empty."""
-    refuse_existing(directory)
-    partial = partial_name(directory)
-    shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
-    partial.mkdir(parents=True)
 
 
 @contextmanager

@@ -26,8 +26,6 @@ _PREFIXES = {
     StateKind.EXP_AVG: "optimizer.state.exp_avg.",
     StateKind.EXP_AVG_SQ: "optimizer.state.exp_avg_sq.",
 }
-SAVED = tuple(_PREFIXES)
-"""The kinds of state that a checkpoint has for every parameter."""
 
 
 @dataclass(frozen=True)
