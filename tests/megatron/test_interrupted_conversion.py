@@ -90,7 +90,7 @@ def in_small_files(monkeypatch):
     small_files(monkeypatch.setattr)
 
 
-@pytest.mark.everyday("hf")
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
 def test_killed_it_starts_again_and_writes_what_an_undisturbed_one_does(to, source, tmp_path, in_small_files):
     if to == "universal":  # which the source is
