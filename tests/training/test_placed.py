@@ -13,6 +13,7 @@ from kit.engines.io import parallel_safetensors
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.engines.protocol import StateBlock, StateKind
 from kit.errors import CheckpointError
+from kit.training.checkpoint import random_state, store
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.store import State, write_blocks
 from tests.training.disk import full_disk
@@ -39,7 +40,7 @@ def halves():
 
 
 def write(directory, blocks=halves):
-    for folder in ("model", "exp_avg"):
+    for folder in ("model", "exp_avg", "private", "random"):
         (directory / folder).mkdir(exist_ok=True)
     state = State(KINDS, {}, blocks, {}, {}, None)
     return write_blocks(state, directory, dict.fromkeys(TENSORS, "a.safetensors"), SHAPES, True, "writing")
@@ -67,7 +68,8 @@ def test_writes_that_stop_half_way_go_on_where_they_stopped(tmp_path, monkeypatc
 
 
 def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
-    synced, real = [], os.fdatasync
+    """Tensors, and what a rank writes alone: another host cannot flush it."""
+    synced, alone, real = [], [], os.fdatasync
 
     def look(descriptor):
         synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -75,6 +77,10 @@ def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fdatasync", look)
     assert {os.path.basename(name) for name in write(tmp_path)} == set(synced)
+    monkeypatch.setattr(store, "fsync", alone.append)
+    alone_has = State(KINDS, {}, halves, {}, {"x": torch.zeros(1)}, random_state.capture())
+    own = ["private/rank-00000.safetensors", "random/rank-00000.json"]
+    assert [*store._write_own(alone_has, tmp_path)] == [str(path.relative_to(tmp_path)) for path in alone] == own
 
 
 def wrong(change):

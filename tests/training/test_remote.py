@@ -41,8 +41,7 @@ def to(address, **checkpoint):
 
 
 def trained(path, address, plan=None, stop_at_step=None, resume=None, **checkpoint):
-    options = {"stop_at_step": stop_at_step, "resume": resume}
-    return runs.trained(path, plan, checkpoint=to(address, **checkpoint), **options)
+    return runs.trained(path, plan, stop_at_step, checkpoint=to(address, **checkpoint), resume=resume)
 
 
 def files_below(directory: Path) -> dict[str, bytes]:

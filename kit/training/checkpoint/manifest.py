@@ -72,7 +72,7 @@ class Manifest:
     plan_hash: str = ""
     """Digest of the plan of the run that wrote it; empty if no run did."""
     world_size: Annotated[int, Within(ge=1, le=_LARGEST_WORLD)] = 1
-    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    scalars: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
     """``Engine.scalars``."""
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
 from kit.engines.protocol import Engine, StateBlock, StateKind, TensorSource
 from kit.errors import CheckpointError
-from kit.files import complete_file
+from kit.files import complete_file, fsync
 from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
@@ -126,17 +126,18 @@ def _start(
 
 
 def _write_own(state: State, directory: Path) -> dict[str, FileRecord]:
-    """Write this rank's private tensors and random generators."""
-    name = f"rank-{rank():05d}"
-    found = {}
+    """Write this rank's private tensors and random generators, and flush them: the rank that publishes the directory
+    cannot flush what another host has in memory."""
+    ends = (PRIVATE, "safetensors"), (RANDOM, "json")
+    private, random = (directory / folder / f"rank-{rank():05d}.{ending}" for folder, ending in ends)
     if state.private:
-        path = directory / PRIVATE / f"{name}.safetensors"
-        save_file({key: tensor.cpu().contiguous() for key, tensor in state.private.items()}, path)
-        found[f"{PRIVATE}/{path.name}"] = record_of(path)
+        save_file({key: tensor.cpu().contiguous() for key, tensor in state.private.items()}, private)
     if state.random is not None:
-        random_state.write(state.random, directory / RANDOM, rank())
-        found[f"{RANDOM}/{name}.json"] = record_of(directory / RANDOM / f"{name}.json")
-    return found
+        random_state.write(state.random, random.parent, rank())
+    own = [path for path in (private, random) if path.exists()]
+    for path in own:
+        fsync(path)
+    return {str(path.relative_to(directory)): record_of(path) for path in own}
 
 
 def _beside_weights(directory: Path) -> dict[str, FileRecord]:
