@@ -7,7 +7,7 @@ import gc
 import threading
 from pathlib import Path
 
-PERIOD_S = 0.005
+PERIOD_S = 0.001
 
 
 def return_freed_memory() -> None:
