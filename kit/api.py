@@ -44,13 +44,14 @@ def plan(
     job: JobSpec | None = None,
     pins: Pins | None = None,
     calibration: str | Path | None = None,
+    tight: bool = False,
 ) -> Plan:
     """The fastest plan that fits.
 
     ``model``: a catalog name, a Hugging Face directory, a ``ModelSpec``, or a recipe. With a recipe, give no cluster,
     job or pins. ``cluster``: ``"8xH100"``, ``"aws:p5.48xlarge:4"`` or a ``ClusterSpec``. ``pins``: choices already
     made. ``calibration``: a file that ``kit plan --calibrate`` wrote. Its runs correct the predictions for their
-    cluster.
+    cluster. ``tight``: whether the layout may leave no room for the error of its predicted peak.
 
     Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
     """
@@ -59,8 +60,8 @@ def plan(
     if isinstance(model, Recipe):
         from kit.emit.extra import plan_of_recipe
 
-        return plan_of_recipe(model, known)
-    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
+        return plan_of_recipe(model, known, tight)
+    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known, tight)
 
 
 def compare(

@@ -42,7 +42,12 @@ def tables() -> list[str]:
 
 WRITERS: dict[str, Callable[[], list[str]]] = {
     "kit emit --write-shipped": lambda: shipped_files.check(ROOT),
-    "python scripts/readme.py": lambda: other({"README.md": readme.refreshed((ROOT / "README.md").read_text())}),
+    "python scripts/readme.py": lambda: other(
+        {
+            "README.md": readme.refreshed((ROOT / "README.md").read_text()),
+            "docs/fine-tune.md": readme.with_defaults((ROOT / "docs/fine-tune.md").read_text()),
+        }
+    ),
     "python scripts/compile_catalog.py": lambda: other({"kit/specs/catalog/catalog.json": compile_catalog.compiled()}),
     "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(
         {"recipes/recipe.schema.json": json.dumps(json_schema(), indent=2) + "\n"}

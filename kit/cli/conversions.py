@@ -75,7 +75,10 @@ def convert_data(
 def convert_model(
     source: Annotated[
         Path,
-        typer.Argument(help="A checkpoint of kit, DeepSpeed, Megatron, FSDP or DCP, or a Hugging Face model."),
+        typer.Argument(
+            help="A run directory (its newest checkpoint), a checkpoint of kit, DeepSpeed, Megatron, FSDP or DCP, or a "
+            "Hugging Face model."
+        ),
     ],
     out: OutDir,
     to: Annotated[
@@ -85,7 +88,8 @@ def convert_model(
         str | None, typer.Option(help="hf, megatron: float32, bfloat16 (if not given) or float16.")
     ] = None,
     extras_from: Annotated[
-        Path | None, typer.Option(help="hf: copy tokenizer files from this Hugging Face directory.")
+        Path | None,
+        typer.Option(help="hf: copy tokenizer files from this Hugging Face directory; else that of the run."),
     ] = None,
     merge_into: Annotated[
         Path | None, typer.Option(help="For adapters: the base model; writes the merged model.")
@@ -101,8 +105,12 @@ def convert_model(
     A checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
     """
     from kit.training.checkpoint.convert import convert as converted
+    from kit.training.checkpoint.of_run import newest_step, started_from
 
     started = time.monotonic()
+    source = newest_step(source)
+    if to == "hf" and extras_from is None and (base := started_from(source)) and any(base.glob("tokenizer*.json")):
+        extras_from = base
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kB
     what += f" ({time.monotonic() - started:.1f} s, at most {peak_gib:.1f} GiB of memory)"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +24,12 @@ from kit.planner.request import Request
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, job_defaults
+from kit.specs.job import JobSpec
+from kit.specs.job_defaults import with_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.other_programs import refuse_other_programs
+from kit.specs.validation import trusted
 
 if TYPE_CHECKING:
     from kit.specs.recipe import Recipe
@@ -105,6 +110,18 @@ def searching(what: str) -> Iterator[None]:
             typer.echo("\r\x1b[K", nl=False, err=True)
 
 
+def terminal() -> tuple[int, Callable[[str], str]]:
+    """The width to wrap at and a function that styles a label. On a terminal: its width, and colour if it has
+    colours."""
+    from kit.report.view import WIDTH
+
+    if not sys.stdout.isatty():
+        return WIDTH, str
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = max(40, min(WIDTH, shutil.getterminal_size().columns))
+    return width, str if plain else functools.partial(typer.style, fg="cyan")
+
+
 def is_recipe(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
@@ -114,7 +131,9 @@ def is_plan(path: Path) -> bool:
     return "schema_version" in strict_yaml.read(path).data
 
 
-def plan_recipe(path: Path, overrides: list[str] | None, calibration: Path | None = None) -> tuple[Plan, Recipe]:
+def plan_recipe(
+    path: Path, overrides: list[str] | None, calibration: Path | None = None, tight: bool = False
+) -> tuple[Plan, Recipe]:
     """The plan of a recipe with its changes, or a saved plan. Of a saved plan only ``run`` can be changed."""
     from kit.api import plan  # a plan of catalog names imports no recipe
     from kit.specs.recipe import load_recipe
@@ -122,7 +141,7 @@ def plan_recipe(path: Path, overrides: list[str] | None, calibration: Path | Non
     _one_value_each(changes := overrides or [])
     if not is_plan(path):
         recipe = load_recipe(path, changes)
-        return plan(recipe, calibration=calibration), recipe
+        return plan(recipe, calibration=calibration, tight=tight), recipe
     return _saved_plan(path, changes)
 
 
@@ -184,7 +203,7 @@ def request_of(context: typer.Context, name: str, changes: list[str], calibratio
     if context.params["gpus"] is None:
         raise SpecError("--gpus is missing, for example --gpus 8xH100")
     model, cluster = load_model(name), parse_cluster(context.params["gpus"])
-    cluster, job, pins = with_changes(name, cluster, job_for(model, **asked(context)), changes)
+    cluster, job, pins = with_changes(name, model, cluster, asked(context), changes)
     return Request(model=model, cluster=cluster, job=job, pins=pins, calibration=calibration)
 
 
@@ -206,38 +225,35 @@ def asked(context: typer.Context) -> dict[str, Any]:
     return {key: value for key in _JOB if (value := context.params.get(key)) is not None and value is not False}
 
 
-def job_for(
-    model: ModelSpec,
-    *,
-    lora: bool = False,
-    qlora: bool = False,
-    optimizer: str | None = None,
-    **values: int | str | None,
-) -> JobSpec:
-    """The job that the given options describe. Other values are defaults: the job's, or the model's where the model
-    cannot take the job's."""
-    data: dict[str, Any] = job_defaults(model)
-    if lora or qlora:
-        data["lora"] = {"four_bit": qlora}
-    if optimizer is not None:
-        data["optimizer"] = {"name": optimizer}
-    data |= values
-    document = strict_yaml.Document(name="options", data={}, lines={})
-    return strict_yaml.parse(JobSpec, data, document) if data else JobSpec()
+def keys_of_job(
+    *, lora: bool = False, qlora: bool = False, optimizer: str | None = None, **values: Any
+) -> dict[str, Any]:
+    """The keys of a recipe's job that the given options stand for."""
+    data: dict[str, Any] = {"lora": {"four_bit": qlora}} if lora or qlora else {}
+    return data | ({} if optimizer is None else {"optimizer": {"name": optimizer}}) | values
+
+
+def job_for(model: ModelSpec, num_gpus: int, **given: Any) -> JobSpec:
+    """The job of the given options, with what is usual where they are silent."""
+    keys = with_defaults(keys_of_job(**given), model, num_gpus)
+    if not given:
+        return trusted(JobSpec, keys)  # kit's own values, without the time that the parser takes to load
+    return strict_yaml.parse(JobSpec, keys, strict_yaml.Document(name="options", data={}, lines={}))
 
 
 def with_changes(
-    model: str, cluster: ClusterSpec, job: JobSpec, changes: list[str]
+    name: str, model: ModelSpec, cluster: ClusterSpec, given: dict[str, Any], changes: list[str]
 ) -> tuple[ClusterSpec, JobSpec, Pins]:
     """The cluster and the job that options describe, with ``cluster.key=value`` and ``job.key=value`` applied to them
     as to those of a recipe; and what is pinned."""
-    of = {key: [word for word in changes if re.match(rf"{key}[.=]", word)] for key in ("cluster", "job")}
-    if any(of.values()):
-        from kit.specs.recipe import changed_section  # a plan of catalog names imports no recipe
+    asks = [word for word in changes if re.match(r"(cluster|job)[.=]", word)]
+    if asks:
+        from kit.specs.recipe import job_and_cluster  # a plan of catalog names imports no recipe
 
-        cluster = changed_section("cluster", cluster, of["cluster"])
-        job = changed_section("job", job, of["job"])
-    return cluster, job, pins_of(model, [word for word in changes if word not in of["cluster"] + of["job"]])
+        job, cluster = job_and_cluster(model, cluster, keys_of_job(**given), asks)
+    else:
+        job = job_for(model, cluster.num_gpus, **given)
+    return cluster, job, pins_of(name, [word for word in changes if word not in asks])
 
 
 def pins_of(model: str, changes: list[str]) -> Pins:

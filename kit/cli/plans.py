@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 import shlex
-import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,21 +38,24 @@ from kit.cli.options import (
     recipe_changes,
     request_of,
     searching,
+    terminal,
     with_changes,
 )
 from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
-from kit.planner.length import for_steps
-from kit.planner.make_plan import make_plan
+from kit.planner.make_plan import for_steps, make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.catalog.weights import weights_of
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.trl import TRL
+from kit.units import human_count
 
 if TYPE_CHECKING:
     from kit.report.memory_report import FitReport
@@ -86,6 +84,9 @@ def plan(
     qlora: Qlora = False,
     optimizer: Optimizer = None,
     attention: Attention = None,
+    tight: Annotated[
+        bool, typer.Option("--tight", help="Let the layout fill the GPU, without room for the prediction's error.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a self-contained page to this new file.")] = None,
     deadline: Annotated[
@@ -135,24 +136,23 @@ def plan(
             )
         of_file_alone(context, Path(model))
         with searching(model):
-            result, _ = plan_recipe(Path(model), changes, known)
+            result, _ = plan_recipe(Path(model), changes, known, tight)
         again = [model, *changes]
     else:
         spec = load_model(model)
-        job = job_for(spec, **given)
         if chooses:
-            pins = pins_of(model, changes)
+            pins, job = pins_of(model, changes), job_for(spec, 1, **given)
             gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known, as_json)
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         with searching(f"{spec.name} on {gpus}"):
             cluster = _priced(gpus, price) if price else parse_cluster(gpus)
-            cluster, job, pins = with_changes(model, cluster, job, changes)
-            result = make_plan(spec, cluster, job, pins, load_calibration(known))
+            cluster, job, pins = with_changes(model, spec, cluster, given, changes)
+            result = make_plan(spec, cluster, job, pins, load_calibration(known), tight)
         again = [model, "--gpus", gpus, *changes]
         for name, value in given.items():
             again += [f"--{name.replace('_', '-')}"]
-            again += [] if value is True else [str(value)]
+            again += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
     if calibrate is not None and calibration is not None:
         result = _calibrated(result, calibrate, calibration)
     if save is not None:
@@ -162,18 +162,8 @@ def plan(
     if as_json:
         echo_json(result)
         return
-    words = shlex.join([*again, *(["--calibration", str(calibration)] if calibration else [])])
-    priced = "".join(f" --price {shlex.quote(each)}" for each in price or [])
-    lasts = "" if result.job.epochs or result.job.planned_tokens else " --epochs 3"
-    saved = "" if save or is_recipe(model) else f"kit plan {words}{lasts}{priced} --save plan.yaml && "
-    weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
-    saved_as = shlex.quote(str(save or "plan.yaml"))
-    emitted = shlex.join(again) if is_recipe(model) else f"{saved_as}{weights} run.data.train=data/train"
-    width, style = _terminal()
-    memory = f"kit memory {words}"
-    with_page = f"{memory}   kit ui {shlex.quote(model)}" if Path(model).exists() else f"{memory}   kit ui"
-    second = with_page if len(with_page) <= width - LABEL_WIDTH else memory
-    then = (f"kit explain {words}", second, f"{saved}kit emit {emitted} --out runs/a")
+    width, style = terminal()
+    then = _next(result, again, ["--calibration", str(calibration)] if calibration else [], width - LABEL_WIDTH)
     typer.echo(summary(view_of(result), then, width, style))
 
 
@@ -181,6 +171,23 @@ def _priced(gpus: str, price: list[str]) -> ClusterSpec:
     from kit.report.clusters import clusters_named  # a plan without a price need not load the table
 
     return clusters_named([gpus], price)[gpus]
+
+
+def _next(plan: Plan, words: list[str], known: list[str], width: int) -> tuple[str, ...]:
+    """Commands that follow on ``kit plan WORDS``, each complete; the last ones end in a run."""
+    asked_for = shlex.join([*words, *known])
+    memory, page = f"kit memory {asked_for}", shlex.join(["kit", "ui", *(words[:1] if Path(words[0]).exists() else [])])
+    second = f"{memory}   {page}"
+    then = [f"kit explain {asked_for}", second if len(second) <= width else memory]
+    own_loop, several = plan.job.objective not in TRL, plan.cluster.num_nodes > 1
+    if is_recipe(words[0]):
+        start = " && kit train runs/a" if own_loop and not several else ""
+        return (*then, f"kit emit {shlex.join(words)} --out runs/a{start}")
+    if own_loop and weights_of(words[0]):
+        rows = {"sft": "chats.jsonl", "seq2seq": "pairs.jsonl"}.get(plan.job.objective, "text.jsonl")
+        train = f"kit train {words[0]} --data {rows} {shlex.join(words[1:])} --out runs/a"
+        return (*then, f"{train} --dry-run" if several else train)
+    return (*then, f"kit plan {asked_for} --save plan.yaml && kit emit plan.yaml --out runs/a")
 
 
 def explain(
@@ -311,8 +318,9 @@ def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitRe
 def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> None:
     from kit.report import largest_model
 
-    job = job_for(load_model(largest_model.SIZES[0]), **given)
-    found = largest_model.largest_models(parse_cluster(gpus), job, pins)
+    cluster = parse_cluster(gpus)
+    job = job_for(load_model(largest_model.SIZES[0]), cluster.num_gpus, **given)
+    found = largest_model.largest_models(cluster, job, pins)
     answer(largest_model.as_json(found), largest_model.table(found), as_json)
 
 
@@ -325,18 +333,6 @@ def _write_page(plan: Plan, path: Path) -> None:
             stream.write(page(view_of(plan)))
     except OSError as error:
         raise SpecError(f"--html {path} cannot be written: {error.strerror}; name a new file") from None
-
-
-def _terminal() -> tuple[int, Callable[[str], str]]:
-    """The width to wrap at and a function that styles a label. On a terminal: its width, and colour if it has
-    colours."""
-    from kit.report.view import WIDTH
-
-    if not sys.stdout.isatty():
-        return WIDTH, str
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    width = max(40, min(WIDTH, shutil.get_terminal_size().columns))
-    return width, str if plain else functools.partial(typer.style, fg="cyan")
 
 
 def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
@@ -379,7 +375,8 @@ def _compare_clusters(
             answers = compare_clusters(load_recipe(Path(model), changes), named, calibration=calibration)
         else:
             spec = load_model(model)
-            answers = compare_clusters(spec, named, job_for(spec, **given), pins_of(model, changes), calibration)
+            job = job_for(spec, max(cluster.num_gpus for cluster in named.values()), **given)
+            answers = compare_clusters(spec, named, job, pins_of(model, changes), calibration)
     answer(list(answers), cluster_table(answers), as_json)
 
 
@@ -397,13 +394,16 @@ def _chosen_cluster(
 ) -> str:
     """Print what the node types offer, and return the best. With --json the table goes to stderr."""
     from kit.planner.cluster_selection import GOALS, Constraints, cluster_options, node_type, render_options
+    from kit.report.total import of_a_billion
 
     goal = next((goal for goal in GOALS if goal == by), None)
     if goal is None:
         raise SpecError(f"--by {by!r} is not a goal; use gpus, money or time")
+    if deadline is None and budget is None:
+        job = of_a_billion(job)
     constraints = Constraints(goal=goal, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)
     only = None if node is None else node_type(node)
     with searching(f"{model.name} on {node or 'every node type'}"):
         found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
-    typer.echo(render_options(found) + "\n", err=as_json)
+    typer.echo(f"{render_options(found)}\nof {human_count(job.total_tokens or 0)} tokens\n", err=as_json)
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer._click.core import ParameterSource
 
 from kit.cli.app import PLAIN
-from kit.cli.options import AsJson, Overrides, answer, count, is_recipe, plan_recipe
+from kit.cli.options import (
+    AsJson,
+    Epochs,
+    GlobalBatchSize,
+    Gpus,
+    Lora,
+    Objective,
+    Optimizer,
+    Overrides,
+    Precision,
+    Qlora,
+    SeqLength,
+    TotalTokens,
+    answer,
+    asked,
+    count,
+    is_recipe,
+    keys_of_job,
+    plan_recipe,
+    searching,
+    terminal,
+)
 from kit.errors import HINT, RunDirectoryError, SpecError
+from kit.planner.length import for_run
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe
 from kit.specs.trl import TRL
@@ -58,9 +82,36 @@ def emit(
 
 
 def train(
-    target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (with --out).")],
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="Run directory; a recipe (with --out); or a model (with --data).")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows to train a model on: .jsonl, .parquet, text, a saved data set. The first row says whether they "
+            "are chats (messages, or prompt and completion), pairs (source, target) or text."
+        ),
+    ] = None,
+    gpus: Gpus = "local",
+    seq_length: SeqLength = None,
+    global_batch_size: GlobalBatchSize = None,
+    total_tokens: TotalTokens = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    objective: Objective = None,
+    lora: Lora = False,
+    qlora: Qlora = False,
+    optimizer: Optimizer = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="For chats: a Jinja file, or plain, for any tokenizer; else the tokenizer's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the run directory, and print how to start it.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run directory to write; of a model runs/MODEL-OBJECTIVE.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a checkpoint or a run.")
     ] = None,
@@ -74,30 +125,42 @@ def train(
         bool, typer.Option("--take-over", help="Take the run directory from the run that its run.lock names.")
     ] = False,
 ) -> None:
-    """Start this node's processes of a run and wait for them."""
+    """Train: a model on rows (kit train MODEL --data FILE), a recipe, or a run directory. Starts this node's processes
+    and waits for them."""
     from kit.api import launch_arguments
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
 
-    if is_recipe(str(target)):
+    path, given = Path(target), asked(context)
+    if data is None and (given or chat_template or context.get_parameter_source("gpus") is not ParameterSource.DEFAULT):
+        raise SpecError(
+            "--data is missing: options of a cluster and a job are for kit train MODEL --data FILE; a recipe is "
+            "changed by its arguments, such as job.epochs=3"
+        )
+    if data is not None:
+        out, rundir = _first_run(target, gpus or "local", data, given, overrides or [], chat_template, out)
+    elif is_recipe(target):
         if out is None:
             raise SpecError("--out is missing: a recipe is trained from a run directory, which is written there")
-        result, loaded = plan_recipe(target, overrides)
+        result, loaded = plan_recipe(path, overrides)
         if result.job.objective not in TRL and (loaded.run is None or not loaded.run.data.named):
             raise SpecError(f"{loaded.name}: run.data.train is required and missing; kit's own loop trains on it")
         rundir = _emit(loaded, result, out)
     elif overrides:
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
-        rundir = RunDirectory.open(target)
+        rundir = RunDirectory.open(_existing(path))
         if out is not None:
             raise SpecError(f"--out {out}: {target} is a run directory and is trained where it is; omit --out")
+    if dry_run:
+        typer.echo(f"{out or path} is written; start it: kit train {shlex.quote(str(out or path))}")
+        return
     if line := rundir.memory_after_edits():
         typer.echo(line)
     try:
         preflight(rundir, None if resume in (None, "auto") else Path(resume))
     except RunDirectoryError as error:
-        if not is_recipe(str(target)):
+        if out is None:
             raise
         raise RunDirectoryError(f"{error}\n{HINT}{out} is written; once this is mended: kit train {out}") from None
     if rundir.run.data.stream is not None:
@@ -180,11 +243,51 @@ def _steps(text: str) -> str:
     return text
 
 
+def _existing(path: Path) -> Path:
+    """The path, if there is a file or directory. Raises SpecError for what may be meant as a model."""
+    if not path.exists():
+        raise SpecError(f"{path} is no run directory; a model is trained on rows: kit train {path} --data FILE.jsonl")
+    return path
+
+
+def _first_run(
+    model: str,
+    gpus: str,
+    data: str,
+    given: dict[str, Any],
+    overrides: list[str],
+    chat_template: str | None,
+    out: Path | None,
+) -> tuple[Path, Any]:
+    """Write the run directory of a model on rows; print its plan. Returns the path as it was typed, and the run
+    directory."""
+    from kit.cli.new_recipe import free_directory, new_recipe, with_batch_for
+    from kit.emit.extra import plan_of_recipe
+    from kit.emit.run_directory import write
+    from kit.report.summary import summary
+    from kit.report.view import view_of
+    from kit.training.data.prepared import prepared, samples_of
+
+    made = new_recipe(model, gpus, data, keys_of_job(**given), overrides, chat_template)
+    plan_of_recipe(made.recipe)  # what cannot be planned is not tokenised
+    out = out or free_directory(made.recipe)
+    assert made.recipe.run is not None
+    run = prepared(made.recipe.run, made.recipe.job, out.parent, typer.echo)
+    made = with_batch_for(made, samples_of(run.data, made.recipe.job))
+    with searching(f"{made.recipe.model.name} on {made.recipe.cluster.name}"):
+        plan = for_run(plan_of_recipe(made.recipe), run)
+    width, style = terminal()
+    typer.echo(f"\n{summary(view_of(plan), width=width, style=style)}\n")
+    return out, write(plan, run, out, beside={"recipe.yaml": made.text(out)})
+
+
 def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) -> Any:
     from kit.emit.run_directory import write
     from kit.specs.run import RunSpec
+    from kit.training.data.prepared import prepared
 
-    return write(result, recipe.run or RunSpec(), out, targets)
+    run = prepared(recipe.run or RunSpec(), result.job, out.parent, lambda line: typer.echo(line, err=True))
+    return write(for_run(result, run), run, out, targets)
 
 
 def _shipped(write: bool) -> None:

@@ -21,7 +21,7 @@ def predict(workload: Workload) -> Prediction:
     components = step_time_components_s(workload)
     step_time_s = sum(components.values())
     tokens_per_s = job.tokens_per_step / step_time_s
-    tokens = job.planned_tokens
+    tokens = job.total_tokens
     days = None if tokens is None else tokens / tokens_per_s / SECONDS_PER_DAY
     peak = layout.world_size * peak_flops_per_s(cluster.gpu, job.precision)
     evidence = step_time_evidence(workload)

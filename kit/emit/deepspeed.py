@@ -156,7 +156,7 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
     few hundred steps. The steps of epochs are not known here, and few. One overflow does not change the scale
     (hysteresis 2), because it may come from one bad batch.
     """
-    steps = (plan.job.planned_tokens or 0) // plan.job.tokens_per_step
+    steps = (plan.job.total_tokens or 0) // plan.job.tokens_per_step
     return {
         "enabled": True,
         "loss_scale": 0,

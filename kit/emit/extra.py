@@ -22,10 +22,10 @@ _FILES: Mapping[str, DerivedFile] = {"megatron": megatron.FILES[0], "deepspeed":
 NOT_PREDICTED = "passed on as it is, not in the prediction"
 
 
-def plan_of_recipe(recipe: Recipe, calibration: Calibration = NONE) -> Plan:
-    """The plan of all that a recipe says: model, cluster, job, layout, extra, and the length of its run. Raises
-    ``SpecError`` and ``PlanError``."""
-    made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout, calibration)
+def plan_of_recipe(recipe: Recipe, calibration: Calibration = NONE, tight: bool = False) -> Plan:
+    """The plan of all that a recipe says: model, cluster, job, layout, extra, and the length of its run. ``tight``:
+    as of ``make_plan``. Raises ``SpecError`` and ``PlanError``."""
+    made = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout, calibration, tight)
     return for_run(with_extra(made, recipe.extra), recipe.run)
 
 

@@ -37,6 +37,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kit.cost.hardware import usable_gib
@@ -64,6 +65,7 @@ from kit.files import complete_directory
 from kit.planner.describe import describe
 from kit.planner.length import known_length
 from kit.planner.plan import Plan
+from kit.planner.schedule import with_usual_warmup
 from kit.specs import strict_yaml
 from kit.specs.extra import flat
 from kit.specs.layout import ZERO_KEYS
@@ -120,7 +122,7 @@ class RunDirectory:
                 "change the recipe and emit again (kit emit RECIPE --out NEW_DIR)"
             )
         document = strict_yaml.read(path / "run.yaml")  # users may edit it; it never changes the plan
-        run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
+        run = with_usual_warmup(absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path), plan.job)
         _check(plan, run)
         files = {file.name: file for file in DERIVED_FILES}
         if others := _edited_beside(path, hashes, files.keys()):
@@ -211,9 +213,16 @@ def _applies(file: DerivedFile, plan: Plan) -> bool:
     return file.applies(plan) and not (file.own_loop and plan.job.objective in TRL)
 
 
-def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
+def write(
+    plan: Plan,
+    run: RunSpec,
+    path: str | Path,
+    targets: Sequence[str] = (),
+    beside: Mapping[str, str] = MappingProxyType({}),
+) -> RunDirectory:
     """Writes a new run directory, complete or not at all. ``targets``: values of ``--target`` whose files to add.
-    Without training data it has no file of kit's own loop: it is for a user's own script.
+    Without training data it has no file of kit's own loop: it is for a user's own script. ``beside``: name → text of
+    further files, which kit does not read.
 
     Raises ``RunDirectoryError`` if the path exists. Raises ``SpecError`` for an unknown target, a schedule that is
     longer than the run, or a batch ramp that the layout cannot run.
@@ -223,6 +232,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
         if not any(_applies(file, plan) for file in of_target):
             raise SpecError(f"--target {target} for {describe(plan.layout)}: {of_target[0].refuses(plan)}")
     check_extra(plan)
+    run = with_usual_warmup(run, plan.job)
     _check(plan, run)
     path = Path(path).resolve()
     check_line("run directory", str(path))
@@ -258,7 +268,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     files[MANIFEST] = json_text(manifest)
     try:
         with complete_directory(path) as staging:
-            for name, text in files.items():
+            for name, text in {**beside, **files}.items():
                 (staging / name).write_text(text, encoding="utf-8")
             for name in files:
                 if name.endswith(".sh"):

@@ -166,12 +166,12 @@ class _NodeType:
             calibration,
         )
         self.node = parse_cluster(f"{name}:1")
-        if job.planned_tokens is None:
+        if job.total_tokens is None:
             raise SpecError(
-                f"objective={job.objective}: a cluster is chosen for the time or cost of so many tokens, and only a "
-                "run counts its rows; give --total-tokens"
+                "a cluster is chosen for the time or cost of so many tokens, and their number is not known; give "
+                "--total-tokens"
             )
-        self.tokens = job.planned_tokens
+        self.tokens = job.total_tokens
         flops = self.tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
         self.node_seconds = flops / speed

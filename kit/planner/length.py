@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
-from kit.cost.estimate import cost_usd
 from kit.errors import SpecError
+from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
-from kit.planner.schedule import check_ramp, ramped
+from kit.planner.schedule import check_ramp, ramped, warmup
 from kit.specs.epoch import Epoch, epoch_on_disk
+from kit.specs.job_defaults import defaults_of
 from kit.specs.run import RunSpec
-from kit.units import SECONDS_PER_DAY
 
 MOST_EPOCHS = 20
 """A longer run asks for run.data.allow_many_epochs. After some 16 epochs repeated data teach little more (Muennighoff
@@ -29,11 +28,11 @@ def length(plan: Plan, run: RunSpec, epoch: Epoch | None = None) -> tuple[int, i
     check_ramp(plan, run)
     steps, samples = _length(plan, run, epoch)
     schedule = run.schedule
-    warmup = min(schedule.warmup_steps, steps / 10)
-    if schedule.decay_steps is not None and schedule.decay_steps > steps - warmup:
+    warming = warmup(schedule, steps)
+    if schedule.decay_steps is not None and schedule.decay_steps > steps - warming:
         raise SpecError(
             f"run.schedule.decay_steps={schedule.decay_steps} is more than the {steps:,} steps of the run less its "
-            f"warm-up of {warmup:g}; use at most {math.floor(steps - warmup)}, or train for longer"
+            f"warm-up of {warming:g}; use at most {math.floor(steps - warming)}, or train for longer"
         )
     return steps, samples
 
@@ -49,6 +48,8 @@ def known_length(plan: Plan, run: RunSpec) -> tuple[int, int] | None:
         )
     epoch = epoch_on_disk(run.data, plan.job.objective)
     check_epochs(plan, run, epoch)
+    if not run.data.named and run.steps is None and plan.job.total_tokens is None:
+        return None  # of a script that reads its own data
     if epoch is None and needs_epoch(plan, run):
         check_ramp(plan, run)
         return None
@@ -60,42 +61,44 @@ def for_run(plan: Plan, run: RunSpec | None) -> Plan:
     if run is None:
         return plan
     epoch = epoch_on_disk(run.data, plan.job.objective)
-    if run.steps is None and (epoch is None or (plan.job.epochs is None and plan.job.planned_tokens is None)):
+    if run.steps is None and (epoch is None or (epochs_of(plan, run) is None and plan.job.total_tokens is None)):
         return plan
     return for_steps(plan, _length(plan, run, epoch)[0])
 
 
-def for_steps(plan: Plan, steps: float | None) -> Plan:
-    """The plan with days and money of so many steps; None: as it is."""
-    if steps is None:
-        return plan
-    days = steps * plan.predicted.step_time_s / SECONDS_PER_DAY
-    return replace(plan, predicted=replace(plan.predicted, days=days, cost_usd=cost_usd(plan.cluster, days)))
+def epochs_of(plan: Plan, run: RunSpec) -> float | None:
+    """Passes over the training data: ``job.epochs``; of one set without any length what is usual for the objective;
+    None where the length is another or nobody says one."""
+    job, data = plan.job, run.data
+    if job.epochs is not None or run.steps is not None or job.total_tokens is not None or data.train is None:
+        return job.epochs
+    return defaults_of(job.objective, job.lora is not None).epochs
 
 
 def needs_epoch(plan: Plan, run: RunSpec) -> bool:
-    """Whether the number of steps follows from the data. Raises SpecError for rows without a length, and for epochs of
-    data that have none."""
+    """Whether the number of steps follows from the data. Raises SpecError for a blend or a stream without a length, and
+    for epochs of data that have none."""
     job, data = plan.job, run.data
-    if run.steps is not None:
+    if run.steps is not None or not data.named:
         return False
     if job.epochs is not None and (data.blend or data.stream is not None):
         why = "blend, whose sets each have epochs of their own" if data.blend else "stream, whose length nobody knows"
         raise SpecError(f"job.epochs={job.epochs:g} with run.data.{why}; use run.steps or job.total_tokens")
-    if job.epochs is None and job.planned_tokens is None:
+    if epochs_of(plan, run) is None and job.total_tokens is None:
         raise SpecError(
             f"objective={job.objective} without a length: none of job.epochs, run.steps and job.total_tokens is there; "
             "say how long the run is, such as job.epochs=3"
         )
-    return job.epochs is not None or job.objective != "pretrain"
+    return epochs_of(plan, run) is not None or job.objective != "pretrain"
 
 
 def check_epochs(plan: Plan, run: RunSpec, epoch: Epoch | None) -> None:
     """Raises SpecError if the run sees its data more than ``MOST_EPOCHS`` times and nobody says that this is meant.
     ``epoch``: of the training data; None if not known."""
-    epochs, counted = plan.job.epochs or 0.0, ""
+    asked = epochs_of(plan, run)
+    epochs, counted = asked or 0.0, ""
     many = epochs > MOST_EPOCHS
-    if plan.job.epochs is None and epoch is not None:
+    if asked is None and epoch is not None:
         steps, samples = length(plan, run, epoch)
         many = samples - plan.layout.global_batch_size > MOST_EPOCHS * epoch.samples  # the last step is whole
         epochs, counted = samples / epoch.samples, f" of {epoch.samples:,} samples in {steps:,} steps"
@@ -109,7 +112,7 @@ def check_epochs(plan: Plan, run: RunSpec, epoch: Epoch | None) -> None:
 def _length(plan: Plan, run: RunSpec, epoch: Epoch | None) -> tuple[int, int]:
     full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
     budget = 0 if run.steps is not None else _budget(plan, run, epoch)
-    begun = plan.job.epochs is not None
+    begun = epochs_of(plan, run) is not None
 
     def fit(samples: int, size: int) -> int:
         """Steps of a size after so many samples; epochs take the step that their last sample begins."""
@@ -128,8 +131,8 @@ def _budget(plan: Plan, run: RunSpec, epoch: Epoch | None) -> int:
     """Samples of a run whose length is epochs or tokens."""
     job, counts = plan.job, needs_epoch(plan, run)
     if not counts:
-        return (job.planned_tokens or 0) // job.seq_length
+        return (job.total_tokens or 0) // job.seq_length
     assert epoch is not None, "the run counts its data first"
-    if job.epochs is not None:
-        return math.ceil(Fraction(str(job.epochs)) * epoch.samples)  # 0.1 is a tenth, not the nearest binary fraction
-    return (job.planned_tokens or 0) * epoch.samples // epoch.tokens
+    if (epochs := epochs_of(plan, run)) is not None:
+        return math.ceil(Fraction(str(epochs)) * epoch.samples)  # 0.1 is a tenth, not the nearest binary fraction
+    return (job.total_tokens or 0) * epoch.samples // epoch.tokens

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kit.cost.estimate import predict
+from dataclasses import replace
+
+from kit.cost.estimate import cost_usd, predict
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
@@ -17,6 +19,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.validation import changed, trusted
+from kit.units import SECONDS_PER_DAY
 
 
 def make_plan(
@@ -25,25 +28,25 @@ def make_plan(
     job: JobSpec,
     pins: Pins | None = None,
     calibration: Calibration = NONE,
+    tight: bool = False,
 ) -> Plan:
     """The fastest layout that fits, with its predictions and the reasons for every choice.
 
     ``calibration``: ratios of measured to predicted values of earlier runs, which correct the predictions. Pretraining
-    without ``job.balancing`` balances experts as the model's family was published.
+    without ``job.balancing`` balances experts as the model's family was published. ``tight``: whether the layout may
+    fill the GPU without room for the error of its predicted peak.
 
     Raises ``PlanError``. If no layout is legal, the message lists every broken rule. If none fits, it names the layout
     that comes closest and the cheapest changes that would make it fit.
     """
-    request = request_for(model, cluster, job, pins, calibration)
+    request = replace(request_for(model, cluster, job, pins, calibration), tight=tight)
     return plan_of(request, search(request))
 
 
 def request_for(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None, calibration: Calibration = NONE
 ) -> Request:
-    """The request that ``make_plan`` searches, with the expert balancing of the model's family, and the tokens for
-    which days are predicted."""
-    job = changed(job, total_tokens=job.planned_tokens)
+    """The request that ``make_plan`` searches, with the expert balancing of the model's family."""
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
         job = changed(job, balancing=trusted(BalancingSpec, published))
@@ -64,3 +67,11 @@ def plan_of(request: Request, result: SearchResult) -> Plan:
         predicted=corrected(predict(workload), request.calibration.of(workload)),
         decisions=decisions(request, result),
     )
+
+
+def for_steps(plan: Plan, steps: float | None) -> Plan:
+    """The plan with days and money of so many steps; None: as it is."""
+    if steps is None:
+        return plan
+    days = steps * plan.predicted.step_time_s / SECONDS_PER_DAY
+    return replace(plan, predicted=replace(plan.predicted, days=days, cost_usd=cost_usd(plan.cluster, days)))

@@ -22,6 +22,8 @@ class Request:
     job: JobSpec
     pins: Pins = field(default_factory=Pins)
     calibration: Calibration = NONE
+    tight: bool = False
+    """Whether a layout may fill the GPU up to what the prediction says, without room for its error."""
 
     def __post_init__(self) -> None:
         if self.model.mtp_num_layers != self.job.mtp_num_layers:

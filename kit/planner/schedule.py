@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from kit.errors import SpecError
 from kit.planner.plan import Plan
+from kit.specs.job import JobSpec
+from kit.specs.job_defaults import defaults_of
 from kit.specs.run import BatchRampSpec, RunSpec, ScheduleSpec
 
 _DECAYS: dict[str, Callable[[float], float]] = {
@@ -31,12 +34,11 @@ def learning_rate(
     """Learning rate of an optimizer step. ``samples_seen`` includes the samples of this step.
 
     So the first step of a warm-up has the rate peak/warmup_steps, not 0, and the last step of a cosine has exactly
-    ``min_ratio · peak``. The warm-up takes ``schedule.warmup_steps`` full batches, at most a tenth of the run. After
-    the end the rate stays constant. ``total_samples``: samples of the run if its batch size ramps up; by default steps
-    times batch.
+    ``min_ratio · peak``. After the end the rate stays constant. ``total_samples``: samples of the run if its batch size
+    ramps up; by default steps times batch.
     """
     total_samples = total_samples or total_steps * global_batch_size
-    warmup_samples = min(schedule.warmup_steps * global_batch_size, total_samples / 10)
+    warmup_samples = warmup(schedule, total_samples, global_batch_size)
     if samples_seen < warmup_samples:
         return peak * samples_seen / warmup_samples
     if schedule.kind == "constant":
@@ -53,6 +55,21 @@ def learning_rate(
     else:
         left = _DECAYS[schedule.kind](passed)
     return peak * (schedule.min_ratio + (1 - schedule.min_ratio) * left)
+
+
+def warmup(schedule: ScheduleSpec, whole: float, step: float = 1) -> float:
+    """Length of the warm-up of a run of length ``whole``: in steps, or in samples where a ``step`` has several. A
+    number of steps is cut to a tenth of the run; a share of the run is taken as it is."""
+    given = defaults_of("pretrain", False).warmup_steps if schedule.warmup_steps is None else schedule.warmup_steps
+    return given * whole if given < 1 else min(given * step, whole / 10)
+
+
+def with_usual_warmup(run: RunSpec, job: JobSpec) -> RunSpec:
+    """The run with the warm-up of its objective, where it names none."""
+    if run.schedule.warmup_steps is not None:
+        return run
+    usual = defaults_of(job.objective, job.lora is not None).warmup_steps
+    return replace(run, schedule=replace(run.schedule, warmup_steps=usual))
 
 
 def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:

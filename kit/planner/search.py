@@ -1,8 +1,8 @@
 """Compare every layout, and take the fastest legal one that fits.
 
 ``candidates`` lists layouts. The search drops those that break a rule (``rules``) or do not fit (``kit.cost``), and
-predicts the step time of the rest. Among the layouts that are equally fast, within ``EQUALLY_FAST``, it takes the
-simplest.
+predicts the step time of the rest. Of those with room for the error of the predicted peak (``MEMORY_MARGIN``), it takes
+the simplest of the equally fast (``EQUALLY_FAST``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,18 @@ from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout, Pins, Recompute
 
-EQUALLY_FAST = 1.01
-"""Layouts whose step times differ by less than this ratio count as equally fast. In 48 sets of measured layouts, the
-layout with the shortest predicted step takes on average 3.1 % longer than the best one; the simplest layout within 1 %
-of it takes 3.7 % longer, the simplest within 5 % takes 6.3 % longer (python -m benchmarks.accuracy throughput,
-docs/findings.md)."""
+EQUALLY_FAST = 1.03
+"""Layouts whose step times differ by less than this ratio count as equally fast: the model ranks no finer. In 48 sets
+of measured layouts, the layout with the shortest predicted step takes on average 3.1 % longer than the best one; the
+simplest layout within 1 % of it takes 3.7 % longer, the simplest within 5 % takes 6.3 % longer (python -m
+benchmarks.accuracy throughput, docs/findings.md)."""
+MEMORY_MARGIN = 0.08
+"""Upper edge of the error of a predicted peak: of 112 published peaks above 4 GiB (43 configurations of equal weight),
+80 % are at most this much above the prediction (python -m benchmarks.accuracy memory --data memory_dev.json
+memory_2025.json)."""
+PRICE_OF_ROOM = 1.10
+"""How much longer a step may take so that the layout has this room. A run that meets its limit ends in its first steps
+and is started again with less; one that is slower pays for as long as it lasts."""
 
 
 class Candidate(NamedTuple):
@@ -113,11 +120,12 @@ def search(request: Request) -> SearchResult:
     found = _without_fallbacks(request, LayoutScorer(request))
     for pinned in _on_request(request) if found.best is None else ():
         more = _without_fallbacks(pinned, LayoutScorer(pinned))
-        found = SearchResult(_best((*found.considered, *more.considered)), (*found.considered, *more.considered), True)
+        considered = (*found.considered, *more.considered)
+        found = SearchResult(_best(considered, request), considered, further=True)
     for group in _allowed(request) if found.best is None else ():
         fitting = {each: _fitting(layouts_with(each, request)) for each in group}
         among = tuple(itertools.chain.from_iterable(fitting.values()))
-        if (best := _best(among)) is not None:
+        if (best := _best(among, request)) is not None:
             chosen = next(each for each, candidates in fitting.items() if best in candidates)
             return SearchResult(best, (*found.considered, *among), further=True, fallback=chosen)
     return _or_on_host(request, found)
@@ -154,7 +162,7 @@ def _without_fallbacks(request: Request, scorer: LayoutScorer, most_gib: float =
     bound = _slower_than(request, scorer, most_s) if most_s < math.inf else None
     further = [*_considered(request, scorer, limit_gib, True, min(least, most_gib), bound)]
     considered = (*usual, *(_fitting(further) if least <= usable else further))
-    best = _best(considered)
+    best = _best(considered, request)
     if best in usual:
         return SearchResult(best=best, considered=usual, further=False)
     if bound is not None:
@@ -254,10 +262,11 @@ def engine_simplicity(layout: Layout) -> int:
 
 
 def simplicity(layout: Layout) -> tuple[int, ...]:
-    """Smaller is simpler: fewer moving parts, then less memory traffic."""
+    """Smaller is simpler: no offload, plain PyTorch before an engine, fewer kinds of parallelism, less memory
+    traffic."""
     return (
-        engine_simplicity(layout),
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
+        engine_simplicity(layout),
         layout.pp,
         layout.tp * layout.cp,
         int(layout.cp_comm_type == "p2p"),
@@ -342,11 +351,21 @@ _the_rest = attrgetter(
 )
 
 
-def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
-    if not (fitting := _fitting(considered)):
+def eligible(considered: Iterable[Candidate], request: Request) -> list[Candidate]:
+    """The fitting layouts from which speed chooses: those with room for the error of the predicted peak, where one is
+    about as fast as the fastest; otherwise all that fit."""
+    fitting = _fitting(considered)
+    if request.tight or not fitting:
+        return fitting
+    roomy_gib, most_s = usable_gib(request.cluster.gpu) / (1 + MEMORY_MARGIN), PRICE_OF_ROOM * min(map(step_s, fitting))
+    return [each for each in fitting if each.peak_gib <= roomy_gib and step_s(each) <= most_s] or fitting
+
+
+def _best(considered: tuple[Candidate, ...], request: Request) -> Candidate | None:
+    if not (among := eligible(considered, request)):
         return None
-    slowest = EQUALLY_FAST * min(map(step_s, fitting))
-    tied = (candidate for candidate in fitting if step_s(candidate) <= slowest)
+    slowest = EQUALLY_FAST * min(map(step_s, among))
+    tied = (candidate for candidate in among if step_s(candidate) <= slowest)
     return min(tied, key=lambda candidate: (simplicity(candidate.layout), step_s(candidate)))
 
 

@@ -33,7 +33,7 @@ class Outcome(NamedTuple, Generic[Found]):
 
 def fastest_plan(asked: Request) -> Plan:
     """The fastest plan of a request. Raises ``PlanError``."""
-    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
+    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration, asked.tight)
 
 
 def plan_that_ends(asked: Request) -> Plan:

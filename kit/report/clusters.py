@@ -14,9 +14,11 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit
 from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
+from kit.report.total import of_a_billion
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
 from kit.specs.layout import Layout, Pins
+from kit.units import human_count
 
 _WIDTH = 80
 _NAME = 27
@@ -35,9 +37,12 @@ class ClusterAnswer:
     tokens_per_s: float | None = None
     mfu: float | None = None
     days: float | None = None
-    """For the job's tokens, with checkpoints and failures; null where only a run can count them."""
+    """For the job's tokens, or a billion where nobody says how many, with checkpoints and failures; null of epochs,
+    whose rows a run counts."""
     cost_usd: float | None = None
     """For the same days; null without a price or days."""
+    tokens: int | None = None
+    """Number of tokens whose days and cost these are; null of epochs."""
     why_none: str | None = None
 
 
@@ -66,7 +71,7 @@ def clusters_named(names: Sequence[str], prices: Sequence[str] = ()) -> dict[str
 
 def compare_clusters(asked: Request, clusters: Mapping[str, ClusterSpec]) -> tuple[ClusterAnswer, ...]:
     """The best plan without loss of accuracy on each cluster, in the order given; ``asked.cluster`` is not used."""
-    lossless = dataclasses.replace(asked, pins=without_loss(asked.pins))
+    lossless = dataclasses.replace(asked, pins=without_loss(asked.pins), job=of_a_billion(asked.job))
     variants = (Variant(name, dataclasses.replace(lossless, cluster=cluster)) for name, cluster in clusters.items())
     return tuple(_answer(outcome, asked.pins) for outcome in sweep(variants, plan_that_ends))
 
@@ -91,6 +96,7 @@ def _answer(outcome: Outcome[Plan], pins: Pins) -> ClusterAnswer:
         mfu=predicted.mfu,
         days=predicted.total_days,
         cost_usd=predicted.total_cost_usd,
+        tokens=request.job.total_tokens,
     )
 
 
@@ -102,6 +108,7 @@ def cluster_table(answers: Sequence[ClusterAnswer]) -> str:
         lines += _lines(each)
     for what, found in (("fastest", _least(answers, "days")), ("cheapest", _least(answers, "cost_usd"))):
         lines += [f"{what}: {found.cluster}"] if found and len(answers) > 1 else []
+    lines += [f"days and USD of {human_count(tokens)} tokens" for tokens in {each.tokens for each in answers} if tokens]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -7,7 +7,7 @@ import textwrap
 from kit.cost.prediction import Operation, Prediction
 from kit.planner.calibration import is_corrected
 from kit.planner.plan import Decision, Plan
-from kit.report.total import at_most, money, run_length, unknown_length
+from kit.report.total import at_most, money, run_length
 from kit.report.view import WIDTH, PlanView, by_component, cells
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
@@ -27,7 +27,8 @@ def _title(view: PlanView) -> str:
         [
             f"{view.plan.model.name}, {view.parameters} parameters, on {cluster.num_gpus} x {cluster.gpu.name} "
             f"({nodes})",
-            f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
+            f"{view.method}, {job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step "
+            f"({tokens} tokens), "
             f"{run_length(view.plan)}",
             "",
             f"  {view.layout}",
@@ -77,8 +78,7 @@ def _time(view: PlanView) -> str:
 
 def _whole_run(plan: Plan) -> str:
     days = plan.predicted.days
-    if days is None:
-        return unknown_length(plan)
+    assert days is not None, "a view's plan has a length"
     return f"{at_most(plan)}{human_seconds(days * SECONDS_PER_DAY)} for {run_length(plan)}; {money(plan.cluster, days)}"
 
 

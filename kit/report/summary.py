@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from kit.planner.plan import Plan
-from kit.report.total import at_most, money, run_length, tokens_of, unknown_length
+from kit.report.total import at_most, money, run_length, tokens_of
 from kit.report.view import WIDTH, PlanView
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
@@ -23,7 +23,7 @@ def summary(
     """The text, with lines of at most ``width`` columns. ``then``: next commands, which are never wrapped."""
     plan, job = view.plan, view.plan.job
     title = (
-        f"{plan.model.name} · {view.parameters} parameters · {plan.cluster.num_gpus} × "
+        f"{plan.model.name} · {view.parameters} parameters · {view.method} · {plan.cluster.num_gpus} × "
         f"{plan.cluster.gpu.name} ({view.nodes}) · {job.precision} · {job.seq_length:,} tokens · "
         f"{job.global_batch_size:,} {job.rows} a step"
     )
@@ -73,11 +73,11 @@ def _total(plan: Plan) -> str:
         days, stops = predicted.days, ""
     else:
         days, stops = predicted.total_days, " with checkpoints and failures"
-    if days is None:
-        return unknown_length(plan)
+    assert days is not None, "a view's plan has a length"
     if not math.isfinite(days):
         return "never: checkpoints and failures leave no time for training"
-    what = "" if plan.job.objective == "pretrain" and tokens_of(plan) else f"{run_length(plan)}: {at_most(plan)}"
+    rows = plan.job.objective != "pretrain"
+    what = ("in full sequences: " if rows else "") if tokens_of(plan) else f"{run_length(plan)}: {at_most(plan)}"
     return f"{what}{human_seconds(days * SECONDS_PER_DAY)}{stops} · {money(plan.cluster, days)}"
 
 

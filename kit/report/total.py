@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
 from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.units import SECONDS_PER_DAY, human_count
+from kit.specs.job import JobSpec
+from kit.specs.validation import changed
+from kit.units import human_count
+
+BILLION = 10**9
+"""Tokens of which time and money are printed where a run's length is not known."""
 
 
 def run_length(plan: Plan) -> str:
@@ -15,15 +22,13 @@ def run_length(plan: Plan) -> str:
     job, steps = plan.job, plan.predicted.num_steps
     if (tokens := tokens_of(plan)) is not None:
         return f"{human_count(tokens)} tokens" + ("" if job.objective == "pretrain" else " in full sequences")
-    known = None if steps is None else f"{round(steps):,} steps"
-    if job.epochs is None:
-        return known or "length not said"
-    return f"{job.epochs:g} epochs" + (f", {known}" if known else "")
+    known = "" if steps is None else f"{round(steps):,} steps"
+    return known if job.epochs is None else f"{job.epochs:g} epochs, {known}"
 
 
 def tokens_of(plan: Plan) -> int | None:
     """Tokens for which days are predicted; None if days are of a number of steps, or not known."""
-    tokens, steps = plan.job.planned_tokens, plan.predicted.num_steps
+    tokens, steps = plan.job.total_tokens, plan.predicted.num_steps
     same = tokens and steps and math.isclose(steps * plan.job.tokens_per_step, tokens, rel_tol=1e-6)
     return tokens if same else None
 
@@ -33,16 +38,17 @@ def at_most(plan: Plan) -> str:
     return "" if plan.job.objective == "pretrain" or tokens_of(plan) else "at most "
 
 
-def unknown_length(plan: Plan) -> str:
-    """Why days and money are not predicted, and what they follow from."""
-    job = plan.job
-    if job.epochs is None:
-        return "not said, and a run needs one: --epochs 3 or --total-tokens 5e8 (job.epochs, job.total_tokens)"
-    a_day = SECONDS_PER_DAY / plan.predicted.step_time_s * job.global_batch_size
-    return (
-        f"days and cost follow from the number of {job.rows}, which the run counts: {human_count(a_day)} a day, and "
-        f"more where they are shorter than {job.seq_length:,} tokens"
-    )
+def with_length(plan: Plan) -> Plan:
+    """The plan; where its length is not known, that of a billion tokens."""
+    if plan.predicted.days is not None:
+        return plan
+    job = of_a_billion(changed(plan.job, epochs=None))
+    return for_steps(replace(plan, job=job), BILLION / job.tokens_per_step)
+
+
+def of_a_billion(job: JobSpec) -> JobSpec:
+    """The job; where nobody says how many tokens it has, with a billion."""
+    return job if job.total_tokens is not None or job.epochs is not None else changed(job, total_tokens=BILLION)
 
 
 def money(cluster: ClusterSpec, days: float) -> str:

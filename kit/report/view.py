@@ -14,6 +14,8 @@ from kit.cost.prediction import Prediction, StageMemory
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
 from kit.report.pipeline_schedule import Drawn, drawn
+from kit.report.total import with_length
+from kit.specs.job import JobSpec
 from kit.units import human_count
 
 WIDTH = 110
@@ -30,7 +32,17 @@ ENGINE_NAMES = {
 }
 _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
 """What a decision on the engine says of another one that fits."""
-_NOTES = ("last_resort", "model", "num_gpus", "seq_length", "precision", "optimizer", "tp_across_nodes", "extra")
+_NOTES = (
+    "last_resort",
+    "memory_margin",
+    "model",
+    "num_gpus",
+    "seq_length",
+    "precision",
+    "optimizer",
+    "tp_across_nodes",
+    "extra",
+)
 """Rules of decisions that a user must not miss."""
 
 
@@ -39,6 +51,9 @@ class PlanView:
     """A plan with what its figures and decisions come to in words."""
 
     plan: Plan
+    """With a length: of a billion tokens, where nobody says how long the run is."""
+    method: str
+    """What is trained how: ``pretraining``, ``SFT``, ``SFT, QLoRA nf4 r16`` …"""
     parameters: str
     """Number of the model's parameters, such as ``8.03B``."""
     nodes: str
@@ -71,7 +86,8 @@ def view_of(plan: Plan) -> PlanView:
     """All that the renderers print of a plan."""
     cluster, parts, layout = plan.cluster, plan.predicted.step_time_components_s, describe(plan.layout)
     return PlanView(
-        plan=plan,
+        plan=with_length(plan),
+        method=method(plan.job),
         parameters=human_count(count(plan.model).total),
         nodes=f"{cluster.num_nodes} × {cluster.name}" if cluster.num_nodes > 1 else cluster.name,
         layout=layout,
@@ -83,6 +99,15 @@ def view_of(plan: Plan) -> PlanView:
         notes=tuple(decision for decision in plan.decisions if decision.rule in _NOTES),
         drawn=drawn(plan.layout) if plan.layout.pp > 1 else None,
     )
+
+
+def method(job: JobSpec) -> str:
+    """Objective and adapters of a job in the field's words."""
+    words = {"pretrain": "pretraining", "seq2seq": "sequence to sequence", "reward": "reward model"}
+    objective = words.get(job.objective, job.objective.upper())
+    if job.lora is None:
+        return objective
+    return f"{objective}, {'QLoRA nf4' if job.lora.four_bit else 'LoRA'} r{job.lora.rank}"
 
 
 def by_component(stages: Iterable[StageMemory], least_gib: float = SHOWN_GIB) -> dict[str, list[float]]:

@@ -15,7 +15,8 @@ Its rooms, in the order in which data walks:
                                   ``config.json`` ↔ a model
     approximate, counting         a model type that no family describes, and its parameters by transformers
     cluster, local                what a user has, or this machine
-    job, optimizers, trl, epoch   what is trained, by which optimizer, on how many rows
+    job, job_defaults, optimizers, trl, epoch
+                                  what is trained, what is usual for it, by which optimizer, on how many rows
     layout                        how ranks split the work, and the choices of a user
     run                           data, schedule, checkpoints, logging: nothing that changes the plan
     other_programs                whose configuration a file is

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from kit.errors import SpecError
 from kit.specs.balancing import BalancingSpec
 from kit.specs.frozen import FrozenMap
 from kit.specs.validation import Checked, Count, Text, Within, spec
 
-if TYPE_CHECKING:
-    from kit.specs.model import ModelSpec
-
 MOST_SEQUENCES = 10**7
 """The largest batch: a hundred times the largest batches; in ``run.steps`` steps they still fit into 64 bits."""
 _MOST_TOKENS = 10**18
 """The longest job: ten thousand times all text there is, and what 64 bits count."""
 _LONGEST_SEQUENCE = 10**8
-_PRETRAINING_TOKENS = 100_000_000_000
-"""Tokens for which days and money of pretraining are predicted if nobody says how long it is."""
 _MOST_EPOCHS = 10**6
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -106,7 +101,8 @@ class GrpoSpec:
 
 @spec
 class JobSpec:
-    """A training job."""
+    """A training job. These are the defaults of pretraining; a recipe and the commands take those of the objective and
+    the method (``kit.specs.job_defaults``)."""
 
     objective: Objective = "pretrain"
     """pretrain: every token counts. sft: rows with label masks. seq2seq: pairs, for an encoder-decoder. dpo, kto,
@@ -118,8 +114,7 @@ class JobSpec:
     global_batch_size: Annotated[int, Count(gt=0, le=MOST_SEQUENCES)] = 512
     """Sequences in an optimizer step; pairs for dpo and reward, completions for grpo."""
     total_tokens: Annotated[int, Count(gt=0, le=_MOST_TOKENS)] | None = None
-    """Length of the run in tokens; of rows without padding. The length is this, epochs or run.steps. null for all
-    three: 100 billion in pretraining; rows have no default."""
+    """Length of the run in tokens; of rows without padding. The length is this, epochs or run.steps."""
     epochs: Annotated[float, Within(gt=0, le=_MOST_EPOCHS)] | None = None
     """Length of the run in passes over its training data, such as 3 or 0.5; the last step is whole. The run counts the
     rows when it starts."""
@@ -152,12 +147,6 @@ class JobSpec:
             )
 
     @property
-    def planned_tokens(self) -> int | None:
-        """Tokens for which days and money are predicted; None where only the data can say how many there are."""
-        default = _PRETRAINING_TOKENS if self.objective == "pretrain" and self.epochs is None else None
-        return self.total_tokens or default
-
-    @property
     def rows(self) -> str:
         """What a batch counts."""
         return {"dpo": "pairs", "reward": "pairs", "grpo": "completions"}.get(self.objective, "sequences")
@@ -170,13 +159,3 @@ class JobSpec:
 
 LENGTHS_OF_JOB = ("epochs", "total_tokens")
 """Keys that say how long a run is; ``run.steps`` is the third."""
-
-
-def job_defaults(model: ModelSpec) -> dict[str, Any]:
-    """Values that replace the defaults of a job where the model cannot take those."""
-    data: dict[str, Any] = {}
-    if model.max_position_embeddings < JobSpec().seq_length:
-        data["seq_length"] = model.max_position_embeddings
-    if model.is_encoder_decoder:
-        data["objective"] = "seq2seq"
-    return data

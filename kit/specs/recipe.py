@@ -14,7 +14,7 @@ Relative paths in a recipe are relative to the recipe's directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from kit.specs.catalog.cluster_file import described_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra, merged
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
+from kit.specs.job_defaults import with_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.other_programs import refuse_other_programs
@@ -86,14 +87,25 @@ def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: s
         if document.data.get(key) is None
     ]
     values: dict[str, Any] = {}
-    for key in ("model", "cluster", "job", "run", "layout", "extra"):
+    for key in ("model", "cluster", "run", "layout", "extra", "job"):
         try:
+            if key == "job" and values.get("model") and values.get("cluster"):
+                document = _with_usual_job(document, values["model"], values["cluster"])
             values[key] = None if key == "run" and base is None else _section(key, document, base)
         except SpecError as error:
             problems += str(error).splitlines()
     if problems:
         raise SpecError("\n".join(problems))
     return Recipe(name=name, **values)
+
+
+def _with_usual_job(document: strict_yaml.Document, model: ModelSpec, cluster: ClusterSpec) -> strict_yaml.Document:
+    """The recipe with what is usual for its job."""
+    job = document.data.get("job") or {}
+    if not isinstance(job, dict):
+        return document  # its parser says what is wrong
+    job = with_defaults(job, model, cluster.num_gpus)
+    return strict_yaml.Document(name=document.name, data={**document.data, "job": job}, lines=document.lines)
 
 
 _LENGTHS = (*(("job", key) for key in LENGTHS_OF_JOB), ("run", "steps"))
@@ -126,12 +138,28 @@ def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
     return run
 
 
-def changed_section(section: str, value: Any, overrides: Sequence[str]) -> Any:
-    """A job or a cluster with ``section.key=value`` arguments applied to it. Raises ``SpecError``."""
-    document = strict_yaml.Document(name="arguments", data={section: strict_yaml.to_plain(value)}, lines={})
+def job_and_cluster(
+    model: ModelSpec, cluster: ClusterSpec, job: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[JobSpec, ClusterSpec]:
+    """What the keys of a job and a cluster come to with ``job.key=value`` and ``cluster.key=value`` arguments, as in a
+    recipe. Raises ``SpecError``."""
+    data = {"job": dict(job), "cluster": strict_yaml.to_plain(cluster)}
+    document = strict_yaml.Document(name="arguments", data=data, lines={})
     for word in overrides:
         document = _override(document, word)
-    return _section(section, document, Path())
+    cluster = _section("cluster", document, Path())
+    return _section("job", _with_usual_job(document, model, cluster), Path()), cluster
+
+
+def recipe_of_data(
+    data: dict[str, Any], overrides: Sequence[str], name: str, base: Path
+) -> tuple[Recipe, dict[str, Any]]:
+    """(recipe, its keys with the overrides) of keys that no file has. ``base``: paths are relative to it. Raises
+    ``SpecError``."""
+    document = strict_yaml.Document(name="options", data=data, lines={})
+    for word in overrides:
+        document = _override(document, word)
+    return _validated(document, (), name, base), document.data
 
 
 def merged_text(path: str | Path) -> str:

@@ -84,7 +84,9 @@ class StreamSpec:
 @spec
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them: paths, or
-    addresses such as s3://bucket/sets/a, from which each rank reads what it needs. Or text (``stream``)."""
+    addresses such as s3://bucket/sets/a, from which each rank reads what it needs. Or text (``stream``). ``train`` and
+    ``validation`` may also be raw rows (.jsonl, .parquet, text, a saved data set): they are tokenised once, when the
+    run directory is written, by the tokenizer of run.model_path."""
 
     train: Text | None = None
     """Prefix of the training pair (without ``.bin``); null with ``blend`` or ``stream``, and for a script of your own,
@@ -96,6 +98,8 @@ class DataSpec:
     ``--data-path WEIGHT PREFIX …``. A set that is used up starts its next epoch."""
     validation: Text | None = None
     """Prefix of the held-out pair."""
+    chat_template: Text | None = None
+    """Template of raw chats: a Jinja file, or plain, which comes with kit; null: the tokenizer's own."""
     validation_sets: Annotated[dict[Text, Text], Checked(FrozenMap)] = FrozenMap({})
     """Name → prefix of a further held-out pair, whose loss is logged under its name."""
     seed: Seed = 1234
@@ -179,8 +183,9 @@ class ScheduleSpec:
         "cosine"
     )
     """As transformers' ``lr_scheduler_type``. Each has the floor of ``min_ratio``."""
-    warmup_steps: Annotated[int, Count(ge=0, le=_MOST_STEPS)] = 2000
-    """Optimizer steps of linear warm-up. A run shorter than ten times this warms up for a tenth of its steps."""
+    warmup_steps: Annotated[float, Within(ge=0, le=_MOST_STEPS)] | None = None
+    """Optimizer steps of linear warm-up, at most a tenth of the run; below 1, a share of the run, as in transformers.
+    null: what is usual for the objective, 2,000 in pretraining and 0.03 for SFT."""
     min_ratio: Annotated[float, Within(ge=0, le=1)] = 0.1
     """Final over peak learning rate."""
     decay_steps: _Steps | None = None
@@ -198,7 +203,7 @@ class ScheduleSpec:
             value = getattr(self, key)
             if value != type(self).__dataclass_fields__[key].default and self.kind != kind:
                 raise SpecError(f"{key}={value} is a key of kind={kind}, and kind is {self.kind}; remove the key")
-        if self.kind == "inverse_sqrt" and not self.warmup_steps:
+        if self.kind == "inverse_sqrt" and self.warmup_steps == 0:
             raise SpecError("kind=inverse_sqrt falls from the end of the warm-up; use warmup_steps of 1 or more")
 
 
@@ -315,6 +320,8 @@ class RunSpec:
 def run_paths(run: RunSpec) -> dict[str, str]:
     """Key → path, of every path on a disk that the run names."""
     own = {"model_path": run.model_path, "nvme_path": run.nvme_path}
+    if (template := run.data.chat_template) is not None and Path(template).suffix:
+        own["data.chat_template"] = template  # otherwise it is the name of one that comes with kit
     data = {key: path for key, path in data_paths(run.data).items() if not is_address(path)}
     if (stream := run.data.stream) is not None:
         own["data.stream.tokenizer"] = stream.tokenizer
@@ -351,6 +358,7 @@ def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
             stream=stream,
             blend=blend,
             validation=paths.get("data.validation", data.validation),
+            chat_template=paths.get("data.chat_template", data.chat_template),
             validation_sets=sets,
         ),
     )

@@ -98,6 +98,7 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
         report_error(EngineError(summary.unsaved))
         return UNSAVED_CODE
     if not summary.stopped:
+        _print_next(rundir, summary.loss)
         return 0
     if os.environ.get("RANK", "0") == "0":
         where = " on every node" if rundir.plan.cluster.num_nodes > 1 else ""
@@ -106,6 +107,16 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
             f"kit train {shlex.quote(str(rundir.path))} --resume auto",
         )
     return INTERRUPTED_CODE if summary.stopped == Reason.SIGINT.words else STOPPED_CODE
+
+
+def _print_next(rundir: RunDirectory, loss: float | None) -> None:
+    """Print, on rank 0, what the run has made and what to do with it."""
+    if os.environ.get("RANK", "0") == "0":
+        path = shlex.quote(str(rundir.path))
+        end = "" if loss is None else f", loss {loss:.4f}"
+        print(f"trained{end}: the model is in {path}\n  kit convert model {path} --out MODEL")
+        if rundir.run.model_path is not None:
+            print(f"  kit generate {path} --prompt 'Hello'")
 
 
 def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:

@@ -11,3 +11,5 @@ class Completion:
 
     prompt: str
     completion: str
+    chat: bool = False
+    """Whether the prompt was a turn of a chat, and the completion is the reply."""

@@ -12,6 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.manifest import Checkpoint, written_by_kit
+from kit.training.checkpoint.of_run import newest_step, started_from
 from kit.training.completion import Completion
 from kit.training.data.tokenizers import load_tokenizer
 
@@ -25,19 +27,30 @@ def generate(
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     seed: int = 0,
+    raw: bool = False,
 ) -> list[Completion]:
     """Completions of ``prompts``, one after the other.
 
-    ``path``: a Hugging Face model, or a checkpoint that ``convert`` reads; a checkpoint is first converted, into a
-    temporary directory as large as the weights in bf16. ``tokenizer``: its directory; None: ``merge_into`` or ``path``.
-    ``merge_into``: for adapters, the directory of their model. ``temperature``: 0 takes the likeliest token each time.
+    ``path``: a Hugging Face model, a run directory, whose newest checkpoint is meant, or a checkpoint that ``convert``
+    reads; a checkpoint is first converted, into a temporary directory as large as the weights in bf16. ``tokenizer``:
+    its directory; None: ``merge_into``, ``path``, or the model that the run started from. ``merge_into``: for adapters,
+    the directory of their model; None: that of the run. ``temperature``: 0 takes the likeliest token each time. A
+    prompt is a user's turn by the chat template of the model, or of the rows that it was trained on, if there is one;
+    ``raw``: as it is.
     Raises KitError for a checkpoint that ``convert`` refuses, or without a tokenizer.
     """
-    path = Path(path)
-    words = Path(tokenizer or merge_into or path)
+    path = newest_step(Path(path))
+    said = Checkpoint(path).manifest if written_by_kit(path) else None
+    if said is not None and said.lora is not None and merge_into is None:
+        merge_into = started_from(path)
+    own = path if any(path.glob("tokenizer*.json")) else started_from(path)
+    words = Path(tokenizer or merge_into or own or path)
     if not (words / "tokenizer.json").is_file() and not (words / "tokenizer_config.json").is_file():
         raise CheckpointError(f"{words} has no tokenizer (tokenizer.json); name its directory with --tokenizer")
     tokens, _ = load_tokenizer(words)
+    if said is not None:
+        tokens.chat_template = said.chat_template
+    chat = bool(tokens.chat_template) and not raw
     if is_hugging_face(path):
         if merge_into is not None:
             raise CheckpointError(f"--merge-into {merge_into} is for adapters, and {path} is a whole model; omit it")
@@ -52,7 +65,7 @@ def generate(
     torch.manual_seed(seed)
     found = []
     for prompt in prompts:
-        given = torch.tensor([tokens(prompt)["input_ids"]], device=model.device)
+        given = torch.tensor([_ids(tokens, prompt, chat)], device=model.device)
         if not given.numel():
             raise CheckpointError("the prompt has no tokens; give a text")
         drawn = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
@@ -60,9 +73,17 @@ def generate(
             output = model.generate(
                 given, attention_mask=torch.ones_like(given), max_new_tokens=max_new_tokens, **drawn
             )
-        own = output[0] if model.config.is_encoder_decoder else output[0, given.shape[1] :]
-        found.append(Completion(prompt, tokens.decode(own, skip_special_tokens=True)))
+        reply = output[0] if model.config.is_encoder_decoder else output[0, given.shape[1] :]
+        found.append(Completion(prompt, tokens.decode(reply, skip_special_tokens=True), chat))
     return found
+
+
+def _ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
+    """Token ids of a text, or of a chat that begins with it and asks for a reply."""
+    turn = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) if chat else prompt
+    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return ids
 
 
 def is_hugging_face(directory: Path) -> bool:

@@ -53,12 +53,11 @@ arguments=(
     --no-gradient-accumulation-fusion
     --calculate-per-token-loss
     --bf16
-    --tensor-model-parallel-size 4
-    --pipeline-model-parallel-size 4
+    --tensor-model-parallel-size 8
+    --pipeline-model-parallel-size 2
     --context-parallel-size 2
     --sequence-parallel
-    --cp-comm-type all_gather
-    --num-virtual-stages-per-pipeline-rank 10
+    --cp-comm-type p2p
     --max-position-embeddings 8192
     --untie-embeddings-and-output-weights
     --position-embedding-type rope
@@ -73,7 +72,7 @@ arguments=(
     --weight-decay 0.1
     --clip-grad 1.0
     --seq-length 8192
-    --micro-batch-size 1
+    --micro-batch-size 2
     --global-batch-size 512
     --lr-decay-style cosine
     --tokenizer-type NullTokenizer

@@ -53,11 +53,11 @@ arguments=(
     --no-gradient-accumulation-fusion
     --calculate-per-token-loss
     --bf16
-    --tensor-model-parallel-size 4
+    --tensor-model-parallel-size 8
     --pipeline-model-parallel-size 8
     --context-parallel-size 1
     --sequence-parallel
-    --num-virtual-stages-per-pipeline-rank 5
+    --num-virtual-stages-per-pipeline-rank 2
     --recompute-granularity full
     --recompute-method uniform
     --recompute-num-layers 1
@@ -65,8 +65,6 @@ arguments=(
     --untie-embeddings-and-output-weights
     --position-embedding-type rope
     --accumulate-allreduce-grads-in-fp32
-    --overlap-grad-reduce
-    --use-distributed-optimizer
     --optimizer adam
     --lr 0.0003
     --adam-beta1 0.9

@@ -57,7 +57,7 @@ arguments=(
     --pipeline-model-parallel-size 4
     --context-parallel-size 1
     --sequence-parallel
-    --num-virtual-stages-per-pipeline-rank 4
+    --num-virtual-stages-per-pipeline-rank 2
     --max-position-embeddings 8192
     --untie-embeddings-and-output-weights
     --position-embedding-type rope

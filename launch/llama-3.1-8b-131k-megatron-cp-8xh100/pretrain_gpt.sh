@@ -39,7 +39,7 @@ arguments=(
     --tensor-model-parallel-size 1
     --pipeline-model-parallel-size 1
     --context-parallel-size 8
-    --cp-comm-type p2p
+    --cp-comm-type all_gather
     --recompute-granularity full
     --recompute-method uniform
     --recompute-num-layers 1

@@ -56,7 +56,7 @@ arguments=(
     --pipeline-model-parallel-size 4
     --context-parallel-size 1
     --sequence-parallel
-    --num-virtual-stages-per-pipeline-rank 10
+    --num-virtual-stages-per-pipeline-rank 5
     --max-position-embeddings 2048
     --untie-embeddings-and-output-weights
     --position-embedding-type rope

@@ -54,17 +54,14 @@ arguments=(
     --no-gradient-accumulation-fusion
     --calculate-per-token-loss
     --bf16
-    --tensor-model-parallel-size 4
+    --tensor-model-parallel-size 8
     --pipeline-model-parallel-size 2
     --context-parallel-size 1
     --sequence-parallel
-    --num-virtual-stages-per-pipeline-rank 4
     --max-position-embeddings 4096
     --untie-embeddings-and-output-weights
     --position-embedding-type rope
     --accumulate-allreduce-grads-in-fp32
-    --overlap-grad-reduce
-    --use-distributed-optimizer
     --optimizer adam
     --lr 2e-05
     --adam-beta1 0.9
@@ -73,7 +70,7 @@ arguments=(
     --weight-decay 0.1
     --clip-grad 1.0
     --seq-length 4096
-    --micro-batch-size 1
+    --micro-batch-size 2
     --global-batch-size 256
     --lr-decay-style cosine
     --tokenizer-type NullTokenizer

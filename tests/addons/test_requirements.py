@@ -57,6 +57,6 @@ def test_what_a_plan_asks_of_a_machine(case: str, tmp_path: Path) -> None:
     assert {key: getattr(found, key) for key in expected} == expected
     # three that are kept, and one more during a save
     assert found.checkpoints_gib == pytest.approx(4 * checkpoint_bytes(made.workload) / 2**30)
-    alone = replace(run, data=DataSpec(blend={"x": BlendedSetSpec(path="/data/a", weight=1)}), model_path=None)
+    alone = replace(run, steps=5, data=DataSpec(blend={"x": BlendedSetSpec(path="/data/a", weight=1)}), model_path=None)
     asked = requirements_of(write(made, alone, tmp_path / "alone"))
     assert ("s3fs" in asked.packages, asked.paths[2:]) == (False, TRAIN)

@@ -15,11 +15,11 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError, RunDirectoryError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.recipe import load_recipe
-from kit.specs.run import DataSpec, RunSpec, StreamSpec
+from kit.specs.run import DataSpec, RunSpec, ScheduleSpec, StreamSpec
 from tests.emit.plans import DENSE, FSDP2, MEGATRON, ZERO2, ZERO3, plan_of
 from tests.support.refusals import refusal
 
-RUN = RunSpec(data=DataSpec(train="/data/train"))
+RUN = RunSpec(data=DataSpec(train="/data/train"), schedule=ScheduleSpec(warmup_steps=2000))
 SMALL = {"model": "llama-3.2-1b"}
 PLANS = {
     "torch": FSDP2 | SMALL,
@@ -284,5 +284,5 @@ def test_data_and_plan_go_together(tmp_path: Path) -> None:
     ):
         assert refusal(SpecError, write, plan_of(**plan), run, tmp_path / "none").startswith(said)
     assert not (tmp_path / "none").exists()
-    write(plan_of(**FSDP2), RunSpec(data=DataSpec(stream=STREAM)), tmp_path / "streamed")
+    write(plan_of(**FSDP2), RunSpec(steps=5, data=DataSpec(stream=STREAM)), tmp_path / "streamed")
     write(plan_of(**MEGATRON | {"dp": 8}, job=sft["job"]), RunSpec(), tmp_path / "targets", ["k8s"])

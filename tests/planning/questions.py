@@ -37,6 +37,6 @@ SHORT = deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu")
 PLAN = make_plan(
     DENSE,
     cluster("32xH100"),
-    job(seq_length=1024, global_batch_size=96),
+    job(seq_length=1024, global_batch_size=96, total_tokens=10**11),
     Pins(engine="deepspeed", zero_stage=2, micro_batch_size=1),
 )

@@ -30,7 +30,7 @@ def reason(plan: Plan, rule: str) -> str:
 
 def test_a_rejected_value_says_what_else_has_to_change() -> None:
     """Sizes of the other way to split; those of the same split where it is a choice within one."""
-    plan = plan_of("llama-3-70b", "64xA100-80", global_batch_size=512)
+    plan = plan_of("llama-3-70b", "128xA100-80", global_batch_size=512)
     other = {4: 8, 8: 4}[plan.layout.tp]
     assert re.search(rf"{other}: [\d.]+ (s|min) a step, [\d.]+ GiB \(with pp=\d+", reason(plan, "tp"))
     within = reason(plan, "vp")
@@ -46,7 +46,7 @@ def test_a_host_with_too_little_memory_is_why_state_goes_to_disks() -> None:
 
 
 def test_without_a_price_a_gpu_costs_what_the_cheapest_node_with_it_costs() -> None:
-    own, like = (plan_of("llama-3.2-1b", name) for name in ("8xH100", "p5.48xlarge"))
+    own, like = (plan_of("llama-3.2-1b", name, total_tokens=10**11) for name in ("8xH100", "p5.48xlarge"))
     assert like.predicted.total_cost_usd == pytest.approx(55.04 * 24 * like.predicted.total_days)
     dollars = f"${55.04 * 24 * own.predicted.total_days:,.0f} at p5.48xlarge's $6.88 a GPU and hour"
     assert dollars in summary(view_of(own))

@@ -31,11 +31,12 @@ def test_each_cluster_has_the_plan_that_kit_plan_chooses() -> None:
     answers = kit.compare_clusters(MODEL, clusters_named(NAMES, ["aws:p5.48xlarge:2=30"]))
     assert [each.cluster for each in answers] == NAMES
     for each in answers[:2]:
-        plan, priced = kit.plan(MODEL, each.cluster), each.price_per_node_hour_usd
+        billion = kit.JobSpec(total_tokens=10**9)  # where nobody says how many
+        plan, priced = kit.plan(MODEL, each.cluster, billion), each.price_per_node_hour_usd
         cost = priced and pytest.approx(priced * 2 * 24 * (plan.predicted.total_days or 0))
         assert dataclasses.astuple(each)[1:] == (
             plan.cluster.num_gpus, priced, dataclasses.astuple(plan.layout), plan.predicted.peak_gib,
-            plan.predicted.tokens_per_s, plan.predicted.mfu, plan.predicted.total_days, cost, None,
+            plan.predicted.tokens_per_s, plan.predicted.mfu, plan.predicted.total_days, cost, 10**9, None,
         )  # fmt: skip
     assert [each.price_per_node_hour_usd for each in answers[:2]] == [None, 30.0]
     assert (answers[2].layout, "bf16" in str(answers[2].why_none)) == (None, True)

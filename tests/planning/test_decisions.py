@@ -66,13 +66,13 @@ DESCRIBED: Rows = [
       "every matrix is split inside a node; 100.0% slower than the fastest, but simpler or smaller",
       "optimizer state, gradients and weights are sharded over the data-parallel ranks; the fastest that fits",
       "norms and residuals are split over the tensor-parallel ranks; the fastest that fits"]),
-    ("why an engine", lambda: [decisions._reason((candidate(1.0, layout=a), candidate(None)), candidate(seconds,
+    ("why an engine", lambda: [decisions._reason((candidate(1.0, layout=a),), candidate(seconds,
         layout=b)) for a, seconds, b in (
         (M, 1.0, M), (M, 1.005, M), (M, 1.005, Z2), (OVER, 1.005, torch(tp=2)))],
      ["the fastest that fits",
          "the fastest engine; this layout is 0.5% slower than its fastest, but simpler or smaller (differences under "
-      "1% are within the model's error)", "the simplest engine within 1% of the fastest (0.5% slower than megatron)",
-      "0.5% slower than deepspeed over megatron, but simpler or smaller"]),
+      "3% are within the model's error)", "the simplest within 3% of the fastest (0.5% slower than megatron)",
+      "the simplest within 3% of the fastest (0.5% slower than deepspeed over megatron)"]),
     ("differences of a step", lambda: decisions._difference(candidate(10.0, 20.0), candidate(11.0, 15.9), {
         "compute": 8.0, "pipeline_bubble": 1.0, "launch": 0.5, "offload": 0.0, "optimizer": 0.5}, {
             "compute": 7.0, "pipeline_bubble": 2.5, "launch": 0.52, "offload": 0.2, "optimizer": 0.97}),

@@ -12,7 +12,7 @@ import kit.api as kit
 from kit.emit.run_directory import write
 from kit.errors import SpecError
 from kit.planner.cluster_selection import Constraints, cluster_options
-from kit.planner.length import check_epochs, known_length, length
+from kit.planner.length import check_epochs, epochs_of, known_length, length
 from kit.planner.plan import Plan
 from kit.report.clusters import clusters_named
 from kit.report.plan_text import render
@@ -73,16 +73,25 @@ def test_a_batch_ramp_ends_with_the_epochs(epochs, expected):
     assert length(plan, run(schedule=ScheduleSpec(warmup_steps=0, batch_ramp=ramp)), CHATS) == expected
 
 
-def test_rows_without_a_length_are_refused_with_the_fix(tmp_path):
-    for objective in ("sft", "seq2seq", "dpo", "kto", "reward", "grpo"):
-        assert re.search(
-            r"none of job.epochs, run.steps and job.total_tokens .* job.epochs=3",
-            refusal(SpecError, known_length, planned(objective), run()),
-        )
-    assert "such as job.epochs=3" in refusal(SpecError, write, planned(), run(), tmp_path / "run")
+def test_a_set_without_a_length_is_seen_as_often_as_is_usual(tmp_path):
+    epochs = {"pretrain": 1, "sft": 3, "seq2seq": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1}
+    assert {objective: epochs_of(planned(objective), run()) for objective in epochs} == epochs
+    assert epochs_of(planned(epochs=2.0), run()) == 2
+    assert epochs_of(planned(), run(steps=5)) is None is epochs_of(planned(total_tokens=5), run())
+    assert length(planned(), run(), CHATS) == length(planned(epochs=3.0), run(), CHATS)
     assert known_length(planned(), run(steps=5)) == (5, 40)
     assert known_length(planned(epochs=2.0), run()) is None
-    assert JobSpec().planned_tokens == 10**11
+
+
+def test_a_blend_without_a_length_is_refused_with_the_fix(tmp_path):
+    blended = run(data=DataSpec(blend={"a": BlendedSetSpec(path="x", weight=1.0)}))
+    for objective in ("pretrain", "sft", "seq2seq"):
+        assert re.search(
+            r"none of job.epochs, run.steps and job.total_tokens .* job.epochs=3",
+            refusal(SpecError, known_length, planned(objective), blended),
+        )
+    assert "such as job.epochs=3" in refusal(SpecError, write, planned(), blended, tmp_path / "run")
+    assert known_length(planned(), run(data=DataSpec())) is None  # a script that reads its own
 
 
 def recipe(tmp_path: Path, text: str) -> Path:
@@ -157,8 +166,8 @@ def test_a_plan_knows_the_days_of_rows_that_it_can_count(tmp_path):
     job = "job: {objective: sft, global_batch_size: 128, epochs: 3}\nrun: {data: {train: chats}}"
     unknown = kit.plan(load_recipe(recipe(tmp_path, job)))
     assert (unknown.predicted.days, unknown.predicted.cost_usd, unknown.predicted.num_steps) == (None, None, None)
-    assert "the number of sequences, which the run counts" in " ".join(summary(view_of(unknown)).split())
-    assert "the number of sequences" in render(view_of(unknown))
+    assert "\n  1B tok    in full sequences: " in summary(view_of(unknown))
+    assert " for 1B tokens in full sequences; $" in render(view_of(unknown))
     chats(tmp_path)
     known = kit.plan(load_recipe(recipe(tmp_path, job)))
     assert known.digest == unknown.digest
@@ -195,6 +204,6 @@ def test_no_cluster_has_days_of_rows_that_nobody_counted():
     rows = JobSpec(objective="sft", epochs=3.0)
     (found,) = kit.compare_clusters("llama-3.1-8b", clusters_named(["16xH100"]), rows)
     assert (found.days, found.layout is None) == (None, False)
-    assert "only a run counts its rows; give --total-tokens" in refusal(
+    assert "their number is not known; give --total-tokens" in refusal(
         SpecError, cluster_options, load_model("llama-3.1-8b"), rows, Pins(), Constraints(deadline_days=3.0)
     )

@@ -83,7 +83,8 @@ def plan(
 
 def test_the_first_screen() -> None:
     assert summary(view_of(plan(decisions=DECISIONS)), ("kit emit", "kit explain"), 130, str.upper).splitlines() == [
-        "llama-3.1-8b · 8.03B parameters · 16 × H100 (2 × p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step",
+        "llama-3.1-8b · 8.03B parameters · pretraining · 16 × H100 (2 × p5.48xlarge) · bf16 · 4,096 tokens · "
+        "512 sequences a step",
         "",
         "  LAYOUT    Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1 × 128",
         "  MEMORY    ████████████░░░░░░░░░░░░░░░· 43.0 of 95.0 GiB usable (100.0 total; not measured yet)",
@@ -96,8 +97,8 @@ def test_the_first_screen() -> None:
         "            kit explain",
     ]  # fmt: skip
     narrow = summary(view_of(plan()), width=60).splitlines()
-    assert narrow[1] == "  p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a step"
-    assert narrow[4] == "            optimizer · micro-batch 1 × 128"
+    assert narrow[1] == "  × p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a"
+    assert narrow[5] == "            optimizer · micro-batch 1 × 128"
 
 
 @pytest.mark.parametrize("width", range(50, 90, 3))
@@ -117,7 +118,7 @@ def test_an_explained_plan() -> None:
     assert (
         explanation(explained)
         == """llama-3.1-8b, 8.03B parameters, on 16 x H100 (2 x p5.48xlarge)
-bf16, sequences of 4096, 512 a step (2.1M tokens), 43,200 steps
+pretraining, bf16, sequences of 4096, 512 a step (2.1M tokens), 43,200 steps
 
   megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128
 
@@ -168,10 +169,12 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     # what is different → (changes, on the first screen or among the details, on neither)
     "rows without a number": (
         {"objective": "sft", "epochs": 3.0, "predicted": {"days": None, "cost_usd": None}},
-        ["(2.1M tokens), 3 epochs\n", "tokens/s in full sequences · MFU", "goodput 80.0%\n",
-         "  length    days and cost follow from the number of sequences, which the run counts: 4.42M a day, and "
-         "more where they are shorter than 4,096 tokens"],  # 86,400 / 10 * 512
-        ["in total", "at most"],
+        # 1e9 / 2,097,152 = 476.84 steps of 10 s: 79.5 min, by 0.8 99.3; $50 an hour for both nodes
+        ["(2.1M tokens), 1B tokens in full sequences\n", "tokens/s in full sequences · MFU",
+         "goodput 80.0%, 99.3 min in total, $83\n",
+         "  1B tok    in full sequences: 99.3 min with checkpoints and failures · $83 at $25.00 a node and hour",
+         "79.5 min for 1B tokens in full sequences; $66 at"],
+        ["at most"],
     ),
     "tokens of text": (
         {"total_tokens": TOKENS},
@@ -180,7 +183,7 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "tokens of rows": (
         {"objective": "sft", "total_tokens": TOKENS},
-        ["  90.6B tok 90.6B tokens in full sequences: 6.25 days", "5 days for 90.6B tokens in full sequences; $6,000"],
+        ["  90.6B tok in full sequences: 6.25 days", "5 days for 90.6B tokens in full sequences; $6,000"],
         ["at most", "43,200"],
     ),
     "rows of a known number": (
@@ -189,9 +192,9 @@ SAID: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         [],
     ),
     "no length": (
-        {"objective": "sft", "predicted": {"days": None, "cost_usd": None}},
-        ["  length    not said, and a run needs one: --epochs 3 or --total-tokens 5e8", "tokens), length not said\n"],
-        ["follow from"],
+        {"predicted": {"days": None, "cost_usd": None}},
+        ["  1B tok    99.3 min with checkpoints and failures · $83 at $25.00", "tokens), 1B tokens\n"],
+        ["full sequences"],
     ),
     "pairs, no price, few bytes": (
         {"objective": "dpo", "predicted": {"cost_usd": None, "operation": dataclasses.replace(

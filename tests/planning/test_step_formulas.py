@@ -421,7 +421,9 @@ def verdict(layout: Layout, times: float = 1.1, **nodes: Any) -> list[Any]:
     return [report.verdict, report.binding]
 
 
-PLAN = predict(work(megatron(dp=8), machines=replace(NODE, price_per_node_hour_usd=7.0, num_nodes=1)))
+PLAN = predict(
+    work(megatron(dp=8), machines=replace(NODE, price_per_node_hour_usd=7.0, num_nodes=1), total_tokens=10**11)
+)
 STOPS = Operation(
     checkpoint_gb=1,
     checkpoint_s=1,

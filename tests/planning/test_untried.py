@@ -9,7 +9,7 @@ import pytest
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import can_fit
+from kit.planner.search import EQUALLY_FAST, can_fit
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Pins
@@ -51,7 +51,7 @@ def test_what_fits_on_the_gpu_and_is_as_fast_wins_over_the_host() -> None:
     plan = tuned("qwen3-8b", "1xRTX-4090", lora=QLORA, seq_length=8192)
     assert stays_on_the_gpu(plan)
     on_host = tuned("qwen3-8b", "1xRTX-4090", Pins(engine="deepspeed", offload_param="cpu"), QLORA, 8192)
-    assert plan.predicted.step_time_s <= 1.01 * on_host.predicted.step_time_s
+    assert plan.predicted.step_time_s <= EQUALLY_FAST * on_host.predicted.step_time_s
 
 
 def test_a_chunked_loss_that_spares_recompute_is_taken_where_all_would_fit() -> None:
@@ -65,11 +65,11 @@ def test_a_chunked_loss_that_spares_recompute_is_taken_where_all_would_fit() -> 
 
 
 def test_layer_inputs_on_the_host_and_tiles_are_weighed_too() -> None:
-    """32B at 20k tokens by DeepSpeed on four A100 (accelerate#3647), and 0.6B at 131k on one card."""
+    """32B at 20k tokens on four A100 (accelerate#3647), at 32k by DeepSpeed, and 0.6B at 131k on one card."""
     plan = tuned("qwen3-0.6b", "1xRTX-4090", Pins(engine="torch"), seq_length=131072)
     assert (plan.layout.chunked_loss, plan.layout.tiled_mlp, plan.layout.recompute) == (True, True, "full")
     assert tuned("qwen3-32b", "4xA100-80", seq_length=20480).predicted.peak_gib < 75
-    assert tuned("qwen3-32b", "4xA100-80", Pins(engine="deepspeed"), seq_length=20480).layout.chunked_loss
+    assert tuned("qwen3-32b", "4xA100-80", Pins(engine="deepspeed"), seq_length=32768).layout.chunked_loss
 
 
 def test_layer_inputs_beside_offloaded_weights_are_a_last_resort() -> None:

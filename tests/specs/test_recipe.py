@@ -10,11 +10,11 @@ import pytest
 
 from kit.errors import SpecError
 from kit.specs import shipped, strict_yaml
-from kit.specs.catalog import parse_cluster
+from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import PINNABLE, Flag, Layout, Pins
 from kit.specs.other_programs import program_of
-from kit.specs.recipe import changed_section, load_recipe, merged_text, recipe_of_document, run_of
+from kit.specs.recipe import job_and_cluster, load_recipe, merged_text, recipe_of_document, run_of
 from kit.specs.schema import json_schema
 from tests.support.refusals import refusal
 
@@ -59,14 +59,10 @@ def test_sections_without_a_file() -> None:
     assert run is not None
     assert (run.steps, run.data.train) == (5, "/b/a")
     assert run_of([], Path()) is None
-    changed = changed_section("job", JobSpec(epochs=2.0, seq_length=8), ["job.total_tokens=5", "job.grad_clip=2"])
-    assert changed == JobSpec(total_tokens=5, seq_length=8, grad_clip=2.0)
-    assert (
-        changed_section(
-            "cluster", parse_cluster("8xH100"), ["cluster.num_nodes=2", "cluster.inter_node_gbytes_per_s=50"]
-        ).num_gpus
-        == 16
-    )
+    words = ["job.total_tokens=5", "job.grad_clip=2", "cluster.num_nodes=2", "cluster.inter_node_gbytes_per_s=50"]
+    given = {"epochs": 2.0, "seq_length": 8}
+    changed, cluster = job_and_cluster(load_model("llama-3.1-8b"), parse_cluster("8xH100"), given, words)
+    assert (changed, cluster.num_gpus) == (JobSpec(total_tokens=5, seq_length=8, grad_clip=2.0), 16)
     text = strict_yaml.parse_text(f"{HEAD}run: {{data: {{train: x}}}}\n", "typed")
     assert recipe_of_document(text).run is None
     for line, said in (("extends: a.yaml", "typed:3: extends names a file"), ("jbo: {}", "typed:3: jbo: unknown key")):

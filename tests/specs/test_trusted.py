@@ -89,8 +89,8 @@ def read(kind: Any, text: str) -> None:
         (RunSpec, "data:\n  blend:\n    web: {path: a, wieght: 1}", "r.yaml:3: data.blend.web.weight: is required and "
          "missing\nr.yaml:3: data.blend.web.wieght: unknown key; did you mean weight?"),
         (RunSpec, "data: {train: x, vall: y}\nschedule: {kind: cosin}\nstepps: 3",
-         "r.yaml:1: data.vall: unknown key; the nearest of 9 are validation, validation_sets, allow_many_epochs, "
-         "wrap, train\nr.yaml:2: schedule.kind=cosin: did you mean cosine?\n"
+         "r.yaml:1: data.vall: unknown key; the nearest of 10 are validation, validation_sets, allow_many_epochs, "
+         "wrap, chat_template\nr.yaml:2: schedule.kind=cosin: did you mean cosine?\n"
          "r.yaml:3: stepps: unknown key; did you mean steps?"),
         (None, "a: 1\na: 2", "r.yaml:2: a: the key is there twice (first in line 1); keep one"),
         (None, "a: [1", "r.yaml:2: not valid YAML"),

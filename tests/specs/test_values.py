@@ -20,7 +20,7 @@ from kit.specs.epoch import Epoch, epoch_on_disk
 from kit.specs.families import families_where, families_with
 from kit.specs.frozen import FrozenMap, thawed
 from kit.specs.hf_floats import decoded
-from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec, job_defaults
+from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout, Pins, mlp_tiles
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.run import (
@@ -136,7 +136,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
             offload_optimizer="nvme").uses_nvme, Layout(engine="deepspeed", implementation="huggingface").uses_nvme],
         [Pins(offload_param="nvme", tp=2), True, False],
     ),
-    # A job: pairs have two answers; a pretraining of unknown length is planned for 100 billion tokens.
+    # A job: pairs have two answers.
     "tokens of a step": (
         lambda: [JobSpec(objective=objective, seq_length=7, global_batch_size=3).tokens_per_step
                  for objective in ("sft", "dpo", "reward", "grpo")],
@@ -145,14 +145,6 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     "what a batch counts": (
         lambda: [JobSpec(objective=o).rows for o in ("pretrain", "kto", "dpo", "reward", "grpo")],
         ["sequences", "sequences", "pairs", "pairs", "completions"],
-    ),
-    "tokens that are planned": (
-        lambda: [JobSpec().planned_tokens, JobSpec(total_tokens=5).planned_tokens, JobSpec(epochs=1.0).planned_tokens,
-                 JobSpec(objective="sft").planned_tokens], [10**11, 5, None, None],
-    ),
-    "defaults of a job follow the model": (
-        lambda: [job_defaults(load_model(name)) for name in ("llama-3.1-8b", "gpt2", "t5-small")],
-        [{}, {"seq_length": 1024}, {"seq_length": 512, "objective": "seq2seq"}],
     ),
     "adapters": (
         lambda: [sorted(each.layers) for each in (LoraSpec(targets="attention"), LoraSpec(target_modules=("up_proj",)))]

@@ -6,7 +6,7 @@ from typing import Any
 
 from kit.emit.shipped_files import shipped_plan
 from kit.planner.describe import describe
-from kit.planner.length import for_steps
+from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
 from kit.specs.catalog import cheapest_node_with
 from kit.specs.shipped import headline, recipe_names, recipe_path

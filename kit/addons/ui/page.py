@@ -292,7 +292,7 @@ class _Page:
             self._set(self.gpus, recipe.cluster.num_gpus)
             self._set(self.seq_length, recipe.job.seq_length)
             self._set(self.batch, recipe.job.global_batch_size)
-            self.tokens.value = recipe.job.planned_tokens and recipe.job.planned_tokens / 1e9
+            self.tokens.value = recipe.job.total_tokens and recipe.job.total_tokens / 1e9
             self.precision.value = recipe.job.precision
             self.engine.value = recipe.layout.engine or ""
             self.adapters.value = "null" if recipe.job.lora is None else list(_ADAPTERS)[1 + recipe.job.lora.four_bit]

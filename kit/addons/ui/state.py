@@ -21,7 +21,6 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.families import FAMILIES
 from kit.specs.huggingface import model_from_config
-from kit.specs.job import job_defaults
 from kit.specs.recipe import Recipe, load_recipe, recipe_of_document
 from kit.specs.text import shown
 from kit.specs.text_files import MOST_BYTES, parse_json
@@ -91,12 +90,7 @@ class State:
             if (label := changes.get(key)) in offered:
                 data |= offered[changes.pop(key)] if label else {}
         document = replace(document, data=data)
-        recipe = recipe_of_document(document, [f"{key}={value}" for key, value in changes.items()])
-        defaults = {key: value for key, value in job_defaults(recipe.model).items() if not self._says(key, data)}
-        return replace(recipe, job=replace(recipe.job, **defaults)) if defaults else recipe
-
-    def _says(self, key: str, data: Mapping[str, Any]) -> bool:
-        return bool(self.get(f"job.{key}")) or key in (data.get("job") or {})
+        return recipe_of_document(document, [f"{key}={value}" for key, value in changes.items()])
 
 
 def offer(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:

@@ -93,7 +93,7 @@ class TorchEngine(Engine):
         choose_attention(plan.layout.attention_kernel)
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
         # The run's worker has counted the steps; without it those of a run of full sequences.
-        steps = rundir.run.steps or (plan.job.planned_tokens or 0) // plan.job.tokens_per_step
+        steps = rundir.run.steps or (plan.job.total_tokens or 0) // plan.job.tokens_per_step
         self._compression = Compression(plan.layout.gradient_compression, steps)
         self._parallel: DdpModel | FsdpModel
         if plan.layout.zero_stage == 0:

@@ -18,9 +18,11 @@ from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.planner.search import (
     EQUALLY_FAST,
+    MEMORY_MARGIN,
+    PRICE_OF_ROOM,
     Candidate,
     SearchResult,
-    engine_simplicity,
+    eligible,
     illegal,
     step_s,
 )
@@ -52,7 +54,12 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         decision = _choice(name, request, result, best)
         if decision is not None:
             made.append(decision)
-    made += [*fallback(request, result), *_alternatives(request, result, best), *faster_with_fewer(request, best)]
+    made += [
+        *_memory_margin(request, result, best),
+        *fallback(request, result),
+        *_alternatives(request, result, best),
+        *faster_with_fewer(request, best),
+    ]
     return (*made, *notes(request.workload(best.layout)))
 
 
@@ -81,7 +88,9 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
         else:
             broken = illegal(request, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
-    return Decision(rule="engine", chosen=chosen, why=_reason(result.considered, best), rejected=tuple(rejected))
+    return Decision(
+        rule="engine", chosen=chosen, why=_reason(eligible(result.considered, request), best), rejected=tuple(rejected)
+    )
 
 
 def _fast_path(request: Request, other: Candidate) -> str:
@@ -216,8 +225,29 @@ _MEANINGS = {
 """Choice → what its default does, and what another value does."""
 
 
-def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
-    fastest = min((c for c in considered if c.step_time_s is not None), key=step_s)
+def _memory_margin(request: Request, result: SearchResult, best: Candidate) -> Iterator[Decision]:
+    """Whether the layout has room for the error of its predicted peak, where the answer had an alternative."""
+    usable, fitting = usable_gib(request.cluster.gpu), [c for c in result.considered if c.step_time_s is not None]
+    fastest = min(fitting, key=step_s)
+    if best.peak_gib > usable / (1 + MEMORY_MARGIN):
+        why = (
+            f"the peak is {best.peak_gib / usable:.0%} of what is usable, and one of five published peaks was more "
+            f"than {MEMORY_MARGIN:.0%} above the prediction; no layout with that room is within "
+            f"{PRICE_OF_ROOM - 1:.0%} of the fastest"
+        )
+        yield Decision(rule="memory_margin", chosen="none", why="--tight was asked for" if request.tight else why)
+    elif step_s(best) > EQUALLY_FAST * step_s(fastest):
+        why = (
+            f"room for an error that four of five published peaks stay below; this is "
+            f"{step_s(best) / step_s(fastest) - 1:.1%} slower than what fills {fastest.peak_gib / usable:.0%} of what "
+            "is usable, which --tight takes"
+        )
+        cost = f"{describe(fastest.layout)}: {_cost_of(fastest, request.cluster)}"
+        yield Decision(rule="memory_margin", chosen=f"{MEMORY_MARGIN:.0%}", why=why, rejected=(cost,))
+
+
+def _reason(among: Iterable[Candidate], best: Candidate) -> str:
+    fastest = min(among, key=step_s)
     behind = step_s(best) / step_s(fastest) - 1
     if behind == 0:
         return "the fastest that fits"
@@ -226,10 +256,8 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
             f"the fastest engine; this layout is {behind:.1%} slower than its fastest, but simpler or smaller "
             f"(differences under {EQUALLY_FAST - 1:.0%} are within the model's error)"
         )
-    if engine_simplicity(fastest.layout) == engine_simplicity(best.layout):
-        return f"{behind:.1%} slower than {engine_name(fastest.layout)}, but simpler or smaller"
     return (
-        f"the simplest engine within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} slower than "
+        f"the simplest within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} slower than "
         f"{engine_name(fastest.layout)})"
     )
 

@@ -7,6 +7,7 @@ Its rooms, in the order in which data walks:
     manifest, store               a checkpoint on disk, and an engine's state in it
     storage, checkpoints, manager
                                   a run's checkpoints: their names, which are kept, and when one is written
+    of_run                        the newest checkpoint of a run, and the model that it started from
     uploads, upload_process, remote, fetch
                                   copies in object storage
     formats, stored               who wrote a directory, and what is in it

@@ -6,6 +6,7 @@ Its rooms, in the order in which data walks:
     tokenizers, chat_template, row_parts, encoder
                                   rows → tokens
     tokenise, indexed_writer      ``kit convert data``
+    prepared                      raw rows of a recipe, tokenised once
     pair_files, indexed, fine_tuning_rows
                                   the files, documents and rows of a set
     samples, order, blend         samples of one set or several, in their order

@@ -12,7 +12,7 @@ from kit.errors import DataError
 from kit.specs.job import Objective
 from kit.training.data.indexed_writer import PairFormat
 from kit.training.data.row_parts import Parts, learns, row_parts, shortened
-from kit.training.data.sources import Advance, Source, json_rows, texts
+from kit.training.data.sources import Advance, Source, rows, texts
 from kit.training.data.tokenizers import fingerprint, load_tokenizer, model_config
 
 BATCH_DOCUMENTS = 256
@@ -74,7 +74,7 @@ class Encoder:
         return iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), [])
 
     def _rows(self, source: Source, advance: Advance) -> Iterator[Parts]:
-        for where, row in json_rows(source, advance):
+        for where, row in rows(source, advance):
             whole = row_parts(self._tokenizer, row, self.pair.objective, where)
             parts = shortened(whole, self.pair.objective, self._encoding.seq_length)
             self.cut += parts != whole

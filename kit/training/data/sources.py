@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from kit.object_storage import is_address, open_filesystem
 from kit.specs.text import nearest
 from kit.training.data.tokenizers import one_line
 
-_TEXT_SUFFIXES = (".txt", ".text", ".md")
+TEXT_SUFFIXES = (".txt", ".text", ".md")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
+SUFFIXES = (*TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
 _BATCH_ROWS = 1000
 
 
@@ -70,10 +72,8 @@ def _remote(address: str) -> list[Source]:
 
 
 def _check_suffix(name: str) -> None:
-    if (suffix := Path(name).suffix) not in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet"):
-        raise DataError(
-            f"{name} has the unknown suffix {suffix!r}; use {', '.join(_TEXT_SUFFIXES)}, .jsonl or .parquet"
-        )
+    if (suffix := Path(name).suffix) not in SUFFIXES:
+        raise DataError(f"{name} has the unknown suffix {suffix!r}; use {', '.join(TEXT_SUFFIXES)}, .jsonl or .parquet")
 
 
 @contextmanager
@@ -117,21 +117,32 @@ def texts(source: Source, text_key: str, advance: Advance) -> Iterator[str]:
     if source.suffix in _JSON_SUFFIXES:
         for where, row in json_rows(source, advance):
             yield _text(row.get(text_key) if isinstance(row, dict) else None, text_key, where)
-    elif source.suffix in _TEXT_SUFFIXES:
+    elif source.suffix in TEXT_SUFFIXES:
         yield _text_file(source.name)
         advance(source.num_bytes)
     else:
-        columns = _of_parquet if source.suffix else _of_dataset
-        for rows, share in columns(source.name, text_key):
-            for text in rows:
-                yield _text(text, text_key, source.name)
-            advance(int(source.num_bytes * share))
+        for _, row in _columns(source, advance, text_key):
+            yield _text(row[text_key], text_key, source.name)
+
+
+def rows(source: Source, advance: Advance) -> Iterator[tuple[str, Any]]:
+    """(place for messages, row) of JSON Lines, Parquet or a saved data set. Raises DataError."""
+    if source.suffix in TEXT_SUFFIXES:
+        raise DataError(f"{source.name}: rows for fine-tuning are read from .jsonl, .parquet or a saved data set")
+    return json_rows(source, advance) if source.suffix in _JSON_SUFFIXES else _columns(source, advance)
+
+
+def _columns(source: Source, advance: Advance, only: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As ``rows``, of Parquet or a saved data set; with ``only`` that column."""
+    numbers = itertools.count(1)
+    for found, share in (_of_parquet if source.suffix else _of_dataset)(source.name, only):
+        for row in found:
+            yield f"{source.name}: row {next(numbers)}", row
+        advance(int(source.num_bytes * share))
 
 
 def json_rows(source: Source, advance: Advance) -> Iterator[tuple[str, Any]]:
     """(place for messages, row) of JSON Lines; skips blank lines. Raises DataError."""
-    if source.suffix not in _JSON_SUFFIXES:
-        raise DataError(f"{source.name}: rows for fine-tuning are read from .jsonl files; save the data set as one")
     with _opened(source.name) as file:
         for number, line in enumerate(file, 1):
             advance(len(line))
@@ -154,22 +165,22 @@ def _text_file(name: str) -> str:
             raise DataError(f"{name} is not readable as UTF-8 text ({error}); convert it first") from error
 
 
-def _of_parquet(name: str, text_key: str) -> Iterator[tuple[list[Any], float]]:
-    """(values, share of all rows) of each batch of rows."""
+def _of_parquet(name: str, only: str | None) -> Iterator[tuple[list[dict[str, Any]], float]]:
+    """(rows, share of all rows) of each batch of rows, with all columns or ``only`` one."""
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     with _opened(name) as opened:
         try:
             file = pyarrow.parquet.ParquetFile(opened)
-            _check_column(name, text_key, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[text_key]):
-                yield batch.column(0).to_pylist(), len(batch) / file.metadata.num_rows
+            columns = _chosen(name, only, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                yield batch.to_pylist(), len(batch) / file.metadata.num_rows
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{name} is not readable as Parquet ({one_line(error)}); copy it again") from error
 
 
-def _of_dataset(directory: str, text_key: str) -> Iterator[tuple[list[Any], float]]:
+def _of_dataset(directory: str, only: str | None) -> Iterator[tuple[list[dict[str, Any]], float]]:
     """As ``_of_parquet``, of a saved data set, which is mapped into memory."""
     import datasets  # type: ignore[import-untyped]
 
@@ -183,14 +194,17 @@ def _of_dataset(directory: str, text_key: str) -> Iterator[tuple[list[Any], floa
     if isinstance(loaded, datasets.DatasetDict):
         splits = ", ".join(f"{directory}/{split}" for split in loaded)
         raise DataError(f"{directory} has several splits; give one of {splits}")
-    _check_column(directory, text_key, loaded.column_names)
-    for table in loaded.select_columns([text_key]).with_format("arrow").iter(_BATCH_ROWS):
-        yield table.column(0).to_pylist(), len(table) / len(loaded)
+    columns = _chosen(directory, only, loaded.column_names)
+    for table in loaded.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
+        yield table.to_pylist(), len(table) / len(loaded)
 
 
-def _check_column(name: str, text_key: str, columns: list[str]) -> None:
-    if text_key not in columns:
-        raise DataError(f"{name} has no column {text_key!r}; {nearest(text_key, columns)}")
+def _chosen(name: str, only: str | None, columns: list[str]) -> list[str]:
+    if only is None:
+        return columns
+    if only not in columns:
+        raise DataError(f"{name} has no column {only!r}; {nearest(only, columns)}")
+    return [only]
 
 
 def _text(text: Any, text_key: str, where: str) -> str:

@@ -1,0 +1,18 @@
+"""Where the weights of a named model are."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kit.specs.catalog.models import load_model
+from kit.specs.catalog.rows import rows
+
+
+def weights_of(model: str) -> str | None:
+    """A model's directory, or its id on the hub; None for a mere size. Raises SpecError for an unknown name."""
+    if os.path.isdir(model) or re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        return model
+    source = rows("models").get(load_model(model).name, {}).get("source", "")
+    found = re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)", source)
+    return found and found[1]

@@ -1,0 +1,114 @@
+"""Raw rows that a recipe names → the tokenised pair that a run reads: made once, and kept beside the runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kit.errors import DataError, SpecError
+from kit.object_storage import is_address, open_filesystem
+from kit.specs.job import JobSpec, Objective
+from kit.specs.run import DataSpec, RunSpec
+from kit.specs.text import listed
+from kit.training.data.sources import SUFFIXES, TEXT_SUFFIXES, Source, find_sources, rows
+
+_FOLDER = "tokenised"
+"""Directory beside the run directories that keeps the pairs."""
+_OBJECTIVES: dict[tuple[str, ...], Objective] = {
+    ("messages",): "sft",
+    ("prompt", "completion"): "sft",
+    ("source", "target"): "seq2seq",
+    ("text",): "pretrain",
+}
+"""Fields of a row → what it is for. The first that all stand in a row count."""
+_OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
+
+
+def is_raw(path: str) -> bool:
+    """Whether a path of ``run.data`` names rows or text, and no tokenised pair."""
+    if not is_address(path) and (Path(f"{path}.idx").exists() or Path(path).is_dir()):
+        return Path(path).is_dir()
+    return Path(path).suffix in SUFFIXES
+
+
+def objective_of(path: str) -> Objective:
+    """What the first row of a source is for. Raises DataError for fields that no objective of kit's own loop has."""
+    source = find_sources(path)[0]
+    if source.suffix in TEXT_SUFFIXES:
+        return "pretrain"
+    row = next((row for _, row in rows(source, lambda _: None)), None)
+    fields = set(row) if isinstance(row, dict) else set()
+    for keys, objective in _OBJECTIVES.items():
+        if fields.issuperset(keys):
+            return objective
+    if "chosen" in fields:
+        raise DataError(
+            f"{path} has preferences (chosen, rejected), on which TRL's trainers train; kit recipes lists trl-dpo, "
+            "trl-kto and trl-reward, whose files start them"
+        )
+    known = " or ".join("{" + ", ".join(keys) + "}" for keys in _OBJECTIVES)
+    raise DataError(f"the first row of {path} has the fields {listed(map(str, fields)) or 'of nothing'}; give {known}")
+
+
+def prepared(run: RunSpec, job: JobSpec, beside: Path, say: Callable[[str], None]) -> RunSpec:
+    """The run with tokenised pairs in place of raw rows. ``beside``: parent of the run directory. ``say`` gets a line
+    about each set. Raises DataError as ``tokenise`` does, and SpecError where no tokenizer is named."""
+    raw = {key: path for key in ("train", "validation") if (path := getattr(run.data, key)) and is_raw(path)}
+    if not raw:
+        return run
+    if run.model_path is None:
+        raise SpecError(
+            f"run.data.{next(iter(raw))}={next(iter(raw.values()))} are raw rows, and run.model_path is missing, whose "
+            "tokenizer they need; name the model's directory there, or tokenise them with kit convert data"
+        )
+    pairs = {key: _pair(path, run, job, beside / _FOLDER, say) for key, path in raw.items()}
+    return replace(run, data=replace(run.data, **pairs))
+
+
+def samples_of(data: DataSpec, job: JobSpec) -> int:
+    """Samples of an epoch of ``data.train``, a pair on this disk: rows, or sequences of text."""
+    said = json.loads(Path(f"{data.train}.json").read_text(encoding="utf-8"))
+    return int(said["num_tokens"] // job.seq_length if job.objective == "pretrain" else said["num_documents"])
+
+
+def _pair(path: str, run: RunSpec, job: JobSpec, folder: Path, say: Callable[[str], None]) -> str:
+    """Prefix of the pair of one source, which is written unless it is there."""
+    from kit.training.data.chat_template import read_chat_template
+    from kit.training.data.tokenise import tokenise
+
+    seq_length = None if job.objective == "pretrain" else job.seq_length
+    template = run.data.chat_template
+    decides = [job.objective, seq_length, template and read_chat_template(template)]
+    digest = hashlib.sha256(json.dumps(decides).encode())
+    tokenizer = Path(str(run.model_path))
+    files = sorted(file for file in tokenizer.glob("*") if file.suffix in _OF_TOKENIZERS)
+    for part in (*map(_hash, files), *(each for source in find_sources(path) for each in _hashes(source))):
+        digest.update(part.encode())
+    prefix = folder / f"{Path(path).stem}-{digest.hexdigest()[:12]}"
+    if prefix.with_name(f"{prefix.name}.json").exists():
+        say(f"{path}: tokenised before, {prefix}")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        done = tokenise(
+            [path], tokenizer, prefix, objective=job.objective, seq_length=seq_length, chat_template=template
+        )
+        say(f"{path} → {done}")
+    return str(prefix)
+
+
+def _hashes(source: Source) -> Iterator[str]:
+    """What changes if the content of a source does: of an object, what its storage says of its version."""
+    if is_address(source.name):
+        filesystem, path = open_filesystem("source", source.name)
+        yield str(filesystem.ukey(path))
+    else:
+        path = Path(source.name)
+        yield from map(_hash, sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path])
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}"

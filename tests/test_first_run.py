@@ -1,0 +1,137 @@
+"""The first hour: what ``kit plan`` and ``kit train`` print next, typed as printed, ends in a trained model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from kit.specs.recipe import load_recipe
+from kit.training.data.chat_template import read_chat_template
+from tests.support.assets import ROOT, prepare
+from tests.support.in_process import kit_main, kit_refusal
+
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"def f{n}"},
+            {"role": "assistant", "content": "return 1\n" * (n % 7 + 1)},
+        ]
+    }
+    for n in range(60)
+]
+JOB = ("--objective", "sft", "--seq-length", "128", "--precision", "fp32")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of a new user: a model with a chat template, and chats."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for file in prepare().model.iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model" / "chat_template.jinja").write_text(read_chat_template("plain"))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+    return tmp_path
+
+
+def typed(line: str, home: Path) -> str:
+    """What a shell says of the line; it ends well."""
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"HOME": str(home), "PATH": places, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, **own}, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a text that are commands, without the page, which does not end."""
+    found = re.findall(r"^(?:  next)?\s+(kit (?!ui).*)$", text, re.MULTILINE)
+    return [line.split("   kit ui")[0] for line in found]
+
+
+def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
+    planned = kit_main("plan", "model", "--gpus", "local", *JOB)
+    assert planned.out.splitlines()[0].startswith("model · ")
+    assert " · SFT · " in planned.out
+    assert "\n  1B tok    in full sequences: " in planned.out
+    said = [typed(line, here) for line in commands(planned.out)]
+    assert len(said) == 3
+    assert "SFT" in said[0]
+    assert "60 rows for sft" in said[2]
+    assert "3 epochs, 90 steps" in said[2]
+    run = here / "runs" / "a"
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 90
+    assert losses[-1] < losses[0]
+    assert f"trained, loss {losses[-1]:.4f}" in said[2]
+    after = [line.replace("MODEL", "trained") for line in commands(said[2])]
+    assert [shlex.split(line)[:2] for line in after] == [["kit", "convert"], ["kit", "generate"]]
+    answers = [typed(line, here) for line in after]
+    assert answers[1].startswith("Hello\n")
+    ours, theirs = (
+        load_file(path / "model.safetensors") if (path / "model.safetensors").exists() else _whole(path)
+        for path in (here / "trained", run / "checkpoints" / "step-00000090" / "model")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name].bfloat16()) for name in ours)
+    assert {"tokenizer.json", "chat_template.jinja"} <= {path.name for path in (here / "trained").iterdir()}
+    again = load_recipe(run / "recipe.yaml")
+    assert again.job.seq_length == 128
+    assert again.run is not None
+    assert again.run.data.train == str(here / "chats.jsonl")
+    assert again.run.model_path == str(here / "model")
+
+
+def _whole(directory: Path) -> dict:
+    return {
+        name: tensor for file in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
+
+
+def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
+    said = kit_main("train", "model", "--data", "chats.jsonl", "--gpus", "2xH100", "--lora", "--dry-run")
+    assert said.code == 0, said
+    assert "SFT, LoRA r16" in said.out
+    assert said.out.endswith("start it: kit train runs/model-sft\n")
+    run = yaml.safe_load((here / "runs/model-sft/run.yaml").read_text())
+    assert run["schedule"]["warmup_steps"] == 0.03
+    assert Path(here / "runs/model-sft" / f"{run['data']['train']}.idx").resolve().exists()
+    plan = yaml.safe_load((here / "runs/model-sft/plan.yaml").read_text())["job"]
+    assert (plan["epochs"], plan["learning_rate"], plan["seq_length"]) == (3, 2e-4, 256)  # the model has 256 positions
+    assert plan["global_batch_size"] == 2  # 60 rows
+    twice = kit_main("train", "model", "--data", "chats.jsonl", "--gpus", "2xH100", "--dry-run")
+    assert "tokenised before" in twice.out
+    assert (here / "runs/model-sft-2/recipe.yaml").exists()
+    edited = kit_main("train", "runs/model-sft/recipe.yaml", "job.epochs=1", "--out", "runs/b", "--dry-run")
+    assert edited.code == 0
+    assert yaml.safe_load((here / "runs/b/plan.yaml").read_text())["job"]["epochs"] == 1
+    assert len(list((here / "runs/tokenised").glob("*.idx"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model", "--lora"], "--data is missing"),
+        (["model", "--gpus", "8xH100"], "--data is missing"),
+        (["model"], "is not a run directory"),
+        (["qwen3-8b"], "a model is trained on rows: kit train qwen3-8b --data FILE.jsonl"),
+        (["model", "--data", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["model", "--data", "chats.jsonl", "--gpus", "1xH100", "job.seq_lenght=4"], "seq_length"),
+        (["13B", "--data", "chats.jsonl"], "no weights to start from"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(here: Path, words: list[str], said: str) -> None:
+    assert said in kit_refusal(["train", *words])
+    assert not (here / "runs").exists()
