@@ -55,6 +55,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
+from kit.specs.hub import is_elsewhere
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -166,7 +167,8 @@ def plan(
     priced = "".join(f" --price {shlex.quote(each)}" for each in price or [])
     lasts = "" if result.job.epochs or result.job.planned_tokens else " --epochs 3"
     saved = "" if save or is_recipe(model) else f"kit plan {words}{lasts}{priced} --save plan.yaml && "
-    weights = f" run.model_path={shlex.quote(model)}" if any(Path(model).glob("*.safetensors")) else ""
+    has_weights = is_elsewhere(model) or any(Path(model).glob("*.safetensors"))
+    weights = f" run.model_path={shlex.quote(model)}" if has_weights else ""
     saved_as = shlex.quote(str(save or "plan.yaml"))
     emitted = shlex.join(again) if is_recipe(model) else f"{saved_as}{weights} run.data.train=data/train"
     width, style = _terminal()

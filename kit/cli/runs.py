@@ -78,6 +78,7 @@ def train(
     from kit.api import launch_arguments
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
+    from kit.training.hub_files import with_local_files
 
     if is_recipe(str(target)):
         if out is None:
@@ -92,6 +93,7 @@ def train(
         rundir = RunDirectory.open(target)
         if out is not None:
             raise SpecError(f"--out {out}: {target} is a run directory and is trained where it is; omit --out")
+    rundir = with_local_files(rundir)
     if line := rundir.memory_after_edits():
         typer.echo(line)
     try:

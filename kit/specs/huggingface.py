@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import encoder_decoder, hf_family_rules, strict_yaml
+from kit.specs import encoder_decoder, hf_family_rules, hub, strict_yaml
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.frozen import thawed
 from kit.specs.hf_floats import tagged
@@ -26,8 +26,14 @@ _ALSO: Mapping[str, Family] = {"kimi_k2": "deepseek_v3"}
 """Other ``model_type`` → family. Kimi K2, for example, is DeepseekV3ForCausalLM."""
 
 
-def read_config(directory: Path) -> ModelSpec:
-    """The shape of the model in ``directory``. Raises ``SpecError``."""
+def model_of_hub(name: str) -> ModelSpec:
+    """The shape of the model of hub id ``name``, from the cache of this disk or fetched. Raises ``SpecError``."""
+    file = hub.config_file(name, _MOST_BYTES)
+    return read_config(file.parent, name.rpartition("/")[2], f"config.json of {name} at {file.parent.name}")
+
+
+def read_config(directory: Path, name: str | None = None, source: str = "config.json") -> ModelSpec:
+    """The shape of the model in ``directory``. ``name``: of the model; None: the directory's. Raises ``SpecError``."""
     file = directory / "config.json"
     try:
         config = parse_json(read_text(file, _MOST_BYTES), tagged)
@@ -37,7 +43,7 @@ def read_config(directory: Path) -> ModelSpec:
         raise SpecError(f"{shown(file, str)} cannot be read as JSON: {reason(error)}") from None
     if not isinstance(config, dict):
         raise SpecError(f"{file} holds a {type(config).__name__} where an object of keys is expected")
-    return model_from_config(config, name=directory.resolve().name, source=file.name)
+    return model_from_config(config, name=name or directory.resolve().name, source=source)
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:

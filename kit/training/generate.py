@@ -14,6 +14,7 @@ from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
 from kit.training.completion import Completion
 from kit.training.data.tokenizers import load_tokenizer
+from kit.training.hub_files import local
 
 
 def generate(
@@ -33,8 +34,9 @@ def generate(
     ``merge_into``: for adapters, the directory of their model. ``temperature``: 0 takes the likeliest token each time.
     Raises KitError for a checkpoint that ``convert`` refuses, or without a tokenizer.
     """
-    path = Path(path)
-    words = Path(tokenizer or merge_into or path)
+    path = local(path, weights=True)
+    merge_into = merge_into and local(merge_into, weights=True)
+    words = local(tokenizer or merge_into or path)
     if not (words / "tokenizer.json").is_file() and not (words / "tokenizer_config.json").is_file():
         raise CheckpointError(f"{words} has no tokenizer (tokenizer.json); name its directory with --tokenizer")
     tokens, _ = load_tokenizer(words)

@@ -14,9 +14,11 @@ from kit.errors import DataError, KitError
 from kit.object_storage import is_address, open_filesystem
 from kit.specs.text import nearest
 from kit.training.data.tokenizers import one_line
+from kit.training.hub_files import data_set_files, is_data_set
 
 _TEXT_SUFFIXES = (".txt", ".text", ".md")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
+_SUFFIXES = (*_TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
 _BATCH_ROWS = 1000
 
 
@@ -48,8 +50,12 @@ def find_sources(name: str) -> list[Source]:
     elif path.is_file():
         files = [path]
         _check_suffix(name)
+    elif path.suffix not in _SUFFIXES and is_data_set(name):
+        return [each for file in data_set_files(name) for each in find_sources(str(file))]
     else:
-        raise DataError(f"{name} does not exist; give text, .jsonl or .parquet files, or a saved data set")
+        raise DataError(
+            f"{name} does not exist; give text, .jsonl or .parquet files, a saved data set, or the id of one on the hub"
+        )
     return [Source(name, sum(file.stat().st_size for file in files))]
 
 
@@ -70,7 +76,7 @@ def _remote(address: str) -> list[Source]:
 
 
 def _check_suffix(name: str) -> None:
-    if (suffix := Path(name).suffix) not in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet"):
+    if (suffix := Path(name).suffix) not in _SUFFIXES:
         raise DataError(
             f"{name} has the unknown suffix {suffix!r}; use {', '.join(_TEXT_SUFFIXES)}, .jsonl or .parquet"
         )
