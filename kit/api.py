@@ -173,8 +173,9 @@ def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_s
     """
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
+    from kit.training.hub_files import with_local_files
 
-    rundir = RunDirectory.open(run_directory)
+    rundir = with_local_files(RunDirectory.open(run_directory))
     preflight(rundir, None if resume in (None, "auto") else Path(resume))
     command = [str(rundir.path / "launch.sh"), *launch_arguments(resume, stop_at_step)]
     interrupted: KeyboardInterrupt | None = None

@@ -5,9 +5,7 @@ from __future__ import annotations
 DISTRIBUTION = "deepspeed-megatron-kit"
 """PyPI's ``kit`` is another project."""
 EXTRAS = {
-    **dict.fromkeys(
-        ("accelerate", "huggingface_hub", "numpy", "psutil", "safetensors", "torch", "transformers", "xxhash"), "torch"
-    ),
+    **dict.fromkeys(("accelerate", "numpy", "psutil", "safetensors", "torch", "transformers", "xxhash"), "torch"),
     **dict.fromkeys(("megatron", "megatron-core"), "megatron"),
     **dict.fromkeys(("datasets", "pyarrow"), "data"),
     **dict.fromkeys(("fsspec", "s3fs"), "storage"),
@@ -15,6 +13,7 @@ EXTRAS = {
     "bitsandbytes": "eight-bit",
     "deepspeed": "deepspeed",
     "gguf": "gguf",
+    "huggingface_hub": "hub",
     "matplotlib": "demo",
     "peft": "lora",
     "prometheus_client": "tracking",

@@ -55,7 +55,11 @@ def new_recipe(
     """The recipe. ``data``: a source of rows; ``job``: keys of the job that options gave. The objective is that of the
     first row, unless it is given. Raises KitError."""
     from kit.training.data.prepared import objective_of
+    from kit.training.data.sources import DATA_SETS
+    from kit.training.hub_files import is_data_set
 
+    if is_data_set(data) and not os.path.lexists(data):
+        data = f"{DATA_SETS}{data}"
     job = {"objective": objective_of(data), **job} if "objective" not in job else dict(job)
     of_data = {"train": data} | ({} if chat_template is None else {"chat_template": chat_template})
     if (weights := weights_of(model)) is None:

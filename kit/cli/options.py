@@ -118,7 +118,7 @@ def terminal() -> tuple[int, Callable[[str], str]]:
     if not sys.stdout.isatty():
         return WIDTH, str
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    width = max(40, min(WIDTH, shutil.getterminal_size().columns))
+    width = max(40, min(WIDTH, shutil.get_terminal_size().columns))
     return width, str if plain else functools.partial(typer.style, fg="cyan")
 
 

@@ -130,6 +130,7 @@ def train(
     from kit.api import launch_arguments
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
+    from kit.training.hub_files import with_local_files
 
     path, given = Path(target), asked(context)
     if data is None and (given or chat_template or context.get_parameter_source("gpus") is not ParameterSource.DEFAULT):
@@ -155,6 +156,7 @@ def train(
     if dry_run:
         typer.echo(f"{out or path} is written; start it: kit train {shlex.quote(str(out or path))}")
         return
+    rundir = with_local_files(rundir)
     if line := rundir.memory_after_edits():
         typer.echo(line)
     try:

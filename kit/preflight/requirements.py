@@ -24,7 +24,7 @@ from kit.preflight.facts import free_bytes, installed_version
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
 from kit.specs.optimizers import OPTIMIZERS
-from kit.specs.run import RunSpec, data_paths
+from kit.specs.run import RunSpec, data_paths, run_paths
 from kit.units import to_gib
 
 PACKAGES = {
@@ -79,7 +79,7 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     if any(prefix.startswith("s3://") for prefix in prefixes):
         packages.append("s3fs")
     data = [f"{prefix}{end}" for prefix in prefixes if not is_address(prefix) for end in (".bin", ".idx")]
-    model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
+    model = [str(Path(path) / "config.json") for key, path in run_paths(run).items() if key == "model_path"]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(
         packages=tuple(packages),

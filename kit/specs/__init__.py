@@ -13,6 +13,7 @@ Its rooms, in the order in which data walks:
                                   the shape of a transformer, what its family decides, and a shape for a bare size
     huggingface, hf_keys, hf_family_rules, hf_rope, hf_floats, encoder_decoder
                                   ``config.json`` ↔ a model
+    hub                           ``config.json`` by its id on the Hugging Face hub
     approximate, counting         a model type that no family describes, and its parameters by transformers
     cluster, local                what a user has, or this machine
     job, job_defaults, optimizers, trl, epoch

@@ -18,7 +18,7 @@ from kit.specs.local import user_cache
 _COUNTER = "kit.engines.huggingface.count_parameters"
 _MOST_SECONDS = 120
 """Time limit. A configuration takes two to five seconds, mostly to import torch, and more on a busy machine."""
-_FORMAT = "5"
+_FORMAT = "6"
 """Format of cached answers; answers in another format are ignored."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import encoder_decoder, hf_family_rules, strict_yaml
+from kit.specs import encoder_decoder, hf_family_rules, hub, strict_yaml
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.frozen import thawed
 from kit.specs.hf_floats import tagged
@@ -22,12 +22,44 @@ _MOST_BYTES = 1 << 23
 """Largest config.json that is read. The longest known one has 300 kB, because classifiers list their labels."""
 _MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """Supported ``model_type`` values: the families of ``ModelSpec``."""
+TEXT_PARTS: Mapping[str, Family] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), "qwen3"),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), "qwen3_moe"),
+}
+"""``model_type`` of a text part, or of a whole model whose file does not set them apart → the family it is."""
 _ALSO: Mapping[str, Family] = {"kimi_k2": "deepseek_v3"}
 """Other ``model_type`` → family. Kimi K2, for example, is DeepseekV3ForCausalLM."""
 
 
-def read_config(directory: Path) -> ModelSpec:
-    """The shape of the model in ``directory``. Raises ``SpecError``."""
+def model_of_hub(name: str) -> ModelSpec:
+    """The shape of the model of hub id ``name``, from the cache of this disk or fetched. Raises ``SpecError``."""
+    file = hub.config_file(name, _MOST_BYTES)
+    return read_config(file.parent, name.rpartition("/")[2], f"config.json of {name} at {file.parent.name}")
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the text part of a model of text and images; None of another model.
+
+    A text part with multimodal RoPE is that of its family here, because kit's data has no images: all three positions
+    of a token are then equal (modeling_qwen2_5_vl.py and modeling_qwen3_vl.py, apply_multimodal_rotary_pos_emb).
+    """
+    inner = config.get("text_config", config if config.get("model_type") in TEXT_PARTS else None)
+    if not isinstance(inner, dict):
+        return None
+    text = inner | {key: config[key] for key in ("tie_word_embeddings",) if key in config}  # the whole class ties
+    kind = str(text.get("model_type", config.get("model_type")))
+    if kind in TEXT_PARTS:
+        text |= {"model_type": TEXT_PARTS[kind], "norm_topk_prob": True}  # as Qwen3VLMoeTextTopKRouter does always
+        for key in ("rope_parameters", "rope_scaling"):
+            if isinstance(rope := text.get(key), dict):
+                rope = {name: value for name, value in rope.items() if not name.startswith("mrope")}
+                text[key] = {name: "default" if value == "mrope" else value for name, value in rope.items()}
+    return text
+
+
+def read_config(directory: Path, name: str | None = None, source: str = "config.json") -> ModelSpec:
+    """The shape of the model in ``directory``. ``name``: of the model; None: the directory's. Raises ``SpecError``."""
     file = directory / "config.json"
     try:
         config = parse_json(read_text(file, _MOST_BYTES), tagged)
@@ -37,7 +69,7 @@ def read_config(directory: Path) -> ModelSpec:
         raise SpecError(f"{shown(file, str)} cannot be read as JSON: {reason(error)}") from None
     if not isinstance(config, dict):
         raise SpecError(f"{file} holds a {type(config).__name__} where an object of keys is expected")
-    return model_from_config(config, name=directory.resolve().name, source=file.name)
+    return model_from_config(config, name=name or directory.resolve().name, source=source)
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
@@ -66,10 +98,9 @@ def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> Model
     from kit.specs.counting import counted
 
     answer = counted(config, name)
-    text = config.get("text_config") if answer is None else answer.get("sizes")
-    if answer is None and isinstance(text, dict) and "tie_word_embeddings" in config:
-        text = text | {"tie_word_embeddings": config["tie_word_embeddings"]}
-    if isinstance(text, dict) and text.get("model_type") in _MODEL_TYPES:
+    # transformers fills in what the file leaves to the defaults of a class.
+    text = text_part(config if answer is None else {"text_config": answer.get("sizes")})
+    if text is not None and text.get("model_type") in _MODEL_TYPES:
         return model_from_config(text, name, f"{source}, text part of {shown(config['model_type'], str)}")
     return approximated(config, answer, name, source)
 

@@ -117,7 +117,7 @@ def with_defaults(given: Mapping[str, Any], model: ModelSpec, num_gpus: int = 1)
     objective = given.get("objective") or ("seq2seq" if model.is_encoder_decoder else decoder)
     if objective not in _FULL:
         return dict(given)
-    row = defaults_of(objective, given.get("lora") is not None)
+    row = defaults_of(objective, given.get("lora") is not None)  # type: ignore[arg-type]
     batch = row.global_batch_size
     while batch < num_gpus:
         batch *= 2

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from kit.errors import SpecError
 from kit.object_storage import check_address, is_address
 from kit.specs.frozen import FrozenMap
+from kit.specs.hub import is_elsewhere
 from kit.specs.job import MOST_SEQUENCES
 from kit.specs.text import check_line, shown
 from kit.specs.validation import Checked, Count, Text, Within, spec
@@ -294,7 +295,8 @@ class RunSpec:
     """Everything an engine needs at run time that planning does not."""
 
     model_path: Text | None = None
-    """Hugging Face directory to start from (weights, config, tokenizer); null: random weights from ``seed``."""
+    """Hugging Face directory to start from (weights, config, tokenizer), or a hub id such as ``Qwen/Qwen3-8B``; a path
+    wins. null: random weights from ``seed``."""
     nvme_path: Text | None = None
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
@@ -317,8 +319,8 @@ class RunSpec:
     """Sequences of one evaluation, the first of the held-out set in file order."""
 
 
-def run_paths(run: RunSpec) -> dict[str, str]:
-    """Key → path, of every path on a disk that the run names."""
+def run_paths(run: RunSpec, base: Path = Path()) -> dict[str, str]:
+    """Key → path, of every path on a disk that the run names: not of hub ids. ``base``: where relative paths begin."""
     own = {"model_path": run.model_path, "nvme_path": run.nvme_path}
     if (template := run.data.chat_template) is not None and Path(template).suffix:
         own["data.chat_template"] = template  # otherwise it is the name of one that comes with kit
@@ -328,7 +330,8 @@ def run_paths(run: RunSpec) -> dict[str, str]:
         if stream.path in _FILE_READERS:
             local = ((n, file) for n, file in enumerate(stream.data_files) if not is_address(file))
             own |= {f"data.stream.data_files.{n}": file for n, file in local}
-    return data | {key: path for key, path in own.items() if path}
+    ids = [key for key in ("model_path", "data.stream.tokenizer") if is_elsewhere(own.get(key) or "", base)]
+    return data | {key: path for key, path in own.items() if path and key not in ids}
 
 
 def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
@@ -369,7 +372,7 @@ def absolute_paths(run: RunSpec, base: Path) -> RunSpec:
 
     Raises SpecError where this machine knows no home of that user."""
     absolute: dict[str, str] = {}
-    for key, path in run_paths(run).items():
+    for key, path in run_paths(run, base).items():
         try:
             absolute[key] = str((base / Path(path).expanduser()).resolve())
         except RuntimeError:

@@ -75,9 +75,10 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     """Build the engine and train, in an initialised process group. Returns the exit code."""
     from kit.engines import build_engine
     from kit.training.data.loader import counted
+    from kit.training.hub_files import with_local_files
     from kit.training.loop import train
 
-    rundir, line = counted(rundir)
+    rundir, line = counted(with_local_files(rundir))
     if line and os.environ.get("RANK", "0") == "0":
         print(line)
     resume = _where_to_resume(rundir, arguments.resume)

@@ -16,6 +16,7 @@ from kit.training.checkpoint.manifest import Checkpoint, written_by_kit
 from kit.training.checkpoint.of_run import newest_step, started_from
 from kit.training.completion import Completion
 from kit.training.data.tokenizers import load_tokenizer
+from kit.training.hub_files import local
 
 
 def generate(
@@ -39,12 +40,12 @@ def generate(
     ``raw``: as it is.
     Raises KitError for a checkpoint that ``convert`` refuses, or without a tokenizer.
     """
-    path = newest_step(Path(path))
+    path, merge_into = newest_step(local(path, weights=True)), merge_into and local(merge_into, weights=True)
     said = Checkpoint(path).manifest if written_by_kit(path) else None
     if said is not None and said.lora is not None and merge_into is None:
         merge_into = started_from(path)
     own = path if any(path.glob("tokenizer*.json")) else started_from(path)
-    words = Path(tokenizer or merge_into or own or path)
+    words = local(tokenizer or merge_into or own or path)
     if not (words / "tokenizer.json").is_file() and not (words / "tokenizer_config.json").is_file():
         raise CheckpointError(f"{words} has no tokenizer (tokenizer.json); name its directory with --tokenizer")
     tokens, _ = load_tokenizer(words)

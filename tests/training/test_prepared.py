@@ -17,6 +17,7 @@ from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.prepared import is_raw, objective_of, prepared, samples_of
+from kit.training.data.row_parts import chat_of
 from tests.support.assets import prepare
 from tests.support.refusals import refusal
 
@@ -40,6 +41,8 @@ def run_of(path: str, template: str | None = "plain") -> RunSpec:
     ("row", "objective"),
     [
         (CHATS[0], "sft"),
+        ({"conversations": []}, "sft"),
+        ({"instruction": "a", "input": "", "output": "b"}, "sft"),
         ({"prompt": "a", "completion": "b", "id": 1}, "sft"),
         ({"source": "a", "target": "b"}, "seq2seq"),
         ({"text": "a", "url": "b"}, "pretrain"),
@@ -47,6 +50,35 @@ def run_of(path: str, template: str | None = "plain") -> RunSpec:
 )
 def test_the_first_row_says_what_rows_are_for(tmp_path, row, objective):
     assert objective_of(written(tmp_path / "rows.jsonl", [row])) == objective
+
+
+@pytest.mark.parametrize(
+    ("row", "chat"),
+    [
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "s"},
+                    {"from": "human", "value": "q"},
+                    {"from": "gpt", "value": "a"},
+                ]
+            },
+            [("system", "s"), ("user", "q"), ("assistant", "a")],
+        ),
+        ({"conversations": [{"role": "user", "content": "q"}]}, [("user", "q")]),
+        ({"instruction": "do", "input": "it", "output": "a"}, [("user", "do\n\nit"), ("assistant", "a")]),
+        ({"instruction": "do", "input": "", "output": "a"}, [("user", "do"), ("assistant", "a")]),
+        ({"messages": [{"role": "user", "content": "q"}], "conversations": []}, [("user", "q")]),
+    ],
+)
+def test_sharegpt_and_alpaca_are_chats(row, chat):
+    assert [(turn["role"], turn["content"]) for turn in chat_of(row)] == chat
+
+
+def test_other_rows_are_no_chats():
+    assert [chat_of(row) for row in ({"prompt": "a"}, {"conversations": "a"}, {"instruction": "a", "output": 1})] == [
+        None
+    ] * 3
 
 
 def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import HfDirectory, random_model, source_for_model
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
-from tests.support.parameter_shapes import parameter_shapes
 
 TEXT = {
     "vocab_size": 64,
@@ -37,6 +37,8 @@ SEES = {
     "image_size": 28,
     "patch_size": 14,
 }
+WATCHES = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma3": {"text_config": TEXT | {"head_dim": 8}, "vision_config": SEES, "mm_tokens_per_image": 4},
     "Llava": {
@@ -51,6 +53,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "InternVL": {
         "text_config": TEXT | {"model_type": "qwen2"},
         "vision_config": SEES | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]},
+    },
+    "Qwen2VL": {"text_config": TEXT | MROPE, "vision_config": WATCHES | {"hidden_size": 32}},
+    "Qwen2_5_VL": {
+        "text_config": TEXT | MROPE,
+        "vision_config": WATCHES | {"out_hidden_size": 32, "fullatt_block_indexes": [0]},
+    },
+    "Qwen3VL": {
+        "text_config": TEXT | {"head_dim": 8},
+        "vision_config": WATCHES
+        | {"out_hidden_size": 32, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+    "Qwen3VLMoe": {
+        "text_config": TEXT | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "vision_config": WATCHES
+        | {"out_hidden_size": 32, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     },
     "Llama4": {
         "text_config": TEXT | {"intermediate_size_mlp": 48, "num_local_experts": 4, "head_dim": 8},
@@ -74,7 +91,7 @@ def read(directory: Path) -> torch.nn.Module:
     """kit's model of the directory, filled by kit's reader."""
     spec = load_model(str(directory))
     model = random_model(spec, seed=1).eval()
-    shapes = parameter_shapes(spec)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     source = source_for_model(spec, HfDirectory(directory), shapes, SavedBuffers(model, spec), StateKind.MASTER)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -83,7 +100,7 @@ def read(directory: Path) -> torch.nn.Module:
 
 
 @pytest.mark.everyday("Gemma3", "Idefics3")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "Qwen3VLMoe"])
 def test_the_text_part_has_the_logits_of_the_whole_model(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,3 +121,30 @@ def test_a_text_part_without_a_layer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.layers\.2\."):
         read(tmp_path)
+
+
+def as_on_the_hub(directory: Path) -> None:
+    """Turns the fused experts of a saved Qwen3-VL: files of the hub are of before transformers 5, with outputs last."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    turned = {name: tensor.transpose(1, 2).contiguous() for name, tensor in tensors.items() if ".experts." in name}
+    save_file(tensors | turned, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("of_hub", [False, True])
+def test_fused_experts_are_read_in_blocks(tmp_path: Path, of_hub: bool) -> None:
+    """The logits of the whole model; and rows and columns of an expert, as a rank of tensor parallelism reads them."""
+    whole = saved("Qwen3VLMoe", tmp_path)
+    if of_hub:
+        as_on_the_hub(tmp_path)
+    tokens = torch.arange(2, 42).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(read(tmp_path)(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)
+    source = HfDirectory(tmp_path)
+    for name in (name for name in source.names() if ".experts.3." in name):
+        whole = source.read(name)
+        assert tuple(whole.shape) == source.shape(name)
+        for dim in (0, 1):
+            part = source.read_block(name, dim, 4, 8)
+            assert torch.equal(part, whole.narrow(dim, 4, 8))
+        assert torch.equal(source.read_flat(name, 5, 40), whole.flatten()[5:45])

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kit.specs.hf_floats import decoded, tagged
+from kit.specs.huggingface import TEXT_PARTS
 
 _KINDS = (
     ("router", re.compile(r"(Router|Gating)$")),
@@ -47,11 +48,13 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
         # The class of the whole model ties its head; the text part's own key is not read.
         text.tie_word_embeddings = whole.tie_word_embeddings
     kind = text.model_type
+    sizes = text.to_dict() | {key: getattr(text, name, None) for key, name in text.attribute_map.items()}
+    if kind in TEXT_PARTS:
+        return {"sizes": {**_plain(sizes), "model_type": kind}}
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return {"refused": "no causal language model", "model_type": kind}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text)
-    sizes = text.to_dict() | {key: getattr(text, name, None) for key, name in text.attribute_map.items()}
     sizes["num_hidden_layers"] = getattr(text, "num_hidden_layers", None)  # some model types derive it from a list
     own = {"model_type": kind, **_plain(text.to_diff_dict())}
     return {"config": own, "sizes": {**_plain(sizes), "model_type": kind}, **_counted(model, _layers(model))}

@@ -30,7 +30,7 @@ def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
     if model.approximate is not None:
         return {}
     if model.traits.interleaved_experts:
-        return fused_experts.interleaved_slices(name, model.num_experts)
+        return fused_experts.slices_on_disk(name, model.num_experts, interleaved=True)
     layer, _, fused = name.partition(".mlp.experts.")
     block, gate, up, down = model.traits.mlp_names
     names = {"gate_up_proj": (gate, up), "down_proj": (down,)}.get(fused, ())

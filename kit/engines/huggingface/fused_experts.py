@@ -1,9 +1,10 @@
-"""Slices of tensors that contain all experts of a layer, and gpt-oss, which stores such fused tensors on disk.
+"""Slices of tensors that contain all experts of a layer; gpt-oss and Qwen3-VL store such fused tensors on disk.
 
 gpt-oss has equal shapes on disk and in transformers (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), with
-gate in the even outputs and up in the odd ones. The rest of kit uses one tensor (output, input) per matrix and expert,
-as other families have on disk. So weight maps, checkpoints and expert parallelism need no special case. Each
-slice is a view of the fused tensor, so it serves to read and to write.
+gate in the even outputs and up in the odd ones. Qwen3-VL's text part has gate before up, and the outputs last on the
+hub, but not where transformers has saved it again (conversion_mapping.py, "qwen3_vl_moe"). The rest of kit uses one
+tensor (output, input) per matrix and expert, as other families have on disk. So weight maps, checkpoints and expert
+parallelism need no special case. Each slice is a view of the fused tensor, so it serves to read and to write.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ class ExpertSlice:
     interleaved: bool
     """True: the fused tensor is (expert, input, output), and output i belongs to matrix i modulo ``count``. False: it
     is (expert, output, input), and the matrices are concatenated along the outputs."""
+    transposed: bool = False
+    """Not interleaved, and the fused tensor is (expert, input, output)."""
 
     def of(self, fused: torch.Tensor) -> torch.Tensor:
         """A view of ``fused``: (output, input), or (output) for a bias."""
         one = fused[self.expert]
         if not self.interleaved:
-            return one.chunk(self.count)[self.index]
+            return (one.t() if self.transposed else one).chunk(self.count)[self.index]
         one = one[..., self.index :: self.count]
         return one.t() if one.ndim == 2 else one
 
     def shape(self, fused: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the view; ``fused``: shape of the fused tensor."""
+        if self.transposed:
+            return (fused[2] // self.count, fused[1])
         if not self.interleaved:
             return (fused[1] // self.count, fused[2])
         return (fused[-1] // self.count, *fused[1:-1])
@@ -56,8 +61,13 @@ class ExpertSlice:
         return (experts, *one[1:], one[0] * self.count)
 
     def read_block(self, fused: Any, dim: int, start: int, length: int) -> torch.Tensor:
-        """``length`` rows (``dim`` 0) or columns (1) of the view, from ``start`` on. ``fused``: an interleaved tensor,
-        as a slice of a safetensors file; reads these rows or columns only."""
+        """``length`` rows (``dim`` 0) or columns (1) of the view, from ``start`` on. ``fused``: the fused tensor, as a
+        slice of a safetensors file; reads these rows or columns only."""
+        if not self.interleaved:
+            width = fused.get_shape()[2 if self.transposed else 1] // self.count
+            first, number = (self.index * width + start, length) if dim == 0 else (self.index * width, width)
+            rows, columns = slice(first, first + number), slice(None) if dim == 0 else slice(start, start + length)
+            return fused[self.expert, columns, rows].t() if self.transposed else fused[self.expert, rows, columns]
         outputs = slice(start * self.count, (start + length) * self.count) if dim == 0 else slice(None)
         if len(fused.get_shape()) == 2:
             return fused[self.expert, outputs][self.index :: self.count]
@@ -65,12 +75,12 @@ class ExpertSlice:
         return fused[self.expert, inputs, outputs][:, self.index :: self.count].t()
 
 
-def interleaved_slices(name: str, experts: int) -> dict[str, ExpertSlice]:
-    """Name of a matrix → its slice of the interleaved tensor ``name``, for all experts; empty for other tensors."""
+def slices_on_disk(name: str, experts: int, interleaved: bool, transposed: bool = False) -> dict[str, ExpertSlice]:
+    """Name of a matrix → its slice of the fused tensor ``name``, for all experts; empty for other tensors."""
     layer, infix, matrix = name.partition(_INFIX)
     names = _MATRICES.get(matrix, ()) if infix else ()
     return {
-        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names), interleaved=True)
+        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names), interleaved, transposed)
         for expert in range(experts)
         for index, each in enumerate(names)
     }

@@ -264,14 +264,19 @@ class HfDirectory(SafetensorsSource):
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         self._parts: dict[str, ExpertSlice] = {}
-        if family in families_where("interleaved_experts"):
+        interleaved = family in families_where("interleaved_experts")
+        if interleaved or any(name.endswith(".mlp.experts.gate_up_proj") for name in renames):
             if quantised := next((name for name in files if name.endswith("_blocks")), None):
                 raise CheckpointError(
                     f"{quantised} in {directory} is quantised (mxfp4), which is not trained; save the model again "
                     "after from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True))"
                 )
+            stored_shapes = SafetensorsSource({name: files[stored] for name, stored in renames.items()}, renames)
+            experts = int(config.get("num_local_experts") or config["num_experts"])
             for name in list(renames):
-                parts = fused_experts.interleaved_slices(name, int(config["num_local_experts"]))
+                axis = {"gate_up_proj": 2, "down_proj": 1}.get(name.rpartition(".mlp.experts.")[2])
+                inputs_first = axis is not None and stored_shapes.shape(name)[axis] != config["hidden_size"]
+                parts = fused_experts.slices_on_disk(name, experts, interleaved, inputs_first and not interleaved)
                 renames |= dict.fromkeys(parts, renames[name])
                 self._parts |= parts
                 if parts:

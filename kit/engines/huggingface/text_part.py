@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kit.specs.huggingface import text_part
+
 _PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 """Beginning of a stored name → what the text model has in its place."""
 
@@ -19,11 +21,10 @@ def of_text(config: Mapping[str, Any], names: Iterable[str]) -> tuple[Mapping[st
 
     Weights of the other parts are left out.
     """
-    inner, stored = config.get("text_config"), list(names)
-    if not isinstance(inner, dict):
+    inner, stored = text_part(config), list(names)
+    if inner is None:
         return config, {name: name for name in stored}
-    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}  # the whole model's class ties
     old = next((old for old in _PREFIXES if any(name.startswith(old) for name in stored)), "model.")
     new = _PREFIXES.get(old, "model.")
     renamed = {new + name.removeprefix(old): name for name in stored if name.startswith(old)}
-    return dict(inner) | outer, renamed | {name: name for name in stored if name.startswith("lm_head.")}
+    return inner, renamed | {name: name for name in stored if name.startswith("lm_head.")}

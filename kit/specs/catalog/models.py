@@ -27,8 +27,9 @@ def described_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """The model of a catalog name in any common spelling (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``),
-    of a directory with config.json (or that file), or of a size (``13B``), for which kit makes a shape.
+    """The model of a directory with config.json (or that file); of a catalog name in any common spelling
+    (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``); of a hub id, whose config.json is in the hub's cache
+    on this disk or is fetched; or of a size (``13B``), for which kit makes a shape.
 
     Raises ``SpecError`` with similar names, or with the missing keys of a config.json.
     """
@@ -40,6 +41,14 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         from kit.specs.huggingface import read_config  # most plans are of a model of the catalog
 
         return read_config(path)  # says what is missing
+    if key not in rows("models") and len(_written(key)) != 1 and "/" in name:
+        from kit.specs import hub, huggingface
+
+        if hub.is_id(name):
+            try:
+                return huggingface.model_of_hub(name)
+            except SpecError as error:
+                raise SpecError(f"{error}; of the catalog {_similar(key)}") from None
     return model_called(name)
 
 
@@ -52,44 +61,65 @@ def model_called(name: str) -> ModelSpec:
 
         if is_size(name):
             return shape_of_size(name)
-        near = _near(key)
+        near = _written(key) or ([] if "/" in name else _near(key))
         if len(near) != 1:
-            known = f"did you mean {listed(near, ' or ')}?" if near else nearest(key, model_names())
             raise SpecError(
                 f"model {shown(name)} is neither in the catalog, nor a directory with the config.json of any model of "
-                f"the hub, nor a size such as 13B; {known}"
+                f"the hub, nor an id of the hub (ORG/NAME), nor a size such as 13B; {_similar(key)}"
             )
         key = near[0]
     return _catalog_model(key)
 
 
-_TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt)(?=$|[-_. ])")
+_COPY = re.compile(
+    r"(^|[-_. ])(unsloth|dynamic|quantized|gguf|awq|gptq|bnb|nf4|mxfp4|nvfp4|fp8|fp16|bf16|[48]bit|int[48]|w\da\d+)"
+    r"(?=$|[-_. ])"
+)
+"""Words of the names of copies in another format: the shape is that of the model."""
+_TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt|thinking|reasoning)(?=$|[-_. ])")
 """Words of a model name that do not change the model's shape."""
 
 
-def _near(word: str) -> list[str]:
-    """Catalog names that equal ``word`` (or whose repository does), apart from dashes, dots and words such as Instruct.
-    Otherwise names that begin with ``word``, or that have its numbers and similar letters."""
-    from difflib import SequenceMatcher  # only a name that is not in the catalog needs it
+def _plain(name: str) -> str:
+    """Letters and digits of a name, without words that do not change the shape."""
+    return re.sub(r"[^a-z0-9]", "", _TUNED.sub(r"\1", _COPY.sub(r"\1", name)))
 
-    def plain(name: str) -> str:
-        return re.sub(r"[^a-z0-9]", "", _TUNED.sub(r"\1", name))
+
+@cache
+def _spellings() -> dict[str, frozenset[str]]:
+    """Catalog name → its own plain name, and those of the repositories in its source."""
+    hub = r"huggingface\.co/[^/\s]+/([^/\s;,]+)"
+    return {
+        name: frozenset({_plain(name), *(_plain(found.lower()) for found in re.findall(hub, row["source"]))})
+        for name, row in rows("models").items()
+    }
+
+
+def _written(word: str) -> list[str]:
+    """Catalog names that equal ``word`` (or whose repository does), apart from dashes, dots and words such as
+    Instruct."""
+    wanted = _plain(word[:100].lower())
+    same = [name for name, known in _spellings().items() if wanted in known]
+    return [name for name in same if _plain(name) == wanted] or same
+
+
+def _near(word: str) -> list[str]:
+    """Catalog names that begin with ``word``, or that have its numbers and similar letters."""
+    from difflib import SequenceMatcher  # only a name that is not in the catalog needs it
 
     def figures(name: str) -> list[str]:
         return re.findall(r"\d+", name)
 
-    wanted = plain(word[:100].lower())
-    hub = r"huggingface\.co/[^/\s]+/([^/\s;,]+)"
-    written = {
-        name: {plain(name), *(plain(found.lower()) for found in re.findall(hub, row["source"]))}
-        for name, row in rows("models").items()
-    }
-    if same := [name for name, known in written.items() if wanted in known]:
-        return [name for name in same if plain(name) == wanted] or same
-    if begun := [name for name in written if name.startswith(f"{word}-")]:
+    if begun := [name for name in _spellings() if name.startswith(f"{word}-")]:
         return begun
-    alike = {name: SequenceMatcher(None, plain(name), wanted).ratio() for name in written}
-    return [name for name, ratio in alike.items() if ratio > 0.85 and figures(plain(name)) == figures(wanted)]
+    wanted = _plain(word[:100].lower())
+    alike = {name: SequenceMatcher(None, _plain(name), wanted).ratio() for name in _spellings()}
+    return [name for name, ratio in alike.items() if ratio > 0.85 and figures(_plain(name)) == figures(wanted)]
+
+
+def _similar(key: str) -> str:
+    near = _written(key) or _near(key)
+    return f"did you mean {listed(near, ' or ')}?" if near else nearest(key, model_names())
 
 
 @cache

@@ -7,11 +7,12 @@ import re
 
 from kit.specs.catalog.models import load_model
 from kit.specs.catalog.rows import rows
+from kit.specs.hub import is_elsewhere
 
 
 def weights_of(model: str) -> str | None:
     """A model's directory, or its id on the hub; None for a mere size. Raises SpecError for an unknown name."""
-    if os.path.isdir(model) or re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    if os.path.isdir(model) or is_elsewhere(model):
         return model
     source = rows("models").get(load_model(model).name, {}).get("source", "")
     found = re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)", source)

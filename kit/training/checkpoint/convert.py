@@ -13,6 +13,7 @@ from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.progress import shown
 from kit.training.checkpoint.storage import is_checkpoint
 from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, TOKENIZER_FILES, checkpoint_to_hf, write_hf
+from kit.training.hub_files import local
 
 
 def convert(
@@ -41,6 +42,8 @@ def convert(
     if dtype not in (None, "float32") and to != "hf" and not writers[to].takes_dtype:
         raise CheckpointError(f"--dtype {dtype} with --to {to}, which holds fp32 always; omit it")
     dtype = dtype or "bfloat16"
+    source, extras_from = local(source, weights=True), extras_from and local(extras_from)
+    merge_into = merge_into and local(merge_into, weights=True)
     if extras_from is not None and to != "hf":
         raise CheckpointError(f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it")
     if extras_from is not None and not any((extras_from / name).is_file() for name in TOKENIZER_FILES):

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from kit.errors import CheckpointError
 from kit.specs import strict_yaml
+from kit.specs.hub import is_elsewhere
 from kit.training.checkpoint.storage import is_checkpoint, steps_in
+from kit.training.hub_files import local
 
 _RUN = "run.yaml"
 
@@ -23,8 +25,13 @@ def newest_step(path: Path) -> Path:
 
 
 def started_from(checkpoint: Path) -> Path | None:
-    """The directory of ``run.model_path`` of the run that wrote a checkpoint; None if there is none on this disk."""
+    """The directory of ``run.model_path`` of the run that wrote a checkpoint; of a hub id, in the cache. None if there
+    is none on this disk."""
     run = checkpoint.resolve().parent.parent / _RUN
     named = strict_yaml.read(run).data.get("model_path") if run.is_file() else None
-    found = None if named is None else (run.parent / Path(str(named)).expanduser()).resolve()
-    return found if found is not None and found.is_dir() else None
+    if named is None:
+        return None
+    if is_elsewhere(str(named), run.parent):
+        return local(str(named))
+    found = (run.parent / Path(str(named)).expanduser()).resolve()
+    return found if found.is_dir() else None

@@ -22,6 +22,7 @@ from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_na
 from kit.engines.io.sharded_safetensors import plan_files, write_tensors
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
+from kit.specs.hub import id_of
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import new_directory, write_json
 from kit.training.checkpoint.manifest import Checkpoint
@@ -176,7 +177,7 @@ def _write_peft(said: Checkpoint, directory: Path, dtype: torch.dtype, extras_fr
     assert said.manifest.lora is not None
     skeleton = build_skeleton(said.manifest.model)
     config = adapters.peft_config(said.manifest.lora, adapters.target_modules(skeleton, said.manifest.lora))
-    config.base_model_name_or_path = str(extras_from) if is_model else None
+    config.base_model_name_or_path = id_of(Path(extras_from)) if extras_from and is_model else None
     config.task_type = "SEQ_2_SEQ_LM" if said.manifest.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
     config.fan_in_fan_out = said.manifest.model.traits.conv1d

@@ -14,6 +14,7 @@ from kit.training.data.indexed_writer import PairFormat
 from kit.training.data.row_parts import Parts, learns, row_parts, shortened
 from kit.training.data.sources import Advance, Source, rows, texts
 from kit.training.data.tokenizers import fingerprint, load_tokenizer, model_config
+from kit.training.hub_files import local
 
 BATCH_DOCUMENTS = 256
 """Documents per call of the tokenizer, at most."""
@@ -41,7 +42,7 @@ class Encoder:
     """Tokenises documents and rows. Raises DataError for a tokenizer that cannot be read or does not fit."""
 
     def __init__(self, encoding: Encoding) -> None:
-        directory = Path(encoding.tokenizer)
+        directory = local(encoding.tokenizer)
         self._encoding = encoding
         self.cut = self.dropped = 0
         """Number of truncated rows, and of dropped ones, in which no token was left to learn."""
@@ -51,7 +52,7 @@ class Encoder:
         if encoding.objective != "seq2seq" and self._tokenizer.eos_token_id is None:
             raise DataError(f"the tokenizer in {directory} has no end-of-sequence token; set eos_token in its config")
         self.pair = PairFormat(
-            tokenizer=directory.name,
+            tokenizer=Path(encoding.tokenizer).name,
             vocab_size=ids,
             objective=encoding.objective,
             decoder_start_token_id=_decoder_start(directory) if encoding.objective == "seq2seq" else None,

@@ -7,18 +7,22 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kit.errors import DataError, SpecError
 from kit.object_storage import is_address, open_filesystem
 from kit.specs.job import JobSpec, Objective
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.text import listed
-from kit.training.data.sources import SUFFIXES, TEXT_SUFFIXES, Source, find_sources, rows
+from kit.training.data.sources import DATA_SETS, SUFFIXES, TEXT_SUFFIXES, Source, find_sources, rows
+from kit.training.hub_files import local
 
 _FOLDER = "tokenised"
 """Directory beside the run directories that keeps the pairs."""
 _OBJECTIVES: dict[tuple[str, ...], Objective] = {
     ("messages",): "sft",
+    ("conversations",): "sft",
+    ("instruction", "output"): "sft",
     ("prompt", "completion"): "sft",
     ("source", "target"): "seq2seq",
     ("text",): "pretrain",
@@ -29,6 +33,8 @@ _OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
 
 def is_raw(path: str) -> bool:
     """Whether a path of ``run.data`` names rows or text, and no tokenised pair."""
+    if path.startswith(DATA_SETS):
+        return True
     if not is_address(path) and (Path(f"{path}.idx").exists() or Path(path).is_dir()):
         return Path(path).is_dir()
     return Path(path).suffix in SUFFIXES
@@ -64,7 +70,7 @@ def prepared(run: RunSpec, job: JobSpec, beside: Path, say: Callable[[str], None
             f"run.data.{next(iter(raw))}={next(iter(raw.values()))} are raw rows, and run.model_path is missing, whose "
             "tokenizer they need; name the model's directory there, or tokenise them with kit convert data"
         )
-    pairs = {key: _pair(path, run, job, beside / _FOLDER, say) for key, path in raw.items()}
+    pairs: dict[str, Any] = {key: _pair(path, run, job, beside / _FOLDER, say) for key, path in raw.items()}
     return replace(run, data=replace(run.data, **pairs))
 
 
@@ -83,11 +89,11 @@ def _pair(path: str, run: RunSpec, job: JobSpec, folder: Path, say: Callable[[st
     template = run.data.chat_template
     decides = [job.objective, seq_length, template and read_chat_template(template)]
     digest = hashlib.sha256(json.dumps(decides).encode())
-    tokenizer = Path(str(run.model_path))
+    tokenizer = local(str(run.model_path))
     files = sorted(file for file in tokenizer.glob("*") if file.suffix in _OF_TOKENIZERS)
     for part in (*map(_hash, files), *(each for source in find_sources(path) for each in _hashes(source))):
         digest.update(part.encode())
-    prefix = folder / f"{Path(path).stem}-{digest.hexdigest()[:12]}"
+    prefix = folder / f"{Path(path).stem.replace(':', '-')}-{digest.hexdigest()[:12]}"
     if prefix.with_name(f"{prefix.name}.json").exists():
         say(f"{path}: tokenised before, {prefix}")
     else:
@@ -102,8 +108,8 @@ def _pair(path: str, run: RunSpec, job: JobSpec, folder: Path, say: Callable[[st
 def _hashes(source: Source) -> Iterator[str]:
     """What changes if the content of a source does: of an object, what its storage says of its version."""
     if is_address(source.name):
-        filesystem, path = open_filesystem("source", source.name)
-        yield str(filesystem.ukey(path))
+        filesystem, inside = open_filesystem("source", source.name)
+        yield str(filesystem.ukey(inside))
     else:
         path = Path(source.name)
         yield from map(_hash, sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path])

@@ -17,14 +17,14 @@ _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target
 def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
     """Token ids of a row.
 
-    sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
-    "completion"}``; the targets are replies and completions. seq2seq rows: ``{"source", "target"}`` or ``{"prompt",
-    "completion"}``. Raises DataError for a row of another form.
+    sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, the same as ShareGPT or
+    Alpaca write it (``chat_of``), or ``{"prompt", "completion"}``; the targets are replies and completions. seq2seq
+    rows: ``{"source", "target"}`` or ``{"prompt", "completion"}``. Raises DataError for a row of another form.
     """
     if not isinstance(row, dict):
         raise DataError(f"{where} holds a {type(row).__name__}; one JSON object a line is needed")
-    if objective == "sft" and "messages" in row:
-        return chat_parts(tokenizer, row["messages"], where)
+    if objective == "sft" and (messages := chat_of(row)) is not None:
+        return chat_parts(tokenizer, messages, where)
     for first, second in _PAIR_KEYS[objective]:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):
             write = pair_parts if objective == "seq2seq" else prompt_parts
@@ -35,6 +35,29 @@ def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
         + ("{messages} or " if objective == "sft" else "")
         + wanted
     )
+
+
+def chat_of(row: Mapping[str, Any]) -> Any:
+    """The messages of a row: ``messages``; ShareGPT's ``conversations`` of ``{"from", "value"}``; Alpaca's
+    ``instruction``, ``input`` and ``output``. None for rows of another form; who writes a turn is checked later."""
+    if "messages" in row:
+        return row["messages"]
+    turns = row.get("conversations")
+    if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+        return [_turn(turn) for turn in turns]
+    if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
+        asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+    return None
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    who = turn.get("from", turn.get("role"))
+    return {"role": _ROLES.get(str(who), who), "content": turn.get("value", turn.get("content"))}
+
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+"""ShareGPT's names of who writes → those of chat templates."""
 
 
 def shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:

@@ -15,9 +15,12 @@ from kit.errors import DataError, KitError
 from kit.object_storage import is_address, open_filesystem
 from kit.specs.text import nearest
 from kit.training.data.tokenizers import one_line
+from kit.training.hub_files import data_set_files, is_data_set
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
+DATA_SETS = "hf://datasets/"
+"""Address of the data sets of the hub, as huggingface_hub's file system has it; a recipe names one by it."""
 SUFFIXES = (*TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
 _BATCH_ROWS = 1000
 
@@ -42,6 +45,8 @@ Advance = Callable[[int], None]
 def find_sources(name: str) -> list[Source]:
     """The source of a path; at an address, whose last part may be a pattern, one or several. Raises DataError if there
     is none, or its kind is unknown."""
+    if name.startswith(DATA_SETS):
+        return [each for file in data_set_files(name.removeprefix(DATA_SETS)) for each in find_sources(str(file))]
     if is_address(name):
         return _remote(name)
     path = Path(name)
@@ -50,8 +55,12 @@ def find_sources(name: str) -> list[Source]:
     elif path.is_file():
         files = [path]
         _check_suffix(name)
+    elif path.suffix not in SUFFIXES and is_data_set(name):
+        return find_sources(DATA_SETS + name)
     else:
-        raise DataError(f"{name} does not exist; give text, .jsonl or .parquet files, or a saved data set")
+        raise DataError(
+            f"{name} does not exist; give text, .jsonl or .parquet files, a saved data set, or the id of one on the hub"
+        )
     return [Source(name, sum(file.stat().st_size for file in files))]
 
 

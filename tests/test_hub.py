@@ -1,0 +1,299 @@
+"""Models, tokenizers and data sets by their ids, from a small hub on the loopback address and from the cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from kit.errors import SpecError
+from kit.specs import hub as of_kit
+from kit.specs.catalog import load_model
+from kit.specs.run import RunSpec, absolute_paths
+from tests.support.assets import prepare
+from tests.support.hub import REVISION, Hub, running
+from tests.support.refusals import refusal
+
+TOKEN = "hf_never_printed"
+ROOT = Path(__file__).parents[1]
+
+
+class Place(NamedTuple):
+    """A directory to work in, and a hub with its cache there."""
+
+    hub: Hub
+    path: Path
+
+    def kit(self, *words: str, code: int = 0, home: str = "home", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs ``kit WORDS`` there; it ends with ``code``."""
+        environment = self.hub.environment(self.path / home, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **variables)
+        command = [sys.executable, "-m", "kit", *words]
+        done = subprocess.run(
+            command, cwd=self.path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        return done
+
+    def program(self, text: str) -> list[str]:
+        """Runs a program there; the lines that it prints."""
+        environment = self.hub.environment(self.path / "home", PYTHONPATH=str(ROOT))
+        command = [sys.executable, "-c", text]
+        return subprocess.run(
+            command, cwd=self.path, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.splitlines()
+
+    def refusal(self, *words: str, **given: str) -> str:
+        """The last line that ``kit WORDS`` writes on stderr; it ends with 2."""
+        return self.kit(*words, code=2, **given).stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with running(Hub(models={"org/tiny": prepare().model}, token=TOKEN)) as hub:
+        yield Place(hub, tmp_path)
+
+
+PLAN = ("--gpus", "8xH100")
+
+
+def test_a_model_is_planned_by_its_id_and_fetched_once(place: Place) -> None:
+    first = place.kit("plan", "org/tiny", *PLAN)
+    assert first.stderr == f"org/tiny: fetching config.json from {place.hub.address}\n"
+    assert place.hub.fetched() == ["config.json"]
+    assert first.stdout.startswith("tiny · 328k parameters")
+    assert "run.model_path=org/tiny" in first.stdout
+    place.hub.asked.clear()
+    second = place.kit("plan", "org/tiny", *PLAN, "--save", "plan.yaml", HF_HUB_OFFLINE="1")
+    assert (second.stdout[:80], second.stderr, place.hub.asked) == (first.stdout[:80], "", [])
+    assert f"config.json of org/tiny at {REVISION}" in (place.path / "plan.yaml").read_text()
+
+
+def test_a_gated_model_says_what_to_do_and_comes_with_a_token(place: Place) -> None:
+    place.hub.gated.add("org/tiny")
+    said = place.refusal("plan", "org/tiny", *PLAN)
+    assert (
+        f"model org/tiny is gated: accept its licence at {place.hub.address}/org/tiny; then run hf auth login" in said
+    )
+    assert "HF_TOKEN" in said
+    assert "gated" in place.refusal("plan", "org/tiny", *PLAN, HF_TOKEN=f"{TOKEN}_of_another")
+    place.kit("plan", "org/tiny", *PLAN, HF_TOKEN=TOKEN)
+    assert place.hub.tokens == {TOKEN, f"{TOKEN}_of_another"}
+
+
+@pytest.mark.parametrize("token", [{}, {"HF_TOKEN": TOKEN}])
+def test_a_model_that_is_missing_is_refused_with_names_like_it(place: Place, token: dict[str, str]) -> None:
+    said = place.refusal("plan", "org/qwen3-8", *PLAN, **token)
+    assert f"{place.hub.address} has no model org/qwen3-8, or it is private" in said
+    assert "did you mean qwen3-8b?" in said
+
+
+def test_what_is_no_model_is_refused(place: Place) -> None:
+    place.hub.models["org/empty"] = place.path / "empty"
+    place.hub.models["org/large"] = place.path / "large"
+    for name in ("empty", "large"):
+        (place.path / name).mkdir()
+    (place.path / "large" / "config.json").write_text(" " * (9 << 20))
+    assert "org/empty has no config.json" in place.refusal("plan", "org/empty", *PLAN)
+    assert "config.json of org/large has 9,437,184 bytes" in place.refusal("plan", "org/large", *PLAN)
+    assert "config.json" not in place.hub.fetched()
+
+
+def test_a_cut_connection_is_one_line_and_leaves_no_half_file(place: Place) -> None:
+    place.hub.cut.add("config.json")
+    assert "gave no whole answer" in place.refusal("plan", "org/tiny", *PLAN)
+    place.hub.cut.clear()
+    place.kit("plan", "org/tiny", *PLAN)
+
+
+def test_a_hub_that_is_not_there(place: Place) -> None:
+    said = place.refusal("plan", "org/tiny", *PLAN, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 gave no whole answer" in said
+    assert "run hf download org/tiny where there is a network" in said
+    offline = place.refusal("plan", "org/tiny", *PLAN, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in offline
+    assert place.hub.asked == []
+
+
+@pytest.mark.slow
+def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None:
+    """The run keeps ids; nothing is fetched twice; the export has the tokenizer; offline everything is there."""
+    rows = place.path / "set" / "data"
+    rows.mkdir(parents=True)
+    for name, text in (("train-00000-of-00001", "to learn"), ("test-00000-of-00001", "to be held out")):
+        (rows / f"{name}.jsonl").write_text(json.dumps({"text": f"{text} and more words " * 40}) + "\n")
+    place.hub.data_sets["org/rows"] = rows.parent
+    place.kit("convert", "data", "org/rows", "--tokenizer", "org/tiny", "--out", "train")
+    assert json.loads((place.path / "train.json").read_text())["num_documents"] == 1
+    assert json.loads((place.path / "train.json").read_text())["tokenizer"] == "tiny"
+    assert "model.safetensors" not in place.hub.fetched()
+    recipe = {
+        "model": "org/tiny",
+        "cluster": "2xcpu",
+        "job": {
+            "seq_length": 32,
+            "global_batch_size": 4,
+            "precision": "fp32",
+            "lora": {"rank": 2},
+            "objective": "pretrain",
+        },
+        "layout": {"engine": "torch"},
+        "run": {"model_path": "org/tiny", "steps": 2, "data": {"train": "train", "allow_many_epochs": True}},
+    }
+    (place.path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    place.hub.asked.clear()
+    done = place.kit("train", "recipe.yaml", "--out", "run")
+    assert done.stderr.count("org/tiny: fetching weights and tokenizer") == 1
+    assert place.hub.fetched() == ["model.safetensors"]
+    assert yaml.safe_load((place.path / "run" / "run.yaml").read_text())["model_path"] == "org/tiny"
+    place.hub.asked.clear()
+    step = "run/checkpoints/step-00000002"
+    place.kit("convert", "model", step, "--out", "model", "--merge-into", "org/tiny", HF_HUB_OFFLINE="1")
+    assert (place.path / "model" / "tokenizer.json").is_file()
+    assert place.hub.asked == []
+
+
+def test_pickles_and_code_are_never_fetched(place: Place) -> None:
+    model = shutil.copytree(prepare().model, place.path / "old")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    (model / "modeling.py").write_text("raise SystemExit(1)")
+    (model / "original").mkdir()
+    (model / "original" / "model.safetensors").write_text("another format")
+    place.hub.models["org/old"] = model
+    assert place.program(lookups("local('org/old', weights=True)"))[0].startswith("SpecError: org/old has no complete ")
+    words = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert set(place.hub.fetched()) == words
+
+
+def lookups(*calls: str) -> str:
+    """A program that makes these calls of ``hub_files`` and prints a line of each: the answer, or the error."""
+    tries = "".join(
+        f"try: print({call})\nexcept KitError as error: print(type(error).__name__, error, sep=': ')\n"
+        for call in calls
+    )
+    return f"from kit.errors import KitError\nfrom kit.training.hub_files import *\n{tries}"
+
+
+@pytest.mark.slow
+def test_processes_of_a_node_fetch_a_model_once(place: Place) -> None:
+    command = [sys.executable, "-c", lookups("local('org/tiny', weights=True)")]
+    environment = place.hub.environment(place.path / "home", PYTHONPATH=str(ROOT))
+    started = [
+        subprocess.Popen(
+            command, env=environment, cwd=place.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len({out for out, _ in said}) == 1
+    assert sorted(err.count("fetching weights") for _, err in said) == [0, 0, 1]
+    assert len(place.hub.fetched()) == len(set(place.hub.fetched())) == 5
+
+
+def test_a_shard_that_is_missing_from_the_cache_is_fetched(place: Place) -> None:
+    """A cache that another program left: of the weights, the index and one of two shards."""
+    model = shutil.copytree(prepare().model, place.path / "sharded")
+    for part in ("a", "b"):
+        shutil.copy(model / "model.safetensors", model / f"{part}.safetensors")
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})
+    )
+    place.hub.models["org/sharded"] = model
+    cache = place.path / "home" / "hub" / "models--org--sharded"
+    snapshot = shutil.copytree(model, cache / "snapshots" / REVISION)
+    (snapshot / "b.safetensors").unlink()
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(REVISION)
+    (found,) = place.program(lookups("local('org/sharded', weights=True)"))
+    assert Path(found, "b.safetensors").is_file()
+    assert place.hub.fetched() == ["b.safetensors"]
+
+
+def test_configurations_and_splits_of_a_data_set(place: Place) -> None:
+    root = place.path / "set"
+    for name in ("en/train", "en/test", "fr/train"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    configs = [
+        {"config_name": lang, "data_files": [{"split": s, "path": f"{lang}/{s}.jsonl"} for s in splits]}
+        for lang, splits in (("en", ["train", "test"]), ("fr", ["train"]))
+    ]
+    (root / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    place.hub.data_sets["org/rows"] = root
+    names = ("org/rows", "org/rows:fr:test", "org/none", "org/rows:en:test", "org/rows:fr")
+    several, no_split, missing, test, train = place.program(lookups(*(f"data_set_files({name!r})" for name in names)))
+    assert several.startswith("DataError: ")
+    assert "org/rows:CONFIGURATION" in several
+    assert "name one as org/rows:fr:SPLIT: train" in no_split
+    assert "has no data set org/none" in missing
+    assert test.endswith("en/test.jsonl')]")
+    assert train.endswith("fr/train.jsonl')]")
+    assert [name for name in place.hub.fetched() if name.endswith(".jsonl")] == ["test.jsonl", "train.jsonl"]
+
+
+def test_the_cache_of_another_program_is_read_without_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """main's revision wins; without it the newest snapshot."""
+    snapshots = tmp_path / "hub" / "models--org--tiny" / "snapshots"
+    for number, layers in enumerate((1, 2)):
+        revision = snapshots / f"r{number}"
+        shutil.copytree(prepare().model, revision)
+        config = json.loads((revision / "config.json").read_text()) | {"num_hidden_layers": layers}
+        (revision / "config.json").write_text(json.dumps(config))
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    main = snapshots.parent / "refs" / "main"
+    main.parent.mkdir()
+    main.write_text("r0")
+    model = load_model("org/tiny")
+    assert (model.num_layers, model.name) == (1, "tiny")
+    main.unlink()
+    assert load_model("org/tiny").num_layers == 2
+    assert "pip install 'deepspeed-megatron-kit[hub]'" in refusal(SpecError, load_model, "org/other")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HOME", "/nowhere")
+    assert load_model("org/tiny").num_layers == 2
+
+
+def test_adapters_name_their_model_by_its_id() -> None:
+    cached = Path("/home/me/.cache/huggingface/hub/models--org--tiny/snapshots") / REVISION
+    assert of_kit.id_of(cached) == "org/tiny"
+    assert of_kit.id_of(Path("/models/tiny")) == "/models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("name", "id_form"),
+    [
+        ("Qwen/Qwen3-8B", True), ("org/a.b_c-d", True), ("models/llama-3.1-8b", False), ("data/train", False),
+        ("qwen3-8b", False), ("./org/name", False), ("../org/name", False), ("a/b/c", False), ("/org/name", False),
+        ("~/name", False), ("org/na--me", False), ("org/..", False), ("org/", False), ("org/na me", False),
+        (f"org/{'x' * 96}", False),
+    ],
+)  # fmt: skip
+def test_the_form_of_an_id(name: str, id_form: bool) -> None:
+    assert of_kit.is_id(name) is id_form
+
+
+def test_a_path_wins_over_an_id(tmp_path: Path) -> None:
+    """Also a path whose end is not there yet, if its first folder is."""
+    run = RunSpec(model_path="org/name")
+    assert absolute_paths(run, tmp_path).model_path == "org/name"
+    (tmp_path / "org").mkdir()
+    assert absolute_paths(run, tmp_path).model_path == str(tmp_path / "org" / "name")
+    placeholder = RunSpec(model_path="models/name")
+    assert absolute_paths(placeholder, tmp_path).model_path == str(tmp_path / "models" / "name")
+    disk = RunSpec(nvme_path="fast/disk")
+    assert absolute_paths(disk, tmp_path).nvme_path == str(tmp_path / "fast" / "disk")
