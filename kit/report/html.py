@@ -63,9 +63,9 @@ def _chart(view: PlanView) -> str:
         return f"{circle}<title>{escape(said)}</title></circle>"
 
     axes = (
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">seconds a step, 0 to {slowest:.3g}</text>'
-        f'<text x="16" y="{_HEIGHT / 2}" transform="rotate(-90 16 {_HEIGHT / 2})" text-anchor="middle">'
-        f"GiB of a GPU, 0 to {usable:.1f}</text>"
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 8}" text-anchor="middle">seconds a step</text>'
+        f'<text x="12" y="{_HEIGHT / 2}" transform="rotate(-90 12 {_HEIGHT / 2})" text-anchor="middle">'
+        f"GiB of a GPU</text>{_ticks(slowest, usable)}"
         f'<path d="M{_EDGE} {_EDGE}V{_HEIGHT - _EDGE}H{_WIDTH - _EDGE}" fill="none" stroke="currentColor"/>'
     )
     label = f"{len(fitting)} layouts that fit: time of a step against memory; the plan has a ring"
@@ -74,6 +74,22 @@ def _chart(view: PlanView) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{axes}{drawn}</svg>'
         f"<p>{label}.{''.join(_key(index, engine) for index, engine in enumerate(engines))}</p>"
     )
+
+
+def _ticks(slowest: float, usable: float) -> str:
+    """Numbers at both axes, at quarters of their ends."""
+    quarters = [index / 4 for index in range(5)]
+    xs = (
+        f'<text x="{_EDGE + (_WIDTH - 2 * _EDGE) * part:.0f}" y="{_HEIGHT - _EDGE + 16}" text-anchor="middle">'
+        f"{slowest * part:.3g}</text>"
+        for part in quarters
+    )
+    ys = (
+        f'<text x="{_EDGE - 6}" y="{_HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * part + 4:.0f}" text-anchor="end">'
+        f"{usable * part:.3g}</text>"
+        for part in quarters
+    )
+    return "".join([*xs, *ys])
 
 
 def _memory(plan: Plan) -> Iterator[str]:

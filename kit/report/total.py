@@ -51,20 +51,26 @@ def of_a_billion(job: JobSpec) -> JobSpec:
     return job if job.total_tokens is not None or job.epochs is not None else changed(job, total_tokens=BILLION)
 
 
-def money(cluster: ClusterSpec, days: float) -> str:
-    """The cost of a cluster for so many days, and its price. A cluster without a price, such as a DGX or a part of a
-    catalog node, is priced per GPU as the cheapest catalog node with the same GPU, where one has a price.
-    """
+def usd_per_hour(cluster: ClusterSpec) -> float | None:
+    """The price of a cluster for an hour. One without a price, such as a DGX or a part of a catalog node, is priced per
+    GPU as the cheapest catalog node with the same GPU; None where that has none."""
     if cluster.price_per_node_hour_usd is not None:
-        hourly, node = cluster.price_per_node_hour_usd * cluster.num_nodes, cluster
-        at = f"${cluster.price_per_node_hour_usd:,.2f} a node and hour"
-    elif (cheapest := cheapest_node_with(cluster.gpu)) is not None:
-        node, a_gpu = cheapest
-        hourly, at = a_gpu * cluster.num_gpus, f"{node.name}'s ${a_gpu:,.2f} a GPU and hour"
-    else:
+        return cluster.price_per_node_hour_usd * cluster.num_nodes
+    cheapest = cheapest_node_with(cluster.gpu)
+    return None if cheapest is None else cheapest[1] * cluster.num_gpus
+
+
+def money(cluster: ClusterSpec, days: float) -> str:
+    """The cost of a cluster for so many days, and its price (``usd_per_hour``)."""
+    hourly, cheapest = usd_per_hour(cluster), cheapest_node_with(cluster.gpu)
+    if hourly is None:
         return _no_price(cluster)
+    if cluster.price_per_node_hour_usd is not None or cheapest is None:
+        node, own, at = cluster, "", f"${cluster.price_per_node_hour_usd:,.2f} a node and hour"
+    else:
+        node, own = cheapest[0], f" ({_no_price(cluster)})"
+        at = f"{node.name}'s ${cheapest[1]:,.2f} a GPU and hour"
     when = f", {node.price_date}" if node.price_date else ""
-    own = "" if node is cluster else f" ({_no_price(cluster)})"
     return f"${hourly * 24 * days:,.0f} at {at}{when}{own}"
 
 

@@ -55,6 +55,10 @@ def see(page: Any) -> dict[str, Any]:
         "message": page.message.text if page.message.visible else "",
         "status": page.status.text,
         "plan": page.words.text if page.words.visible else "",
+        "stale": "stale" in page.results.classes,
+        "command": page.command.text if page.typed.visible else "",
+        "file": page.file.value,
+        "objective": page.objective.value,
         "changed": [row["what"] for row in page.changed.rows] if page.changed.visible else [],
         "charts": [name for name, (box, chart) in page.charts.items() if box.visible and chart.options["series"]],
         "files": page.file.options if page.files_box.visible else [],
@@ -95,18 +99,33 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
         "link": "model=llama-3.2-1b&cluster=16xH100", "cluster": "16xH100", "gpus": 16, "gpus slid": 16}),
     "a number of GPUs that no cluster has": (LLAMA, [put("gpus", 12)], {
         "link": LLAMA, "message": "8xH100: no cluster with 12 GPUs is known; choose another number",
-        "status": "no plan for this; the message says why"}),
+        "status": "no plan for this; the message says why", "stale": True}),
+    "no GPUs": (LLAMA, [put("gpus", 0)], {
+        "link": LLAMA, "message": "GPUs: 0 is none; use a whole number of 1 or more", "stale": True}),
+    "fewer than no GPUs": (LLAMA, [put("gpus", -3)], {
+        "link": LLAMA, "message": "GPUs: -3 is none; use a whole number of 1 or more"}),
+    "a part of a token": (LLAMA, [put("seq_length", 0.5)], {
+        "link": LLAMA, "message": "Sequence length: 0.5 is none; use a whole number of 1 or more"}),
+    "no tokens in all": (LLAMA, [put("tokens", 0)], {
+        "link": LLAMA, "message": "Tokens in all, in billions: 0 is none; use a number above 0"}),
+    "a number after a wrong one": (LLAMA, [put("gpus", 0), put("gpus", 16)], {
+        "gpus": 16, "message": "", "stale": False, "command": "kit plan llama-3.2-1b --gpus 16xH100"}),
+    "an objective": (LLAMA, [put("objective", "sft")], {
+        "link": f"{LLAMA}&job.objective=sft", "objective": "sft", "batch": 128,
+        "command": "kit plan llama-3.2-1b --gpus 8xH100 job.objective=sft", "file": "launch.sh"}),
     "an emptied field": (LLAMA, [put("gpus", None), put("tokens", None), put("seq_length", None)], {
         "link": LLAMA, "message": ""}),
     "tokens": (LLAMA, [put("tokens", 2.5)], {"link": f"{LLAMA}&job.total_tokens=2500000000", "tokens": 2.5}),
     "a precision": (LLAMA, [put("precision", "fp8")], {
         "link": f"{LLAMA}&job.precision=fp8", "precision": "fp8", "message": "",
         "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB", "days"]}),
-    "LoRA": (LLAMA, [put("adapters", "{four_bit: false}")], {"adapters": "{four_bit: false}"}),
+    "LoRA": (LLAMA, [put("adapters", "{four_bit: false}")], {
+        "adapters": "{four_bit: false}", "objective": "sft", "seq_length": 2048,
+        "command": "kit plan llama-3.2-1b --gpus 8xH100 'job.lora={four_bit: false}'"}),
     "QLoRA": (LLAMA, [put("adapters", "{four_bit: true}")], {"adapters": "{four_bit: true}"}),
     "an engine": (LLAMA, [put("engine", "torch")], {"link": f"{LLAMA}&layout.engine=torch", "engine": "torch"}),
     "an engine, and back": (LLAMA, [put("engine", "torch"), put("engine", "")], {"link": LLAMA, "engine": ""}),
-    "a click on a layout": (LLAMA, [click(id=PINNED)], {"pin": PINNED}),
+    "a click on a layout": (LLAMA, [click(id=PINNED)], {"pin": PINNED, "command": ""}),
     "a click on a layout, and on the legend": (LLAMA, [click(id=PINNED), click(name="x")], {"pin": PINNED}),
     "the planner's choice again": (LLAMA, [click(id=PINNED), put("pin", "")], {"pin": "", "link": LLAMA}),
     "a text": (LLAMA, [put("paste", "model: gpt2\ncluster: 1xA100-80\n"), lambda page: page._use_text()], {
@@ -139,6 +158,22 @@ def test_an_act_changes_the_link_the_form_and_the_plan(name: str) -> None:
         assert page.code.text == page.answer.files[page.file.value]
         assert [*page.pin.options][:1] == [""]
         assert {each.name for each in page.answer.comparison.pareto_front()} < {*page.pin.options}
+
+
+@pytest.mark.parametrize(
+    ("offered", "shown"),
+    [
+        ({"own.yaml": {"model": "gpt2", "cluster": "1xA100-80", "job": {"seq_length": 512}}}, ("own.yaml", 1, 512)),
+        ({"mine": {"model": "gpt2"}}, ("mine", 8, 1024)),
+        ({"c.yaml": {"cluster": "2xA100-80"}}, ("llama-3.1-8b", 2, 4096)),
+        ({"mine": {"model": "gpt2"}, "c.yaml": {"cluster": "2xA100-80"}}, ("mine", 2, 1024)),
+    ],
+    ids=["recipe", "model", "cluster", "model and cluster"],
+)
+def test_the_page_opens_with_the_files_that_it_was_started_with(offered: Any, shown: tuple[str, int, int]) -> None:
+    seen = see(asyncio.run(visited("", [], offered)))
+    assert (seen["model"], seen["gpus"], seen["seq_length"]) == shown
+    assert bool(seen["command"]) == (seen["model"] == "llama-3.1-8b" and "c.yaml" not in offered)
 
 
 def test_two_visitors_do_not_see_each_other() -> None:

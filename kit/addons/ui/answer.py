@@ -20,6 +20,7 @@ from kit.planner.request import Request
 from kit.planner.sweep import Variant, plan_that_ends, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
+from kit.report.total import of_a_billion, usd_per_hour
 from kit.report.view import PlanView, by_component, view_of
 from kit.report.what_if import compared
 from kit.specs.catalog import cluster_called
@@ -139,11 +140,12 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
     """Days and cost of the best layout on a cluster; None if none fits, or failures leave no time for it. On another
     cluster than the recipe's, layouts count that lose no accuracy."""
     pins = recipe.layout if cluster == recipe.cluster else without_loss(recipe.layout)
-    request = Request(model=recipe.model, cluster=cluster, job=recipe.job, pins=pins)
+    request = Request(model=recipe.model, cluster=cluster, job=of_a_billion(recipe.job), pins=pins)
     found = next(sweep([Variant("", request)], plan_that_ends)).found
     if found is None or (days := found.predicted.total_days) is None:
         return None
-    return ClusterCost(cluster.num_gpus, days, found.predicted.total_cost_usd)
+    hourly = usd_per_hour(cluster)
+    return ClusterCost(cluster.num_gpus, days, None if hourly is None else hourly * 24 * days)
 
 
 def with_gpus(cluster: str, number: int) -> str | None:

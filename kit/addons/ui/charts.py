@@ -159,7 +159,7 @@ def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
     series = [
         {
             "type": "line", "name": "clusters", "color": "#2f7ed8", "symbolSize": 10, "data": data,
-            "label": {"show": True, "formatter": "{b}", "position": "top"},
+            "label": {"show": True, "formatter": "{b}", "position": "top"}, "labelLayout": {"hideOverlap": True},
         }
     ]  # fmt: skip
     return _chart(text, series) | {"xAxis": _axis("days"), "yAxis": _axis(unit, scale=True)}

@@ -24,12 +24,22 @@ from kit.specs.layout import ENGINES
 _STYLE = """
 .nicegui-echart text { fill: currentColor !important; stroke: none !important; opacity: 1 !important; }
 .body--dark .text-negative { color: #ff8a8a !important; }
+.message { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; }
+.stale { opacity: 0.4; }
+.columns { flex-wrap: nowrap; }
+@media (max-width: 743px) { .columns { flex-wrap: wrap; } .columns > * { width: 100%; } }
 .screen { white-space: pre; max-height: 32rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
 input[type=range] { accent-color: #1d5fa8; }
 :focus-visible { outline: 2px solid #8a63d2; outline-offset: 2px; }
 """
+_OBJECTIVES = {
+    "pretrain": "pretraining", "sft": "SFT", "seq2seq": "sequence to sequence", "dpo": "DPO", "kto": "KTO",
+    "reward": "reward model", "grpo": "GRPO",
+}  # fmt: skip
 _PRECISIONS = ["bf16", "fp8", "fp16", "fp32"]
 _ADAPTERS = {"null": "none: train all weights", "{four_bit: false}": "LoRA", "{four_bit: true}": "QLoRA (4 bits)"}
+_STARTED = ("launch.sh", "own_script.py")
+"""Files that start the plan: one is shown first."""
 _WIDTH = 92
 """Columns of the plan in words."""
 
@@ -73,7 +83,7 @@ class _Page:
                     "flat no-caps text-color=white toggle-color=white toggle-text-color=white"
                 )
                 scheme.props('role="group" aria-label="Colours"').bind_value(ui.dark_mode(None))
-        with ui.row().classes("w-full no-wrap items-start gap-6"):
+        with ui.row().classes("w-full columns items-start gap-6"):
             with ui.column().classes("w-80 shrink-0").props('role="form" aria-label="What to plan"'):
                 self._form()
             with ui.column().classes("grow min-w-0").props('role="main"'):
@@ -91,7 +101,8 @@ class _Page:
         self.gpus = self._dial("GPUs", list(doubled(1, MOST_GPUS)), self._ask_gpus)
         self.seq_length = self._dial("Sequence length", list(doubled(256, 1 << 20)), self._asker("job.seq_length"))
         self.batch = self._dial("Sequences a step", list(doubled(1, 1 << 15)), self._asker("job.global_batch_size"))
-        self.tokens = ui.number("Tokens in all, in billions", on_change=self._ask_tokens, min=0.001)
+        self.objective = self._select("Objective", "job.objective", _OBJECTIVES)
+        self.tokens = ui.number("Tokens in all, in billions", on_change=self._ask_tokens)
         self.tokens.props("debounce=400").classes("w-full")
         self.precision = self._select("Precision", "job.precision", _PRECISIONS)
         self.adapters = self._select("Adapters", "job.lora", _ADAPTERS)
@@ -108,7 +119,8 @@ class _Page:
     ) -> tuple[ui.number, ui.element, list[int]]:
         """A number to type, and a slider over powers of two."""
         with ui.column().classes("w-full gap-0"):
-            number = ui.number(label, on_change=ask, min=1, step=1, format="%d").props("debounce=400").classes("w-full")
+            number = ui.number(label, on_change=self._whole(label, ask), step=1).props("debounce=400")
+            number.classes("w-full")
             # The browser's own slider: Quasar's takes the focus without a name.
             slider = ui.element("input").props(
                 f'type=range min=0 max={len(values) - 1} aria-label="{label}, powers of two"'
@@ -122,8 +134,15 @@ class _Page:
         return number, slider, values
 
     def _results(self) -> None:
-        self.message = ui.label().classes("screen text-negative w-full").props('role="alert"')
+        self.message = ui.label().classes("message text-negative w-full").props('role="alert"')
         self.status = ui.label().props('role="status" aria-live="polite"')
+        with ui.column().classes("w-full") as self.results:
+            self._shown_results()
+
+    def _shown_results(self) -> None:
+        with ui.row().classes("items-center") as self.typed:
+            self.command = ui.label().classes("message")
+            ui.button("Copy command", icon="content_copy", on_click=self._copy_command, color=None).props("flat dense")
         self.words = ui.label().classes("screen w-full").props('role="region" aria-label="The plan" tabindex="0"')
         self.changed = ui.table(
             columns=[
@@ -173,9 +192,19 @@ class _Page:
 
         return ask
 
+    def _whole(self, label: str, ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Asks only with a number of 1 or more; another one is refused under its label."""
+
+        def asked(event: events.ValueChangeEventArguments[Any]) -> Any:
+            if event.value is None or self.filling:
+                return None
+            if event.value < 1 or event.value % 1:
+                return self._say(f"{label}: {event.value:g} is none; use a whole number of 1 or more")
+            return ask(event)
+
+        return asked
+
     def _ask_gpus(self, event: events.ValueChangeEventArguments[Any]) -> Any:
-        if not event.value or self.filling:
-            return None
         cluster = self.state.get("cluster") or (self.answer.cluster_text if self.answer else "")
         found = with_gpus(cluster, int(event.value))
         if found is None:
@@ -183,8 +212,10 @@ class _Page:
         return self._ask(self.state.having(cluster=found))
 
     def _ask_tokens(self, event: events.ValueChangeEventArguments[Any]) -> Any:
-        if not event.value or self.filling:
+        if event.value is None or self.filling:
             return None
+        if event.value <= 0:
+            return self._say(f"Tokens in all, in billions: {event.value:g} is none; use a number above 0")
         return self._ask(self.state.having(job__total_tokens=str(round(event.value * 1e9))))
 
     def _ask_pin(self, event: events.ValueChangeEventArguments[Any]) -> Any:
@@ -204,6 +235,10 @@ class _Page:
     def _copy_link(self) -> None:
         ui.run_javascript("navigator.clipboard.writeText(location.href)")
         self._say_status("the link is copied")
+
+    def _copy_command(self) -> None:
+        ui.clipboard.write(self.command.text)
+        self._say_status("the command is copied")
 
     def _copy_file(self) -> None:
         ui.clipboard.write(self.code.text)
@@ -228,7 +263,7 @@ class _Page:
     async def open(self, items: list[tuple[str, str]]) -> None:
         """Show what the link asks for."""
         try:
-            state = State.of_query(items)
+            state = State.of_query(items) if items else State.of_files(self.offered)
         except KitError as error:
             return self._say(str(error))
         return await self._ask(state)
@@ -255,6 +290,7 @@ class _Page:
 
     async def _answer(self, state: State) -> None:
         self.shown = state
+        self._say_status(f"comparing the layouts of {state.get('model') or 'the pasted model'} …")
         try:
             query = state.query()
             found = await asyncio.to_thread(lambda: answer(state.recipe(self.offered), state.pin))
@@ -273,6 +309,7 @@ class _Page:
         """Shows a message above the last answer."""
         self.message.text = problem
         self.message.set_visibility(bool(problem))
+        self.results.classes(add="stale" if problem else "", remove="" if problem else "stale")
         if problem:
             self._say_status("no plan for this; the message says why")
 
@@ -293,6 +330,7 @@ class _Page:
             self._set(self.seq_length, recipe.job.seq_length)
             self._set(self.batch, recipe.job.global_batch_size)
             self.tokens.value = recipe.job.total_tokens and recipe.job.total_tokens / 1e9
+            self.objective.value = recipe.job.objective
             self.precision.value = recipe.job.precision
             self.engine.value = recipe.layout.engine or ""
             self.adapters.value = "null" if recipe.job.lora is None else list(_ADAPTERS)[1 + recipe.job.lora.four_bit]
@@ -317,6 +355,8 @@ class _Page:
             number = len(found.comparison.layouts)
             self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {view.words}")
         self.words.set_visibility(plan is not None)
+        self.command.text = self.shown.command(self.offered)
+        self.typed.set_visibility(plan is not None and bool(self.command.text))
         self.changed.rows = found.changed_since(self.before)
         self.changed.set_visibility(bool(self.changed.rows))
         self._draw("layouts", charts.layouts(found) if found.comparison.layouts else None)
@@ -325,7 +365,8 @@ class _Page:
         self._draw("schedule", charts.schedule(found) if found.schedule() else None)
         self.files_box.set_visibility(plan is not None)
         names = list(found.files)
-        self.file.set_options(names, value=self.file.value if self.file.value in names else next(iter(names), None))
+        started = next((name for name in names if name in _STARTED), next(iter(names), None))
+        self.file.set_options(names, value=self.file.value if self.file.value in names else started)
         self._show_file()
 
     def _draw(self, name: str, options: dict[str, Any] | None) -> None:

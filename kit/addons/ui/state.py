@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import shlex
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -81,6 +82,26 @@ class State:
                     f"{key[:40]} has {len(value)} characters; a link's values have at most {_LONGEST_VALUE}"
                 )
         return cls(tuple(values.items()), text, pin) if values or text else replace(cls(), pin=pin)
+
+    @classmethod
+    def of_files(cls, offered: Offered) -> State:
+        """The state that ``kit ui FILE …`` opens with: the first recipe or model, the first cluster."""
+        changes = dict(cls().changes)
+        for label, sections in reversed(list(offered.items())):
+            changes |= {"model" if "model" in sections else "cluster": label}
+        if "cluster" in offered.get(changes["model"], {}) and changes["cluster"] not in offered:
+            del changes["cluster"]  # the recipe has its own
+        return cls(tuple(changes.items()))
+
+    def command(self, offered: Offered) -> str:
+        """The command that prints the same plan; empty for a pasted text, a file or a pinned layout."""
+        changes = dict(self.changes)
+        model, cluster = changes.pop("model", ""), changes.pop("cluster", "")
+        if self.text or self.pin or not model or not cluster or not offered.keys().isdisjoint((model, cluster)):
+            return ""
+        return shlex.join(
+            ["kit", "plan", model, "--gpus", cluster, *(f"{key}={value}" for key, value in changes.items())]
+        )
 
     def recipe(self, offered: Offered) -> Recipe:
         """The recipe that the page plans. Raises ``SpecError``."""
