@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 
@@ -10,7 +11,7 @@ from kit.planner.compare import ComparedLayout, compare
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.report.summary import summary
-from kit.report.view import PlanView, spoken
+from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PlanView, spoken
 from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
 
@@ -23,7 +24,8 @@ _SLOWEST = 3.0
 """Layouts that take longer than this many times the plan's step are left out of the chart."""
 _STYLE = """
 :root { color-scheme: light dark; } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-padding: 0 1rem; } pre { overflow-x: auto; } .bar { display: flex; height: 1.4rem; margin: .2rem 0; }
+padding: 0 1rem; } pre { white-space: pre-wrap; font-size: 13px; }
+.bar { display: flex; height: 1.4rem; margin: .2rem 0; }
 .bar span { display: block; } .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size: 12px; } circle:hover { stroke: red; }
 """
@@ -57,7 +59,7 @@ def _chart(view: PlanView) -> str:
         x = _EDGE + (_WIDTH - 2 * _EDGE) * each.step_time_s / slowest
         y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
         said = f"{spoken(each.name)}: {human_seconds(each.step_time_s)}, {each.peak_gib:.1f} GiB"
-        colour = _COLORS[engines.index(each.layout.engine)]
+        colour = ENGINE_COLORS[each.layout.engine]
         own = ' stroke="currentColor" stroke-width="3"' if each.name == view.layout else ""
         circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7"{own}>'
         return f"{circle}<title>{escape(said)}</title></circle>"
@@ -72,7 +74,7 @@ def _chart(view: PlanView) -> str:
     drawn = "".join(map(point, fitting))
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{axes}{drawn}</svg>'
-        f"<p>{label}.{''.join(_key(index, engine) for index, engine in enumerate(engines))}</p>"
+        f"<p>{label}.{''.join(_key(ENGINE_COLORS[engine], ENGINE_NAMES[engine]) for engine in engines)}</p>"
     )
 
 
@@ -111,9 +113,10 @@ def _bar(sizes: Mapping[str, float], whole: float) -> str:
 
 def _keys(sizes: Mapping[str, float], show: Callable[[float], str]) -> str:
     """The legend of a bar: each colour's component, with its size."""
-    keys = (_key(index, f"{name} {show(size)}") for index, (name, size) in enumerate(sizes.items()) if size > 0)
+    named = zip(itertools.cycle(_COLORS), sizes.items())
+    keys = (_key(colour, f"{name} {show(size)}") for colour, (name, size) in named if size > 0)
     return f"<p>{''.join(keys)}</p>"
 
 
-def _key(index: int, text: str) -> str:
-    return f'<span class="key" style="background: {_COLORS[index % 10]}"></span>{escape(text)}'
+def _key(colour: str, text: str) -> str:
+    return f'<span class="key" style="background: {colour}"></span>{escape(text)}'

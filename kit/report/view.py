@@ -30,6 +30,7 @@ ENGINE_NAMES = {
     "deepspeed over megatron": "DeepSpeed over Megatron-core",
     "megatron": "Megatron-core",
 }
+ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}
 _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
 """What a decision on the engine says of another one that fits."""
 _NOTES = (

@@ -581,8 +581,11 @@ def test_a_page_of_round_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     text = html.page(view_of(own))
     assert pins == [Pins(tp=2)]
     assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4" fill="(\S+)" opacity="0.7"( stroke=)?', text) == [
-        ("360.0", "170.0", "#4e79a7", ""), ("672.0", "48.0", "#4e79a7", ""), ("256.0", "181.6", "#f28e2b", " stroke="),
+        ("360.0", "170.0", "#e07b39", ""), ("672.0", "48.0", "#e07b39", ""), ("256.0", "181.6", "#3c9a5f", " stroke="),
     ]  # fmt: skip
+    ticks = re.findall(r'text-anchor="(middle|end)">([\d.]+)<', text)  # three steps of 10 s, 95 GiB
+    assert [number for where, number in ticks if where == "middle"] == ["0", "7.5", "15", "22.5", "30"]
+    assert [number for where, number in ticks if where == "end"] == ["0", "23.8", "47.5", "71.2", "95"]
     widths = re.findall(r'<span title="([\w ]+)" style="width: ([\d.]+)%', text)
     assert widths[:7] == [(name, f"{size:.2f}") for name, size in PREDICTED.memory[0].components_gib.items()]
     assert widths[14:] == [

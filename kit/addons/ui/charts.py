@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost
-from kit.report.view import ENGINE_NAMES, spoken
+from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, spoken
 from kit.units import human_seconds
 
-ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5f"}
 _GREY = "rgba(128,128,128,0.45)"
 _MOST_MEMORY = 2.0
 """Layouts that take more than this many times a GPU's memory are drawn at this height."""

@@ -83,6 +83,7 @@ class _Page:
                     "flat no-caps text-color=white toggle-color=white toggle-text-color=white"
                 )
                 scheme.props('role="group" aria-label="Colours"').bind_value(ui.dark_mode(None))
+        self.message = ui.label().classes("message text-negative w-full").props('role="alert"')
         with ui.row().classes("w-full columns items-start gap-6"):
             with ui.column().classes("w-80 shrink-0").props('role="form" aria-label="What to plan"'):
                 self._form()
@@ -134,7 +135,6 @@ class _Page:
         return number, slider, values
 
     def _results(self) -> None:
-        self.message = ui.label().classes("message text-negative w-full").props('role="alert"')
         self.status = ui.label().props('role="status" aria-live="polite"')
         with ui.column().classes("w-full") as self.results:
             self._shown_results()
