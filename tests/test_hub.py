@@ -70,7 +70,7 @@ def test_a_model_is_planned_by_its_id_and_fetched_once(place: Place) -> None:
     assert first.stderr == f"org/tiny: fetching config.json from {place.hub.address}\n"
     assert place.hub.fetched() == ["config.json"]
     assert first.stdout.startswith("tiny · 328k parameters")
-    assert "run.model_path=org/tiny" in first.stdout
+    assert "kit train org/tiny --data text.jsonl --gpus 8xH100 --out runs/a" in first.stdout
     place.hub.asked.clear()
     second = place.kit("plan", "org/tiny", *PLAN, "--save", "plan.yaml", HF_HUB_OFFLINE="1")
     assert (second.stdout[:80], second.stderr, place.hub.asked) == (first.stdout[:80], "", [])

@@ -185,7 +185,7 @@ def _next(plan: Plan, words: list[str], known: list[str], width: int) -> tuple[s
         return (*then, f"kit emit {shlex.join(words)} --out runs/a{start}")
     if own_loop and weights_of(words[0]):
         rows = {"sft": "chats.jsonl", "seq2seq": "pairs.jsonl"}.get(plan.job.objective, "text.jsonl")
-        train = f"kit train {words[0]} --data {rows} {shlex.join(words[1:])} --out runs/a"
+        train = shlex.join(["kit", "train", words[0], "--data", rows, *words[1:], "--out", "runs/a"])
         return (*then, f"{train} --dry-run" if several else train)
     return (*then, f"kit plan {asked_for} --save plan.yaml && kit emit plan.yaml --out runs/a")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer._click.core import ParameterSource
 
 from kit.cli.app import PLAIN
 from kit.cli.options import (
@@ -92,7 +91,7 @@ def train(
             "are chats (messages, or prompt and completion), pairs (source, target) or text."
         ),
     ] = None,
-    gpus: Gpus = "local",
+    gpus: Gpus = None,
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     total_tokens: TotalTokens = None,
@@ -133,7 +132,7 @@ def train(
     from kit.training.hub_files import with_local_files
 
     path, given = Path(target), asked(context)
-    if data is None and (given or chat_template or context.get_parameter_source("gpus") is not ParameterSource.DEFAULT):
+    if data is None and (given or gpus or chat_template):
         raise SpecError(
             "--data is missing: options of a cluster and a job are for kit train MODEL --data FILE; a recipe is "
             "changed by its arguments, such as job.epochs=3"

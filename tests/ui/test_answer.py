@@ -137,9 +137,14 @@ def test_days_and_cost_of_other_sizes_are_those_of_their_plans() -> None:
     assert [cluster.num_nodes for cluster in sizes] == [1, 2, 4, 8]
     costs = [*filter(None, (cluster_cost(recipe, cluster) for cluster in sizes))]
     for cost, nodes in zip(costs[:2], (1, 2), strict=True):
-        predicted = kit.plan("llama-3.2-1b", f"aws:p4d.24xlarge:{nodes}").predicted
+        billion = kit.JobSpec(total_tokens=10**9)  # where nobody says how many
+        predicted = kit.plan("llama-3.2-1b", f"aws:p4d.24xlarge:{nodes}", billion).predicted
         assert predicted.cost_usd is not None
         assert cost.cost_usd == pytest.approx(predicted.cost_usd / predicted.operation.goodput)
+    dgx = State((("model", "llama-3.2-1b"), ("cluster", "8xH100"))).recipe({})
+    cost = cluster_cost(dgx, dgx.cluster)  # has no price: as the text below the plan, that of the cheapest node
+    assert cost is not None
+    assert cost.cost_usd == pytest.approx(8 * 55.04 / 8 * 24 * cost.days)
     drawn = charts.cost(costs)
     assert [point["name"] for point in drawn["series"][0]["data"]] == ["8 GPUs", "16 GPUs", "32 GPUs", "64 GPUs"]
     for text, numbers in {"8xH100": [2, 4, 8, 16, 32], "16384xH100": [4096, 8192, 16384]}.items():
@@ -151,7 +156,7 @@ def test_what_changed_since_the_last_choice() -> None:
     before, now = answered(State()), answered(State().having(job__seq_length="8192"))
     assert before.changed_since(None) == before.changed_since(before.plan) == []
     rows = {row["what"]: row for row in now.changed_since(before.plan)}
-    assert {"step", "MFU", "peak GiB", "days"} <= set(rows)
+    assert {"step", "MFU", "peak GiB", "tokens/s a GPU"} <= set(rows)
     assert now.plan is not None
     assert rows["MFU"]["now"] == f"{now.plan.predicted.mfu:.1%}"
 

@@ -118,7 +118,7 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "tokens": (LLAMA, [put("tokens", 2.5)], {"link": f"{LLAMA}&job.total_tokens=2500000000", "tokens": 2.5}),
     "a precision": (LLAMA, [put("precision", "fp8")], {
         "link": f"{LLAMA}&job.precision=fp8", "precision": "fp8", "message": "",
-        "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB", "days"]}),
+        "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB"]}),
     "LoRA": (LLAMA, [put("adapters", "{four_bit: false}")], {
         "adapters": "{four_bit: false}", "objective": "sft", "seq_length": 2048,
         "command": "kit plan llama-3.2-1b --gpus 8xH100 'job.lora={four_bit: false}'"}),
