@@ -159,6 +159,14 @@ def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None
     place.kit("convert", "model", step, "--out", "model", "--merge-into", "org/tiny", HF_HUB_OFFLINE="1")
     assert (place.path / "model" / "tokenizer.json").is_file()
     assert place.hub.asked == []
+    place.kit(
+        "train", "org/tiny", "--data", "org/rows", "--gpus", "2xH100", "--seq-length", "32", "--dry-run", "-o", "first"
+    )
+    first, run = (yaml.safe_load((place.path / "first" / name).read_text()) for name in ("recipe.yaml", "run.yaml"))
+    data = {"model_path": "org/tiny", "data": {"train": "hf://datasets/org/rows"}}
+    assert (first["model"], first["job"]["objective"], first["run"]) == ("org/tiny", "pretrain", data)
+    assert run["model_path"] == "org/tiny"
+    assert (place.path / "first" / f"{run['data']['train']}.idx").is_file()
 
 
 def test_pickles_and_code_are_never_fetched(place: Place) -> None:
