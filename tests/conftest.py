@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
+
 ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
     "benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_end_to_end.py", "tests/training",

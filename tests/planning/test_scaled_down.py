@@ -9,6 +9,7 @@ import pytest
 from kit.emit.shipped_files import shipped_plan
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
+from kit.planner.plan import Plan
 from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
@@ -20,12 +21,15 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")
 SAME = ("engine", "implementation", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
 
 
-PLANS = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None}
+def planned(name: str) -> Plan:
+    plan = shipped_plan(name)
+    assert plan is not None
+    return plan
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", recipe_names())
 def test_a_copy_is_legal_small_and_of_the_same_kinds(name: str) -> None:
-    plan = PLANS[name]
+    plan = planned(name)
     shrunk = scaled_down(plan)
     assert shrunk.cluster.num_gpus <= MOST_PROCESSES
     small = make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins).layout
@@ -43,7 +47,7 @@ def test_a_copy_is_legal_small_and_of_the_same_kinds(name: str) -> None:
 
 
 def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
-    plan = PLANS["llama-3.1-8b-sft-zero3-8xa100-80"]
+    plan = planned("llama-3.1-8b-sft-zero3-8xa100-80")
     layout = dataclasses.replace(plan.layout, zero_hpz=8, zero_quantized_weights=True, zero_quantized_gradients=True)
     shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.zero_quantized_weights is False
@@ -52,7 +56,7 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
 
 
 def test_megatrons_optimizer_is_on_the_host_in_bf16_alone() -> None:
-    plan = PLANS["llama-3-70b-pretrain-best-64xa100-40"]
+    plan = planned("llama-3-70b-pretrain-best-64xa100-40")
     layout = plan.layout.but(offload_optimizer="cpu", optimizer_offload_fraction=0.5)
     shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.offload_optimizer == "none"
