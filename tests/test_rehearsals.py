@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import re
 import shutil
+import string
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,12 +24,15 @@ import torch
 import kit
 from kit.engines.torch import engine as torch_engine
 from kit.errors import EngineError, RunDirectoryError
-from kit.rehearsal import processes, rounding
-from kit.rehearsal.rehearse import Rehearsal, _curve, _launcher, rehearse, render
+from kit.rehearsal import assets, processes, rounding
+from kit.rehearsal.rehearse import Rehearsal, _check_layout, _curve, _launcher, _reference, _run, rehearse, render
 from kit.rehearsal.rounding import InBf16
-from kit.specs.job import LoraSpec
+from kit.rehearsal.scaled_down import scaled_down
+from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
 from kit.specs.shipped import recipe_path
 from kit.training.__main__ import main
+from kit.training.data.indexed import IndexedTokens
 from tests.emit.plans import TORCH, plan_of
 from tests.support.refusals import refusal
 from tests.system import rehearsal_faults, rehearsals
@@ -178,6 +184,51 @@ def test_figures_by_hand() -> None:
     assert rounding._root_mean_square(["b"], held) == 2.0
 
 
+def test_settings_are_the_recipes_but_for_data_and_steps(tmp_path: Path) -> None:
+    shrunk = scaled_down(PLANS["adapters"]())
+    data = DataSpec(train="/theirs", validation="/held", seed=7)
+    asked = RunSpec(data=data, steps=900, seed=5, checkpoint=CheckpointSpec(every_steps=50, asynchronous=True))
+    found = _run(asked, shrunk, tmp_path)
+    assert found.data == dataclasses.replace(
+        data, train=f"{tmp_path}/data/train", validation=f"{tmp_path}/data/validation", allow_many_epochs=True
+    )
+    assert (found.seed, found.steps, found.nvme_path, found.model_path) == (5, 8, None, f"{tmp_path}/model")
+    assert found.checkpoint == CheckpointSpec(every_steps=3, keep_last=2, asynchronous=True)
+    assert (found.logging.every_steps, found.validation_sequences, found.validation_every_steps) == (1, 8, None)
+    on_disks = dataclasses.replace(shrunk, pins=shrunk.pins.but(offload_optimizer="nvme"))
+    assert _run(None, on_disks, tmp_path).nvme_path == f"{tmp_path}/nvme"
+    assert (tmp_path / "nvme").is_dir()
+
+
+def test_the_reference_is_plain_torch_and_another_layout_than_asked_for_is_no_evidence() -> None:
+    shrunk = scaled_down(PLANS["adapters"]())
+    layout = _reference(shrunk).layout
+    assert (layout.engine, layout.zero_stage, layout.world_size, layout.micro_batch_size) == ("torch", 0, 1, 1)
+    assert (layout.recompute, layout.chunked_loss, layout.compile_layers) == ("none", False, False)
+    said = refusal(EngineError, _check_layout, _reference(shrunk), shrunk.pins.but(zero_stage=3))
+    assert said == "zero_stage=0 was planned for the scaled-down copy, not 3"
+
+
+@pytest.mark.parametrize(("objective", "start"), [("pretrain", None), ("sft", None), ("seq2seq", 0)])
+def test_data_are_rows_of_unequal_length_or_one_text(objective: str, start: int | None, tmp_path: Path) -> None:
+    assets.write_data(JobSpec(objective=objective), tmp_path)
+    train, held_out = (IndexedTokens(tmp_path / name) for name in ("train", "validation"))
+    shape = [(len(each.document_indices) - 1, each.sequence_lengths[:4].tolist()) for each in (train, held_out)]
+    if objective == "pretrain":
+        assert shape == [(1, [len(train)]), (1, [4096])]
+    else:
+        assert shape == [(64, [8, 16, 9, 22]), (8, [8, 16, 9, 22])]
+    assert json.loads((tmp_path / "train.json").read_text()).get("decoder_start_token_id") == start
+    text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
+    assert bytes(held_out.read(0, 8).astype("uint8")) == text[:8]
+    assert bytes(train.read(0, 8).astype("uint8")) == text[4096:4104]
+
+
+def test_an_export_that_is_not_finite_is_no_evidence(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.rehearsal.rehearse._held_out_loss", lambda *_: math.nan)
+    assert "losses of the exported models are [nan, nan]" in refusal(EngineError, in_process, "pretrain")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -196,9 +247,6 @@ def script(place: Path, text: str) -> Path:
     return place
 
 
-ENDLESS = """echo '{"step": 3}' > metrics.jsonl; sleep 600 & echo $! > rank; sleep 600"""
-
-
 def started(place: Path) -> psutil.Process:
     """The process that the run has started."""
     while not (place / "rank").exists() or not (place / "rank").read_text():
@@ -207,14 +255,14 @@ def started(place: Path) -> psutil.Process:
 
 
 def gone(place: Path) -> bool:
-    rank = (place / "rank").read_text()
-    return not psutil.pid_exists(int(rank)) or psutil.Process(int(rank)).status() == "zombie"
+    return not psutil.pid_exists(int((place / "rank").read_text())) or started(place).status() == "zombie"
 
 
 def test_a_run_that_does_not_end_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = script(tmp_path / "a", f"cd {tmp_path / 'a'}; {ENDLESS}")
+    endless = """echo '{"step": 3}' > metrics.jsonl; sleep 600 & echo $! > rank; sleep 600"""
+    place = script(tmp_path / "a", f"cd {tmp_path / 'a'}; {endless}")
     assert processes.run_until_killed(place, 3) == 3
     for ends, said in (
         (lambda: processes.kill_at(processes.launch(place), place, 4, 0.3), "step 4 not reached within 0.3 s"),

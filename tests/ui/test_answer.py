@@ -21,7 +21,7 @@ import pytest
 import kit
 from kit.addons.ui import charts
 from kit.addons.ui.answer import Answer, answer, cluster_cost, with_gpus
-from kit.addons.ui.state import State, offer
+from kit.addons.ui.state import State, _packed, offer
 from kit.emit.run_directory import files_of
 from kit.errors import KitError, SpecError
 from kit.planner.compare import compare
@@ -266,12 +266,17 @@ def test_a_wrong_text_says_what_is_wrong(text: str, part: str) -> None:
     assert part in refusal(SpecError, State().pasting(text).having(cluster="8xH100").recipe, {})
 
 
-def test_a_text_that_no_link_can_hold_is_refused() -> None:
+def test_a_text_that_no_link_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60_000))
     assert "characters of the link" in refusal(SpecError, State((), "# " + noise).query)
     assert len(State.of_query(parse_qsl(State((), "x" * (1 << 20)).query())).text) == 1 << 20
     beyond = base64.urlsafe_b64encode(zlib.compress(b"x" * (1 << 24))).decode()
     assert "longer than" in refusal(SpecError, State.of_query, [("text", beyond)])
+    packed = _packed("model: gpt2")
+    monkeypatch.setattr("kit.addons.ui.state.MOST_OF_A_LINK", len(packed))
+    assert _packed("model: gpt2") == packed
+    monkeypatch.setattr("kit.addons.ui.state.MOST_OF_A_LINK", len(packed) - 1)
+    assert f"at most {len(packed) - 1} fit" in refusal(SpecError, _packed, "model: gpt2")
 
 
 # ---------------------------------------------------------------- time and imports
