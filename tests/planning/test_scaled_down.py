@@ -80,7 +80,6 @@ def test_widths_by_hand() -> None:
     assert (deepseek.router_top_groups, deepseek.num_shared_experts, deepseek.first_dense_layers) == (1, 1, 1)
     assert (deepseek.ffn_hidden_size, deepseek.moe_ffn_hidden_size, deepseek.head_dim) == (64, 32, 16)
     latent = deepseek.latent
-    assert latent is not None
     assert (latent.q_lora_rank, latent.kv_lora_rank, latent.rope_head_dim, latent.value_head_dim) == (16, 16, 8, 8)
     mixtral, mistral = (_tiny(load_model(name), one) for name in ("mixtral-8x7b", "mistral-7b-v0.1"))
     assert (mixtral.num_experts, mixtral.moe_ffn_hidden_size, mixtral.num_shared_experts) == (4, 64, 0)
@@ -121,7 +120,6 @@ def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons(
 ) -> None:
     plan = make_plan(load_model(model), parse_cluster(gpus), JobSpec(precision="fp8"))
     shrunk = scaled_down(plan)
-    assert shrunk.job_in_bf16 is not None
     assert (plan.layout.engine, shrunk.job_in_bf16.precision) == (engine, precision)
     assert any(said in text for text in shrunk.replaced)
 

@@ -78,7 +78,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         cwd=directory,
         env={**environment, "PYTHONPATH": str(ROOT)},
     )
-    assert started.stdout is not None
     assert f"http://127.0.0.1:{port}" in started.stdout.readline()
     until = time.monotonic() + 30
     with socket.socket() as probe:  # the address is printed a moment before the server accepts connections
