@@ -30,7 +30,7 @@ test: setup  ## every engine and every behaviour, in six minutes on two cores
 	@$(PYTEST) -m 'not nightly'
 
 test-fast: setup  ## what plans, emits, lints and reads logs, without engines, in a minute: for every change
-	@$(PYTEST) -m fast -q tests/addons tests/emit tests/planning tests/specs tests/test_structure.py
+	@$(PYTEST) -m fast -q tests/addons tests/emit tests/planning tests/specs
 
 test-all: setup  ## every case, every proof, launchers on several hosts, in hours: every night
 	@$(PYTEST)

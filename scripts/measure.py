@@ -37,6 +37,25 @@ TWICE_ALLOWED = {
 Graph = dict[str, set[str]]
 
 
+class Parsed(Mapping[str, ast.Module]):
+    """Name → tree, parsed when it is first asked for."""
+
+    def __init__(self, files: Mapping[str, str], parse: Callable[[str], ast.Module]) -> None:
+        self._files, self._parse = files, parse
+
+    def __getitem__(self, name: str) -> ast.Module:
+        return self._parse(self._files[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 class Checkout:
     """Parsed files of one checkout."""
 
@@ -44,8 +63,9 @@ class Checkout:
         self.root = root
         names = sorted(path.relative_to(root).as_posix() for room in ROOMS for path in (root / room).rglob("*.py"))
         self.texts = {name: (root / name).read_text(encoding="utf-8") for name in names}
-        self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
-        self.kit = {_module(name): tree for name, tree in self.trees.items() if name.startswith("kit/")}
+        parse = functools.cache(lambda name: ast.parse(self.texts[name]))
+        self.trees = Parsed({name: name for name in names}, parse)
+        self.kit = Parsed({_module(name): name for name in names if name.startswith("kit/")}, parse)
 
     def sizes(self) -> dict[str, tuple[int, int, int]]:
         """Room → (files, lines, statements without imports and docstrings)."""

@@ -20,12 +20,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
+
 ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
     "benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_end_to_end.py", "tests/training",
 )  # fmt: skip
 """Places whose tests share something that is costly: a pool of processes (tests/support/workers.py), a run."""
-FAST = ("tests/addons", "tests/emit", "tests/planning", "tests/specs", "tests/test_structure.py")
+FAST = ("tests/addons", "tests/emit", "tests/planning", "tests/specs")
 """Places of which most files need no engine. What takes longer than a second there is marked ``slow``."""
 ENGINES = re.compile(
     r"^(?:from|import) (?:torch|transformers|deepspeed|megatron|accelerate|peft|kit\.engines|"

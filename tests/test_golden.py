@@ -16,6 +16,7 @@ BOUNDS = {"loss": 1e-6, "validation_loss": 1e-6, "grad_norm": 1e-5}
 """In fp32. Kernels of another CPU (SSE4, AVX2, AVX-512) change losses by 7e-8 and norms by 4e-6 after six steps."""
 
 
+@pytest.mark.everyday("deepspeed", "megatron")
 @pytest.mark.parametrize("engine", golden.LAYOUTS)
 def test_a_run_has_its_curve(engine: str, golden_run: Callable[[str], Path]) -> None:
     found = golden.curve(golden_run(engine))

@@ -50,9 +50,10 @@ def unsafe(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: {called(node.func)}"
 
 
-@pytest.mark.parametrize("path", sorted(KIT.rglob("*.py")), ids=lambda path: str(path.relative_to(KIT)))
-def test_nothing_in_kit_unpickles_unchecked(path):
-    assert list(unsafe(path.read_text())) == []
+def test_nothing_in_kit_unpickles_unchecked():
+    found = {str(path): list(unsafe(path.read_text())) for path in KIT.rglob("*.py")}
+    assert len(found) > 300
+    assert {path: calls for path, calls in found.items() if calls} == {}
 
 
 @pytest.mark.parametrize(

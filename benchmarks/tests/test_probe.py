@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.tests.probe_small import CASES, LLAMA, case
+from kit.addons.probe import run
 from kit.addons.probe.result import MemorySnapshot, ProbeResult
 from kit.addons.probe.run import ProbeError, probe
 from kit.addons.probe.tracker import LiveBytes
+from kit.planner.plan import Plan
 from tests.support.page import ROOT
 from tests.support.refusals import refusal
 
@@ -83,6 +86,37 @@ def test_an_error_is_an_error() -> None:
     found = ProbeResult(stage=0, measured=held, predicted=more, with_states=True, layers_traced=(1, 2), seconds=0.0)
     assert found.states_error == pytest.approx(0.25)
     assert found.activations_error == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "least", "pins", "own", "traced"),
+    [
+        (1, 0.0, {}, 1, (1,)),
+        (2, 0.0, {}, 2, (1, 2)),
+        (32, 0.0, {}, 32, (1, 2)),
+        (32, 150.0, {}, 32, (8, 16)),  # at 1, 2 and 4 layers, and partly at 8, something else is the peak
+        (12, 150.0, {}, 12, (8, 12)),
+        (12, 0.0, {"pp": 2, "vp": 3}, 2, (1, 2)),
+        (15, 0.0, {"pp": 2, "first_stage_layers": 3}, 3, (1, 2)),
+    ],
+)
+def test_depths_double_until_the_peak_grows_by_what_a_layer_keeps(
+    layers: int, least: float, pins: dict[str, Any], own: int, traced: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``own``: layers of a chunk of the first stage. For a trace: 10 bytes a layer beside 100, or more at any depth."""
+
+    def trace(plan: Plan, stage: int) -> MemorySnapshot:
+        depth = plan.model.num_layers / (plan.layout.pp * plan.layout.vp)
+        peak = max(100 + 10 * depth, least)
+        return MemorySnapshot(weights=7 * depth, gradients=0.0, optimizer=1.0, activations=peak, kept=10 * depth)
+
+    monkeypatch.setattr(run, "_trace", trace)
+    plan = case(LLAMA, "torch", zero_stage=0).plan()
+    deep = replace(plan, model=replace(plan.model, num_layers=layers), layout=plan.layout.but(**pins))
+    found = probe(deep)
+    assert (found.layers_traced, found.with_states) == (traced, True)
+    assert found.measured == trace(replace(plan, model=replace(plan.model, num_layers=own)), 0)
+    assert "  0     states " in run.render(deep, [found])
 
 
 def test_a_stage_that_is_not_there() -> None:

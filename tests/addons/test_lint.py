@@ -74,7 +74,6 @@ def line_of(text: str, data: Any, key: str) -> int | None:
     for part in key.split("."):
         if isinstance(data, dict) and part in data:
             place = re.compile(rf'^ *"?{re.escape(part)}"?:', re.MULTILINE).search(text, at + 1)
-            assert place is not None
             at, data = place.start(), data[part]
     return None if at < 0 else text.count("\n", 0, at) + 1
 

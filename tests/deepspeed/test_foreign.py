@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
-import random
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,16 +25,15 @@ from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.deepspeed import cases, foreign
+from tests.deepspeed.foreign import Curve
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 WRITERS = ("trainer-zero-2", "trainer-zero-3", "accelerate-fsdp", "accelerate-zero-3")
 CLOSEST = 1e-5
 """Relative, of losses and norms: other orders of sums in fp32."""
-
-
-Curve = foreign.Curve
 
 
 def plan(target: str, decay: float) -> Any:
@@ -396,40 +394,8 @@ def without_a_query(content: bytes) -> bytes:
 def test_damage_is_named_and_nothing_written(written, tmp_path, writer, harm, message):
     shutil.copytree(written(writer)[0], tmp_path / "copy")
     harm(tmp_path / "copy")
-    with pytest.raises(CheckpointError, match=message):
-        convert(tmp_path / "copy", "step", tmp_path / "out")
+    assert re.search(message, refusal(CheckpointError, convert, tmp_path / "copy", "step", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("writer", WRITERS)
-def test_damage_by_chance_is_refused_or_hits_bytes_that_mean_nothing(written, tmp_path, writer):
-    """A bit is flipped, or a file is cut or missing."""
-    source, chance = written(writer)[0], random.Random(1)
-    convert(source, "step", tmp_path / "whole")
-    whole, copy, out = Checkpoint(tmp_path / "whole"), tmp_path / "copy", tmp_path / "out"
-    for number in range(45):
-        shutil.copytree(source, copy)
-        files = [
-            path for path in sorted(copy.rglob("*")) if path.suffix in (".pt", ".distcp") or path.name == ".metadata"
-        ]
-        file = chance.choice([path for path in files if path.name != "scheduler.pt"])
-        content = bytearray(file.read_bytes())
-        at = chance.randrange(len(content))
-        content[at] ^= 1 << chance.randrange(8)
-        file.write_bytes(content[:at] if number % 3 == 1 else content)
-        if number % 3 == 2:
-            file.unlink()
-        with contextlib.suppress(CheckpointError):
-            convert(copy, "step", out)
-        left = [path.name for path in tmp_path.iterdir() if "out" in path.name]
-        assert left in ([], ["out"])
-        if left:
-            found = Checkpoint(out)
-            assert found.manifest.counters == whole.manifest.counters
-            assert same(found, whole)
-            shutil.rmtree(out)
-        shutil.rmtree(copy)
 
 
 def test_a_step_that_adam_did_not_make_is_said(written, tmp_path):

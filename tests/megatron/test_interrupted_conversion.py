@@ -28,6 +28,7 @@ from kit.training.checkpoint.manifest import FOLDERS
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.training.counters import Counters
 from tests.support import tiny
+from tests.support.refusals import refusal
 
 FORMATS = ("hf", "step", "universal", "dcp", "megatron")
 
@@ -125,6 +126,5 @@ def test_an_error_leaves_nothing(source, tmp_path):
 def test_two_conversions_do_not_write_the_same_directory(tmp_path):
     with new_directory(tmp_path / "out"):
         second = new_directory(tmp_path / "out")
-        with pytest.raises(CheckpointError, match="another process writes"):
-            second.__enter__()
+        assert "another process writes" in refusal(CheckpointError, second.__enter__)
         assert partial_name(tmp_path / "out").exists()

@@ -125,7 +125,6 @@ def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest
     for request, plan in plans():
         balanced = request_for(request.model, request.cluster, request.job)
         found = search(balanced)
-        assert found.best is not None
         assert found.best.layout == plan.layout.with_sizes(dict.fromkeys(ZERO_KEYS)), asked(request)
         scorer = LayoutScorer(balanced)
         for each in found.considered[::7]:

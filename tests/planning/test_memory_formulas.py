@@ -584,11 +584,13 @@ ENGINES: Rows = [
                                                                                       FSDP.but(offload_param="cpu"))],
      [NF4, 0.5 / 8 + NF4 - 0.5, NF4, 0.5 / 8 + NF4 - 0.5, NF4 - 0.5]),
     ("frozen FSDP2", lambda: [engine(each, "gathered", lora=lora)[0] for each, lora in (
-        (FSDP, LORA), (FSDP.but(zero_stage=2), LORA), (FSDP.but(offload_param="cpu"), LORA), (FSDP, QLORA))],
+        (FSDP, LORA), (FSDP.but(zero_stage=2), LORA), (FSDP.but(offload_param="cpu"), LORA), (FSDP, QLORA),
+        (FSDP.but(zero_stage=2), QLORA))],
      [(2 * ROOT, 2 * ROOT + 4 * LAYER_TOTAL, 2 * ROOT), (2 * ROOT + 12 * LAYER_TOTAL, 2 * ROOT + 12 * LAYER_TOTAL,
          2 * ROOT),
       (2 * ROOT, 2 * ROOT + 4 * LAYER_TOTAL + LAYER_TOTAL / 4, 2 * ROOT),
-      (2 * ROOT + 2 * 320 * 896, 2 * ROOT + 2 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896, 2 * ROOT)]),
+      (2 * ROOT + 2 * 320 * 896, 2 * ROOT + 2 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896, 2 * ROOT),
+      (*[2 * ROOT + 6 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896] * 2, 2 * ROOT)]),
     ("adapters on the host", lambda: engine(FSDP.but(offload_param="cpu"), "of_adapters", "dense", lora=LORA),
      [StateBytes(0, 0, 0, 0)] * 2),
     # Weights, optimizer, gradients in forward, at their peak, in the step, between steps, copies in the step.

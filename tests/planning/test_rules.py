@@ -21,15 +21,11 @@ CASES = [*of_torch.CASES, *of_deepspeed.CASES, *of_megatron.CASES, *of_trl.CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")
-def test_a_broken_rule_is_named_and_alone(case: Case) -> None:
+def test_a_broken_rule_is_named_alone_and_the_mended_layout_is_legal(case: Case) -> None:
     found = violations(settled(case, good=False))
     assert [violation.rule for violation in found] == [case.rule]
     assert re.search(case.said, found[0].message), found[0].message
     assert "\n" not in found[0].message
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")
-def test_the_mended_layout_is_legal(case: Case) -> None:
     assert violations(settled(case, good=True)) == ()
     assert is_legal(settled(case, good=True))
 

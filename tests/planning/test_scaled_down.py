@@ -9,9 +9,11 @@ import pytest
 from kit.emit.shipped_files import shipped_plan
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
-from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
+from kit.planner.plan import Plan
+from kit.rehearsal.scaled_down import MOST_PROCESSES, _small, _tiny, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
 from kit.specs.shipped import recipe_names
 from kit.specs.trl import TRL
 from tests.support.refusals import refusal
@@ -20,12 +22,15 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")
 SAME = ("engine", "implementation", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
 
 
-PLANS = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None}
+def planned(name: str) -> Plan:
+    plan = shipped_plan(name)
+    assert plan is not None
+    return plan
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", recipe_names())
 def test_a_copy_is_legal_small_and_of_the_same_kinds(name: str) -> None:
-    plan = PLANS[name]
+    plan = planned(name)
     shrunk = scaled_down(plan)
     assert shrunk.cluster.num_gpus <= MOST_PROCESSES
     small = make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins).layout
@@ -42,8 +47,49 @@ def test_a_copy_is_legal_small_and_of_the_same_kinds(name: str) -> None:
         assert any(text.startswith(f"precision={plan.job.precision}") for text in shrunk.replaced)
 
 
+MEGATRON = Layout(engine="megatron", implementation="local", tp=8, micro_batch_size=4, gradient_accumulation_steps=8)
+ENDS = MEGATRON.but(pp=8, first_stage_layers=3, last_stage_layers=5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "layers"),
+    [
+        (MEGATRON, (2, 1, 1, 1, 1, 2, 2), 2),
+        (MEGATRON.but(dp=4, cp=4), (2, 1, 1, 2, 2, 2, 2), 2),
+        (MEGATRON.but(pp=8, dp=3), (2, 2, 1, 1, 2, 2, 2), 2),
+        (MEGATRON.but(pp=8, vp=3, dp=2), (2, 4, 2, 1, 2, 2, 4), 8),
+        (MEGATRON.but(pp=8, vp=3, cp=4, dp=4), (2, 4, 2, 2, 1, 2, 4), 8),
+        (MEGATRON.but(micro_batch_size=1, gradient_accumulation_steps=1), (2, 1, 1, 1, 1, 1, 1), 2),
+        (ENDS, (2, 2, 1, 1, 1, 2, 2), 3),
+        (ENDS.but(vp=2), (2, 4, 1, 1, 1, 2, 4), 6),
+    ],
+)
+def test_sizes_by_hand(layout: Layout, sizes: tuple[int, ...], layers: int) -> None:
+    """tp, pp, vp, cp, dp, sequences in a micro batch, micro batches; and layers. Sixteen processes at most."""
+    small, replaced = _small(layout)
+    names = ("tp", "pp", "vp", "cp", "dp", "micro_batch_size", "gradient_accumulation_steps")
+    assert tuple(getattr(small, name) for name in names) == sizes
+    assert _tiny(load_model("llama-3.1-8b"), small).num_layers == layers
+    assert replaced == (["dp=4 -> 1: 16 processes are the limit"] if layout.dp == 4 and sizes[4] == 1 else [])
+
+
+def test_widths_by_hand() -> None:
+    one = MEGATRON.but(tp=1)
+    deepseek = _tiny(load_model("deepseek-v3"), one)
+    assert (deepseek.num_experts, deepseek.experts_per_token, deepseek.router_groups) == (8, 2, 2)
+    assert (deepseek.router_top_groups, deepseek.num_shared_experts, deepseek.first_dense_layers) == (1, 1, 1)
+    assert (deepseek.ffn_hidden_size, deepseek.moe_ffn_hidden_size, deepseek.head_dim) == (64, 32, 16)
+    latent = deepseek.latent
+    assert (latent.q_lora_rank, latent.kv_lora_rank, latent.rope_head_dim, latent.value_head_dim) == (16, 16, 8, 8)
+    mixtral, mistral = (_tiny(load_model(name), one) for name in ("mixtral-8x7b", "mistral-7b-v0.1"))
+    assert (mixtral.num_experts, mixtral.moe_ffn_hidden_size, mixtral.num_shared_experts) == (4, 64, 0)
+    assert (mistral.sliding_window, mistral.num_key_value_heads, mistral.hidden_size) == (32, 2, 32)
+    assert _tiny(load_model("gpt2"), one).num_key_value_heads == 4
+    assert _tiny(load_model("blenderbot-400m-distill"), one).encoder_layers == 2
+
+
 def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
-    plan = PLANS["llama-3.1-8b-sft-zero3-8xa100-80"]
+    plan = planned("llama-3.1-8b-sft-zero3-8xa100-80")
     layout = dataclasses.replace(plan.layout, zero_hpz=8, zero_quantized_weights=True, zero_quantized_gradients=True)
     shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.zero_quantized_weights is False
@@ -52,7 +98,7 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
 
 
 def test_megatrons_optimizer_is_on_the_host_in_bf16_alone() -> None:
-    plan = PLANS["llama-3-70b-pretrain-best-64xa100-40"]
+    plan = planned("llama-3-70b-pretrain-best-64xa100-40")
     layout = plan.layout.but(offload_optimizer="cpu", optimizer_offload_fraction=0.5)
     shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.offload_optimizer == "none"
@@ -74,7 +120,6 @@ def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons(
 ) -> None:
     plan = make_plan(load_model(model), parse_cluster(gpus), JobSpec(precision="fp8"))
     shrunk = scaled_down(plan)
-    assert shrunk.job_in_bf16 is not None
     assert (plan.layout.engine, shrunk.job_in_bf16.precision) == (engine, precision)
     assert any(said in text for text in shrunk.replaced)
 

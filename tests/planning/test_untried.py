@@ -9,11 +9,10 @@ import pytest
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import EQUALLY_FAST, can_fit
+from kit.planner.search import EQUALLY_FAST
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Pins
-from tests.planning.random_cases import random_request
 from tests.support.refusals import refusal
 
 QLORA = LoraSpec(four_bit=True)
@@ -96,32 +95,6 @@ def test_on_one_gpu_megatron_is_tried_where_a_pin_is_its_own(pins: Pins) -> None
     assert stays_on_the_gpu(plan)
     assert "last_resort" not in {decision.rule for decision in plan.decisions}
     assert plan.layout == make_plan(model, cluster, JobSpec(), pins.but(engine="megatron")).layout
-
-
-SAVING = [
-    {"chunked_loss": True},
-    {"chunked_loss": True, "activation_offloading": True, "recompute": "full"},
-    {"chunked_loss": True, "activation_offloading": True, "tiled_mlp": True, "recompute": "full"},
-    {"chunked_loss": True, "compile_layers": True, "recompute": "full"},
-]
-
-
-@pytest.mark.nightly
-def test_what_is_refused_fits_by_no_pin() -> None:
-    """Every engine, and every choice that saves memory without loss, pinned on random questions without an answer."""
-    refused = 0
-    for seed in range(60):
-        request = random_request(seed)
-        for objective in ("pretrain", "sft") if request.job.objective == "pretrain" else ():
-            asked = replace(request, job=replace(request.job, objective=objective))
-            if can_fit(asked):
-                continue
-            refused += 1
-            for engine in ("torch", "deepspeed", "megatron"):
-                for saving in ({}, *(SAVING if engine != "megatron" else ())):
-                    pins = Pins(engine=engine, **saving)
-                    assert not can_fit(replace(asked, pins=pins)), (seed, objective, pins)
-    assert refused > 10
 
 
 def test_the_planner_turns_to_disks_where_host_memory_is_short() -> None:

@@ -50,6 +50,32 @@ def test_a_view_has_what_follows_from_the_plan() -> None:
     assert view_of(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
 
 
+@pytest.mark.parametrize(
+    ("component", "layout", "nodes", "link"),
+    [
+        ("tensor_parallel", {"tp": 8, "cp": 2}, 2, "NVLink"),
+        ("tensor_parallel", {"tp": 16}, 2, "fabric"),
+        ("context_parallel", {"tp": 2, "cp": 4, "dp": 16}, 2, "NVLink"),
+        ("context_parallel", {"tp": 4, "cp": 4, "dp": 1}, 2, "fabric"),
+        ("expert_parallel", {"ep": 4, "etp": 2, "tp": 4, "cp": 4}, 2, "NVLink"),
+        ("expert_parallel", {"ep": 4, "etp": 4, "tp": 2}, 2, "fabric"),
+        ("data_parallel", {}, 1, "NVLink"),
+        ("pipeline_transfer", {}, 1, "NVLink"),
+        ("pipeline_transfer", {}, 2, "fabric"),
+        ("recompute", {}, 2, "compute"),
+        ("offload", {}, 2, "host memory and PCIe"),
+        ("scoring", {}, 2, "compute"),
+    ],
+)
+def test_a_component_is_of_the_link_that_carries_it(
+    component: str, layout: dict[str, Any], nodes: int, link: str
+) -> None:
+    """Eight GPUs of a node are on NVLink; groups of tensor-parallel ranks are innermost, then context-parallel ones."""
+    times = {"step_time_components_s": {"launch": 0.0, component: 2.5}}
+    first, *rest = bottlenecks(plan(layout, times, {"num_nodes": nodes, "host_ram_gib": None}))
+    assert (first.what, first.share, [each.what for each in rest]) == (link, 0.25, ["memory"])
+
+
 def test_the_page_draws_what_is_too_little_for_a_table(asked: tuple[Recipe, PlanView]) -> None:
     little = plan(predicted={"memory": (stage(0, 10.0, 5.0, 0.005, 4.0, 0.0, 0.004, 2.0),)})
     stages, components, usable, whole = Answer(asked[0], answer(asked[0]).comparison, little).memory()

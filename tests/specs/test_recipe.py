@@ -33,7 +33,6 @@ def recipe(tmp_path: Path) -> Path:
 def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_recipe(recipe)
     assert (loaded.name, loaded.model.num_layers, loaded.cluster.num_gpus) == ("mine", 32, 8)
-    assert loaded.run is not None
     assert loaded.run.data.train == str(recipe.parent / "data" / "train")
     assert (loaded.job, loaded.layout) == (JobSpec(), Pins())
     (recipe.parent / "mine").mkdir()
@@ -56,7 +55,6 @@ def test_dotted_words_override(recipe: Path) -> None:
 def test_sections_without_a_file() -> None:
     """Arguments beside a catalog name, changes of a plan's job, and text instead of a file, which reads none."""
     run = run_of(["run.steps=5", "run.data.train=a"], Path("/b"))
-    assert run is not None
     assert (run.steps, run.data.train) == (5, "/b/a")
     assert run_of([], Path()) is None
     words = ["job.total_tokens=5", "job.grad_clip=2", "cluster.num_nodes=2", "cluster.inter_node_gbytes_per_s=50"]
@@ -93,7 +91,6 @@ def test_a_count_is_taken_as_people_write_it(
     recipe: Path, text: str, number: int, schema: jsonschema.Draft202012Validator
 ) -> None:
     loaded = load_recipe(recipe, [f"job.total_tokens={text}", f"run.validation_sequences={text}"])
-    assert loaded.run is not None
     assert (loaded.job.total_tokens, loaded.run.validation_sequences) == (number, number)
     written = strict_yaml.parse_text(f"total_tokens: {text}", "").data
     schema.validate(

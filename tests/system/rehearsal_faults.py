@@ -135,8 +135,10 @@ FAULTS: dict[str, Fault] = {
         _afterwards("apply", StateKind.MASTER, change=lambda tensor: tensor.to(torch.bfloat16).float()),
         {IN_BF16: "in_bf16.rounded_masters"},
     ),
-    # A resumed run starts with moments of zero, as where a checkpoint forgot them.
-    "lost-optimizer-state": Fault(_afterwards("load", *_MOMENTS, change=torch.zeros_like), {EXACT: "norm_difference"}),
+    # A resumed run starts with moments of zero, as where a checkpoint forgot them. The count of steps is set last.
+    "lost-optimizer-state": Fault(
+        _afterwards("set_optimizer_steps", *_MOMENTS, change=torch.zeros_like), {EXACT: "norm_difference"}
+    ),
     # An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square.
     "transposed-query": Fault(
         _exported("q_proj.weight", lambda b: replace(b, row=b.column, column=b.row, values=b.values.T)),

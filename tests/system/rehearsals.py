@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import typer
 
 from kit.emit.shipped_files import shipped_plan
-from kit.rehearsal.rehearse import EXPORT_BOUND, NORM_BOUND, WEIGHT_BOUND
+from kit.rehearsal.rehearse import EXPORT_BOUND, LOSS_BOUND, NORM_BOUND, WEIGHT_BOUND
 from kit.rehearsal.rounding import ROUNDED_BOUND
 from kit.specs.shipped import recipe_names, recipes_directory
 from tests.support.program import Names, faults, judged, run
@@ -38,6 +38,7 @@ EVIDENCE = "evidence.json"
 PLANTED = ("llama-3.1-8b-sft-fsdp2-8xh100", "llama-3.1-8b-sft-zero2-8xh100", "qwen3-32b-pretrain-16xh100")
 """A recipe of each engine, for planted faults."""
 BOUNDS = {
+    "loss_difference": LOSS_BOUND,
     "norm_difference": NORM_BOUND,
     "weight_difference": WEIGHT_BOUND,
     "exported_difference": EXPORT_BOUND,

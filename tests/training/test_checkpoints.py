@@ -24,6 +24,7 @@ from kit.training.checkpoint.storage import require_disk_space, steps_kept
 from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.calls import before
+from tests.support.refusals import refusal
 from tests.support.small_disk import small_disk
 from tests.support.workers import pool
 from tests.training import runs
@@ -139,8 +140,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
     random_state.read(tmp_path, 0)
     assert draw() == first != other
     (tmp_path / "rank-00000.json").write_text('{"python": [3, [1], null]}')
-    with pytest.raises(CheckpointError, match="is not what kit writes of random generators"):
-        random_state.read(tmp_path, 0)
+    assert "is not what kit writes of random generators" in refusal(CheckpointError, random_state.read, tmp_path, 0)
 
 
 def _draws_after_load(rundir, root):

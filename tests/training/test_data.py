@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 
 import numpy as np
@@ -17,6 +18,7 @@ from kit.training.data.loader import DataLoader, DataParallelShard, training_bat
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.training.disk import full_disk
 
 
@@ -73,8 +75,7 @@ class TestFormat:
         for other in {".bin", ".idx", ".json"} - {suffix}:
             prefix.with_suffix(other).unlink()
         before = prefix.with_suffix(suffix).read_bytes()
-        with pytest.raises(DataError, match=rf"train\{suffix} exists"):
-            write(prefix, [np.arange(5)])
+        assert re.search(rf"train\{suffix} exists", refusal(DataError, lambda: write(prefix, [np.arange(5)])))
         assert prefix.with_suffix(suffix).read_bytes() == before
 
     @pytest.mark.parametrize(
@@ -136,8 +137,7 @@ def test_a_damaged_pair_is_named(prefix, suffix, damage, says):
     path.unlink()
     if damage is not None:
         path.write_bytes(damage(content))
-    with pytest.raises(DataError, match=says):
-        IndexedTokens(prefix)
+    assert re.search(says, refusal(DataError, IndexedTokens, prefix))
 
 
 def test_an_index_of_megatrons_with_modes_is_read(prefix):
@@ -174,8 +174,7 @@ class TestSamples:
         prefix.with_suffix(".json").unlink()
         samples = GptSamples(IndexedTokens(prefix), 32, 100)
         assert samples.micro_batches([[0]])[0].input_ids.sum() == 0
-        with pytest.raises(DataError, match="token id 120"):
-            samples.micro_batches([[2]])
+        assert "token id 120" in refusal(DataError, samples.micro_batches, [[2]])
 
 
 class TestBatches:

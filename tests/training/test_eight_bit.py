@@ -20,6 +20,7 @@ from kit.specs.optimizers import BLOCK
 from tests.support import tiny
 from tests.support.checkpoints import export, load
 from tests.support.parameter_shapes import parameter_shapes
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import cases
 from tests.training.cases import relative
@@ -183,8 +184,7 @@ def test_the_plan_says_what_it_saves():
         job = kit.JobSpec(seq_length=4096, global_batch_size=4, optimizer=OptimizerSpec(name=name))
         return kit.plan("llama-3.1-8b", gpus, job, kit.Pins(engine="torch", **pins))
 
-    with pytest.raises(kit.KitError, match="does not fit on 1 x H100"):
-        planned("1xH100", "adamw-8bit", zero_stage=3)
+    assert "does not fit on 1 x H100" in refusal(kit.KitError, planned, "1xH100", "adamw-8bit", zero_stage=3)
     assert 60 < planned("1xH100", "adamw-8bit", zero_stage=3, gradient_dtype="bf16").predicted.peak_gib < 75
     plans = [planned("1xH200", name, micro_batch_size=1, zero_stage=3) for name in ("adamw", "adamw-8bit")]
     whole, short = (plan.predicted for plan in plans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from functools import cache
@@ -20,6 +21,7 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, DataSpec, RunSpec, Sche
 from kit.training.__main__ import _announce_nodes
 from kit.training.elastic import on_started, wait_as_spare
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.training import runs
 
 
@@ -59,8 +61,7 @@ def test_fewer_nodes_keep_the_batch_and_everything_but_data_parallelism():
 )
 def test_other_numbers_are_refused_by_name(model, planned_on, pins, nodes, why):
     """Those that do not divide, do not fit in memory, or that a rule of the engine forbids."""
-    with pytest.raises(PlanError, match=why):
-        on_nodes(planned(model, planned_on, **pins), nodes)
+    assert re.search(why, refusal(PlanError, lambda: on_nodes(planned(model, planned_on, **pins), nodes)))
 
 
 def emitted(tmp_path, schedule=None, **pins) -> RunDirectory:
@@ -99,8 +100,7 @@ def test_the_engine_reads_what_one_node_would_have_been_given_and_edits_by_hand(
     ],
 )
 def test_what_cannot_be_started(tmp_path, processes, least, error, why):
-    with pytest.raises(error, match=why):
-        on_started(emitted(tmp_path), processes, least)
+    assert re.search(why, refusal(error, lambda: on_started(emitted(tmp_path), processes, least)))
 
 
 def test_a_batch_ramp_must_fit_the_smaller_world_too(tmp_path):
@@ -108,8 +108,7 @@ def test_a_batch_ramp_must_fit_the_smaller_world_too(tmp_path):
     rundir = emitted(tmp_path, ScheduleSpec(batch_ramp=ramp))
     assert on_started(rundir, 16, 1).plan.cluster.num_nodes == 2
     odd = dataclasses.replace(rundir.run, schedule=ScheduleSpec(batch_ramp=dataclasses.replace(ramp, start=4)))
-    with pytest.raises(SpecError, match="batch_ramp"):
-        on_started(dataclasses.replace(rundir, run=odd), 16, 1)
+    assert "batch_ramp" in refusal(SpecError, lambda: on_started(dataclasses.replace(rundir, run=odd), 16, 1))
 
 
 @pytest.mark.parametrize(

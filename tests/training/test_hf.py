@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from argparse import Namespace
 
@@ -26,6 +27,7 @@ from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.support import tiny
 from tests.support.parameter_shapes import parameter_shapes
+from tests.support.refusals import refusal
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 INDEX = "model.safetensors.index.json"
@@ -100,8 +102,7 @@ def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone():
     ],
 )
 def test_impossible_shapes_are_refused(family, change, message):
-    with pytest.raises(SpecError, match=message):
-        hf_config(tiny.model(family, **change))
+    assert re.search(message, refusal(SpecError, lambda: hf_config(tiny.model(family, **change))))
 
 
 def test_gpt2_as_it_lies_on_the_hub(tmp_path):
@@ -135,14 +136,12 @@ class TestDamagedDirectory:
     )
     def test_damage_is_named(self, directory, damage, says):
         damage(directory)
-        with pytest.raises(CheckpointError, match=says):
-            HfDirectory(directory)
+        assert re.search(says, refusal(CheckpointError, HfDirectory, directory))
 
     def test_pickles_only(self, directory):
         tensors = load_file(directory / "model.safetensors")
         (directory / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
-            HfDirectory(directory)
+        assert "neither model.safetensors nor pytorch_model.bin" in refusal(CheckpointError, HfDirectory, directory)
         torch.save(tensors, directory / "pytorch_model.bin")  # as transformers wrote until 2023
         found = HfDirectory(directory)
         assert len(found.names()) == len(tensors)
@@ -160,10 +159,8 @@ class TestDamagedDirectory:
             (tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, r"has not, first model\.spare"),
         ):
             save_file(found, directory / "model.safetensors")
-            with pytest.raises(CheckpointError, match=match):
-                check_names(expected, HfDirectory(directory))
-        with pytest.raises(CheckpointError, match=r"shape \[3, 2\] in the checkpoint and \[2, 3\]"):
-            check_shape("a", (2, 3), (3, 2))
+            assert re.search(match, refusal(CheckpointError, lambda: check_names(expected, HfDirectory(directory))))
+        assert "shape [3, 2] in the checkpoint and [2, 3]" in refusal(CheckpointError, check_shape, "a", (2, 3), (3, 2))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (6,), (3, 2, 4)])

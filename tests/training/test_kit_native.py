@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kit.training.checkpoint.files import record_of, sealed
 from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.training import cases
 
 MODEL = tiny.model()
@@ -91,8 +93,7 @@ def test_it_becomes_a_checkpoint_of_today(tmp_path, make):
         assert all(torch.equal(source.read(name), tensor) for name, tensor in STATE[kind.value].items())
     victim = next(path.rglob("*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match=f"{victim.name} has"):
-        convert(path, "step", tmp_path / "other")
+    assert re.search(f"{victim.name} has", refusal(CheckpointError, convert, path, "step", tmp_path / "other"))
 
 
 def test_state_on_nvme_is_refused(tmp_path):

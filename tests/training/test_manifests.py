@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ from kit.training.checkpoint.manifest import FOLDERS, Checkpoint, Manifest, kind
 from kit.training.checkpoint.storage import MANIFEST, steps_in
 from kit.training.counters import LARGEST, Counters, RunLength, run_length
 from tests.support import hostile, tiny
+from tests.support.refusals import refusal
 from tests.training.cases import COUNTERS
 
 SHARD, RECORD = "model-00001-of-00001.safetensors", {"bytes": 4, "xxh3_128": "0" * 32}
@@ -120,9 +122,7 @@ def test_what_cannot_be_is_named(tmp_path, place, value, words):
     changed = hostile.changed(GOOD, place, value)
     for tree, said in ((sealed(changed), words), (hostile.changed(GOOD, ("sha256",), ...), "hash (sha256)")):
         (tmp_path / MANIFEST).write_text(json.dumps(tree))
-        with pytest.raises(CheckpointError) as error:
-            read(tmp_path / MANIFEST)
-        assert said in str(error.value)
+        assert said in refusal(CheckpointError, read, tmp_path / MANIFEST)
 
 
 def test_the_newest_is_that_of_the_highest_step(tmp_path):
@@ -147,8 +147,7 @@ class TestCounters:
         ],
     )
     def test_agree_with_each_other(self, counters, words):
-        with pytest.raises(ValueError, match=words):
-            Counters(*counters)
+        assert re.search(words, refusal(ValueError, lambda: Counters(*counters)))
 
     def test_that_agree_are_read(self):
         found = [Counters(*each) for each in ((4, 4, 4, 4, 0), (4, 8, 256, 0, 9), (9, 0, 0, 9, 0), (0, 0, 0, 0, 0))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from tests.deepspeed import cases, plain
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 SIZES = {
@@ -193,5 +195,4 @@ def test_weights_of_a_directory_are_those_that_transformers_loads(
 def test_quantised_weights_are_refused_with_what_can_be_trained(method: Any, said: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=f"are quantised .*{said}"):
-        HfDirectory(tmp_path)
+    assert re.search(f"are quantised .*{said}", refusal(CheckpointError, HfDirectory, tmp_path))

@@ -341,11 +341,8 @@ def test_what_is_kept():
 
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "bucket/a", "s3://"])
 def test_addresses_that_are_refused(address):
-    with pytest.raises(SpecError) as error:
-        CheckpointSpec(remote=address)
-    assert "hunter2" not in str(error.value)
+    assert "hunter2" not in refusal(SpecError, CheckpointSpec, remote=address)
 
 
 def test_an_unknown_protocol_names_what_to_install():
-    with pytest.raises(SpecError, match="deepspeed-megatron-kit\\[storage\\]"):
-        RemoteCheckpoints("nothing://a/b").steps()
+    assert "deepspeed-megatron-kit[storage]" in refusal(SpecError, lambda: RemoteCheckpoints("nothing://a/b").steps())

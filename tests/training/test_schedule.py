@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from kit.errors import SpecError
 from kit.planner.schedule import learning_rate
 from kit.specs.run import ScheduleSpec
 from tests.support import tiny
+from tests.support.refusals import refusal
 
 
 def rate(step, *, schedule, steps=1000, batch=4, peak=3e-4):
@@ -144,5 +146,4 @@ def test_a_decay_that_is_longer_than_the_run_is_refused_before_a_file_is_written
     ],
 )
 def test_a_key_of_another_kind_is_refused(keys, words):
-    with pytest.raises(SpecError, match=words):
-        ScheduleSpec(**keys)
+    assert re.search(words, refusal(SpecError, lambda: ScheduleSpec(**keys)))

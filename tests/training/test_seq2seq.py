@@ -123,8 +123,6 @@ def test_what_old_files_have_beside_is_left_out(tmp_path: Path, family: Any, cop
 
 def test_padding_of_labels_is_ignored_and_of_sources_masked() -> None:
     batch = padded([row(0), row(2)], longest=tiny.SEQ_LENGTH)
-    assert batch.source_mask is not None
     assert batch.source_mask.sum(1).tolist() == [len(row(0).source), len(row(2).source)]  # type: ignore[arg-type]
     assert (batch.labels != IGNORE_INDEX).sum(1).tolist() == [len(row(0)), len(row(2))]
-    assert batch.source_ids is not None
     assert (batch.source_ids.shape[1], batch.input_ids.shape[1]) == (16, 16)

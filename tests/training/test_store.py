@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from kit.training.counters import START, Counters
 from tests.support import tiny
 from tests.support.checkpoints import export, load
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import cases
 from tests.training.batches import micro_batches
@@ -123,8 +125,7 @@ def test_damage_is_named_before_anything_is_loaded(exported, damage, message):
     damage(step)
     fresh = TorchEngine(rundir)
     before = cases.own(fresh)
-    with pytest.raises(CheckpointError, match=message):
-        load(fresh, step, rundir.plan)
+    assert re.search(message, refusal(CheckpointError, load, fresh, step, rundir.plan))
     assert cases.same(cases.own(fresh), before)
 
 
@@ -232,16 +233,14 @@ class TestHuggingFace:
         config = model.config  # servers choose their code by the architecture
         assert (config.eos_token_id, config.bos_token_id, config.architectures) == ([5, 6], 0, ["LlamaForCausalLM"])
         assert model.generation_config.temperature == 0.5
-        with pytest.raises(CheckpointError, match="exists and is not empty"):
-            checkpoint_to_hf(exported[2], source)
+        assert "exists and is not empty" in refusal(CheckpointError, lambda: checkpoint_to_hf(exported[2], source))
         assert len(list(source.iterdir())) == 4
 
     def test_unknown_dtype_and_damaged_checkpoint(self, exported, tmp_path):
         with pytest.raises(CheckpointError, match="dtype 'fp8' is unknown; use one of float32"):
             checkpoint_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
         (exported[2] / MASTER).unlink()
-        with pytest.raises(CheckpointError, match="is missing"):
-            checkpoint_to_hf(exported[2], tmp_path / "hf")
+        assert "is missing" in refusal(CheckpointError, lambda: checkpoint_to_hf(exported[2], tmp_path / "hf"))
         assert not (tmp_path / "hf").exists()
 
 

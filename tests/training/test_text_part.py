@@ -16,6 +16,8 @@ from kit.engines.huggingface.models import HfDirectory, random_model, source_for
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
+from tests.support.parameter_shapes import parameter_shapes
+from tests.support.refusals import refusal
 
 TEXT = {
     "vocab_size": 64,
@@ -119,8 +121,7 @@ def test_a_text_part_without_a_layer_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.layers\.2\."):
-        read(tmp_path)
+    assert "missing from the checkpoint, first model.layers.2." in refusal(CheckpointError, read, tmp_path)
 
 
 def as_on_the_hub(directory: Path) -> None:

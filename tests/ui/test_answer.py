@@ -20,8 +20,8 @@ import pytest
 
 import kit
 from kit.addons.ui import charts
-from kit.addons.ui.answer import Answer, answer, cluster_cost, with_gpus
-from kit.addons.ui.state import State, offer
+from kit.addons.ui.answer import Answer, ClusterCost, answer, cluster_cost, with_gpus
+from kit.addons.ui.state import State, _packed, offer
 from kit.emit.run_directory import files_of
 from kit.errors import KitError, SpecError
 from kit.planner.compare import compare
@@ -101,7 +101,6 @@ def test_each_layout_that_fits_can_be_pinned_and_the_plan_has_its_figures() -> N
 
 def test_charts_have_the_figures_of_the_plan() -> None:
     found = answered(PIPELINE)
-    assert found.plan is not None
     predicted = found.plan.predicted
     layouts, memory, step, schedule = (
         draw(found) for draw in (charts.layouts, charts.memory, charts.step, charts.schedule)
@@ -152,12 +151,24 @@ def test_days_and_cost_of_other_sizes_are_those_of_their_plans() -> None:
         assert [cluster.num_gpus for cluster in answer(recipe).cluster_sizes()] == numbers
 
 
+def test_cost_is_money_where_a_price_is_known_and_days_of_gpus_elsewhere() -> None:
+    days = {8: 12.0, 16: 6.5}
+    free = charts.cost(ClusterCost(num_gpus=gpus, days=days[gpus], cost_usd=None) for gpus in (16, 8))
+    half = charts.cost(
+        ClusterCost(num_gpus=gpus, days=days[gpus], cost_usd=usd) for gpus, usd in ((8, None), (16, 99.5))
+    )
+    assert [point["value"] for point in free["series"][0]["data"]] == [[12.0, 96.0], [6.5, 104.0]]
+    assert [point["value"] for point in half["series"][0]["data"]] == [[6.5, 99.5]]
+    assert (free["yAxis"]["name"], half["yAxis"]["name"]) == ("GPU-days; no price is known", "USD")
+    assert "8 GPUs 12.0 days, 96 GPU-days; no price is known, 16 GPUs 6.5 days, 104" in str(free["aria"])
+    assert "8 GPUs 12.0 days, 16 GPUs 6.5 days, 100 USD" in str(half["aria"])
+
+
 def test_what_changed_since_the_last_choice() -> None:
     before, now = answered(State()), answered(State().having(job__seq_length="8192"))
     assert before.changed_since(None) == before.changed_since(before.plan) == []
     rows = {row["what"]: row for row in now.changed_since(before.plan)}
     assert {"step", "MFU", "peak GiB", "tokens/s a GPU"} <= set(rows)
-    assert now.plan is not None
     assert rows["MFU"]["now"] == f"{now.plan.predicted.mfu:.1%}"
 
 
@@ -271,12 +282,17 @@ def test_a_wrong_text_says_what_is_wrong(text: str, part: str) -> None:
     assert part in refusal(SpecError, State().pasting(text).having(cluster="8xH100").recipe, {})
 
 
-def test_a_text_that_no_link_can_hold_is_refused() -> None:
+def test_a_text_that_no_link_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60_000))
     assert "characters of the link" in refusal(SpecError, State((), "# " + noise).query)
     assert len(State.of_query(parse_qsl(State((), "x" * (1 << 20)).query())).text) == 1 << 20
     beyond = base64.urlsafe_b64encode(zlib.compress(b"x" * (1 << 24))).decode()
     assert "longer than" in refusal(SpecError, State.of_query, [("text", beyond)])
+    packed = _packed("model: gpt2")
+    monkeypatch.setattr("kit.addons.ui.state.MOST_OF_A_LINK", len(packed))
+    assert _packed("model: gpt2") == packed
+    monkeypatch.setattr("kit.addons.ui.state.MOST_OF_A_LINK", len(packed) - 1)
+    assert f"at most {len(packed) - 1} fit" in refusal(SpecError, _packed, "model: gpt2")
 
 
 # ---------------------------------------------------------------- time and imports

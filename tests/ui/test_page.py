@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import kit
-from kit.emit.run_directory import files_of
 
 pytest.importorskip("nicegui", reason="needs the extra ui")
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -79,7 +78,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         cwd=directory,
         env={**environment, "PYTHONPATH": str(ROOT)},
     )
-    assert started.stdout is not None
     assert f"http://127.0.0.1:{port}" in started.stdout.readline()
     until = time.monotonic() + 30
     with socket.socket() as probe:  # the address is printed a moment before the server accepts connections
@@ -173,47 +171,6 @@ def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
     assert f"pin={pinned}" in page.url
     visitor.choose("Pinned layout", "the planner's choice")
     page.wait_for_function("!location.search.includes('pin=')")
-
-
-@pytest.mark.nightly
-def test_choices_move_the_plan_and_the_link(visitor: Visitor, server: Server) -> None:
-    """The browser's own slider, list, field and text; what follows from each is in test_widgets.py."""
-    page = visitor.page
-    page.get_by_role("slider", name="Sequence length, powers of two").press("ArrowRight")
-    visitor.link_has("job.seq_length=8192")
-    visitor.sees("8,192 tokens")
-    visitor.choose("Adapters", "LoRA")
-    visitor.link_has("job.lora={four_bit:+false}")
-    page.get_by_role("spinbutton", name="GPUs").fill("16")
-    visitor.sees("16 × H100")
-    page.goto(f"{server.url}?model=llama-3.1-405b&cluster=1xA100-80")
-    page.get_by_role("alert").filter(has_text="GiB").wait_for()
-    page.get_by_role("button", name="Paste a model or a recipe").click()
-    page.get_by_label("config.json, or a recipe in YAML").fill("model: gpt2\ncluster: 1xA100-80\n")
-    page.get_by_role("button", name="Use this text").click()
-    visitor.sees("gpt2")
-    assert not page.get_by_role("alert").is_visible()
-    visitor.link_has("text=")
-
-
-@pytest.mark.nightly
-def test_a_pipeline_has_a_schedule_and_files_can_be_taken(visitor: Visitor, server: Server) -> None:
-    page = visitor.page
-    page.goto(f"{server.url}?model=llama-3.1-70b&cluster=64xH100&layout.pp=4&layout.engine=megatron")
-    visitor.chart("schedule").locator("text", has_text="stage 3").wait_for()
-    assert "idle" in visitor.chart("schedule").get_attribute("aria-label")
-    plan = kit.plan("llama-3.1-70b", "64xH100", pins=kit.Pins(pp=4, engine="megatron"))
-    expected = files_of(plan)["megatron.yaml"]
-    visitor.choose("File", "megatron.yaml")
-    page.get_by_role("region", name="Text of the file").filter(has_text="pipeline").wait_for()
-    page.get_by_role("button", name="Copy file").click()
-    page.get_by_role("status").filter(has_text="is copied").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == expected
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download file").click()
-    assert (download.value.suggested_filename, Path(download.value.path()).read_text(encoding="utf-8")) == (
-        "megatron.yaml", expected,
-    )  # fmt: skip
 
 
 @pytest.mark.nightly

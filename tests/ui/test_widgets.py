@@ -13,10 +13,12 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
+from kit.addons.ui.server import LocalOnly
 from kit.emit.run_directory import files_of
 from kit.planner.divisors import doubled
 from kit.report.html import page as report
 from kit.report.view import view_of
+from kit.specs.catalog import model_names
 
 nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
 LLAMA = "model=llama-3.2-1b&cluster=8xH100"
@@ -212,6 +214,60 @@ def test_what_is_copied_and_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(io.BytesIO(taken["run.zip"])) as archive:
         assert {*archive.namelist()} == {*files}
     assert said == ["launch.sh is copied", "the link is copied"]
+
+
+def test_own_files_are_offered_before_the_catalogs_names() -> None:
+    from kit.addons.ui.page import offers_of
+
+    found = offers_of({"mine.yaml": {"model": {}, "cluster": {}}, "gpus.yaml": {"cluster": {}}})
+    assert (found["model"][:2], found["cluster"][0]) == (["mine.yaml", model_names()[0]], "gpus.yaml")
+    assert {"8xH100", "p5.48xlarge:1"} < {*found["cluster"]}
+
+
+def test_every_box_has_its_name() -> None:
+    page = asyncio.run(visited(LLAMA, []))
+    boxes = (page.model, page.cluster, page.precision, page.adapters, page.engine, page.pin, page.file, page.tokens)
+    assert [box.props["label"] for box in boxes] == [
+        "Model", "Cluster", "Precision", "Adapters", "Engine", "Pinned layout", "File", "Tokens in all, in billions",
+    ]  # fmt: skip
+
+
+OWN = {"host": "127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "sent"),
+    [
+        ("http", OWN, "passed"),
+        ("http", {"host": "LOCALHOST:8000", "origin": "http://127.0.0.1:8000"}, "passed"),
+        ("websocket", OWN | {"origin": "http://localhost:8000"}, "passed"),
+        ("lifespan", {}, "passed"),
+        ("http", {}, 403),
+        ("http", {"host": "127.0.0.1:8001"}, 403),
+        ("http", {"host": "evil.example", "origin": "http://127.0.0.1:8000"}, 403),
+        ("http", OWN | {"origin": "null"}, 403),
+        ("websocket", OWN | {"origin": "http://evil.example"}, 1008),
+    ],
+)
+def test_only_this_machines_own_page_is_answered(kind: str, headers: dict[str, str], sent: object) -> None:
+    """ASGI: a refused socket is closed before it is accepted."""
+    said: list[Any] = []
+
+    async def app(*_: Any) -> None:
+        said.append("passed")
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message.get("status") or message.get("code") or message["body"])
+
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    asyncio.run(LocalOnly(app, 8000)({"type": kind, "headers": pairs}, None, send))
+    assert said == [sent, *[b"kit ui answers this machine alone\n"] * (sent == 403)]
+
+
+def test_a_host_that_is_named_twice_is_refused() -> None:
+    hosts = [(b"host", b"127.0.0.1:8000"), (b"host", b"evil.example")]
+    assert not LocalOnly(None, 8000)._is_local(hosts)
+    assert not LocalOnly(None, 8000)._is_local(hosts[::-1])
 
 
 def test_a_slider_offers_powers_of_two() -> None:

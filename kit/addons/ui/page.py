@@ -44,10 +44,10 @@ _WIDTH = 92
 """Columns of the plan in words."""
 
 
-def build(offered: Offered) -> None:
-    """Register the page. Each visitor has a ``_Page`` of its own."""
+def offers_of(offered: Offered) -> dict[str, list[str]]:
+    """What the lists of models and clusters offer: the labels of own files first, then the catalog's names."""
     clusters = [f"8x{name}" for name in gpu_names() if catalog_cluster(f"8x{name}")]
-    offers = {
+    return {
         "model": [*(label for label in offered if "model" in offered[label]), *model_names()],
         "cluster": [
             *(label for label in offered if "model" not in offered[label]),
@@ -55,6 +55,11 @@ def build(offered: Offered) -> None:
             *(f"{name}:1" for name in node_names()),
         ],
     }
+
+
+def build(offered: Offered) -> None:
+    """Register the page. Each visitor has a ``_Page`` of its own."""
+    offers = offers_of(offered)
 
     async def index(request: Request, client: Client) -> None:
         page = _Page(offered, offers, client)
