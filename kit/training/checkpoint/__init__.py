@@ -7,7 +7,7 @@ Its rooms, in the order in which data walks:
     manifest, store               a checkpoint on disk, and an engine's state in it
     storage, checkpoints, manager
                                   a run's checkpoints: their names, which are kept, and when one is written
-    uploads, upload_process, remote, fetch
+    uploads, upload, remote, fetch
                                   copies in object storage
     formats, stored               who wrote a directory, and what is in it
     convert, to_huggingface, inspected, readers

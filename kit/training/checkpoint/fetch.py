@@ -24,7 +24,7 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
         refuse_existing(directory)
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)
-        remote.get_files(name, {MANIFEST: None}, partial)
+        remote.get_files(name, [MANIFEST], partial)
         try:
             _, files = sealed_files(partial / MANIFEST)
         except ValueError as error:
