@@ -3,7 +3,8 @@
     python -m kit.training.checkpoint.upload DIRECTORY ADDRESS NUMBER OF
 
 ``uploads`` starts it, and copies the manifest when every host's process has ended well. It prints why it failed. A
-process, not a thread: encryption and checksums of terabytes would take Python's lock from the thread that launches kernels.
+process, not a thread: encryption and checksums of terabytes would take Python's lock from the thread that launches
+kernels.
 """
 
 from __future__ import annotations
