@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,27 @@ class TestAServerThatFails:
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
         runs.resumed(runs.with_run(rundir, checkpoint=to(ADDRESS)), 4)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
+
+    @pytest.mark.nightly
+    def test_a_slow_one_delays_no_step(self, tmp_path, s3, whole):
+        """It answers when training is over; a run that waited for it would never be."""
+        metrics, over = tmp_path / "run" / "metrics.jsonl", []
+
+        def fault(method: str, key: str) -> None:
+            if method == "PUT" and "/step-" in key:
+                end = time.monotonic() + 60
+                while not (done := metrics.read_text().count("\n") == 4) and time.monotonic() < end:
+                    time.sleep(0.01)
+                over.append(done)
+
+        s3.fault = fault
+        rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=4)
+        assert over
+        assert all(over)
+        assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
+        lose(rundir)
+        runs.resumed(rundir, None)
+        assert runs.metrics(rundir) == runs.metrics(whole)[4:]
 
     @pytest.mark.nightly
     def test_at_the_start(self, tmp_path, s3, capsys, monkeypatch):
