@@ -341,12 +341,12 @@ class TestCopies:
 
     def test_a_size_that_differs_there_is_a_failure(self, tmp_path, saved, remote, monkeypatch):
         monkeypatch.setattr(LocalFileSystem, "put_file", lambda self, path, to, **_: self.pipe_file(to, b"half"))
-        _, files = sealed_files(saved / STEP / "manifest.json")
+        files = sealed_files(saved / STEP / "manifest.json")
         with pytest.raises(CheckpointError, match="rank4 has 4 bytes after its upload, not 1400 bytes"):
             remote.put_files(saved / STEP, {"state/exp_avg_sq-rank4": files["state/exp_avg_sq-rank4"]})
 
     def test_a_copy_goes_on_with_what_is_missing(self, tmp_path, saved, remote):
-        _, files = sealed_files(saved / STEP / "manifest.json")
+        files = sealed_files(saved / STEP / "manifest.json")
         remote.put_files(saved / STEP, dict(list(files.items())[:3]))
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "away").rglob("*rank*")}
         remote.put_files(saved / STEP, files)

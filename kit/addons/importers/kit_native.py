@@ -136,8 +136,8 @@ def _native_state(path: Path) -> StoredState:
 
 
 def _without_zero(state: StoredState, directory: Path) -> StoredState:
-    """With the masters and moments of DeepSpeed without ZeRO, which has them by number: matrices first, then vectors,
-    as kit grouped them, each in the order of the modules. ZeRO's are in the state already."""
+    """With the master weights and moments of DeepSpeed without ZeRO, which has them by number: matrices first, then
+    vectors, as kit grouped them, each in the order of the modules. ZeRO's are in the state already."""
     path = deepspeed.deepspeed_files(directory)[0]
     if state.moments or state.layout.get("zero_stage") != 0:
         return state
