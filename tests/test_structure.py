@@ -16,10 +16,10 @@ LIMITS = {
     "public names twice in a room": (CHECKOUT.names_twice, 0),
     "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 0),
     "imports between tests and benchmarks": (CHECKOUT.crossings, 0),
-    "trainings in tests": (CHECKOUT.trainings, 80),
+    "trainings in tests": (CHECKOUT.trainings, 82),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_500, "benchmarks": 4_000}
+STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_690, "benchmarks": 4_000}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 
 
