@@ -163,17 +163,6 @@ class RemoteFiles:
         """Write an empty file ``kit``, to find a wrong bucket or missing rights before hours of work."""
         self.write("kit", b"")
 
-    def put(self, path: Path, file: str, num_bytes: int) -> RemoteFile:
-        """Copy a local file, and compare the size of the copy with ``num_bytes``; returns what is there then."""
-        filesystem, root = self.opened
-        with self.described(f"uploading {file} to"):
-            filesystem.put_file(str(path), f"{root}/{file}")
-        copy = self.find(file)
-        if copy is None or copy.num_bytes != num_bytes:
-            size = "no file" if copy is None else f"{copy.num_bytes} bytes"
-            raise self.error(f"{self.address}/{file} has {size} after its upload, not {num_bytes} bytes; try again")
-        return copy
-
     def get(self, file: str, path: Path) -> None:
         """Copy a file to a local path."""
         filesystem, root = self.opened

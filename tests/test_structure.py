@@ -15,7 +15,7 @@ LIMITS = {
     "public names twice in a room": (Checkout.names_twice, 0),
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
-    "trainings in tests": (Checkout.trainings, 80),
+    "trainings in tests": (Checkout.trainings, 82),
 }
 """What is counted, and how many there may be."""
 STATEMENTS = {"core": 18_250, "add-ons": 5_100, "tests": 17_850, "benchmarks": 4_000}

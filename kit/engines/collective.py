@@ -39,6 +39,13 @@ def split_over_ranks(items: list[Result]) -> list[Result]:
     return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
 
 
+def from_own_place(items: Sequence[Result]) -> list[Result]:
+    """All items, each rank from another one on. Ranks that write common files then start in different ones: writers of
+    one file wait for its lock in the kernel."""
+    first = len(items) * dist.get_rank() // dist.get_world_size() if dist.is_initialized() else 0
+    return [*items[first:], *items[:first]]
+
+
 def run_collectively(
     takes_part: bool,
     work: Callable[[], Result],

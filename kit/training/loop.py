@@ -88,9 +88,10 @@ def train(
                 print(f"resumed after step {counters.step}")
             if rundir.run.data.stream is not None and counters.position and counters.stream is None:
                 print(f"no bookmarks in the checkpoint: reading {counters.position:,} samples of the stream")
-        spec = rundir.run.checkpoint
-        checkpoints.uploads = stack.enter_context(Uploads.open(checkpoints.kept.root, spec))
-        run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))
+        uploads = stack.enter_context(Uploads(checkpoints.kept.root, rundir.run.checkpoint))
+        checkpoints.finished = uploads.add
+        profiler = Profiler(profile, rundir.path)
+        run = _Run(engine, rundir, loader, checkpoints, uploads, dog, stopping, counters, profiler)
         stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
         while counters.step < last_step and not run.stopped:
@@ -100,7 +101,7 @@ def train(
         dog.beat("finishing", _PATIENCE)
         summary = finalize(engine, rundir, loader.place(counters), run.measured, checkpoints, run.logger, run.stopped)
         dog.beat("waiting for uploads", math.inf)
-        checkpoints.uploads.finish(run.logger)
+        uploads.finish(run.logger)
         return summary
 
 
@@ -113,6 +114,7 @@ class _Run:
         rundir: RunDirectory,
         loader: Prefetcher,
         checkpoints: CheckpointManager,
+        uploads: Uploads,
         watchdog: Watchdog,
         stopping: Stopping,
         counters: Counters,
@@ -120,7 +122,7 @@ class _Run:
     ) -> None:
         """Collective. ``counters``: the position from which the run continues."""
         self.engine, self.rundir, self.loader, self.checkpoints = engine, rundir, loader, checkpoints
-        self.watchdog, self.stopping, self.profiler = watchdog, stopping, profiler
+        self.uploads, self.watchdog, self.stopping, self.profiler = uploads, watchdog, stopping, profiler
         plan, run = rundir.plan, rundir.run
         self.total_steps, self.total_samples = length(plan, run)
         self.logger = RunLogger(rundir.path, plan, run.logging, self.total_steps, counters.step, engine.is_main)
@@ -219,7 +221,7 @@ class _Run:
         seen = result.counters.tokens_seen - result.size + agreed.tokens
         counters = dataclasses.replace(result.counters, tokens_seen=seen)
         routing = self.engine.routing_metrics()
-        self.checkpoints.uploads.report(self.logger)
+        self.uploads.report(self.logger)
         slowest = self.stragglers.judge(step, self.clock.step_s)
         is_last = step == last_step or bool(self.stopped)
         if self.engine.is_main:
@@ -303,7 +305,7 @@ class _Run:
             grad_norms=result.grad_norms,
             loss_scale=result.norms.loss_scale if result.norms else None,
             event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
-            remote_step=self.checkpoints.uploads.newest_step,
+            remote_step=self.uploads.newest_step,
             eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),
             **routing,  # type: ignore[arg-type]
         )

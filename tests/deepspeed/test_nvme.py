@@ -106,9 +106,9 @@ def test_training_goes_on_on_another_layout(before, after, references, tmp_path)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_native_save_and_load_are_exact(precision, references, tmp_path):
+def test_a_checkpoint_goes_on_bit_for_bit(precision, references, tmp_path):
     start, _ = references(plan(precision).model, 1)
-    losses, again, different = run(cases.natively, plan(precision=precision, **ALL), start, tmp_path, SMALL)
+    losses, again, different = run(cases.resumed, plan(precision=precision, **ALL), start, tmp_path, SMALL)
     assert all(curve == losses for curve in again)
     assert different == []
 

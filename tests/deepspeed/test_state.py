@@ -67,7 +67,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.everyday("1 to 2", "2 on the host to 1", "Ulysses, 3 to AutoTP, 0", "bf16, 0", "bf16 state, 3")
+@pytest.mark.everyday(
+    "1 to 2", "2 on the host to 1", "Ulysses, 3 to AutoTP, 0", "AutoTP on four, 3 to 1", "bf16, 0", "bf16 state, 3"
+)
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_on_another_layout(before, after, references, tmp_path):
     """In bf16 exactly: a master that was rounded to bf16 on the way would be off by 0.4 %. Masters in bf16 are bf16

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kit.errors import CheckpointError
 from kit.specs.strict_yaml import to_plain
@@ -18,8 +19,10 @@ from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.files import record_of, sealed
 from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
+from kit.training.checkpoint.store import export_tensors
 from tests.support import tiny
 from tests.support.refusals import refusal
+from tests.support.workers import pool
 from tests.training import cases
 
 MODEL = tiny.model()
@@ -83,17 +86,87 @@ def test_it_becomes_a_checkpoint_of_today(tmp_path, make):
     said = inspected(path)
     assert (said.format, said.step, said.adam) == ("kit-native", 3, True)
     assert any("--to step" in command for command in said.can)
+    same_state(convert_native(tmp_path, path), STATE)
+    victim = next(path.rglob("*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-4])
+    assert re.search(f"{victim.name} has", refusal(CheckpointError, convert, path, "step", tmp_path / "other"))
+
+
+def of_deepspeed(directory: Path, stage: int, precision: str) -> dict[str, Any]:
+    """As DeepSpeed wrote it for kit, after two steps: what the engine had then."""
+    rundir = tiny.run_directory(
+        directory, tiny.plan(MODEL, job={"precision": precision}, **DEEPSPEED, zero_stage=stage)
+    )
+    pool("deepspeed", 2).run(native_of_deepspeed, rundir, directory / "checkpoints" / STEP, timeout_s=200)
+    rundir.plan.save(directory / "plan.yaml")
+    return {kind.value: load_file(directory / f"{kind.value}.safetensors") for kind in FOLDERS}
+
+
+DEEPSPEED = {"engine": "deepspeed", "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+STEP = "step-00000003"
+
+
+def native_of_deepspeed(rundir: tiny.TinyRunDirectory, path: Path) -> None:
+    engine = cases.build(rundir)
+    cases.steps(engine, rundir, 0, 2)
+    for kind in FOLDERS:
+        export_tensors(engine, kind, rundir.path / f"{kind.value}.safetensors")
+    engine._engine.save_checkpoint(str(path / "state"), tag="native", save_latest=False)
+    if engine.is_main:
+        seal(path, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="deepspeed x")
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "bf16"), (2, "fp32"), (3, "bf16")], ids=str
+)
+def test_deepspeeds_own_files_become_one(tmp_path, stage, precision):
+    """Masters and both moments, bit for bit."""
+    state = of_deepspeed(tmp_path / "run", stage, precision)
+    same_state(convert_native(tmp_path, tmp_path / "run" / "checkpoints" / STEP), state)
+
+
+def test_other_tensors_than_the_models_are_refused(tmp_path):
+    """Adam's state of DeepSpeed without ZeRO has numbers for names: shapes tell that they are others."""
+    of_deepspeed(tmp_path / "run", 0, "fp32")
+    path = tmp_path / "run" / "checkpoints" / STEP
+    (file,) = path.rglob("*model_states.pt")
+    said = torch.load(file, weights_only=False)
+    states = said["optimizer"]["state"]
+    states[0], states[1] = states[1], states[0]
+    torch.save(said, file)
+    (path / "manifest.json").unlink()
+    seal(path, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="deepspeed x")
+    with pytest.raises(CheckpointError, match="the optimizer's tensors are not those of the model"):
+        convert(path, "step", tmp_path / "new")
+
+
+def test_megatrons_own_files_become_one(tmp_path):
+    """torch_dist, as kit writes it for Megatron-LM too."""
+    exchange(tmp_path / "old")
+    convert(tmp_path / "old", "step", tmp_path / "step")
+    convert(tmp_path / "step", "megatron", tmp_path / "theirs", dtype="float32", model=None)
+    path = tmp_path / "run" / "checkpoints" / STEP
+    path.mkdir(parents=True)
+    shutil.move(tmp_path / "theirs" / "iter_0000003", path / "state")
+    seal(path, "manifest.json", format="kit-native", plan_hash="x", world_size=2, model="megatron x")
+    tiny.plan(MODEL).save(tmp_path / "run" / "plan.yaml")
+    same_state(convert_native(tmp_path, path), STATE)
+
+
+def convert_native(tmp_path: Path, path: Path) -> Checkpoint:
     assert convert(path, "step", tmp_path / "new").endswith("with Adam's state")
     found = Checkpoint(tmp_path / "new")
     found.verify()
     assert (found.manifest.counters, found.manifest.kinds) == (cases.COUNTERS, tuple(FOLDERS))
+    return found
+
+
+def same_state(found: Checkpoint, state: dict[str, dict[str, torch.Tensor]]) -> None:
     for kind in FOLDERS:
         source = found.source(kind)
-        assert sorted(source.names()) == sorted(STATE[kind.value])
-        assert all(torch.equal(source.read(name), tensor) for name, tensor in STATE[kind.value].items())
-    victim = next(path.rglob("*.safetensors"))
-    victim.write_bytes(victim.read_bytes()[:-4])
-    assert re.search(f"{victim.name} has", refusal(CheckpointError, convert, path, "step", tmp_path / "other"))
+        assert sorted(source.names()) == sorted(state[kind.value])
+        assert all(torch.equal(source.read(name), tensor) for name, tensor in state[kind.value].items())
 
 
 def test_state_on_nvme_is_refused(tmp_path):

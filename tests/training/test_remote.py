@@ -8,18 +8,22 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from kit.errors import KitError, SpecError
+from kit.engines.collective import rank
+from kit.errors import CheckpointError, KitError, SpecError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import uploads
 from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
-from kit.training.checkpoint.remote import RemoteCheckpoints, share
-from kit.training.checkpoint.upload_process import Upload, Uploader, command
+from kit.training.checkpoint.remote import RemoteCheckpoints
+from kit.training.checkpoint.upload import share
 from kit.training.checkpoint.uploads import Uploads
 from kit.training.logging.metrics import RunOutput
 from tests.support import tiny
@@ -161,10 +165,31 @@ class TestAServerThatFails:
         failed = [each["why"] for each in runs.events(rundir) if each["event"] == "checkpoint upload failed"]
         assert any("not done 3 s after the last step" in why for why in failed)
         monkeypatch.undo()
-        left = iter(range(12))
+        left = iter(range(6))
         s3.fault = lambda method, key: 503 if method == "PUT" and "/step-" in key and next(left, None) else None
         runs.resumed(runs.with_run(rundir, checkpoint=to(ADDRESS)), 4)
         assert (next(left, None), RemoteCheckpoints(ADDRESS).steps()) == (None, [4, 2])
+
+    @pytest.mark.nightly
+    def test_a_slow_one_delays_no_step(self, tmp_path, s3, whole):
+        """It answers when training is over; a run that waited for it would never be."""
+        metrics, over = tmp_path / "run" / "metrics.jsonl", []
+
+        def fault(method: str, key: str) -> None:
+            if method == "PUT" and "/step-" in key:
+                end = time.monotonic() + 60
+                while not (done := metrics.read_text().count("\n") == 4) and time.monotonic() < end:
+                    time.sleep(0.01)
+                over.append(done)
+
+        s3.fault = fault
+        rundir = trained(tmp_path / "run", ADDRESS, stop_at_step=4)
+        assert over
+        assert all(over)
+        assert RemoteCheckpoints(ADDRESS).steps() == [4, 2]
+        lose(rundir)
+        runs.resumed(rundir, None)
+        assert runs.metrics(rundir) == runs.metrics(whole)[4:]
 
     @pytest.mark.nightly
     def test_at_the_start(self, tmp_path, s3, capsys, monkeypatch):
@@ -183,8 +208,10 @@ class TestAServerThatFails:
 
 
 @pytest.mark.nightly
-def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3):
-    """The next process copies the rest; before, nobody takes the half for a checkpoint."""
+@pytest.mark.parametrize("end", [lambda process: process.kill(), lambda process: process.stdin.close()])
+def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3, end):
+    """Of the process, or of the run, which closes its input. The next start copies the rest; before, nobody takes the
+    half for a checkpoint."""
     stuck, release = threading.Event(), threading.Event()
 
     def fault(method: str, key: str) -> int | None:
@@ -195,100 +222,26 @@ def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3):
         return None
 
     s3.fault = fault
-    process = subprocess.Popen(command(upload(saved, ADDRESS)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "kit.training.checkpoint.upload", str(saved / STEP), ADDRESS, "0", "1"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert stuck.wait(60)
     process.send_signal(signal.SIGTERM)  # of a job that is stopped: it goes on
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
-    process.kill()
-    process.communicate()
+    end(process)
+    assert process.wait(10) in (-9, 1)
     release.set()
     remote = RemoteCheckpoints(ADDRESS)
-    assert (remote.names(), remote.steps()) == ({"step-00000002"}, [])
+    assert (remote.names(), remote.steps()) == ({STEP}, [])
     s3.fault = lambda method, key: None
-    assert Uploader(upload(saved, ADDRESS)).attempt()
+    assert copied(saved, ADDRESS).events() == ["checkpoint uploaded"]
     assert remote.steps() == [2]
-    remote.get_files("step-00000002", sealed_files(saved / "step-00000002" / "manifest.json")[1], tmp_path / "back")
-    local = files_below(saved / "step-00000002")
-    assert files_below(tmp_path / "back") == {name: each for name, each in local.items() if name != "manifest.json"}
+    local = files_below(saved / STEP)
+    remote.get_files(STEP, local, tmp_path / "back")
+    assert files_below(tmp_path / "back") == local
 
 
-def upload(root: Path, address: str, number: int = 0, of: int = 1, last: int = 2) -> Upload:
-    return Upload(str(root), address, number, of, last, None)
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A local checkpoint of step 2, of files of other sizes and bytes."""
-    directory = tmp_path / "checkpoints" / "step-00000002"
-    (directory / "state").mkdir(parents=True)
-    for number in range(5):
-        (directory / "state" / f"exp_avg_sq-rank{number}").write_bytes(bytes([number]) * (1000 + 100 * number))
-    records = {str(p.relative_to(directory)): dataclasses.asdict(record_of(p)) for p in directory.glob("state/*")}
-    (directory / "manifest.json").write_text(json.dumps(sealed({"files": records, "step": 2})))
-    return directory.parent
-
-
-class TestHosts:
-    @pytest.fixture
-    def remote(self, tmp_path):
-        return RemoteCheckpoints(f"file://{tmp_path}/away")
-
-    def test_a_copy_is_complete_when_every_host_has_copied(self, tmp_path, saved, remote):
-        hosts = [Uploader(upload(saved, remote.address, number, 3)) for number in range(3)]
-        assert [hosts[0].attempt(), hosts[1].attempt(), hosts[0].attempt()] == [False, True, False]
-        assert remote.steps() == []
-        assert [hosts[2].attempt(), remote.steps(), hosts[0].attempt(), remote.steps()] == [True, [], True, [2]]
-        assert files_below(tmp_path / "away") == files_below(saved)
-
-    def test_a_word_of_an_earlier_save_does_not_count(self, saved, remote):
-        """The run has repeated the step: hosts that copied the old files have not copied the new ones."""
-        for number in (1, 0):
-            assert Uploader(upload(saved, remote.address, number, 2)).attempt()
-        remote.write("step-00000002/uploaded-2-of-2", b"of another manifest")
-        path = saved / "step-00000002" / "manifest.json"
-        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {"step": "another"})))
-        first, second = (Uploader(upload(saved, remote.address, number, 2)) for number in range(2))
-        assert not first.attempt()
-        assert remote.steps() == []  # never a checkpoint of two saves
-        assert [second.attempt(), first.attempt(), remote.steps()] == [True, True, [2]]
-
-    def test_a_local_file_that_is_damaged_is_never_complete(self, saved, remote, capsys):
-        """Told once, until it is another failure."""
-        (saved / "step-00000002" / "state" / "exp_avg_sq-rank3").write_bytes(b"\0" * 1300)
-        uploader = Uploader(upload(saved, remote.address))
-        assert [uploader.attempt(), uploader.attempt(), remote.steps()] == [False, False, []]
-        (told,) = map(json.loads, capsys.readouterr().out.splitlines())
-        assert "is corrupted" in told.pop("why")
-        assert told == {"event": "failed", "name": "step-00000002", "step": 2}
-
-    def test_old_copies_go_when_newer_ones_are_complete(self, saved, remote):
-        for step in (4, 6):
-            shutil.copytree(saved / "step-00000002", saved / f"step-{step:08d}")
-        remote.write("step-00000001/state/a", b"half of one, of a killed run")
-        remote.write("step-00000009/state/a", b"half of a newer one, of another host")
-        assert Uploader(upload(saved, remote.address, last=2)).attempt()
-        assert remote.names() == {f"step-{step:08d}" for step in (4, 6, 9)}
-
-    @pytest.mark.nightly
-    def test_two_processes(self, tmp_path):
-        """Each rank as on a host of its own; both copy, and both fetch."""
-        away = tmp_path / "away"
-        rundir = runs.prepare(tmp_path / "run", checkpoint=to(f"file://{away}"))
-        assert pool("torch", 2).run(train_on_hosts, rundir, 4) == [4, 4]
-        ranks = [name for name in files_below(away / "step-00000004") if name.startswith("random/")]
-        assert len(ranks) == 2
-        assert not list(away.rglob("uploaded-*"))
-        lose(rundir)
-        assert pool("torch", 2).run(train_on_hosts, rundir, 6) == [6, 6]
-        assert [row["step"] for row in runs.metrics(rundir)] == [5, 6]
-
-
-def train_on_hosts(rundir, stop: int) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_RANK", "0")
-        two = tiny.plan(dp=2, micro_batch_size=1)
-        return runs.run(dataclasses.replace(rundir, plan=two), stop_at_step=stop, resume="auto").step
+STEP = "step-00000002"
 
 
 class Log(RunOutput):
@@ -298,31 +251,192 @@ class Log(RunOutput):
     def log_event(self, event, step, **values):
         self.said.append((event, step, *values.values()))
 
+    def events(self) -> list[str]:
+        return [event for event, *_ in self.said]
 
-@pytest.mark.filterwarnings("error")
-def test_a_runs_side_starts_its_process_again_and_says_what_is_not_done(tmp_path, saved, monkeypatch):
-    """In the time that it waits at the end, or because the process has died; a next start goes on, a run never ends."""
-    given, log = upload(saved, f"file://{tmp_path}/away"), Log()
-    with Uploads(given) as side, monkeypatch.context() as patch:
-        assert os.getsid(side._process.pid) != os.getsid(0), "signals to the run's group do not reach it"
-        patch.setattr(uploads, "LONGEST_WAIT_S", 0.0)
+
+def copied(root: Path, address: str, **checkpoint) -> Log:
+    """What a start of a run copies until its end."""
+    log = Log()
+    with Uploads(root, to(address, **checkpoint)) as side:
         side.finish(log)
-        patch.undo()
-        why = "not done 0 s after the last step; the next start goes on copying"
-        assert (log.said.pop(), side.newest_step) == (("checkpoint upload failed", 0, why), None)
-        side._process.wait()
-        side.add("step-00000002")
-        side.finish(log)
-        ended, (event, step, num_bytes, seconds) = log.said
-        assert ended == ("checkpoint upload failed", 0, "the upload process ended (-9); a new one goes on")
-        assert (event, step, num_bytes, seconds > 0) == ("checkpoint uploaded", 2, 6000, True)
-        assert (side.newest_step, RemoteCheckpoints(given.address).steps()) == (2, [2])
-    with Uploads(given) as side:
-        side._process.kill()
-        side._process.wait()
-        side.finish(log)
-    why = "the upload process ended (-9); the next start goes on copying"
-    assert log.said[2:] == [("checkpoint upload failed", 0, why)]
+    return log
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A local checkpoint of step 2, of files of other sizes and bytes."""
+    directory = tmp_path / "checkpoints" / STEP
+    (directory / "state").mkdir(parents=True)
+    for number in range(5):
+        (directory / "state" / f"exp_avg_sq-rank{number}").write_bytes(bytes([number]) * (1000 + 100 * number))
+    records = {str(p.relative_to(directory)): dataclasses.asdict(record_of(p)) for p in directory.glob("state/*")}
+    (directory / "manifest.json").write_text(json.dumps(sealed({"files": records, "step": 2})))
+    return directory.parent
+
+
+@pytest.fixture
+def remote(tmp_path):
+    return RemoteCheckpoints(f"file://{tmp_path}/away")
+
+
+def saved_anew(saved: Path) -> None:
+    """The run has repeated the step: a file has other bytes of the same number."""
+    path, file = saved / STEP / "manifest.json", saved / STEP / "state" / "exp_avg_sq-rank3"
+    file.write_bytes(b"3" * 1300)
+    said = json.loads(path.read_text())
+    said["files"]["state/exp_avg_sq-rank3"] = dataclasses.asdict(record_of(file))
+    path.write_text(json.dumps(sealed(said)))
+
+
+class TestCopies:
+    def test_a_step_that_was_saved_anew_is_copied_anew(self, tmp_path, saved, remote):
+        """Of an earlier save nothing counts, complete or half."""
+        for is_half in (False, True):
+            assert copied(saved, remote.address).events() == ["checkpoint uploaded"]
+            assert files_below(tmp_path / "away") == files_below(saved)
+            assert copied(saved, remote.address).said == []
+            if is_half:
+                remote.remove_file(f"{STEP}/manifest.json")
+            saved_anew(saved)
+            (saved / STEP / "manifest.json").write_text((saved / STEP / "manifest.json").read_text() + " " * is_half)
+
+    def test_what_is_saved_anew_while_it_is_copied_is_not_mixed(self, tmp_path, saved, remote, monkeypatch):
+        real = Uploads._copy_share
+        anew = iter([saved_anew])
+
+        def share(self, directory):
+            real(self, directory)
+            next(anew, lambda _: None)(saved)
+
+        monkeypatch.setattr(Uploads, "_copy_share", share)
+        monkeypatch.setattr(uploads, "_FIRST_PAUSE_S", 0.01)
+        log = copied(saved, remote.address)
+        assert log.said[0][2] == "it was saved anew before its copy was complete"
+        assert log.events()[1:] == ["checkpoint uploaded"]
+        assert files_below(tmp_path / "away") == files_below(saved)
+
+    def test_a_local_file_that_is_damaged_is_never_complete(self, saved, remote, monkeypatch):
+        """Told once, until it is another failure."""
+        (saved / STEP / "state" / "exp_avg_sq-rank3").write_bytes(b"\0" * 1300)
+        monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 4.0)
+        monkeypatch.setattr(uploads, "_FIRST_PAUSE_S", 0.01)
+        (event, step, why), (_, _, late) = copied(saved, remote.address).said
+        assert (event, step, "is corrupted" in why, remote.steps()) == ("checkpoint upload failed", 2, True, [])
+        assert late == "not done 4 s after the last step; the next start goes on copying"
+
+    def test_the_newest_is_first_and_old_copies_go_when_it_is_complete(self, saved, remote):
+        for step in (4, 6):
+            shutil.copytree(saved / STEP, saved / f"step-{step:08d}")
+        remote.write("step-00000001/state/a", b"half of one, of a killed run")
+        remote.write("step-00000009/state/a", b"half of a newer one, of another run's start")
+        assert [step for _, step, *_ in copied(saved, remote.address).said] == [6, 4]
+        assert remote.names() == {f"step-{step:08d}" for step in (4, 6, 9)}
+
+    def test_what_is_kept(self, saved, remote):
+        for step in (20, 30, 40):
+            shutil.copytree(saved / STEP, saved / f"step-{step:08d}")
+        copied(saved, remote.address, keep_last=1, keep_every_steps=20)
+        assert remote.steps() == [40, 20]
+
+    def test_a_size_that_differs_there_is_a_failure(self, tmp_path, saved, remote, monkeypatch):
+        monkeypatch.setattr(LocalFileSystem, "put_file", lambda self, path, to, **_: self.pipe_file(to, b"half"))
+        files = sealed_files(saved / STEP / "manifest.json")
+        with pytest.raises(CheckpointError, match="rank4 has 4 bytes after its upload, not 1400 bytes"):
+            remote.put_files(saved / STEP, {"state/exp_avg_sq-rank4": files["state/exp_avg_sq-rank4"]})
+
+    def test_a_copy_goes_on_with_what_is_missing(self, tmp_path, saved, remote):
+        files = sealed_files(saved / STEP / "manifest.json")
+        remote.put_files(saved / STEP, dict(list(files.items())[:3]))
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "away").rglob("*rank*")}
+        remote.put_files(saved / STEP, files)
+        assert len(before) == 3
+        assert before.items() <= {p: p.stat().st_mtime_ns for p in (tmp_path / "away").rglob("*rank*")}.items()
+        assert remote.sizes(STEP) == {name: record.bytes for name, record in files.items()}
+
+    @pytest.mark.filterwarnings("error")
+    def test_a_process_that_dies_is_started_again_and_what_is_not_done_is_said(self, tmp_path, saved, monkeypatch):
+        """In the time that a run waits at its end; a next start goes on, a run never ends of it."""
+        dies = tmp_path / "dies-once"
+        dies.write_text(
+            f"#!/bin/sh\nps -o sid= -p $$ >> {tmp_path}/sessions\n"
+            f'[ -e {tmp_path}/died ] && exec {sys.executable} "$@"\ntouch {tmp_path}/died; kill -9 $$\n'
+        )
+        dies.chmod(0o755)
+        away = f"file://{tmp_path}/away"
+        with monkeypatch.context() as patch:
+            patch.setattr(uploads, "LONGEST_WAIT_S", 0.0)
+            why = "not done 0 s after the last step; the next start goes on copying"
+            assert ("checkpoint upload failed", 0, why) in copied(saved, away).said
+            assert RemoteCheckpoints(away).steps() == []
+            patch.undo()
+            patch.setattr(sys, "executable", str(dies))
+            patch.setattr(uploads, "_FIRST_PAUSE_S", 0.01)
+            ended, (event, step, num_bytes, seconds) = copied(saved, away).said
+        assert ended == ("checkpoint upload failed", 2, "the upload process ended (-9)")
+        size = sum(map(len, files_below(saved).values()))
+        assert (event, step, num_bytes, seconds > 0) == ("checkpoint uploaded", 2, size, True)
+        own = set((tmp_path / "sessions").read_text().split())
+        assert str(os.getsid(0)) not in own, "signals to the run's group do not reach it"
+
+
+class TestHosts:
+    @pytest.mark.parametrize("failing", [0, 1])
+    def test_a_copy_is_complete_when_every_host_has_copied(self, tmp_path, saved, remote, failing):
+        """The process of one host dies at first."""
+        first, second = pool("torch", 2).run(copy_on_hosts, saved, remote.address, failing)
+        (_, _, why, complete), (event, *_) = first
+        assert (why, complete, event) == ("the upload process ended (1)", [], "checkpoint uploaded")
+        assert [event for event, *_ in second] == ["checkpoint upload failed"]
+        assert files_below(tmp_path / "away") == files_below(saved)
+
+    @pytest.mark.nightly
+    def test_two_processes(self, tmp_path):
+        """Each rank as on a host of its own; both copy, and both fetch."""
+        away = tmp_path / "away"
+        rundir = runs.prepare(tmp_path / "run", checkpoint=to(f"file://{away}"))
+        assert pool("torch", 2).run(train_on_hosts, rundir, 4) == [4, 4]
+        ranks = [name for name in files_below(away / "step-00000004") if name.startswith("random/")]
+        assert len(ranks) == 2
+        lose(rundir)
+        assert pool("torch", 2).run(train_on_hosts, rundir, 6) == [6, 6]
+        assert [row["step"] for row in runs.metrics(rundir)] == [5, 6]
+
+
+def copy_on_hosts(root: Path, address: str, failing: int) -> list[tuple]:
+    """Each rank as on a host of its own; the first process of rank ``failing`` dies. With a failure: what was complete
+    in the storage then."""
+    log, python, commands = Log(), sys.executable, []
+    real, failed = Uploads._copy_share, Uploads._failed
+
+    def share(self, directory):
+        commands.append(directory)
+        sys.executable = "/bin/false" if rank() == failing and len(commands) == 1 else python
+        try:
+            real(self, directory)
+        finally:
+            sys.executable = python
+
+    def fail(self, name, why):
+        failed(self, name, why)
+        event, step, values, words = self._reports.get()
+        self._reports.put((event, step, values | {"complete": RemoteCheckpoints(address).steps()}, words))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        patch.setattr(uploads, "_FIRST_PAUSE_S", 0.5)
+        patch.setattr(Uploads, "_copy_share", share)
+        patch.setattr(Uploads, "_failed", fail)
+        with Uploads(root, to(address)) as side:
+            side.finish(log)
+    return log.said
+
+
+def train_on_hosts(rundir, stop: int) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        two = tiny.plan(dp=2, micro_batch_size=1)
+        return runs.run(dataclasses.replace(rundir, plan=two), stop_at_step=stop, resume="auto").step
 
 
 def test_shares_are_disjoint_cover_all_and_are_even():
@@ -331,12 +445,6 @@ def test_shares_are_disjoint_cover_all_and_are_even():
     assert sorted(name for each in shares for name in each) == sorted(files)
     loads = [sum(record.bytes for record in each.values()) for each in shares]
     assert max(loads) - min(loads) <= 110
-
-
-def test_what_is_kept():
-    names = {f"step-{n:08d}" for n in (10, 20, 30, 40)}
-    assert Upload("", "", 0, 1, 1, 20).kept(names) == {"step-00000020", "step-00000040"}
-    assert Upload("", "", 0, 1, 2, None).kept(names) == {"step-00000030", "step-00000040"}
 
 
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "bucket/a", "s3://"])

@@ -56,3 +56,21 @@ def test_every_value_arrives_and_the_curve_goes_on(tmp_path, ways):
     assert cases.numbers(found["after"]) == pytest.approx(
         cases.numbers(wrote["after"]), rel=1e-4 if optimizer else 1e-5
     )
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
+def test_ranks_write_different_files_at_a_time(tmp_path, engine):
+    """The kernel lets one writer into a file: two that wait for each other take up to ten times as long."""
+    stage = 1 if engine == "megatron" else 3
+    local = {"implementation": "local"} if engine == "megatron" else {}
+    plan = tiny.plan(engine=engine, dp=2, zero_stage=stage, **local)
+    first, second = pool(engine, 2).run(kinds_written, tiny.run_directory(tmp_path / "run", plan))
+    assert len(first) == len(second) == len(cases.KINDS)
+    assert first[0] != second[0]
+    assert first[-1] != second[-1]
+
+
+def kinds_written(rundir: tiny.TinyRunDirectory) -> list[str]:
+    """In the order of this rank."""
+    engine = cases.build(rundir)
+    return [*dict.fromkeys(block.kind for block in engine.export_blocks(cases.KINDS))]

@@ -16,7 +16,6 @@ from kit.engines.huggingface.models import HfDirectory, random_model, source_for
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.catalog import load_model
-from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
 
 TEXT = {

@@ -131,7 +131,7 @@ def _read(directory: Path) -> StoredState:
     for path in optimizer.values():
         with described(path, "DeepSpeed"):
             loaded = load_file(path)["optimizer_state_dict"]
-            stage = int(loaded["zero_stage"])
+            stage = int(loaded.get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say it
             ranks_states.append(_rank_state(path, loaded, stage))
     if len({state.steps for state in ranks_states}) > 1:
         found = sorted({state.steps or 0 for state in ranks_states})

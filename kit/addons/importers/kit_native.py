@@ -98,7 +98,7 @@ def open_native(path: Path, found: Found, model: str | None) -> Opened:
         raise CheckpointError(
             f"{path} has state on NVMe in sub groups of its own layout; export it with the kit that wrote it"
         )
-    return Opened(spec, native.counters, state.sources(spec, adapters=lora is not None), lora, state.notes)
+    return Opened(spec, state.counters, state.sources(spec, adapters=lora is not None), lora, state.notes)
 
 
 def _read(path: Path, kind: type[Any], name: str) -> Any:
@@ -129,8 +129,37 @@ def _native_state(path: Path) -> StoredState:
         with described(path / "state", "an earlier kit"):
             state = _boxes(path / "state")
     elif any((path / "state" / "native").glob("*.pt")):
-        state = deepspeed.read_deepspeed(path / "state" / "native")
-    return dataclasses.replace(state, counters=said.counters, layout=layout)
+        state = _without_zero(deepspeed.read_deepspeed(path / "state" / "native"), path / "state" / "native")
+    steps = said.counters.optimizer_steps if state.moments or state.moments_elsewhere else 0
+    counters = dataclasses.replace(said.counters, optimizer_steps=steps)
+    return dataclasses.replace(state, counters=counters, layout=layout)
+
+
+def _without_zero(state: StoredState, directory: Path) -> StoredState:
+    """With the master weights and moments of DeepSpeed without ZeRO, which has them by number: matrices first, then
+    vectors, as kit grouped them, each in the order of the modules. ZeRO's are in the state already."""
+    path = deepspeed.deepspeed_files(directory)[0]
+    if state.moments or state.layout.get("zero_stage") != 0:
+        return state
+    with described(path, "an earlier kit"):
+        loaded = deepspeed.load_file(path)
+        optimizer = loaded["optimizer"]
+        first = {tensor.data_ptr(): name for name, tensor in reversed(loaded["module"].items())}  # once, if tied
+        names = sorted((n for n in state.weights if n in first.values()), key=lambda n: len(state.weights[n].shape) < 2)
+        adam = optimizer.get("optimizer_state_dict", optimizer)["state"]  # in bf16 beside the masters
+        masters = [each for group in optimizer.get("fp32_groups", ()) for each in group]
+        found = {StateKind.MASTER: masters} if masters else {}
+        if all(kind.value in each for kind in MOMENTS for each in adam.values()):  # another optimizer has others
+            found |= {kind: [adam[n][kind.value] for n in range(len(adam))] for kind in MOMENTS}
+        for tensors in found.values():
+            if [tuple(each.shape) for each in tensors] != [state.weights[name].shape for name in names]:
+                raise ValueError("the optimizer's tensors are not those of the model")
+    whole = {
+        kind: {n: StoredTensor(tuple(t.shape), t.dtype, t.detach) for n, t in zip(names, tensors, strict=True)}
+        for kind, tensors in found.items()
+    }
+    weights = {**state.weights, **whole.pop(StateKind.MASTER, {})}
+    return dataclasses.replace(state, weights=weights, moments=whole, notes=() if whole else state.notes)
 
 
 def _boxes(directory: Path) -> StoredState:

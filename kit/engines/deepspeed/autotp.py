@@ -7,6 +7,8 @@ would partition over all ranks, but ranks of one tensor-parallel group have diff
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -20,7 +22,7 @@ from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.adapters import ADAPTER, build_frozen
-from kit.engines.protocol import StateKind, TensorSource
+from kit.engines.protocol import StateBlock, StateKind, TensorSource, rectangles
 from kit.errors import EngineError
 
 _RECORD = "ds_autotp_universal_checkpoint_meta"
@@ -66,7 +68,17 @@ class AutoTensorParallel(DataParallel):
             shape[cut[0]] = sum(cut[1])
         return tuple(shape)
 
-    _in_parts = False  # ZeRO's parts are of a slice
+    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[StateBlock]:
+        """Blocks of a range of this rank's flattened slice; what is not split the first rank of a group exports."""
+        number, cut = dist.get_rank(self.tensor_group), self._cuts[name]
+        if cut is None:
+            yield from super()._own_blocks(kind, name, start, values) if number == 0 else ()
+            return
+        dim, sizes = cut
+        first, width = [0, 0], math.prod(super().shape(name)[1:])
+        first[dim] = sum(sizes[:number])
+        for row, column, part in rectangles(start, values.detach(), width):
+            yield StateBlock(kind, name, self.shape(name), first[0] + row, first[1] + column, part)
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """Collective. Gather the slices of all tensor-parallel ranks and concatenate them: ``shape(name)``, in the

@@ -15,6 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.emit.run_directory import RunDirectory
+from kit.engines.collective import from_own_place
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.deepspeed.whole_model import whole_model
@@ -89,7 +90,7 @@ class DataParallel(ModelParallelStrategy):
     @property
     def owners(self) -> Mapping[str, int]:
         """Whole tensors are exported by the ranks in turn, buffers by rank 0; of partitioned state each has a part."""
-        if self._in_parts:
+        if self.in_parts:
             return dict.fromkeys(self.buffers.shapes, 0)
         return {
             on_disk: number % dist.get_world_size()
@@ -98,13 +99,13 @@ class DataParallel(ModelParallelStrategy):
         } | dict.fromkeys(self.buffers.shapes, 0)
 
     @property
-    def _in_parts(self) -> bool:
-        """Whether each rank exports its part of master weights and moments. Not of interleaved experts."""
+    def in_parts(self) -> bool:
+        """Not of interleaved experts."""
         return self.rundir.plan.layout.zero_stage > 0 and not self._spec.traits.interleaved_experts
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        if self._in_parts and kind is not StateKind.GRADIENT:
-            for name, parameter in self.parameters.items():
+        if self.in_parts and kind is not StateKind.GRADIENT:
+            for name, parameter in from_own_place([*self.parameters.items()]):
                 yield from self._own_blocks(kind, name, *self.state.own_part(parameter, kind))
         else:
             yield from self._whole_tensors(kind)

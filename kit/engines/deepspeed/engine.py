@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from kit.emit.run_directory import RunDirectory
+from kit.engines.collective import from_own_place
 from kit.engines.deepspeed import grad_norm
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
 from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
@@ -160,7 +161,7 @@ class DeepSpeedEngine(Engine):
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Blocks of the full tensors. Gradients are exported without fp16's loss scale."""
-        for kind in kinds:
+        for kind in from_own_place(kinds) if self._strategy.in_parts else kinds:
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
                 self._state.open_moments(kind)
             unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1

@@ -80,6 +80,11 @@ class ModelParallelStrategy(ABC):
         return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
     @property
+    def in_parts(self) -> bool:
+        """Whether each rank exports its part of master weights and moments, without collectives."""
+        return False
+
+    @property
     def owners(self) -> Mapping[str, int]:
         return {}
 

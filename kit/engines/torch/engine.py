@@ -6,6 +6,7 @@ FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linea
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from kit.emit.run_directory import RunDirectory
+from kit.engines.collective import from_own_place
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import (
     FrozenWeights,
@@ -216,20 +218,20 @@ class TorchEngine(Engine):
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Not collective: each rank exports what it holds, and of replicas one."""
-        for kind in kinds:
-            for number, (name, parameter) in enumerate(self._parameters.items()):
-                if not self._exports(number, parameter):
-                    continue
-                state, (_, starts) = self._state(kind, name).detach(), own_box(parameter)
-                own = local_shard(state) if isinstance(state, DTensor) else own_slice(parameter, state)
-                for on_disk, shape, (row, *columns), part in experts.split_part(
-                    self._spec, name, self._shapes[name], starts, own
-                ):
-                    if part.numel():
-                        yield StateBlock(kind, on_disk, shape, row, columns[0] if columns else 0, as_matrix(part))
-            if self.is_main:
-                for name, tensor in self._buffers.export(kind):
-                    yield StateBlock.whole(kind, name, tensor)
+        own_parameters = [
+            item for number, item in enumerate(self._parameters.items()) if self._exports(number, item[1])
+        ]
+        for kind, (name, parameter) in from_own_place([*itertools.product(kinds, own_parameters)]):
+            state, (_, starts) = self._state(kind, name).detach(), own_box(parameter)
+            own = local_shard(state) if isinstance(state, DTensor) else own_slice(parameter, state)
+            for on_disk, shape, (row, *columns), part in experts.split_part(
+                self._spec, name, self._shapes[name], starts, own
+            ):
+                if part.numel():
+                    yield StateBlock(kind, on_disk, shape, row, columns[0] if columns else 0, as_matrix(part))
+        for kind in kinds if self.is_main else ():
+            for name, tensor in self._buffers.export(kind):
+                yield StateBlock.whole(kind, name, tensor)
 
     def _exports(self, number: int, parameter: torch.nn.Parameter) -> bool:
         """Whether this rank exports its part of parameter ``number``."""

@@ -8,7 +8,7 @@ Its rooms, in the order in which data walks:
     storage, checkpoints, manager
                                   a run's checkpoints: their names, which are kept, and when one is written
     of_run                        the newest checkpoint of a run, and the model that it started from
-    uploads, upload_process, remote, fetch
+    uploads, upload, remote, fetch
                                   copies in object storage
     formats, stored               who wrote a directory, and what is in it
     convert, to_huggingface, inspected, readers

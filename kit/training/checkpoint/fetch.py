@@ -24,9 +24,9 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
         refuse_existing(directory)
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)
-        remote.get_files(name, {MANIFEST: None}, partial)
+        remote.get_files(name, [MANIFEST], partial)
         try:
-            _, files = sealed_files(partial / MANIFEST)
+            files = sealed_files(partial / MANIFEST)
         except ValueError as error:
             raise CheckpointError(f"{remote.address}/{name}/{MANIFEST} is damaged ({error})") from error
         require_disk_space(root, sum(record.bytes for record in files.values()))

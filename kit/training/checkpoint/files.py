@@ -140,13 +140,7 @@ def read_sealed(path: Path, into: type[_Contents], kind: str, version: int) -> _
     if found != (kind, version):
         wrote, reads = (f"{shown(name)} version {shown(number)}" for name, number in (found, (kind, version)))
         raise OtherVersionError(f"{path} has format {wrote}, this kit reads {reads}")
-    if data.get(_HASH) != sealed(data)[_HASH]:
-        raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
-    said = {key: value for key, value in data.items() if key not in ("format", "version", _HASH)}
-    try:
-        return parse(into, said, Document(path.name, said, {}))
-    except SpecError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    return _opened(path, data, into, [key for key in data if key not in ("format", "version", _HASH)])
 
 
 @dataclass(frozen=True)
@@ -155,15 +149,20 @@ class _Listed:
     files: Files
 
 
-def sealed_files(path: Path) -> tuple[str, Files]:
-    """(hash of a manifest of any format and version, its files). Raises OSError; ValueError if it is damaged or differs
-    from its hash."""
+def sealed_files(path: Path) -> Files:
+    """The files of a manifest of any format and version. Raises OSError; ValueError if it is damaged or differs from
+    its hash."""
     data = parse_json(read_text(path, MOST_BYTES))
-    if not isinstance(data, dict) or data.get(_HASH) != sealed(data)[_HASH]:
-        raise ValueError("its own hash (sha256) differs or is missing")
-    said = {"files": data.get("files")}
+    return _opened(path, data if isinstance(data, dict) else {}, _Listed, ["files"]).files
+
+
+def _opened(path: Path, data: Mapping[str, Any], into: type[_Contents], keys: Collection[str]) -> _Contents:
+    """The values of ``keys``. Raises ValueError if the manifest differs from its hash, or the values do not fit."""
+    if data.get(_HASH) != sealed(data)[_HASH]:
+        raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
+    said = {key: data.get(key) for key in keys}
     try:
-        return str(data[_HASH]), parse(_Listed, said, Document(path.name, said, {})).files
+        return parse(into, said, Document(path.name, said, {}))
     except SpecError as error:
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from kit.errors import CheckpointError
 from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.store import State, state_of
-from kit.training.checkpoint.uploads import Uploads
 from kit.training.counters import Counters, RunLength
 from kit.training.data.chat_template import chat_template_of
 
@@ -33,8 +33,8 @@ class CheckpointManager:
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        self.uploads = Uploads(None)
-        """What copies each finished checkpoint to object storage."""
+        self.finished: Callable[[], None] = lambda: None
+        """Called after each checkpoint that was written."""
         self.stalls_s: list[float] = []
         """Seconds that training waited for each checkpoint: for the write; or, if asynchronous, for the previous
         checkpoint and the copy."""
@@ -61,7 +61,7 @@ class CheckpointManager:
         try:
             if not self._asynchronous:
                 self.kept.save(engine, counters)
-                self._finished(counters)
+                self.finished()
                 return None
             before = self.wait()
             self._start(engine, counters)
@@ -70,9 +70,6 @@ class CheckpointManager:
             return str(error)
         finally:
             self.stalls_s.append(time.perf_counter() - began)
-
-    def _finished(self, counters: Counters) -> None:
-        self.uploads.add(self.kept.directory(counters.step).name)
 
     def wait(self) -> str | None:
         """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""
@@ -90,7 +87,7 @@ class CheckpointManager:
     def _write(self, state: State, counters: Counters, is_main: bool) -> None:
         try:
             self.kept.write(state, counters, is_main, self._group)
-            self._finished(counters)
+            self.finished()
         except CheckpointError as error:
             self._failure = str(error)
         except Exception as error:  # otherwise Python would only print it

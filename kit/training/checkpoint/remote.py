@@ -1,16 +1,14 @@
 """Copies of a run's checkpoints in object storage, by fsspec. Imports no torch.
 
-    s3://bucket/prefix/step-00000020/model/…          the files of the local directory, under the same names
-    s3://bucket/prefix/step-00000020/uploaded-1-of-2  host 1 of two has copied its share; removed when all have
-    s3://bucket/prefix/step-00000020/manifest.json    copied last: a directory without it is no checkpoint
+    s3://bucket/prefix/step-00000020/model/…        the files of the local directory, under the same names
+    s3://bucket/prefix/step-00000020/manifest.json  copied last: a directory without it is no checkpoint
 
 The manifest has the hash of every file, so a reader finds a file that is truncated, or of another upload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from kit.errors import CheckpointError, KitError
 from kit.object_storage import RemoteFiles
-from kit.training.checkpoint.files import FileRecord
+from kit.training.checkpoint.files import FileRecord, verify
 from kit.training.checkpoint.storage import MANIFEST, step_of
 
 _AT_ONCE = 2
@@ -28,18 +26,6 @@ _AT_ONCE = 2
 def last_path(name: str) -> str:
     """Path of a checkpoint's manifest, below the address."""
     return f"{name}/{MANIFEST}"
-
-
-def share(files: Mapping[str, FileRecord], number: int, of: int) -> dict[str, FileRecord]:
-    """The files that host ``number`` of ``of`` copies. Every host gets about as many bytes."""
-    loads = [0] * of
-    mine = {}
-    for name, record in sorted(files.items(), key=lambda item: (-item[1].bytes, item[0])):
-        host = loads.index(min(loads))
-        loads[host] += record.bytes + 1
-        if host == number:
-            mine[name] = record
-    return mine
 
 
 @dataclass(frozen=True)
@@ -68,24 +54,39 @@ class RemoteCheckpoints(RemoteFiles):
         """Steps of the complete checkpoints, newest first."""
         return sorted((step for name in self.complete() if (step := step_of(name)) is not None), reverse=True)
 
-    def put_files(self, directory: Path, files: Mapping[str, FileRecord], done: Callable[[str], None]) -> None:
-        """Copy files of a local checkpoint. Calls ``done`` with each finished one."""
+    def sizes(self, name: str) -> dict[str, int]:
+        """File of a checkpoint → its bytes, of what is there."""
+        filesystem, root = self.opened
+        with self.described("listing"):
+            filesystem.invalidate_cache()
+            found = filesystem.find(f"{root}/{name}", detail=True)
+        return {path.removeprefix(f"{root}/{name}/"): info["size"] for path, info in found.items()}
 
-        def one(name: str, record: FileRecord) -> None:
-            self.put(directory / name, f"{directory.name}/{name}", record.bytes)
-            done(name)
+    def put_files(self, directory: Path, files: Mapping[str, FileRecord]) -> None:
+        """Copy the files of a local checkpoint that are not there with their size. Raises CheckpointError for one that
+        differs from its record, here or there."""
+        filesystem, root = self.opened
+        there = self.sizes(directory.name)
+        missing = {file: record for file, record in files.items() if there.get(file) != record.bytes}
+        verify(directory, missing)
+        with self.described("copying to"):
+            copies = [f"{root}/{directory.name}/{file}" for file in missing]
+            filesystem.put([str(directory / file) for file in missing], copies, **_at_once(filesystem))
+        there = self.sizes(directory.name)
+        for file, record in missing.items():
+            if there.get(file) != record.bytes:
+                size = f"{there[file]} bytes" if file in there else "no file"
+                raise CheckpointError(
+                    f"{self.address}/{directory.name}/{file} has {size} after its upload, not {record.bytes} bytes; "
+                    "try again"
+                )
 
-        _several(one, files)
-
-    def get_files(self, name: str, files: Mapping[str, FileRecord | None], directory: Path) -> None:
+    def get_files(self, name: str, files: Collection[str], directory: Path) -> None:
         """Copy files of a checkpoint into a local directory. Does not check their hashes."""
-
-        def one(file: str, _: object) -> None:
-            path = directory / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.get(f"{name}/{file}", path)
-
-        _several(one, files)
+        filesystem, root = self.opened
+        with self.described(f"downloading {name} from"):
+            copies = [str(directory / file) for file in files]
+            filesystem.get([f"{root}/{name}/{file}" for file in files], copies, **_at_once(filesystem))
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its last file first: what a kill leaves is no checkpoint."""
@@ -95,13 +96,5 @@ class RemoteCheckpoints(RemoteFiles):
             filesystem.rm(f"{root}/{name}", recursive=True)
 
 
-def _several(one: Callable[[str, Any], None], files: Mapping[str, Any]) -> None:
-    """Call ``one`` on all files, a few at a time. Raises the first error, and starts no further file."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        running = [pool.submit(one, name, value) for name, value in files.items()]
-        try:
-            for each in running:
-                each.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def _at_once(filesystem: Any) -> dict[str, int]:
+    return {"batch_size": _AT_ONCE} if filesystem.async_impl else {}

@@ -1,136 +1,185 @@
-"""A run's side of its copies in object storage: starts a process on each host, tells it what is finished, and reports.
+"""A run's copies in object storage: a thread of each rank copies what is finished, behind the run.
 
-A process, not a thread: encryption and checksums of terabytes would take Python's lock from the thread that launches
-kernels. Nothing here waits for the storage, except ``finish`` for a bounded time, and no failure of it ends a run.
+The threads agree on a checkpoint (by gloo, in a group of their own), the first rank of each host starts a process that
+copies the host's share (``upload``), and when all have ended well the main rank copies the manifest. What is still to
+copy follows from the local and the remote directories alone, so a new start goes on where a killed run stopped.
+
+Nothing waits for the storage, except ``finish`` for a bounded time, and no failure of it ends a run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from kit.engines.collective import gather, rank
+import torch.distributed as dist
+
+from kit.engines.collective import Result, gather, rank, run_collectively
+from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.upload_process import FINISH, Upload, command
+from kit.training.checkpoint.remote import RemoteCheckpoints, last_path
+from kit.training.checkpoint.storage import MANIFEST, is_checkpoint, kept, name_of, step_of, steps_in
 from kit.training.logging.metrics import RunOutput
 from kit.units import to_gib
 
 LONGEST_WAIT_S = 600.0
-"""At the end of a run; the other ranks wait in a collective, whose timeout is at least half an hour."""
+"""At the end of a run."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+"""Pause after a failed copy. It doubles from the first to the longest."""
+_GROUP_TIMEOUT = timedelta(days=7)
+"""Longer than a host waits for the copy of another one."""
 
 
 class Uploads:
-    """The upload process of this rank's host, on the first rank of each host; no-op on other ranks, and for runs
-    without ``run.checkpoint.remote``. A context manager, which ends the process without waiting for it."""
+    """The copies of a run; no-op for runs without ``run.checkpoint.remote``. A context manager, which ends copying
+    without waiting for it. Every method is collective, and so is the constructor."""
 
-    def __init__(self, upload: Upload | None) -> None:
-        self._upload, self._process = upload, None if upload is None else _started(upload)
-        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    def __init__(self, root: Path, spec: CheckpointSpec) -> None:
+        """``root``: the run's ``checkpoints``."""
         self.newest_step: int | None = None
-        """The newest step whose checkpoint is complete in the storage, as this process has reported it."""
-        self._listen()
-
-    @classmethod
-    def open(cls, root: Path, spec: CheckpointSpec) -> Uploads:
-        """Collective. ``root``: the run's ``checkpoints``."""
+        """On the main rank: the newest step that this start has copied."""
+        self._root, self._spec = root.resolve(), spec
+        self._added: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """For each checkpoint True; False at the end."""
+        self._reports: queue.SimpleQueue[tuple[str, int, dict[str, object], str]] = queue.SimpleQueue()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._given_up = threading.Event()
         if spec.remote is None:
-            return cls(None)
+            return
+        self._remote = RemoteCheckpoints(spec.remote)
+        self._copied: dict[str, bytes] = {}
+        """Checkpoint → its manifest, in the storage."""
+        self._begun: dict[str, bytes] = {}
+        """Checkpoint → the manifest of the files that this start copies; what was there before is removed."""
         firsts = gather(os.environ.get("LOCAL_RANK", str(rank())) == "0")
-        if not firsts[rank()]:
-            return cls(None)
-        number, of = sum(firsts[: rank()]), sum(firsts)
-        return cls(Upload(str(root.resolve()), spec.remote, number, of, spec.keep_last, spec.keep_every_steps))
+        self._is_first, self._number, self._of = firsts[rank()], sum(firsts[: rank()]), sum(firsts)
+        self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+        self.add()  # what an earlier start has left
 
     def __enter__(self) -> Uploads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._end(self._process)
+        self._give_up()
 
-    def add(self, name: str) -> None:
-        """A checkpoint is finished in the local directory. Starts the process again if it has died."""
-        if self._upload is None or self._process is None:
-            return
-        if (code := self._process.poll()) is not None:
-            self._reports.put(
-                {"event": "failed", "step": 0, "why": f"the upload process ended ({code}); a new one goes on"}
-            )
-            self._end(self._process)
-            self._process = _started(self._upload)
-            self._listen()
-        self._tell(name)
+    def add(self) -> None:
+        """A checkpoint is finished in the local directory."""
+        self._added.put(True)
 
     def report(self, log: RunOutput) -> None:
-        """Write what the process has reported to the log and the events; on ranks without a log to standard error."""
+        """Write what was copied, and what failed, to the log and the events."""
         while not self._reports.empty():
-            said = self._reports.get()
-            event, step, name = said.pop("event"), said.pop("step"), said.pop("name", "")
-            if event == "uploaded":
-                size, seconds = to_gib(said["bytes"]), said["seconds"]
-                words = f"{name} is in run.checkpoint.remote: {size:.3g} GiB in {seconds:.1f} s"
-                self.newest_step = max(step, self.newest_step or 0)
-            else:
-                words = f"{name or 'a checkpoint'} is not in run.checkpoint.remote yet, the run goes on: {said['why']}"
+            event, step, values, words = self._reports.get()
             log.log(words)
-            log.log_event(f"checkpoint upload {event}" if event != "uploaded" else "checkpoint uploaded", step, **said)
-            if rank() and event == "failed":
-                print(f"rank {rank()}: {words}", file=sys.stderr, flush=True)
+            log.log_event(event, step, **values)
 
     def finish(self, log: RunOutput) -> None:
-        """Collective. Wait until all is copied, at most ``LONGEST_WAIT_S``. Reports what is not."""
+        """Wait until all is copied, at most ``LONGEST_WAIT_S``. Reports what is not."""
+        if self._thread is None:
+            return
+        self._added.put(False)
+        self._thread.join(LONGEST_WAIT_S)
+        if self._thread.is_alive():
+            self._failed("", f"not done {LONGEST_WAIT_S:g} s after the last step; the next start goes on copying")
+            self._give_up()
+            self._thread.join(_LONGEST_PAUSE_S)
+        self.report(log)
+
+    def _give_up(self) -> None:
+        self._given_up.set()
         if self._process is not None:
-            self._tell(FINISH)
-            try:
-                code = self._process.wait(LONGEST_WAIT_S)
-                why = f"the upload process ended ({code})"
-            except subprocess.TimeoutExpired:
-                code, why = -1, f"not done {LONGEST_WAIT_S:g} s after the last step"
-            if code:
-                self._reports.put({"event": "failed", "step": 0, "why": f"{why}; the next start goes on copying"})
             self._process.kill()
-            self._listener.join()
-            self.report(log)
-        gather(None)
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        process.kill()
-        self._listener.join()
-        with suppress(BrokenPipeError), process:  # closes its pipes; what it was told after its death is lost
-            pass
+    def _work(self) -> None:
+        """In the thread: for each call of ``add`` copy until nothing is left, the newest first. The newest checkpoint
+        is what a new machine would need."""
+        while self._added.get():
+            name: str | None = ""
+            pause_s, said = _FIRST_PAUSE_S, ""
+            while name is not None:
+                try:
+                    name = self._on(rank() == 0, self._next)[0]
+                    if name is not None:
+                        self._copy(name)
+                        pause_s = _FIRST_PAUSE_S
+                except CheckpointError as error:
+                    if str(error) != said and not self._given_up.is_set():
+                        self._failed(name or "", said := str(error))
+                    self._given_up.wait(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _tell(self, word: str) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(word + "\n")
-            self._process.stdin.flush()
-        except OSError:  # it has just died, which ``add`` will find
-            pass
+    def _on(self, takes_part: bool, work: Callable[[], Result]) -> list[Result]:
+        return run_collectively(takes_part, work, f"copying to {self._remote.address}", group=self._group)
 
-    def _listen(self) -> None:
-        process = self._process
+    def _next(self) -> str | None:
+        """On the main rank: the newest checkpoint that is not in the storage as it is here; without one, removes old
+        copies and returns None."""
+        if self._given_up.is_set():
+            return None
+        remote, complete = self._remote, self._remote.complete()
+        local = {path.name for path in steps_in(self._root).values() if is_checkpoint(path)}
+        wanted = self._kept(local | complete) & local
+        for name in sorted(wanted, reverse=True):
+            manifest = (self._root / name / MANIFEST).read_bytes()
+            if self._copied.get(name) != manifest and remote.read(last_path(name)) != manifest:
+                if self._begun.get(name) != manifest:
+                    remote.remove(name)  # an earlier save of this step, or half of one
+                    self._begun[name] = manifest
+                return name
+            self._copied[name] = manifest
+        for name in remote.names() - self._kept(complete) - wanted:
+            if name < max(complete):  # an incomplete one too: a newer copy replaces it
+                remote.remove(name)
+        return None
 
-        def read() -> None:
-            assert process is not None
-            assert process.stdout is not None
-            for line in process.stdout:
-                self._reports.put(json.loads(line))
+    def _kept(self, names: Collection[str]) -> set[str]:
+        steps = sorted((step_of(name) or 0 for name in names), reverse=True)
+        return set(map(name_of, kept(steps, self._spec.keep_last, self._spec.keep_every_steps)))
 
-        self._listener = threading.Thread(target=read, daemon=True)
-        if process is not None:
-            self._listener.start()
+    def _copy(self, name: str) -> None:
+        """Copy the files, each host its share, then the manifest. Raises CheckpointError on every rank."""
+        began = time.monotonic()
+        self._on(self._is_first, partial(self._copy_share, self._root / name))
+        self._on(rank() == 0, partial(self._complete, name, began))
 
+    def _copy_share(self, directory: Path) -> None:
+        arguments = [str(directory), self._remote.address, str(self._number), str(self._of)]
+        command = [sys.executable, "-m", "kit.training.checkpoint.upload", *arguments]
+        # A session of its own, so that signals to the run's process group do not reach it.
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as self._process:
+            if self._given_up.is_set():
+                self._process.kill()
+            assert self._process.stdout is not None
+            said = self._process.stdout.read().strip()
+        if code := self._process.returncode:
+            gone = not directory.is_dir()  # keep_last has removed it
+            why = "it was removed before its copy was complete; newer ones follow" if gone else said
+            raise CheckpointError(why or f"the upload process ended ({code})")
 
-def _started(upload: Upload) -> subprocess.Popen[str]:
-    # A session of its own, so that signals to the run's process group do not reach it.
-    return subprocess.Popen(
-        command(upload), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    def _complete(self, name: str, began: float) -> None:
+        content = (self._root / name / MANIFEST).read_bytes()
+        if content != self._begun[name]:
+            raise CheckpointError("it was saved anew before its copy was complete")
+        self._remote.write(last_path(name), content)
+        size, seconds = sum(self._remote.sizes(name).values()), round(time.monotonic() - began, 3)
+        words = f"{name} is in run.checkpoint.remote: {to_gib(size):.3g} GiB in {seconds:.1f} s"
+        step = step_of(name) or 0
+        self.newest_step = max(step, self.newest_step or 0)
+        self._reports.put(("checkpoint uploaded", step, {"bytes": size, "seconds": seconds}, words))
+
+    def _failed(self, name: str, why: str) -> None:
+        words = f"{name or 'a checkpoint'} is not in run.checkpoint.remote yet, the run goes on: {why}"
+        self._reports.put(("checkpoint upload failed", step_of(name) or 0, {"why": why}, words))

@@ -28,7 +28,7 @@ from tests.support import runs
 from tests.support.assets import COMMON, FAMILIES, RECIPE, model_variant, prepare
 from tests.support.compare import compare_gradients, compare_runs
 from tests.support.program import faults, run
-from tests.system.parity.cases import BY_NAME, CASES, CHANGES, HALF, Case, reference
+from tests.system.parity.cases import BY_NAME, CASES, CHANGES, STEPS, Case, reference
 from tests.system.parity.faults import FAULTS
 from tests.system.rehearsal_faults import environment
 
@@ -72,17 +72,18 @@ def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
     if model:
         model = (*model, f"run.model_path={model_variant(case.family, model)}")
     rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
+    legs = 1 + len(case.then)
     if fault:
         train_planted(rundir, fault)
     elif case.launcher:
         runs.run(_by(case.launcher, rundir), rundir)
     else:
-        runs.train(rundir, *(("--stop-at-step", str(HALF)) if case.then else ()))
-    rows = runs.metrics(rundir)
-    if case.then:
-        second = runs.emit(RECIPE, scratch / f"{case.name}-then", [*COMMON, *model, *case.then])
-        runs.train(second, "--resume", str(rundir.path / "checkpoints" / case.checkpoint))
-        rows += runs.metrics(second)
+        runs.train(rundir, *(("--stop-at-step", str(STEPS // legs)) if case.then else ()))
+    rows, before = runs.metrics(rundir), rundir
+    for leg, words in enumerate(case.then, 2):
+        then = runs.emit(RECIPE, scratch / f"{case.name}-{leg}", [*COMMON, *model, *words])
+        runs.train(then, "--resume", str(before.path), "--stop-at-step", str(STEPS * leg // legs))
+        rows, before = rows + runs.metrics(then), then
     return rundir.path / GRADIENTS, rows
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 BOUND = 1e-5
 """Largest relative error in fp32 of a gradient, ‖g − g_ref‖ / ‖g_ref‖, and of a loss or norm of any step; reductions in
 another order give some 1e-7."""
-HALF = 5
-"""Step at which a run goes on as another layout."""
+STEPS = 10
+"""Of a run; one that changes its layout makes the same number on each."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,8 @@ class Case:
     like: str = ""
     """The case whose numbers it must have; empty: plain torch's."""
     bound: float = BOUND
-    then: tuple[str, ...] = ()
-    """Changes that select the layout on which it goes on after ``HALF`` steps; empty: none."""
-    checkpoint: str = ""
-    """Name of what is handed over then."""
+    then: tuple[tuple[str, ...], ...] = ()
+    """Changes that select each of the layouts on which it goes on."""
 
 
 def _case(name: str, engine: str, processes: int, *pins: str, family: str = "llama") -> Case:
@@ -74,12 +72,14 @@ _ZERO3, _TP2 = (next(case for case in CASES if case.name == name) for name in ("
 _ZERO2 = _case("deepspeed-zero2", "deepspeed", 2, "zero_stage=2", "micro_batch_size=4")
 _FOUR = _case("over-megatron-dp2", "deepspeed", 4, "zero_stage=2", "implementation=local", "tp=2", "micro_batch_size=4")
 _DP2 = _case("megatron-dp2", "megatron", 2, "tp=1", "pp=1", "cp=1", "zero_stage=1", "micro_batch_size=4")
+_TORCH = _case("torch-ddp2", "torch", 2, "zero_stage=0", "micro_batch_size=2")
+_TP2_PP2 = _case("megatron-tp2-pp2", "megatron", 4, "tp=2", "sp=true", "pp=2", "vp=1", "micro_batch_size=4")
 _PP2 = _case("megatron-pp2", "megatron", 2, "tp=1", "pp=2", "vp=1", "micro_batch_size=4")
 
 
-def _relay(first: Case, second: Case) -> Case:
-    words = (*first.words, f"run.checkpoint.every_steps={HALF}")
-    return Case(f"{first.name} → {second.name}", words, then=second.words, checkpoint=f"step-{HALF:08d}")
+def _relay(*cases: Case) -> Case:
+    first, *others = cases
+    return Case(" → ".join(case.name for case in cases), first.words, then=tuple(case.words for case in others))
 
 
 CHANGES = (
@@ -91,6 +91,7 @@ CHANGES = (
     _relay(_ZERO3, _TP2),
     _relay(_DP2, _ZERO2),
     _relay(_TP2, _PP2),
+    _relay(_TORCH, _ZERO3, _TP2_PP2, _FOUR, _TORCH),
 )
 """What launchers start has the same numbers to the last digit; what moves to another engine or layout goes on its
 curve."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
+from kit.engines.collective import from_own_place
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.sharding import Block
 from kit.engines.protocol import StateBlock, StateKind, rectangles
@@ -25,16 +25,15 @@ _AnyBlock = TypeVar("_AnyBlock", bound=Block)
 def export_blocks(
     resharder: HfResharder, kinds: Sequence[StateKind], *, in_order: bool = False
 ) -> Iterator[StateBlock]:
-    """This rank's blocks (``Engine.export_blocks``). Each rank starts at another tensor, so that ranks do not wait for
-    the same file. ``in_order``: all ranks start at the first tensor, for state that needs collectives."""
+    """This rank's blocks (``Engine.export_blocks``). ``in_order``: all ranks start at the first tensor, for state that
+    needs collectives."""
     items = [
         (kind, mapped)
         for kind in kinds
         for number, mapped in enumerate(resharder.mapped_params)
         if resharder.writes(number, mapped)
     ]
-    first = 0 if in_order else len(items) * dist.get_rank() // dist.get_world_size()
-    for kind, mapped in items[first:] + items[:first]:
+    for kind, mapped in items if in_order else from_own_place(items):
         groups, shapes = resharder.shard_groups(mapped), resharder.shapes(mapped)
         param, slices = resharder.parameters[mapped.megatron], resharder.slices(mapped, groups.tensor.rank())
         for piece, where, values in parts(*groups.state.own(kind, param), groups.state.shape(param), slices):
