@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (CHECKOUT.trainings, 80),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_500, "benchmarks": 4_000}
+STATEMENTS = {"core": 18_060, "add-ons": 5_100, "tests": 17_580, "benchmarks": 4_000}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 
 
