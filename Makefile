@@ -1,15 +1,18 @@
 # make setup | demo | test | check   (make help lists the targets, make prove all other proofs)
 #
 # PYTHON       interpreter to build the environment with, 3.11 or newer   (make setup PYTHON=python3.12)
+# LEG          the row of kit/preflight/versions.json whose versions are taken, in .venv-LEG  (make test LEG=oldest)
 # TORCH_INDEX  index to take torch from, where the default one is not wanted: people without a GPU save
 #              gigabytes with PyTorch's own index of CPU wheels            (make setup TORCH_INDEX=URL)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+LEG ?= main
+VENV := $(if $(filter main,$(LEG)),.venv,.venv-$(LEG))
 # Each of a test's many processes would compile kit's sources again.
 unexport PYTHONDONTWRITEBYTECODE
-BIN := .venv/bin
-STAMP := .venv/.complete
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
 
 .DEFAULT_GOAL := help
 .PHONY: help $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -17,10 +20,10 @@ STAMP := .venv/.complete
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
-setup: $(STAMP)  ## a virtual environment in .venv with what CI runs
+setup: $(STAMP)  ## a virtual environment with what CI runs
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
-	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' bash scripts/setup.sh
+$(STAMP): pyproject.toml constraints.txt kit/preflight/versions.json scripts/leg.py scripts/setup.sh
+	@LEG='$(LEG)' PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' bash scripts/setup.sh
 
 demo: setup  ## the main job, end to end: plan, three engines, a kill, a change of engine, export, a planted fault
 	@$(BIN)/python -m tests.support.proofs demo

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu.cases import Skipped
 from kit.errors import KitError
 from kit.preflight.check_result import require
-from kit.preflight.requirements import check_versions
+from kit.preflight.versions import check_versions
 from kit.training.__main__ import leave
 
 MODULES = {"peaks": "peaks", "case": "measured", "peer": "peers", "curves": "devices"}

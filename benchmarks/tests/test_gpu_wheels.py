@@ -7,14 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 import zipfile
 from importlib import metadata
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kit.preflight.requirements import OLDEST, check_versions
 from tests.support.page import ROOT
 
 STUB = """#!/bin/sh
@@ -81,17 +79,3 @@ def test_nothing_that_a_wheel_needs_is_missing():
     """pip installs the folder without asking what its packages need. A machine that has torch has what torch needs, and
     numpy; of another program's packages it may have other versions."""
     assert needed(carried()) - needed({"torch", "numpy"}) <= carried()
-
-
-def test_an_older_package_is_named_with_the_version_that_kit_needs():
-    assert check_versions() is None
-    result = check_versions({"torch": "99.1", "pydantic": "1.0", "not-there": "1.0"})
-    assert result is not None
-    assert result.said.endswith("is installed and kit needs 99.1 or newer")
-    assert "'torch>=99.1'" in result.fix
-
-
-def test_the_oldest_versions_are_those_of_pyproject():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    required = {each.name: each.specifier for each in map(Requirement, extras["torch"])}
-    assert all(f">={oldest}" in str(required[name]) for name, oldest in OLDEST.items())

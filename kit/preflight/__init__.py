@@ -4,6 +4,7 @@
                     memory, and the checkpoint to resume from. It stops with every problem at once.
     requirements    what a plan asks of a machine. Workers ask again after they start: the GPUs that torch sees, and
                     host memory and swap files where DeepSpeed offloads.
+    versions        the versions that kit was tested with (versions.json), and those that lie outside of them.
 
 Every check gives a ``CheckResult``.
 """

@@ -7,7 +7,6 @@ metadata, torch's CUDA version from its version.py.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kit.preflight.versions import LEGS, installed_version
 from kit.specs.local import host_memory, nvidia_smi
 
 _GPUS_LIMIT_S = 10
@@ -78,7 +78,7 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
     ]
 
 
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
+_PACKAGES = (*LEGS["newest"]["packages"], "numpy", "safetensors", "tokenizers")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC", "stack": "RLIMIT_STACK"}
@@ -148,14 +148,6 @@ def _or_error(read: Callable[[], Any]) -> Any:
         return read()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:200]}
-
-
-def installed_version(name: str) -> str | None:
-    """Version of a distribution; None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _kit_digest() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
@@ -20,7 +19,8 @@ from kit.emit.run_directory import RunDirectory
 from kit.object_storage import is_address
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult, failure
-from kit.preflight.facts import free_bytes, installed_version
+from kit.preflight.facts import free_bytes
+from kit.preflight.versions import installed_version, numbers
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
 from kit.specs.optimizers import OPTIMIZERS
@@ -33,8 +33,6 @@ PACKAGES = {
     "megatron": ("torch", "transformers"),
 }
 """Engine → packages that it imports (without Megatron's layers); the extra of the same name installs them."""
-OLDEST = {"torch": "2.11", "transformers": "5.17"}
-"""The oldest versions that kit's engines were run with (docs/gpu.md); pyproject.toml has the same."""
 MEMORY_SLACK = 0.97
 """Share of the planned memory that a GPU must report: drivers reserve different amounts."""
 NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine lacks"
@@ -114,24 +112,13 @@ def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None
     return Path(run.nvme_path) / f"kit-{hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:12]}"
 
 
-def check_versions(oldest: Mapping[str, str] = OLDEST) -> CheckResult | None:
-    """Checks that no package is older than the versions that kit's engines were tested with."""
-    found = {name: installed_version(name) for name in oldest}
-    old = [name for name, version in found.items() if version and _numbers(version) < _numbers(oldest[name])]
-    if not old:
-        return None
-    said = "; ".join(f"{name} {found[name]} is installed and kit needs {oldest[name]} or newer" for name in old)
-    newer = " ".join(f"'{name}>={oldest[name]}'" for name in old)
-    return failure("packages", said, f"pip install {newer}; without a network: docs/gpu.md")
-
-
 def check_optimizer(plan: Plan) -> CheckResult | None:
     """Checks the versions of Python and packages that the plan's optimizer needs on its engine."""
     name, engine = plan.job.optimizer.name, plan.layout.engine
     traits = OPTIMIZERS[name]
     oldest = traits.oldest.get(engine, {})
     found = {each: platform.python_version() if each == "Python" else installed_version(each) for each in oldest}
-    if all(here and _numbers(here) >= _numbers(oldest[each]) for each, here in found.items()):
+    if all(here and numbers(here) >= numbers(oldest[each]) for each, here in found.items()):
         return None
     said = ", ".join(f"{each} {version} or newer ({found[each] or 'none'} here)" for each, version in oldest.items())
     packages = " ".join(f"'{each}>={version}'" for each, version in oldest.items() if each != "Python")
@@ -141,10 +128,6 @@ def check_optimizer(plan: Plan) -> CheckResult | None:
         f"optimizer.name={name} on layout.engine={engine} needs {said}",
         f"in an environment of that Python: pip install {packages}; or use layout.engine={others}",
     )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def check_gpus(plan: Plan, found: Sequence[tuple[str, float]] | None) -> CheckResult | None:

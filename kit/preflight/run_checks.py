@@ -26,9 +26,9 @@ from kit.preflight.requirements import (
     check_libaio,
     check_nvme,
     check_optimizer,
-    check_versions,
     gpus_here,
 )
+from kit.preflight.versions import check_versions
 from kit.specs.catalog import load_model
 from kit.specs.job import Objective
 from kit.specs.optimizers import OPTIMIZERS

@@ -29,7 +29,8 @@ from kit.emit.extra import NOT_PREDICTED
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
-from kit.preflight.requirements import check_gpus, check_optimizer, check_versions
+from kit.preflight.requirements import check_gpus, check_optimizer
+from kit.preflight.versions import check_versions
 from kit.specs.text import shown
 from kit.training.elastic import on_started, wait_as_spare
 from kit.training.launcher_watchdog import ends_with_launcher
@@ -186,7 +187,10 @@ def _announce_edits(rundir: RunDirectory) -> None:
 @contextmanager
 def process_group(rundir: RunDirectory) -> Iterator[None]:
     """Initialise torch.distributed for the plan's device; destroy it at the end, because gloo would abort at exit."""
-    require(check_versions(), check_optimizer(rundir.plan))
+    versions = check_versions()
+    require(versions, check_optimizer(rundir.plan))
+    if versions and os.environ.get("RANK", "0") == "0":
+        print(f"{versions.state}: {versions.said}; {versions.fix}")
     on_cpu = rundir.plan.cluster.gpu.device == "cpu"
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it on its first import

@@ -20,13 +20,12 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import KitError
 from kit.planner.plan import Plan
 from kit.preflight import requirements, run_checks
-from kit.preflight.check_result import CheckResult, require
+from kit.preflight.check_result import CheckResult
 from kit.preflight.requirements import (
     check_gpus,
     check_host_memory,
     check_nvme,
     check_optimizer,
-    check_versions,
     gpus_here,
     requirements_of,
     swap_directory,
@@ -263,17 +262,6 @@ def test_a_package_whose_parent_is_missing_is_not_installed() -> None:
     assert [run_checks._is_installed(name) for name in ("json", "json.decoder", "no_such.part", "no_such")] == [
         True, True, False, False,
     ]  # fmt: skip
-
-
-def test_packages_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    have = {"torch": "2.13.0+cpu", "transformers": "5.23", "a": "2.9.9", "b": "10.1", "c": None}
-    monkeypatch.setattr(requirements, "installed_version", have.get)
-    assert (check_versions(), check_versions({"a": "2.9", "b": "9.12", "c": "1.0"})) == (None, None)
-    said = refusal(KitError, require, check_versions({"a": "2.10", "b": "10.2", "torch": "2.13"}))
-    assert said.partition("; without a network")[0] == (
-        "a 2.9.9 is installed and kit needs 2.10 or newer; b 10.1 is installed and kit needs 10.2 or newer; "
-        "pip install 'a>=2.10' 'b>=10.2'"
-    )
 
 
 @pytest.mark.parametrize(

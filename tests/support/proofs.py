@@ -24,7 +24,7 @@ OPS = "make prove NAME=ops"
 TRACKERS = "pip install wandb mlflow trackio"
 HOSTS = "root"
 SLURM = "root, slurm-wlm, munge"
-PYTHON312 = "PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python"
+PYTHON311, PYTHON312 = (f"PYTHON=python{each}, and 10 GB of disk for torch's CUDA build" for each in ("3.11", "3.12"))
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,16 @@ PROOFS: dict[str, Proof] = {
     "parity-megatron": _proof(
         "families × layouts of Megatron-core, and faults, beside transformers", 25, "tests.megatron.test_parity"
     ),
-    "megatron-0.19": _proof(
-        "the Megatron part of the suite on Python 3.12 and megatron-core 0.19", 40,
-        "tests.system.megatron_019",
-        needs=PYTHON312,
+    "versions-oldest": _proof(
+        "make test with the oldest versions of pyproject.toml's ranges, in .venv-oldest; writes docs/versions.md", 15,
+        "tests.system.versions oldest", needs=PYTHON311,
+    ),
+    "versions-next": _proof(
+        "the same with a torch newer than CI's, on CI's Python", 15, "tests.system.versions next", needs=PYTHON311
+    ),
+    "versions-newest": _proof(
+        "the same with the newest versions, on the Python that megatron-core's newest needs", 20,
+        "tests.system.versions newest", needs=PYTHON312,
     ),
     "parity-all": _proof(
         "launchers and changes of engine (relay), then both tables above", 42,
@@ -227,12 +233,14 @@ def _installed(*packages: str) -> str:
     return f"not installed: pip install {' '.join(absent)}" if absent else ""
 
 
-def _starts312() -> bool:
+def _lacks(needs: str, minor: int) -> str:
     """A name on PATH may be a shim that starts nothing."""
-    words = [os.environ.get("PYTHON", "python3.12"), "-c", "import sys; sys.exit(sys.version_info < (3, 12))"]
+    code = f"import sys; sys.exit(sys.version_info < (3, {minor}))"
+    words = [os.environ.get("PYTHON", f"python3.{minor}"), "-c", code]
     with contextlib.suppress(OSError):
-        return subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode == 0
-    return False
+        if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return ""
+    return f"no Python 3.{minor} is here: {needs}"
 
 
 LACKING: dict[str, Callable[[], str]] = {
@@ -241,7 +249,8 @@ LACKING: dict[str, Callable[[], str]] = {
     TRACKERS: lambda: _installed("wandb", "mlflow", "trackio"),
     HOSTS: _hosts,
     SLURM: lambda: _hosts(slurmctld="slurm-wlm", slurmd="slurm-wlm", sbatch="slurm-wlm", munged="munge"),
-    PYTHON312: lambda: "" if "PYTHON312" in os.environ or _starts312() else f"no Python 3.12 is here: {PYTHON312}",
+    PYTHON311: lambda: _lacks(PYTHON311, 11),
+    PYTHON312: lambda: _lacks(PYTHON312, 12),
 }
 """What a proof needs → says what of it is missing."""
 

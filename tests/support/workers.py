@@ -201,7 +201,8 @@ def _share_gloo_loop() -> None:
     class OnOneDevice(distributed_c10d.ProcessGroupGloo):
         device = distributed_c10d.ProcessGroupGloo.create_default_device()
 
-        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        def __init__(self, store: Any, rank: int, size: int, timeout: Any, **_: Any) -> None:
+            # torch 2.14 also says whether a group may be reconfigured, which none here is.
             options = distributed_c10d.ProcessGroupGloo._Options()
             options._devices, options._timeout = [self.device], timeout
             super().__init__(store, rank, size, options)

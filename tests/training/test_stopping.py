@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from kit.emit.run_directory import write
+from kit.errors import KitError
 from kit.specs.run import LimitsSpec
 from kit.training.__main__ import main, process_group
 from kit.training.data.loader import DataLoader
@@ -212,6 +213,26 @@ def test_collectives_wait_longer_than_the_watchdog(tmp_path, monkeypatch, hang_s
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options, backend=backend))
     with process_group(tiny.run_directory(tmp_path / "run", limits=LimitsSpec(hang_seconds=hang_seconds))):
         assert asked == {"backend": "gloo", "timeout": timedelta(minutes=minutes)}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_rank_names_versions_that_no_test_has_seen(tmp_path, monkeypatch, capsys, rank):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1.0")
+    with process_group(tiny.run_directory(tmp_path / "run")):
+        said = [line for line in capsys.readouterr().out.splitlines() if "is installed and kit is tested with" in line]
+    assert len(said) == (rank == "0")
+    assert all(re.match("warning: torch 99.1.0 is .*; pip install 'torch>=2", line) for line in said)
+
+
+def test_no_rank_starts_with_a_torch_that_is_too_old(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
+    with (
+        pytest.raises(KitError, match=r"torch 1[.]0 is installed"),
+        process_group(tiny.run_directory(tmp_path / "run")),
+    ):
+        pass
 
 
 def _hanging(rundir, directory):

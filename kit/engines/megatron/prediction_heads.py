@@ -30,8 +30,7 @@ class PredictionHeads:
         self._factor = config.mtp_loss_scaling_factor
         self._loss: torch.Tensor | None = None
         MTPLossLoggingHelper.tracker.clear()
-        if hasattr(gpt_model, "process_mtp_loss"):
-            gpt_model.process_mtp_loss = add_losses
+        gpt_model.process_mtp_loss = add_losses  # 0.16 does not call it
 
     def begin(self, scale: torch.Tensor | None) -> None:
         """Begin a step. ``scale``: the factor of ``grad_scale_func``; None without one."""

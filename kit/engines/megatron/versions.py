@@ -1,4 +1,4 @@
-"""The tested versions of megatron-core, and the engine's patches to megatron-core on every device.
+"""Names that differ between versions of megatron-core, and the engine's patches to it on every device.
 
 ``cpu.py`` has the patches for machines without CUDA.
 """
@@ -10,9 +10,6 @@ import megatron.core.optimizer.distrib_optimizer
 import megatron.core.optimizer.optimizer_config
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayerSubmodules
-
-TESTED = ("0.16.1", "0.19.2")
-"""The newest for Python 3.11, which CI runs, and one for Python 3.12 (scripts/parity-py312.sh)."""
 
 _NEW_NAME = hasattr(MultiTokenPredictionLayerSubmodules, "mtp_model_layer")
 HEADS_LAYER = "mtp_model_layer" if _NEW_NAME else "transformer_layer"

@@ -9,6 +9,7 @@ from kit.extras import EXTRAS, install
 from kit.preflight.check_result import CheckResult, failure, judge, ok, skipped, warning
 from kit.preflight.facts import Facts
 from kit.preflight.requirements import Requirements
+from kit.preflight.versions import check_versions
 from kit.units import to_gib
 
 LEAST_SHM_GIB = 1.0
@@ -32,6 +33,11 @@ def packages(facts: Facts, required: Requirements | None) -> CheckResult:
     there = ", ".join(f"{name} {facts['packages'].get(name)}" for name in wanted)
     fix = f"{install(*dict.fromkeys(EXTRAS[name] for name in missing))} there"
     return judge("packages", there, (bool(missing), failure, f"not installed: {', '.join(missing)}", fix))
+
+
+def tested_versions(facts: Facts, required: Requirements | None) -> CheckResult:
+    """Compares the packages with the versions that kit's suite was run with."""
+    return check_versions(facts["packages"].get) or ok("tested-versions", "none outside those tested")
 
 
 def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
@@ -259,6 +265,7 @@ def directories(facts: Facts, required: Requirements | None) -> CheckResult:
 
 CHECKS: tuple[Callable[[Facts, Requirements | None], CheckResult], ...] = (
     packages,
+    tested_versions,
     compilers,
     cuda,
     gpu_count,
