@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (CHECKOUT.trainings, 80),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_300, "add-ons": 5_100, "tests": 17_800, "benchmarks": 4_000}
+STATEMENTS = {"core": 18_250, "add-ons": 5_100, "tests": 17_850, "benchmarks": 4_000}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 
 

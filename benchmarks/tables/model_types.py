@@ -24,6 +24,7 @@ from kit.planner.rules.megatron_layers import NOT_IN_MEGATRON
 from kit.specs.approximate import approximated
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.families import FAMILIES
+from kit.specs.huggingface import TEXT_PARTS
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -70,7 +71,8 @@ def counted_type(model_type: str) -> dict[str, Any]:
         try:
             config = {"model_type": model_type, **sizes}
             answer = described(config)
-            if (part := answer.get("sizes", {}).get("model_type")) in FAMILIES:
+            part = answer.get("sizes", {}).get("model_type")
+            if (part := TEXT_PARTS.get(part, part)) in FAMILIES:
                 return {"planned": "exactly", "text part": part}
             model = approximated(config, answer, model_type, "default")
         except SpecError as error:

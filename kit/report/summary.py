@@ -42,6 +42,8 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[s
 def _rows(view: PlanView) -> Iterator[tuple[str, str]]:
     plan = view.plan
     predicted, full = plan.predicted, "" if plan.job.objective == "pretrain" else " in full sequences"
+    if plan.model.is_text_part:
+        yield "model", "the text part alone: towers for images and sound are left out, also of the exported model"
     yield "layout", view.words
     yield "memory", _memory(view)
     if predicted.host_ram_gib_per_node:

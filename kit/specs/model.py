@@ -308,6 +308,11 @@ class ModelSpec:
         return self.traits.biases == "all"
 
     @property
+    def is_text_part(self) -> bool:
+        """Whether it is a part of a model that also sees or hears, whose towers and their weights are left out."""
+        return "text part" in self.source
+
+    @property
     def is_encoder_decoder(self) -> bool:
         """Whether it maps a source to a target, each with a stack of its own."""
         return self.encoder_layers > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import kit
 from kit.cost.hardware import generation_of
 from kit.cost.model.params import count
 from kit.errors import SpecError
-from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
+from kit.specs.catalog import gpu_names, load_gpu, load_model, model_called, model_names, node_names, parse_cluster
+from kit.specs.catalog.models import _plain, _spellings
 from kit.specs.catalog.rows import rows
 from tests.support.refusals import refusal
 
@@ -35,6 +37,8 @@ PUBLISHED = {
     "qwen2.5-14b": 14_770_033_664,
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-72b": 72_706_203_648,
+    "qwen2-vl-2b": 1_543_714_304,
+    "qwen1.5-1.8b": 1_836_828_672,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "mistral-7b-v0.1": 7_241_732_096,
@@ -188,10 +192,54 @@ def test_published_parameter_counts(name: str, parameters: int) -> None:
         ("lama-3.1-8b", "llama-3.1-8b"),
         ("Llama-3.1-8B", "llama-3.1-8b"),
         ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "qwen3-8b"),
+        ("unsloth/Llama-3.2-1B-Instruct-GGUF", "llama-3.2-1b"),
+        ("acme/Meta-Llama-3-8B-Instruct-AWQ", "llama-3-8b"),
+        ("acme/Llama-3.3-70B-Instruct-quantized.w8a8", "llama-3.3-70b"),
+        ("Qwen/Qwen3-30B-A3B-FP8", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b-2507"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "qwen3-4b-2507"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("EleutherAI/pythia-1.4b-deduped", "pythia-1.4b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "qwen2.5-14b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-r1-distill-qwen-1.5b"),
+        ("google/gemma-4-31B-it", "gemma-4-31b"),
     ],
 )
 def test_names_as_people_write_them(written: str, name: str) -> None:
     assert load_model(written).name == name
+
+
+def test_a_spelling_is_of_one_model() -> None:
+    """A repository that two rows name, or a row whose name without its words is another's, would be found as either."""
+    owners: dict[str, list[str]] = {}
+    for name, spellings in _spellings().items():
+        for spelling in spellings:
+            owners.setdefault(spelling, []).append(name)
+    shared = {spelling: names for spelling, names in owners.items() if len(names) > 1}
+    assert {tuple(names) for spelling, names in shared.items() if spelling not in map(_plain, names)} == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen2.5-VL-9B",
+        "Qwen/Qwen3-8C",
+        "acme/llama-3-8b-and-more",
+        "meta-llama/Llama-3.2-11B-Vision",
+        "acme/lama-3.1-8b",
+    ],
+)
+def test_an_id_that_is_only_like_a_name_is_another_model(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be of another shape: only the hub knows. A name without an organisation is what a person mistyped."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert f"model {name} is not on this disk" in refusal(SpecError, load_model, name)
+    assert "nor an id of the hub" in refusal(SpecError, model_called, name)
 
 
 @pytest.mark.parametrize(

@@ -148,3 +148,23 @@ def test_fused_experts_are_read_in_blocks(tmp_path: Path, of_hub: bool) -> None:
             part = source.read_block(name, dim, 4, 8)
             assert torch.equal(part, whole.narrow(dim, 4, 8))
         assert torch.equal(source.read_flat(name, 5, 40), whole.flatten()[5:45])
+
+
+def test_files_of_before_transformers_5_do_not_set_the_text_part_apart(tmp_path: Path) -> None:
+    """Qwen2.5-VL on the hub: the text model's keys and names stand beside ``vision_config`` and ``visual.…``."""
+    whole = saved("Qwen2_5_VL", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = {key: value for key, value in config.pop("text_config").items() if key != "model_type"}
+    text |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 10000.0}
+    del text["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(text | config))
+    file = tmp_path / "model.safetensors"
+    parts = {"model.language_model.": "model.", "model.visual.": "visual."}
+    tensors = {
+        next((new + name.removeprefix(old) for old, new in parts.items() if name.startswith(old)), name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    tokens = torch.arange(2, 42).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(read(tmp_path)(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)

@@ -72,11 +72,11 @@ def model_called(name: str) -> ModelSpec:
 
 
 _COPY = re.compile(
-    r"(^|[-_. ])(unsloth|dynamic|quantized|gguf|awq|gptq|bnb|nf4|mxfp4|nvfp4|fp8|fp16|bf16|[48]bit|int[48]|w\da\d+)"
-    r"(?=$|[-_. ])"
+    r"(^|[-_. ])(unsloth|dynamic|linearized|quantized|gguf|awq|gptq|bnb|nf4|mxfp4|nvfp4|fp8|fp16|bf16|[48]bit|int[48]|"
+    r"w\da\d+)(?=$|[-_. ])"
 )
 """Words of the names of copies in another format: the shape is that of the model."""
-_TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt|thinking|reasoning)(?=$|[-_. ])")
+_TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt|thinking|reasoning|deduped)(?=$|[-_. ])")
 """Words of a model name that do not change the model's shape."""
 
 
