@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (CHECKOUT.trainings, 82),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_690, "benchmarks": 4_000}
+STATEMENTS = {"core": 18_050, "add-ons": 5_100, "tests": 17_700, "benchmarks": 4_000}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 
 
