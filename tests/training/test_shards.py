@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,5 +73,5 @@ def test_ranks_write_different_files_at_a_time(tmp_path, engine):
 
 def kinds_written(rundir: tiny.TinyRunDirectory) -> list[str]:
     """In the order of this rank."""
-    engine = cases.build(rundir)
-    return [*dict.fromkeys(block.kind for block in engine.export_blocks(cases.KINDS))]
+    with closing(cases.build(rundir)) as engine:
+        return [*dict.fromkeys(block.kind for block in engine.export_blocks(cases.KINDS))]
