@@ -401,7 +401,7 @@ def test_a_table_of_clusters() -> None:
         "fastest: p5:200",
         f"cheapest: {'x' * 27}",
     ]  # fmt: skip
-    assert "fastest" not in cluster_table(rows[1:2])
+    assert ("fastest" in cluster_table(rows[1:2]), "fastest" in cluster_table(rows[1:3])) == (False, True)
 
 
 @pytest.mark.parametrize(
