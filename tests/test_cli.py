@@ -202,13 +202,10 @@ def test_commands_that_are_shown_can_be_typed(tmp_path: Path) -> None:
         "--save",
         str(tmp_path / "p"),
     ).out
-    assert f"kit emit {tmp_path / 'p'} run.model_path={tmp_path} run.data.train=data/train --out runs/a" in out
+    assert f"kit train {tmp_path} --data chats.jsonl --gpus 1xRTX-4090 --objective sft --out runs/a" in out
     assert f"kit explain {tmp_path} --gpus 1xRTX-4090 --objective sft" in out
     shown = kit_main("plan", "gpt2", "--gpus", "1xRTX-4090", "--objective", "sft", "--lora", "--price", "2").out
-    assert (
-        "kit plan gpt2 --gpus 1xRTX-4090 --objective sft --lora --epochs 3 --price 2 --save plan.yaml && kit" in shown
-    )
-    assert "kit emit plan.yaml run.data.train=data/train --out runs/a" in shown
+    assert "kit train gpt2 --data chats.jsonl --gpus 1xRTX-4090 --objective sft --lora --out runs/a" in shown
 
 
 def test_a_run_is_recorded_and_corrects_the_plan(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def test_a_recipe_that_is_trained_too_early_says_how_to_go_on(
 def test_a_plan_of_a_directory_with_weights_starts_from_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
     asked = ["plan", str(tmp_path), "--gpus", "1xH100"]
-    assert "run.model_path" not in CliRunner().invoke(kit.cli.app, asked).output
+    assert "kit train" not in CliRunner().invoke(kit.cli.app, asked).output
     (tmp_path / "model.safetensors").touch()
-    assert f"run.model_path={tmp_path}" in CliRunner().invoke(kit.cli.app, asked).output
+    assert f"kit train {tmp_path} --data text.jsonl" in CliRunner().invoke(kit.cli.app, asked).output
 
 
 def test_a_tokenizer_that_is_not_there(

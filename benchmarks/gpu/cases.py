@@ -86,7 +86,7 @@ CASES = (
         "8B, 8-bit Adam, for 80 GB", "torch", **_8B, optimizer=OptimizerSpec(name="adamw-8bit"), zero_stage=3,
         gradient_dtype="bf16",
     ),
-    _case("8B, LoRA", "torch", **_8B, lora=LoraSpec(), limit_s=180),
+    _case("8B, LoRA", "torch", **_8B, lora=LoraSpec(), micro_batch_size=2, limit_s=180),
     _case("8B, QLoRA", "torch", **_8B, lora=LoraSpec(four_bit=True), limit_s=180),
     _case("8B, ZeRO-Offload", "deepspeed", **_8B, zero_stage=2, offload_optimizer="cpu", limit_s=240),
     _case("1B, ZeRO-Infinity on disk", "deepspeed", zero_stage=3, offload_optimizer="nvme", limit_s=180),

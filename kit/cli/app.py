@@ -32,9 +32,11 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}
+        # Options of a job are for a model; of a recipe its arguments change it.
+        options = known if not any(arg.endswith((".yaml", ".yml")) for arg in args) else set[str]()
         for word in args:
             option = word.partition("=")[0]
-            if option.startswith("--") and option not in known and (today := _today(option, known)):
+            if option.startswith("--") and option not in known and (today := _today(option, options)):
                 raise SpecError(f"{option} is not an option of kit {self.name}: {today}")
         return super().parse_args(ctx, args)
 

@@ -132,6 +132,9 @@ DEEPSPEED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ZERO3 | {"dp": 2, "cp": 4, "cp_comm_type": "a2a"},
         {"sequence_parallel_size": 4, "seq_parallel_communication_data_type": "bf16", "train_batch_size": 12},
     ),
+    "ulysses by two": (
+        ZERO3 | {"dp": 4, "cp": 2, "cp_comm_type": "a2a"}, {"sequence_parallel_size": 2, "train_batch_size": 24}
+    ),
     "autotp": (
         ZERO2 | {"dp": 2, "tp": 4},
         {"train_batch_size": ..., "train_micro_batch_size_per_gpu": 2, "tensor_parallel.autotp_size": 4,

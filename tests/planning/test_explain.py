@@ -44,7 +44,7 @@ def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: 
 
 @pytest.mark.slow
 def test_explain_says_what_would_change(tmp_path: Path) -> None:
-    pins = Pins(engine="megatron", tp=8, pp=4)
+    pins = Pins(engine="megatron", tp=8, pp=2)
     plan = plan_70b(pins)
     assert pinned(plan) == pins
     explained = explain(plan, changes=("cluster=64xH100", "job.seq_length=8192", "layout.tp=3", "cluster=8xH200"))

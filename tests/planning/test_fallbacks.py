@@ -59,7 +59,7 @@ def flat(text: str) -> str:
 def test_deepseek_v3_on_96_h20_and_qwen3_235b_on_32_are_found() -> None:
     """The layouts of verl's table, with the optimizer on the host."""
     deepseek, qwen = planned("deepseek-v3", h20(12)), planned("qwen3-235b-a22b", h20(4))
-    for plan, gib in ((deepseek, 78.6), (qwen, 82.3)):
+    for plan, gib in ((deepseek, 78.6), (qwen, 72.15)):
         assert (plan.layout.engine, plan.layout.offload_optimizer, said(plan).chosen) == ("megatron", "cpu", HOST.what)
         assert plan.predicted.peak_gib == pytest.approx(gib, abs=0.05)
     assert planned("qwen3-235b-a22b", h20(4), Pins(engine="megatron")).layout == qwen.layout

@@ -99,6 +99,7 @@ def test_the_first_screen() -> None:
     narrow = summary(view_of(plan()), width=60).splitlines()
     assert narrow[1] == "  × p5.48xlarge) · bf16 · 4,096 tokens · 512 sequences a"
     assert narrow[5] == "            optimizer · micro-batch 1 × 128"
+    assert "also" not in " ".join(narrow)
 
 
 @pytest.mark.parametrize("width", range(50, 90, 3))

@@ -149,7 +149,7 @@ def test_a_tokenizer_larger_than_the_model(tokenizer, tmp_path, config, asked, l
             "rows.txt",
             b'{"prompt": "a", "completion": "b"}',
             "sft",
-            r"rows\.txt: rows for fine-tuning are read from \.jsonl files",
+            r"rows\.txt: rows for fine-tuning are read from \.jsonl, \.parquet",
         ),
         ("x.pdf", b"%PDF", "pretrain", r"unknown suffix '\.pdf'"),
         ("bad.parquet", b"PAR0", "pretrain", "is not readable as Parquet"),

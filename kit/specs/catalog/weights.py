@@ -11,8 +11,11 @@ from kit.specs.hub import is_elsewhere
 
 
 def weights_of(model: str) -> str | None:
-    """A model's directory, or its id on the hub; None for a mere size. Raises SpecError for an unknown name."""
-    if os.path.isdir(model) or is_elsewhere(model):
+    """A model's directory, or its id on the hub; None for a mere size, and for a directory without weights. Raises
+    SpecError for an unknown name."""
+    if os.path.isdir(model):
+        return model if any(name.endswith(".safetensors") for name in os.listdir(model)) else None
+    if is_elsewhere(model):
         return model
     source = rows("models").get(load_model(model).name, {}).get("source", "")
     found = re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)", source)
