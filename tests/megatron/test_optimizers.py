@@ -162,7 +162,9 @@ def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
     assert cases.resumed_otherwise(found) == []
     if layout == "tp2-sp":
         other = cases.run_directory(rundir.path.parent / "adam", SPEC, **LAYOUTS[layout])
-        with pytest.raises(WorkerError, match=f"has the state of {name}, and this run has optimizer.name=adamw"):
+        with pytest.raises(
+            WorkerError, match=f"has the state of optimizer.name={name}, and this run has optimizer.name=adamw"
+        ):
             pool("megatron", 2).run(cases.inside, other, loaded, tmp_path / "checkpoint")
     assert all(float(tensor.abs().max()) > 0 for tensor in found["exported"][StateKind.EXP_AVG].values())
     second = {each for each, tensor in found["exported"][StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}
