@@ -126,7 +126,7 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
         (["model", "--lora"], "--data is missing"),
         (["model", "--gpus", "8xH100"], "--data is missing"),
         (["model"], "is not a run directory"),
-        (["qwen3-8b"], "a model is trained on rows: kit train qwen3-8b --data FILE.jsonl"),
+        (["qwen3-8b"], "a model trains on rows: kit train qwen3-8b --data FILE.jsonl"),
         (["model", "--data", "absent.jsonl"], "absent.jsonl does not exist"),
         (["model", "--data", "chats.jsonl", "--gpus", "1xH100", "job.seq_lenght=4"], "seq_length"),
         (["13B", "--data", "chats.jsonl"], "no weights to start from"),

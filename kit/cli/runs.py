@@ -247,7 +247,7 @@ def _steps(text: str) -> str:
 def _existing(path: Path) -> Path:
     """The path, if there is a file or directory. Raises SpecError for what may be meant as a model."""
     if not path.exists():
-        raise SpecError(f"{path} is not a run directory; a model is trained on rows: kit train {path} --data FILE.jsonl")
+        raise SpecError(f"{path} is not a run directory; a model trains on rows: kit train {path} --data FILE.jsonl")
     return path
 
 
