@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from kit.cli import app
 from kit.engines.huggingface.models import random_model
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert
+from kit.training.checkpoint.of_run import newest_step, started_from
 from kit.training.generate import generate
 from tests.support import tiny
 from tests.support.assets import prepare
+from tests.support.refusals import refusal
 
 PROMPTS = ["import os\n", "def "]
 
@@ -84,3 +87,36 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
     assert isinstance(done.exception, KitError)
     done = CliRunner().invoke(app, ["generate", str(model), "--prompt", "def ", "--max-new-tokens", "8"])
     assert done.stdout == "def " + expected(model, "def ") + "\n"
+
+
+def test_a_prompt_is_a_turn_of_the_chat_template(model: Path, tmp_path: Path) -> None:
+    """Of the model, or of the rows that a checkpoint was trained on; ``raw`` continues the text."""
+    chat = shutil.copytree(model, tmp_path / "chat")
+    (chat / "chat_template.jinja").write_text("{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}# a")
+    config = json.loads((model / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    turned = expected(model, "# user\ndef \n# a")
+    assert [each.completion for each in generate(chat, ["def "], max_new_tokens=8)] == [turned]
+    assert generate(chat, ["def "], max_new_tokens=8)[0].chat
+    (plain,) = generate(chat, ["def "], max_new_tokens=8, raw=True)
+    assert (plain.completion, plain.chat) == (expected(model, "def "), False)
+    convert(model, "step", tmp_path / "step")
+    (of_step,) = generate(tmp_path / "step", ["def "], tokenizer=chat, max_new_tokens=8)
+    assert (of_step.completion, of_step.chat) == (plain.completion, False)  # its rows were no chats
+
+
+def test_a_run_stands_for_its_newest_whole_checkpoint_and_its_model(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "run.yaml").write_text("model_path: ../model\n")
+    shutil.copytree(model, tmp_path / "model")
+    for step in (9, 20, 100):
+        (run / "checkpoints" / f"step-{step:08d}").mkdir()
+    assert "without a checkpoint" in refusal(CheckpointError, newest_step, run)
+    for step in (9, 20):
+        (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    newest = run / "checkpoints" / "step-00000020"
+    assert newest_step(run) == newest == newest_step(newest)
+    assert started_from(newest) == tmp_path / "model"
+    (run / "run.yaml").write_text("model_path: ../none\n")
+    assert started_from(newest) is None is started_from(model)
