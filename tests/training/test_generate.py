@@ -92,7 +92,8 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path) -> None:
 def test_a_prompt_is_a_turn_of_the_chat_template(model: Path, tmp_path: Path) -> None:
     """Of the model, or of the rows that a checkpoint was trained on; ``raw`` continues the text."""
     chat = shutil.copytree(model, tmp_path / "chat")
-    (chat / "chat_template.jinja").write_text("{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}# a")
+    turns = "{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}"
+    (chat / "chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}# a{% endif %}")
     config = json.loads((model / "config.json").read_text())
     (chat / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     turned = expected(model, "# user\ndef \n# a")
