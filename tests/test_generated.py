@@ -43,10 +43,7 @@ def tables() -> list[str]:
 WRITERS: dict[str, Callable[[], list[str]]] = {
     "kit emit --write-shipped": lambda: shipped_files.check(ROOT),
     "python scripts/readme.py": lambda: other(
-        {
-            "README.md": readme.refreshed((ROOT / "README.md").read_text()),
-            "docs/fine-tune.md": readme.with_defaults((ROOT / "docs/fine-tune.md").read_text()),
-        }
+        {str(page.relative_to(ROOT)): readme.refreshed(page.read_text(encoding="utf-8")) for page in readme.pages()}
     ),
     "python scripts/compile_catalog.py": lambda: other({"kit/specs/catalog/catalog.json": compile_catalog.compiled()}),
     "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(
