@@ -115,6 +115,5 @@ FILES = (
         lambda plan: strict_yaml.dump(accelerate_config(plan)),
         applies,
         PLAN_OWNED_KEYS,
-        committed=True,
     ),
 )

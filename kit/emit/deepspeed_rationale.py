@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile
 from kit.emit.extra import NOT_PREDICTED
 from kit.emit.markdown import code, plain
-from kit.emit.trainer import for_trainer, training_arguments
+from kit.emit.trainer import AUTO, for_trainer, training_arguments
 from kit.emit.trl import words
 from kit.planner.plan import Plan
 from kit.specs.extra import flat
@@ -108,25 +109,28 @@ RATIONALE: Mapping[str, str] = {
 }
 """Dotted key → why it has its value. A test checks that it has exactly the keys that kit emits."""
 
+BY_TRAINER: Mapping[str, str] = {
+    "train_batch_size": "the product of the next two and the ranks",
+    "train_micro_batch_size_per_gpu": "`--per_device_train_batch_size`",
+    "gradient_accumulation_steps": "`--gradient_accumulation_steps`",
+    "optimizer.params.lr": "`--learning_rate`",
+    "optimizer.params.betas": "`--adam_beta1` and `--adam_beta2`",
+    "optimizer.params.eps": "`--adam_epsilon`",
+    "optimizer.params.weight_decay": "`--weight_decay`; of all parameters, norms and biases too",
+    "gradient_clipping": "`--max_grad_norm`",
+    "bf16.enabled": "`--bf16 true`",
+    f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes of the model: norms and biases stay whole, "
+    "because gathering them costs only latency",
+}
+"""Dotted key of ``ds_config.trainer.json`` that is ``"auto"`` → what the Trainer fills in
+(transformers/integrations/deepspeed.py)."""
+
 
 def ds_config_page(plan: Plan) -> str:
     """Markdown with a row for each key, and the arguments that the Hugging Face Trainer needs together with
     ``ds_config.trainer.json``."""
-    lines = [
-        "# ds_config.json, key by key",
-        "",
-        f"{plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}. Keys that are not "
-        "here keep DeepSpeed's default. A change of batch, stage, precision or offload belongs in the recipe; any "
-        "other is honoured.",
-        "",
-        "| key | value | reason |",
-        "|---|---|---|",
-        *(
-            f"| {_cell(key)} | {_cell(json.dumps(value))} | {_reason(plan, key)} |"
-            for key, value in flat(ds_config(plan)).items()
-        ),
-        "",
-    ]
+    about = "A change of batch, stage, precision or offload belongs in the recipe; any other is honoured."
+    lines = key_by_key(plan, "ds_config.json", ds_config(plan), about)
     if plan.layout.uses_nvme:
         lines += [
             "`nvme_path` is the run's (`run.nvme_path`): a run directory has it where the recipe names one outside a "
@@ -137,7 +141,27 @@ def ds_config_page(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _reason(plan: Plan, key: str) -> str:
+def key_by_key(plan: Plan, name: str, config: Mapping[str, Any], about: str) -> list[str]:
+    """Lines with a reason for each key of a configuration of the plan. ``about``: a sentence for the reader."""
+    return [
+        f"# {name}, key by key",
+        "",
+        f"{plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}. Keys that are not "
+        f"here keep DeepSpeed's default. {about}",
+        "",
+        "| key | value | reason |",
+        "|---|---|---|",
+        *(
+            f"| {_cell(key)} | {_cell(json.dumps(value))} | {_reason(plan, key, value)} |"
+            for key, value in flat(config).items()
+        ),
+        "",
+    ]
+
+
+def _reason(plan: Plan, key: str, value: Any) -> str:
+    if value == AUTO:
+        return f"the Trainer: {BY_TRAINER[key]}"
     return f"`extra` of the recipe: {NOT_PREDICTED}" if key in flat(plan.extra.deepspeed) else RATIONALE[key]
 
 

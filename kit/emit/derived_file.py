@@ -34,8 +34,6 @@ class DerivedFile:
     """Why a plan that does not have the file has none; read where --target asks for it."""
     own_loop: bool = False
     """Whether it starts kit's own training loop, which needs training data and an objective of kit's own."""
-    committed: bool = False
-    """Whether ``launch/RECIPE/`` of a checkout has the file (``kit emit --check``)."""
 
 
 def chosen(*settings: tuple[str, object, Any]) -> dict[str, Any]:

@@ -240,10 +240,10 @@ def _several_nodes_of_deepspeed(plan: Plan) -> bool:
 
 
 FILES = (
-    DerivedFile("launch.sh", _launch_script, own_loop=True, committed=True),
-    DerivedFile("launch_elastic.sh", _elastic_script, _several_nodes, own_loop=True, committed=True),
-    DerivedFile("launch_hosts.sh", _launch_hosts_script, _several_nodes, own_loop=True, committed=True),
-    DerivedFile("hostfile", _hostfile, _several_nodes, own_loop=True, committed=True),
-    DerivedFile(".deepspeed_env", deepspeed_env, _several_nodes_of_deepspeed, own_loop=True, committed=True),
+    DerivedFile("launch.sh", _launch_script, own_loop=True),
+    DerivedFile("launch_elastic.sh", _elastic_script, _several_nodes, own_loop=True),
+    DerivedFile("launch_hosts.sh", _launch_hosts_script, _several_nodes, own_loop=True),
+    DerivedFile("hostfile", _hostfile, _several_nodes, own_loop=True),
+    DerivedFile(".deepspeed_env", deepspeed_env, _several_nodes_of_deepspeed, own_loop=True),
     DerivedFile("rank.py", lambda plan: _RANK_PY, _several_nodes_of_deepspeed, own_loop=True),
 )

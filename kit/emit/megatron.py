@@ -365,6 +365,5 @@ FILES = (
         lambda plan: strict_yaml.dump(megatron_settings(plan)),
         applies,
         PLAN_OWNED_KEYS,
-        committed=True,
     ),
 )

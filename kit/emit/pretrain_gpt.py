@@ -305,4 +305,4 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
 """Key of megatron.yaml → the flag for its value."""
 
 
-FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, _expressible, committed=True),)
+FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, _expressible),)

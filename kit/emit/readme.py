@@ -178,4 +178,4 @@ def _command(text: str) -> str:
     return f"```bash\n{text}\n```"
 
 
-FILES = (DerivedFile("README.md", readme, committed=True),)
+FILES = (DerivedFile("README.md", readme),)

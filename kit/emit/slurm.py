@@ -126,4 +126,4 @@ exit "$code"
 """
 
 
-FILES = (DerivedFile("slurm.sbatch", sbatch, applies, own_loop=True, committed=True),)
+FILES = (DerivedFile("slurm.sbatch", sbatch, applies, own_loop=True),)

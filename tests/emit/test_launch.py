@@ -369,17 +369,11 @@ def test_a_slurm_step_gets_all_cpus_of_the_job_and_its_container(
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted((ROOT / "ds_configs").glob("*.json")), *sorted((ROOT / "launch").glob("*/accelerate.yaml"))],
+    [*sorted((ROOT / "ds_configs").glob("*.json")), *sorted((ROOT / "launch").glob("*/run"))],
     ids=lambda path: f"{path.parent.name}-{path.stem}",
 )
-def test_committed_files_lint_clean(path: Path, tmp_path: Path) -> None:
-    """accelerate.yaml beside the DeepSpeed configuration that it names; on several machines too."""
-    for beside in path.parent.glob("*.yaml"):
-        (tmp_path / beside.name).write_text(beside.read_text())
-    if (config := ROOT / "ds_configs" / f"{path.parent.name}.json").is_file():
-        (tmp_path / "ds_config.json").write_text(config.read_text())
-    read = path if path.suffix == ".json" else tmp_path / path.name
-    assert [str(finding) for finding in lint(read) if finding.severity != "note"] == []
+def test_committed_files_lint_clean(path: Path) -> None:
+    assert [str(finding) for finding in lint(path) if finding.severity != "note"] == []
 
 
 @pytest.mark.parametrize("plan", [FSDP2, DDP16 | {"cluster": P5}, ZERO3, ZERO2 | {"dp": 16, "cluster": P5}, DENSE])

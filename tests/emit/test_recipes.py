@@ -1,28 +1,34 @@
 """The recipes that come with kit: each plans, is copied, and has its files in a checkout. tests/test_generated.py
-compares these with the recipes; test_launch.py hands them to kit lint."""
+compares these with the recipes; test_launch.py hands them to kit lint, planning/test_accepted.py to the engines."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kit.emit import shipped_files
 from kit.emit.copy_recipe import copy_recipe
+from kit.emit.extra import plan_of_recipe
 from kit.emit.run_directory import RunDirectory
-from kit.emit.shipped_files import TEMPLATES
+from kit.emit.shipped_files import TEMPLATES, WAYS
 from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan
 from kit.specs.extra import flat
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
+from tests.emit.plans import stand_in
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).parents[2]
+STOPPABLE = "-m kit.training.interruptible -m"
+SAYS = '#!/usr/bin/env bash\necho "$(basename "$0")" "$@"\n'
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -47,12 +53,12 @@ def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, mo
     monkeypatch.setattr(shipped_files, "shipped_files", lambda: shipped)
     for folder in ("ds_configs", "launch"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    edited, script = tmp_path / "ds_configs/zero2.json", next((tmp_path / "launch").rglob("launch.sh"))
+    edited, script = tmp_path / "ds_configs/zero2.json", tmp_path / "launch/slurm/run/launch.sh"
     edited.write_text(edited.read_text().replace('"stage": 2', '"stage": 1'))
     (tmp_path / "ds_configs/zero1.json").unlink()
     (tmp_path / "launch/forgotten.sh").write_text("#!/bin/sh\n")
     shutil.rmtree(script.parent)
-    missing = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch" / script.parent.name).iterdir()}
+    missing = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch/slurm/run").iterdir()}
     assert set(shipped_files.check(tmp_path)) == {f"{name} is missing" for name in missing} | {
         "ds_configs/zero1.json is missing",
         "ds_configs/zero2.json is not what its recipe says today",
@@ -62,22 +68,61 @@ def test_drift_is_noticed_and_mended(shipped: dict[str, str], tmp_path: Path, mo
     assert (script.stat().st_mode & 0o777, edited.stat().st_mode & 0o777) == (0o755, 0o644)
 
 
-@pytest.mark.slow
-def test_what_is_committed_of_a_recipe(shipped: dict[str, str]) -> None:
-    """Of those that fit and are for GPUs: what starts them; DeepSpeed's configuration with the disk of the recipe, or a
-    placeholder, beside its reasons."""
-    assert not [name for name in shipped if "cpu" in name]
-    folder = "launch/llama-3-70b-sft-zero-infinity-8xh100/"
-    assert {name.removeprefix(folder) for name in shipped if name.startswith(folder)} == {
-        "accelerate.yaml", "launch.sh", "README.md", "slurm.sbatch",
-    }  # fmt: skip
-    for name in ("llama-3-70b-sft-zero-infinity-8xh100", "zero-infinity-nvme"):
-        zero = json.loads(shipped[f"ds_configs/{name}.json"])["zero_optimization"]
-        assert zero["offload_optimizer"]["nvme_path"] == "/mnt/nvme"
-    page = shipped["ds_configs/README.md"]
-    assert "| [llama-3.1-8b-sft-zero2-8xh100](llama-3.1-8b-sft-zero2-8xh100.json) | deepspeed" in page
-    assert "# ds_config.json, key by key" in shipped["ds_configs/llama-3.1-8b-sft-zero2-8xh100.md"]
-    assert not [name for name in shipped if name.startswith("ds_configs/llama-3-70b-pretrain-64xh100")]
+STARTED = {
+    "accelerate": "accelerate launch --config_file accelerate.yaml --module kit.training .",
+    "deepspeed": "python -m deepspeed.launcher.runner --hostfile hostfile --master_addr node-0 --master_port 29500 "
+    "rank.py .",
+    "torchrun": "torchrun --standalone --nproc-per-node 8 -m kit.training .",
+    "slurm": "sbatch slurm.sbatch",
+    "megatron": f"python {STOPPABLE} torch.distributed.run --nproc-per-node 8 --nnodes 8 --node-rank 0 --master-addr "
+    "node-0 --master-port 29500 -m kit.training .",
+    "one-gpu": "kit train run",
+}
+"""Way to start → what its first command ends in."""
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_is_a_whole_run_and_its_first_command_starts_it(name: str, tmp_path: Path) -> None:
+    made = shutil.copytree(ROOT / "launch" / name, tmp_path / name)
+    opened = RunDirectory.open(made / "run")
+    assert opened.plan == plan_of_recipe(load_recipe(made / "recipe.yaml"))
+    assert (opened.edits, opened.run.data.train) == ((), str(made / "data/train"))
+    page = (made / "README.md").read_text()
+    assert len(page.splitlines()) <= 40
+    start = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    programs = {line.split()[0] for line in start.splitlines()} - {"cd", "NODE_RANK=0", "./launch_hosts.sh"}
+    (tmp_path / "bin").mkdir()
+    given = stand_in(tmp_path / "bin", **dict.fromkeys({*programs, "python"}, SAYS)) | {"GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(["bash", "-euc", start], cwd=made, env=given, text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == STARTED[name]
+
+
+def test_accelerate_and_torchrun_are_told_what_launch_sh_tells_them(tmp_path: Path) -> None:
+    """Its own words stand around the command of the page: the launcher as a module that Ctrl-C reaches."""
+    for name, words in (
+        ("accelerate", STARTED["accelerate"].split()[2:]),
+        ("torchrun", STARTED["torchrun"].split()[-3:]),
+    ):
+        made = shutil.copytree(ROOT / "launch" / name / "run", tmp_path / name)
+        given = stand_in(tmp_path, python=SAYS)
+        done = subprocess.run([made / "launch.sh"], env=given, text=True, capture_output=True, check=True)
+        assert " ".join(words) in done.stdout
+        assert ("--nproc-per-node 8" in done.stdout) == (name == "torchrun")
+    assert yaml.safe_load((tmp_path / "accelerate/accelerate.yaml").read_text())["num_processes"] == 8
+
+
+def test_templates_have_their_disk_and_a_reason_for_every_key(shipped: dict[str, str]) -> None:
+    """The disk is a placeholder, which a run directory has from its recipe."""
+    for template in TEMPLATES:
+        config, page = (shipped[f"ds_configs/{template.name}.{suffix}"] for suffix in ("json", "md"))
+        reasons = dict(re.findall(r"^\| `([\w.]+)` \| `.*?` \| (.+) \|$", page, re.MULTILINE))
+        disk = {f"zero_optimization.offload_{what}.nvme_path" for what in ("optimizer", "param")}
+        assert reasons.keys() == flat(json.loads(config)).keys() - disk
+        assert f"| [{template.name}]({template.name}.json) |" in shipped["ds_configs/README.md"]
+    assert reasons["sequence_parallel_size"].startswith("layout.cp")
+    zero = json.loads(shipped["ds_configs/zero-infinity-nvme.json"])["zero_optimization"]
+    assert zero["offload_optimizer"]["nvme_path"] == "/mnt/nvme"
+    assert '| `optimizer.params.lr` | `"auto"` | the Trainer: `--learning_rate` |' in shipped["ds_configs/zero2.md"]
 
 
 SHARDING = {

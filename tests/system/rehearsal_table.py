@@ -30,7 +30,9 @@ def page(evidence: dict[str, Any]) -> str:
         last += f" The last run of all (`make prove NAME=rehearse-all`): {whole_run(evidence[WHOLE])}."
     what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
     return f"""{header("Recipes", "make prove NAME=rehearse-all")}
-`kit recipes copy NAME DIR` writes a directory to run from. `kit rehearse NAME` repeats the proof of a recipe.
+`kit recipes copy NAME DIR` writes a directory to run from, `kit emit recipes/NAME.yaml --out DIR` its files alone.
+[launch/](../launch/README.md) has six of them whole, one for each way to start. `kit rehearse NAME` repeats the proof
+of a recipe.
 
 {last}
 
