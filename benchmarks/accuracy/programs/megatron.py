@@ -88,9 +88,12 @@ def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
     weights, gradients, optimizer = _state_bytes(workload, stage)
     copies = 0.0
     if workload.main_gradient_bytes != 4 and workload.optimizer_bytes >= 12:
-        # fp32 copies of 16-bit gradients, from the optimizer step until the next begins (optimizer/optimizer.py,
-        # _copy_model_grads_to_main_grads, zero_grad); a precision-aware optimizer makes none.
-        copies = 4.0 * workload.parameters[stage].total
+        # fp32 copies of 16-bit gradients, from the optimizer step until the next begins; of a rank's own shard under
+        # the distributed optimizer (optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads). A precision-aware
+        # optimizer makes none.
+        dense, experts = owners(workload)
+        parameters = workload.parameters[stage]
+        copies = 4.0 * (parameters.dense / dense + parameters.experts / experts)
     moments = workload.optimizer_bytes - 4 if workload.weight_bytes == 2 else workload.optimizer_bytes
     return RankStates(
         weights=weights,
@@ -111,12 +114,7 @@ def _state_bytes(workload: PublishedWorkload, stage: int) -> tuple[float, float,
     Dense parameters have d = dp·cp owners, experts dp·cp·tp/(ep·etp); optimizer instances divide both.
     """
     parameters, layout = workload.parameters[stage], workload.layout
-    dense_owners = expert_owners = 1.0
-    if layout.zero_stage in (1, 3):
-        dense_owners = layout.dp * layout.cp / workload.optimizer_instances
-        expert_owners = max(
-            layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp) / workload.optimizer_instances, 1.0
-        )
+    dense_owners, expert_owners = owners(workload)
     if workload.lora is not None:
         # A frozen base has neither gradients nor optimizer state.
         trained = adapter_parameters(workload, workload.lora, stage)
@@ -127,6 +125,15 @@ def _state_bytes(workload: PublishedWorkload, stage: int) -> tuple[float, float,
         held = parameters.dense / dense_owners + parameters.experts / expert_owners
     optimizer = _optimizer(workload, parameters, dense_owners, expert_owners) * (1 - workload.optimizer_offload)
     return workload.weight_bytes * held, workload.main_gradient_bytes * held, optimizer
+
+
+def owners(workload: PublishedWorkload) -> tuple[float, float]:
+    """Ranks that share out the optimizer of dense parameters, and of experts."""
+    layout, instances = workload.layout, workload.optimizer_instances
+    if layout.zero_stage not in (1, 3):
+        return 1.0, 1.0
+    expert_owners = layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp) / instances
+    return layout.dp * layout.cp / instances, max(expert_owners, 1.0)
 
 
 def _optimizer(
