@@ -52,6 +52,9 @@ class ExecutionModel:
     """Whether tensor-parallel reductions of backward run beside GEMMs of weight gradients."""
     gradient_bytes: float = 4.0
     """Bytes of a gradient that is reduced over data-parallel ranks."""
+    gradient_sum_bytes: float = 10.0
+    """Megatron without fusion: bytes moved per parameter and micro batch to read a 16-bit gradient and to add it to its
+    sum."""
     gradient_kernel_bytes: float = 0.0
     """Memory moved per gradient to compress it, once a step."""
     zero_plus_plus: ZeroPlusPlus | None = None
@@ -66,7 +69,6 @@ class ExecutionModel:
     copies_gathered = True
     deepcompile = False
     reduces_in_full = False
-    gradient_sum_bytes = 10.0
     reuse_distance = 0.0
 
 
@@ -86,10 +88,8 @@ class Workload:
     grouped_gemm = True
     recompute_every = 1
     recomputed_share = 1.0
-    main_gradient_bytes = 4
     cross_entropy = "unfused"
     deterministic = False
-    keeps_bf16_weights = True
     fsdp_unit: ClassVar[Literal["layer", "model"]] = "layer"
     """What FSDP gathers at once; lint judges files that leave it the model (kit/addons/lint/described.py)."""
 
@@ -323,7 +323,18 @@ class Workload:
     @cached
     def recompute_modules(self) -> frozenset[str]:
         """Modules that selective recompute recomputes, by Megatron's names."""
-        return frozenset({"core_attn"}) if self.layout.recompute == "selective" else frozenset()
+        named = self.layout.recompute_modules or ("core_attn",)
+        return frozenset(named) if self.layout.recompute == "selective" else frozenset()
+
+    @cached
+    def main_gradient_bytes(self) -> int:
+        """Bytes of a gradient that Megatron sums over micro batches."""
+        return 2 if self.layout.gradient_dtype == "bf16" else 4
+
+    @cached
+    def keeps_bf16_weights(self) -> bool:
+        """Whether there is a bf16 weight beside the fp8 copies that GEMMs read."""
+        return not self.layout.fp8_param_gather
 
     @cached
     def execution(self) -> ExecutionModel:
@@ -331,6 +342,8 @@ class Workload:
         model, job, layout = self.model, self.job, self.layout
         megatron = layout.implementation != "huggingface"
         width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+        if layout.engine == "megatron":
+            width = float(self.main_gradient_bytes)
         torch_code: Code = "compiled" if layout.compile_layers else "huggingface"
         megatron_code: Code = "fused" if layout.implementation == "transformer_engine" else "local"
         return ExecutionModel(
@@ -345,6 +358,7 @@ class Workload:
             overlaps_tensor_gradients=layout.engine != "torch",
             gradient_bytes=gradient_bytes(model, layout.gradient_compression, width, count(model).total),
             gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+            gradient_sum_bytes=2.0 + 2 * self.main_gradient_bytes,
             zero_plus_plus=ZeroPlusPlus.of(layout),
         )
 

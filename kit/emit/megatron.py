@@ -92,7 +92,12 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "model.share_embeddings_and_output_weights": "model.tied_embeddings",
     "model.position_embedding_type": "model.family",
     "model.rotary_base": "model.rope_theta",
+    "transformer_config.fp8_param": "layout.fp8_param_gather",
+    "transformer_config.recompute_modules": "layout.recompute_modules",
     "distributed_data_parallel.use_distributed_optimizer": "layout.zero_stage",
+    "distributed_data_parallel.grad_reduce_in_fp32": "layout.gradient_dtype",
+    "distributed_data_parallel.fp8_param_gather": "layout.fp8_param_gather",
+    "distributed_data_parallel.reuse_grad_buf_for_mxfp8_param_ag": "layout.fp8_param_gather",
     "optimizer.use_distributed_optimizer": "layout.zero_stage",
     "optimizer.optimizer_cpu_offload": "layout.offload_optimizer",
     "optimizer.optimizer_offload_fraction": "layout.optimizer_offload_fraction",
@@ -100,6 +105,9 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "optimizer.use_precision_aware_optimizer": "layout.optimizer_state_dtype",
     "optimizer.exp_avg_dtype": "layout.optimizer_state_dtype",
     "optimizer.exp_avg_sq_dtype": "layout.optimizer_state_dtype",
+    "optimizer.main_grads_dtype": "layout.gradient_dtype",
+    "optimizer.fp8_recipe": "layout.fp8_param_gather",
+    "optimizer.reuse_grad_buf_for_mxfp8_param_ag": "layout.fp8_param_gather",
     "optimizer.bf16": "job.precision",
     "optimizer.params_dtype": "job.precision",
 }
@@ -116,19 +124,27 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
 
     Under DeepSpeed the last two sections are left out, because DeepSpeed reduces gradients and steps the optimizer.
     """
+    fp8, kept = _fp8(plan), plan.layout.fp8_param_gather
+    shared = chosen(("reuse_grad_buf_for_mxfp8_param_ag", kept and fp8["fp8_recipe"] == "mxfp8", True))
     settings = {
         "parallel_state": _parallel_state(plan.model, plan.layout),
-        "transformer_config": _transformer_config(plan.model, plan.job, plan.layout) | _fp8(plan),
+        "transformer_config": _transformer_config(plan.model, plan.job, plan.layout)
+        | fp8
+        | chosen(("fp8_param", kept, True)),
         "model": _model(plan.model, plan.job, plan.layout),
     }
     if plan.layout.engine != "deepspeed":
         settings |= {
             "distributed_data_parallel": {
-                "grad_reduce_in_fp32": True,
+                "grad_reduce_in_fp32": plan.layout.gradient_dtype == "fp32",
                 "overlap_grad_reduce": overlaps_gradients(plan.layout),
                 "use_distributed_optimizer": shards_optimizer(plan.layout),
+                **chosen(("fp8_param_gather", kept, True)),
+                **shared,
             },
-            "optimizer": _optimizer(plan.job, plan.layout),
+            "optimizer": _optimizer(plan.job, plan.layout)
+            | chosen(("fp8_recipe", kept, fp8.get("fp8_recipe")))
+            | shared,
         }
     return merged(settings, thawed(plan.extra.megatron))
 
@@ -292,7 +308,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         ("recompute_granularity", layout.recompute in ("full", "selective"), layout.recompute),
         ("recompute_method", recomputes_all, "uniform"),
         ("recompute_num_layers", recomputes_all, 1),
-        ("recompute_modules", layout.recompute == "selective", ["core_attn"]),
+        ("recompute_modules", layout.recompute == "selective", [*layout.recompute_modules] or ["core_attn"]),
     )
 
 
@@ -337,6 +353,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "use_distributed_optimizer": shards_optimizer(layout),
         **(on_host if layout.offload_optimizer == "cpu" else {}),
         **(short_state if layout.optimizer_state_dtype == "bf16" else {}),
+        **({"main_grads_dtype": "bf16"} if layout.optimizer_state_dtype == layout.gradient_dtype == "bf16" else {}),
     }
 
 

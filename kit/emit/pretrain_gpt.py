@@ -205,6 +205,11 @@ def _per_token_loss(value: Any, settings: Mapping[str, Any]) -> Args:
     return ["--calculate-per-token-loss"] if value else []
 
 
+def _gradient_dtype(value: Any, settings: Mapping[str, Any]) -> Args:
+    """arguments.py, validate_args, turns the first flag on by itself in bf16, unless it reads the second."""
+    return ["--accumulate-allreduce-grads-in-fp32" if value else "--grad-reduce-in-bf16"]
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "parallel_state.tensor_model_parallel_size": _covered_by_another_flag,
@@ -274,7 +279,10 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "model.max_sequence_length": _value("--max-position-embeddings"),
     "model.share_embeddings_and_output_weights": _if("--untie-embeddings-and-output-weights", when=False),
     "model.position_embedding_type": _value("--position-embedding-type"),
-    "distributed_data_parallel.grad_reduce_in_fp32": _if("--accumulate-allreduce-grads-in-fp32"),
+    "transformer_config.fp8_param": _covered_by_another_flag,
+    "distributed_data_parallel.fp8_param_gather": _if("--fp8-param-gather"),
+    "distributed_data_parallel.reuse_grad_buf_for_mxfp8_param_ag": _if("--reuse-grad-buf-for-mxfp8-param-ag"),
+    "distributed_data_parallel.grad_reduce_in_fp32": _gradient_dtype,
     "distributed_data_parallel.overlap_grad_reduce": _if("--overlap-grad-reduce"),
     "distributed_data_parallel.use_distributed_optimizer": _if("--use-distributed-optimizer"),
     "optimizer.optimizer": _value("--optimizer"),
@@ -298,6 +306,9 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "optimizer.use_precision_aware_optimizer": _if("--use-precision-aware-optimizer"),
     "optimizer.exp_avg_dtype": _value("--exp-avg-dtype"),
     "optimizer.exp_avg_sq_dtype": _value("--exp-avg-sq-dtype"),
+    "optimizer.main_grads_dtype": _value("--main-grads-dtype"),
+    "optimizer.fp8_recipe": _covered_by_another_flag,
+    "optimizer.reuse_grad_buf_for_mxfp8_param_ag": _covered_by_another_flag,
     "optimizer.bf16": _covered_by_another_flag,
     "optimizer.params_dtype": _same(_DTYPES),
     "optimizer.use_distributed_optimizer": _covered_by_another_flag,

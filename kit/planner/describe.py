@@ -55,4 +55,5 @@ def flag_text(layout: Layout, name: str, value: Any) -> str:
     if name == "cp_comm_type" and layout.cp == 1:
         return ""
     text = FLAGS[name].text
-    return text.get(value, "") if isinstance(text, Mapping) else text.format(value=value)
+    named = ", ".join(value) if isinstance(value, tuple) else value
+    return text.get(value, "") if isinstance(text, Mapping) else text.format(value=named)

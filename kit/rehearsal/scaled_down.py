@@ -36,6 +36,7 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "gradient_compression": ("none", _LOSSY),
     "gradient_dtype": ("fp32", _LOSSY),
     "optimizer_state_dtype": ("fp32", _LOSSY),
+    "fp8_param_gather": (False, _LOSSY),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
 }

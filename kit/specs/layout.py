@@ -18,6 +18,8 @@ GradientCompression = Literal["none", "bf16", "powersgd"]
 """How fp32 gradients are sent between data-parallel ranks: unchanged, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
 GradientDtype = Literal["fp32", "bf16"]
+RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""What Megatron's selective recompute can name (transformer_config.py, recompute_modules)."""
 OptimizerStateDtype = Literal["fp32", "bf16"]
 """fp32, or 16 bits where the optimizer has none to spare: see ``Layout.optimizer_state_dtype``."""
 LOSS_CHUNK_TOKENS = 2048
@@ -115,19 +117,26 @@ class Layout:
         GradientCompression, Flag(("torch", "deepspeed"), "{value} gradient compression")
     ] = "none"
     """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
-    gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
-    """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step."""
+    gradient_dtype: Annotated[GradientDtype, Flag(("torch", "megatron"), "{value} gradients")] = "fp32"
+    """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step.
+    megatron: dtype in which gradients are summed and reduced (bf16: grad_reduce_in_fp32=False)."""
     optimizer_state_dtype: Annotated[
         OptimizerStateDtype, Flag(("deepspeed", "megatron"), "{value} optimizer state")
     ] = "fp32"
     """bf16 under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
-    bf16_optimizer_states). Under megatron: moments and gradients in bf16 with fp32 master weights, by its
-    precision-aware optimizer; Megatron-LM runs it, kit's worker does not."""
+    bf16_optimizer_states). Under megatron: moments in bf16 with fp32 master weights, by its precision-aware optimizer;
+    Megatron-LM runs it, kit's worker does not."""
+    fp8_param_gather: Annotated[bool, Flag(("megatron",), "fp8 weights")] = False
+    """megatron in fp8: the matrices of layers are kept, and gathered after a step, in fp8 alone, without a bf16 copy;
+    Megatron-LM runs it, kit's worker does not."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
     weights. Engine torch always autocasts in bf16 DDP."""
     recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
-    """full: only each layer's input is saved. selective: everything except the inside of attention is saved."""
+    """full: only each layer's input is saved. selective: everything except the inside of attention is saved, or of
+    ``recompute_modules``."""
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Flag(("megatron",), "of {value}")] = ()
+    """megatron, recompute=selective: the modules that backward computes again; none: core_attn."""
     activation_offloading: Annotated[bool, Flag(("torch", "deepspeed"), "saved layer inputs on host")] = False
     """Hugging Face models with full recompute: the saved layer inputs are in pinned host memory from forward to
     backward."""
@@ -245,8 +254,10 @@ class Pins:
     gradient_compression: GradientCompression | None = None
     gradient_dtype: GradientDtype | None = None
     optimizer_state_dtype: OptimizerStateDtype | None = None
+    fp8_param_gather: bool | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
     activation_offloading: bool | None = None
     chunked_loss: bool | None = None
     tiled_mlp: bool | None = None

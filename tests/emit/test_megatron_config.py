@@ -79,6 +79,33 @@ MEGATRONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {T + "recompute_granularity": "selective", T + "recompute_modules": ["core_attn"], T + "recompute_method": ...,
          T + "recompute_num_layers": ...},
     ),
+    "selective modules": (
+        DENSE | {"recompute": "selective", "recompute_modules": ("mlp", "core_attn")},
+        {T + "recompute_granularity": "selective", T + "recompute_modules": ["mlp", "core_attn"]},
+    ),
+    "bf16 gradients": (
+        DENSE | {"gradient_dtype": "bf16"}, {D + "grad_reduce_in_fp32": False, OPT + "main_grads_dtype": ...}
+    ),
+    "bf16 gradients and states": (
+        DENSE | {"gradient_dtype": "bf16", "optimizer_state_dtype": "bf16"},
+        {D + "grad_reduce_in_fp32": False, OPT + "main_grads_dtype": "bf16", OPT + "exp_avg_dtype": "bf16"},
+    ),
+    "fp8 weights": (
+        DENSE | {"implementation": "transformer_engine", "fp8_param_gather": True, "job": {"precision": "fp8"}},
+        {T + "fp8_param": True, D + "fp8_param_gather": True, OPT + "fp8_recipe": "tensorwise",
+         T + "fp8_recipe": "tensorwise", D + "reuse_grad_buf_for_mxfp8_param_ag": ...,
+         OPT + "reuse_grad_buf_for_mxfp8_param_ag": ..., D + "grad_reduce_in_fp32": True},
+    ),
+    "fp8 weights in blocks": (
+        DENSE | {"implementation": "transformer_engine", "fp8_param_gather": True, "job": {"precision": "fp8"},
+        "cluster": "8xB200"},
+        {OPT + "fp8_recipe": "mxfp8", D + "reuse_grad_buf_for_mxfp8_param_ag": True,
+         OPT + "reuse_grad_buf_for_mxfp8_param_ag": True},
+    ),
+    "fp8 beside bf16 weights": (
+        DENSE | {"implementation": "transformer_engine", "job": {"precision": "fp8"}},
+        {T + "fp8_param": ..., D + "fp8_param_gather": ..., OPT + "fp8_recipe": ...},
+    ),
     "interleaved": (
         DENSE | {"vp": 4},
         {"parallel_state.virtual_pipeline_model_parallel_size": 4, T + "virtual_pipeline_model_parallel_size": 4,
@@ -243,6 +270,13 @@ PRETRAIN = {
     "windows": (
         MEGATRON | {"model": "mistral-7b-v0.1", "job": {"seq_length": 8192}, "tp": 8, "recompute": "selective"},
         {"window-size": "4095,0", "recompute-modules": "core_attn", "recompute-granularity": "selective"},
+    ),
+    "short": (
+        DENSE | {"implementation": "transformer_engine", "fp8_param_gather": True, "job": {"precision": "fp8"},
+        "cluster": "8xB200", "gradient_dtype": "bf16", "recompute": "selective",
+        "recompute_modules": ("mlp", "layernorm")},
+        {"fp8-param-gather": True, "reuse-grad-buf-for-mxfp8-param-ag": True, "grad-reduce-in-bf16": True,
+         "accumulate-allreduce-grads-in-fp32": ..., "fp8-recipe": "mxfp8", "fp8-format": "e4m3"},
     ),
     # that flag would divide the routers' loss by the ranks that share a sequence
     "router losses": (

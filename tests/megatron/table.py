@@ -22,6 +22,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cp2": ({"cp": 2}, {}),
     "cp2-ring": ({"cp": 2, "cp_comm_type": "p2p"}, {}),
     "cp2-selective": ({"cp": 2, "recompute": "selective"}, {}),
+    "tp2-sp-mlp": ({**_SP, "etp": 1, "recompute": "selective", "recompute_modules": ("core_attn", "mlp")}, {}),
+    "ep2-tp2-sp-moe": ({**_SP, "ep": 2, "recompute": "selective", "recompute_modules": ("mlp", "moe")}, {}),
     "dp2-distributed-optimizer": ({"dp": 2, "zero_stage": 1}, {}),
     "ep2": ({"dp": 2, "ep": 2, "zero_stage": 1}, {}),
     "ep2-cp2": ({"cp": 2, "ep": 2}, {}),
@@ -46,6 +48,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Name → the layout, and changes to a family's shape."""
 WITH_EXPERTS = {
+    "ep2-tp2-sp-moe",
     "tp2-sp-etp2",
     "ep2",
     "ep2-cp2",
@@ -56,7 +59,16 @@ WITH_EXPERTS = {
     "tp2-sp-pp2-dp2-etp2",
     "tp2-sp-cp2-pp2-ep4",
 }
-WITHOUT_EXPERTS = {"tp2", "tp2-sp", "tp2-sp-full", "cp2-tp2-sp", "tp2-sp-pp2-dp2", "tp2-sp-packed", "tp2-sp-cp2-pp2"}
+WITHOUT_EXPERTS = {
+    "tp2",
+    "tp2-sp",
+    "tp2-sp-full",
+    "tp2-sp-mlp",
+    "cp2-tp2-sp",
+    "tp2-sp-pp2-dp2",
+    "tp2-sp-packed",
+    "tp2-sp-cp2-pp2",
+}
 COMMON = {
     "tp2-sp",
     "tp2-sp-etp2",

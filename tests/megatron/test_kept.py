@@ -1,4 +1,5 @@
-"""What attention keeps for backward under context parallelism, against the cost model."""
+"""What attention keeps for backward under context parallelism, and layers whose modules are computed again, against the
+cost model."""
 
 from __future__ import annotations
 
@@ -31,3 +32,22 @@ def test_gathered_keys_the_ring_and_attention_computed_again(tmp_path):
     # of queries, which sees all keys, is a tensor: 8 queries, 32 keys, 4 bytes.
     assert again == pytest.approx(ring, abs=0.2)
     assert gathered - ring == pytest.approx(8 * 32 * 4 / tokens, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("family", "split", "modules"),
+    [("llama", {}, ("mlp",)), ("mixtral", {"etp": 2}, ("moe",)), ("mixtral", {"etp": 2}, ("mlp",))],
+    ids=["mlp", "moe", "no mlp"],
+)
+def test_modules_computed_again_keep_nothing(tmp_path, family, split, modules):
+    """The difference to a layer that keeps everything is what the cost model takes out; a CPU's norms cancel."""
+    kept, counted = [], []
+    for number, recompute in enumerate(({}, {"recompute": "selective", "recompute_modules": modules})):
+        spec = tiny.model(family, num_layers=2)
+        layout = {"tp": 2, "sp": True} | split | recompute
+        rundir = cases.run_directory(tmp_path / str(number), spec, model_path=None, **layout)
+        kept.append(pool("megatron", 2).run(cases.inside, rundir, inside.kept_bytes)[0])
+        setup = Workload(spec, rundir.plan.cluster, rundir.plan.job, rundir.plan.layout)
+        counted.append(2 * sum(saved_terms(setup, bool(spec.num_experts)).values()))
+    assert kept[0] - kept[1] == pytest.approx(counted[0] - counted[1], rel=0.03)
+    assert (counted[0] == counted[1]) == (modules == ("mlp",) and family == "mixtral")

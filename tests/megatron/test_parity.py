@@ -55,6 +55,7 @@ CASES = {
         LLAMA | {"num_layers": 6},
         {"pp": 2, "vp": 2, "first_stage_layers": 3, "last_stage_layers": 3},
     ),
+    "tp2-sp-mlp": ("llama", TWO_LAYERS, {"tp": 2, "sp": True, "recompute": "selective", "recompute_modules": ("mlp",)}),
     "cp2-selective": ("llama", TWO_LAYERS, {"cp": 2, "recompute": "selective"}),
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
     "dp2-ranges-that-cut-rows": (  # the boundary of two ranks is inside a row of a matrix
@@ -132,6 +133,7 @@ def compare(references, case, train=cases.train, *args, packed=False, eps=cases.
 
 @pytest.mark.everyday(
     "tp2-one-kv-head",
+    "tp2-sp-mlp",
     "cp2-selective",
     "cp2-ring",
     "dp2-ranges-that-cut-rows",

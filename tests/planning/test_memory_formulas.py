@@ -412,6 +412,12 @@ STATES: Rows = [
     ("Megatron", lambda: [state(megatron(dp=4, cp=2, zero_stage=stage), "weights", "optimizer", *MOMENTS,
                                 precision=each) for stage, each in ((1, "bf16"), (0, "bf16"), (1, "fp32"))],
      [[2, 1.5, 4, 4, None, None, 0], [2, 12, 4, 4, None, None, 0], [4, 1, 4, 4, None, None, 0]]),
+    # The step copies its own shard of bf16 gradients to fp32, unless the optimizer reads them as they are.
+    ("Megatron's gradients in bf16", lambda: [state(megatron(dp=4, cp=2, zero_stage=stage, gradient_dtype="bf16",
+        optimizer_state_dtype=each), *MOMENTS) for stage, each in ((1, "fp32"), (0, "fp32"), (1, "bf16"))],
+     [[2, 2, 2.5, None, 0], [2, 2, 6, None, 0], [2, 2, None, None, 0]]),
+    ("beside its optimizer on the host", lambda: state(megatron(dp=8, offload_optimizer="cpu", gradient_dtype="bf16"),
+                                                       *MOMENTS), [2, 2, None, None, 0]),
     ("Megatron's optimizer on the host", lambda: state(megatron(dp=8, offload_optimizer="cpu",
                                                                 optimizer_offload_fraction=0.75), "optimizer"),
                                                                 [3 / 8]),
@@ -779,6 +785,21 @@ RANKS: Rows = [
       2 * ((2 * 320 * 672 + 3 * 320 * 1152) / 2 + 3 * 320 * 200 + 2502 * 320)]),
     ("workspaces of a first stage in fp8", lambda: rank_megatron.workspace_bytes(work(megatron(
         pp=2, **TE), precision="fp8"), 0) - 96 * 2**20, 2 * LAYER + 2 * 3 * LAYER),
+    ("fp8 weights alone", lambda: rank_megatron.workspace_bytes(work(megatron(
+        pp=2, fp8_param_gather=True, **TE), precision="fp8"), 0) - 96 * 2**20, 2 * LAYER),
+    ("what is computed again", lambda: [
+        sorted(rank_megatron.layer_terms(w, kind).keys() - rank_megatron.saved_terms(w, kind).keys())
+        for modules, kind in ((("mlp",), False), (("mlp", "core_attn"), False), (("mlp",), True), (("moe",), True),
+                              (("moe",), False), (("moe_act", "layernorm"), True))
+        for w in [work(FUSED.but(recompute="selective", recompute_modules=modules), EXPERTS)]],
+     [["mlp"], ["core_attn", "mlp"], [], ["experts", "moe_act", "router", "shared_experts"], [],
+      ["layernorm", "moe_act"]]),
+    ("Transformer Engine's MLP begins with its norm", lambda: [
+        rank_megatron.saved_terms(w, kind)["layernorm"] / rank_megatron.layer_terms(w, kind)["layernorm"]
+        for kind in (False, True)
+        for w in [work(FUSED.but(recompute="selective", recompute_modules=("mlp",)), EXPERTS)]], [0.5, 1]),
+    ("and then there once more", lambda: part(SP.but(recompute="selective", recompute_modules=("mlp",)),
+        "recomputed_layer"), [rank_megatron.layer_terms(work(SP), False)["mlp"]]),
     ("selective recompute", lambda: [sorted(rank_megatron.saved_terms(work(SP.but(recompute=each)),
         False)) for each in (
         "none", "selective")], [["attention", "core_attn", "mlp", "norms", "rope"], ["attention", "mlp", "norms",

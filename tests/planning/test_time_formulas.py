@@ -239,7 +239,7 @@ BYTES: Rows = [
     # peft/tuners/lora/dora.py: 34 bytes an element of the four matrices, 38 an output and token.
     ("DoRA", lambda: moved(work(HF, lora=replace(LORA, use_dora=True))) - moved(work(HF, lora=LORA)),
      34 * (2 * 320 * 480 + 2 * 320 * 120) / T + 38 * (480 + 240 + 320)),
-    ("the activation alone", lambda: [elementwise.activation_bytes(work(HF, precision=each)) / T
+    ("the activation alone", lambda: [elementwise.activation_bytes(work(HF, precision=each), 896) / T
                                       for each in ("bf16", "fp32")], [10 * 896, 20 * 896]),
     ("loss", lambda: [elementwise.loss_elementwise_bytes(each) / 5003 for each in (
         work(HF), work(LOCAL), other(work(megatron(**TE)), cross_entropy="fused"))], [36.0, 20.0 / 2, 14.0]),
@@ -344,6 +344,11 @@ LAYERS: Rows = [
     ("full recompute", lambda: parts(work(HF.but(recompute="full")))[2], FORWARD),
     ("a part of it", lambda: parts(other(work(HF.but(recompute="full")), recomputed_share=0.25))[2], FORWARD / 4),
     ("attention alone", lambda: parts(work(LOCAL.but(recompute="selective")))[2], FLASH / 2),
+    # An MLP is computed again with its activation, experts with their routing as well; attention is not.
+    ("the MLP", lambda: parts(work(LOCAL.but(recompute="selective", recompute_modules=("mlp",))))[2],
+     products(GEMM, *mlp_gemms(work(LOCAL), 896))[0] + T * 14 * 448 / 1e12),
+    ("both", lambda: parts(work(LOCAL.but(recompute="selective", recompute_modules=("mlp", "core_attn"))))[2]
+     - parts(work(LOCAL.but(recompute="selective", recompute_modules=("mlp",))))[2], FLASH / 2),
     ("tiles", lambda: parts(work(HF.but(recompute="full", tiled_mlp=True)))[2],
      FORWARD + products(GEMM, *MLP)[0] + T * 10 * 896 / 1e12),
     ("unfused in backward", lambda: parts(how(work(HF), attention="unfused"))[1] - parts(work(HF))[1],
@@ -412,6 +417,17 @@ EXCHANGES: Rows = [
     ("adapters", lambda: [tensor(LOCAL, lora=replace(LORA, targets=each)).forward - 2 * REDUCED
                           for each in ("attention", "all-linear")], [2 * ring(2, T * 28), 4 * ring(2, T * 28)]),
     ("keys are gathered", lambda: context("all_gather", 1.0), Exposed(KEYS, KEYS, 0.0)),
+    # An MLP that is computed again sends its half of forward once more; one in a layer of experts has no such half.
+    ("the MLP's again", lambda: [
+        tensor(LOCAL.but(recompute="selective", recompute_modules=(each,)), experts).recompute / tensor(LOCAL).forward
+        for each, experts in (("mlp", False), ("core_attn", False), ("mlp", True))], [0.5, 0, 0]),
+    ("experts computed again", lambda: [parts(work(megatron(tp=2, ep=4, recompute="selective", recompute_modules=(
+        "moe",)), EXPERTS), experts)[2] > 0 for experts in (True, False)], [True, False]),
+    ("gradients in bf16", lambda: [[each.execution.gradient_bytes, elementwise.micro_batch_bytes(each, P) / P.total]
+        for each in (work(LOCAL), work(LOCAL.but(gradient_dtype="bf16")))], [[4, 10], [2, 6]]),
+    ("sums of fused products in bf16", lambda: [products(GEMM, (64.0, 32.0, 16.0, 1.0), summed=two)[1] - gemms_s(
+        GEMM, work(megatron(gradient_dtype=each, **TE)), [(64.0, 32.0, 16.0, 1.0)])[1]
+        for each, two in (("fp32", 8.0), ("bf16", 4.0))], [0, 0]),
     ("keys go round", lambda: context("p2p", KEYS / 4)[:2], (KEYS * (1 - E.overlap / 4),
         KEYS * (2 - E.overlap * 2.5 / 4))),
     ("keys go round beside attention", lambda: context("p2p", 1.0)[:2], (E.unhidden * KEYS, 2 * E.unhidden * KEYS)),

@@ -104,8 +104,6 @@ class PublishedExecution(ExecutionModel):
     reduces_in_full: bool = False
     """Whether gradients are summed on all data-parallel ranks although each steps a part of the weights (DeepSpeed's
     BF16_Optimizer under its PipelineEngine: runtime/pipe/engine.py, _bf16_reduce_grads)."""
-    gradient_sum_bytes: float = 10.0
-    """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
     matmul_share: float = 1.0
     """Rate of GEMMs over the catalog's: row-wise scales of fp8, a GPU under a power limit."""
     copies_gathered: bool = False

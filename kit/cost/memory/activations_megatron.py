@@ -73,10 +73,11 @@ def _attention(workload: Workload) -> dict[str, float]:
     key_value = max(model.num_key_value_heads / workload.layout.tp, 1) * model.head_dim
     rotated = 0.0 if model.learned_positions else query + key_value
     inputs, output = rotated + (query + 2 * key_value), query
-    if workload.layout.cp > 1 and workload.layout.cp_comm_type == "p2p" and workload.layout.recompute != "selective":
+    shares = workload.layout.cp > 1 and "core_attn" not in workload.recompute_modules
+    if shares and workload.layout.cp_comm_type == "p2p":
         # A copy of this rank's keys and values (kernels/ring_attention.py), and the output as the projection reads it.
         inputs = query + 2 * key_value
-    elif workload.layout.cp > 1 and workload.layout.recompute != "selective":
+    elif shares:
         # Keys and values of the whole sequence (context.py), and the output as two halves and as one tensor.
         inputs, output = query + 2 * key_value * workload.layout.cp, 2 * query
     saved = element * (inputs + output)
@@ -100,7 +101,7 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
     heads = workload.model.num_attention_heads / workload.layout.tp
     compressed = 2 * (latent.q_lora_rank or 0) + 2 * latent.kv_lora_rank + latent.rope_head_dim
     per_head = 2 * latent.query_head_dim + latent.nope_head_dim + 2 * latent.value_head_dim
-    if workload.layout.cp > 1 and workload.layout.recompute != "selective":
+    if workload.layout.cp > 1 and "core_attn" not in workload.recompute_modules:
         gathered = (latent.query_head_dim + latent.value_head_dim) * workload.layout.cp
         per_head = latent.query_head_dim + gathered + 2 * latent.value_head_dim
     saved = workload.element * (compressed * workload.shard_tokens + per_head * heads * workload.tokens)

@@ -27,9 +27,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
     recomputed = 0.0
-    if workload.layout.recompute == "full":
-        kinds = _kinds_of(workload, stage)
-        recomputed = max((sum(layer_terms(workload, kind).values()) for kind in kinds), default=0.0)
+    if workload.layout.recompute != "none":
+        recomputed = max((_recomputed(workload, kind) for kind in _kinds_of(workload, stage)), default=0.0)
     saved = saved_activations(workload, stage)
     # The retained gradients of all layers exist in the first layer's backward; the final norm's tensors are freed by
     # then.
@@ -66,10 +65,20 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 def saved_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     """Bytes by operator that one layer still saves under selective recompute (megatron-core,
     transformer/transformer_config.py, recompute_modules, and CheckpointWithoutOutput)."""
-    terms = layer_terms(workload, has_experts)
-    for name in workload.recompute_modules:
+    terms, modules = layer_terms(workload, has_experts), workload.recompute_modules
+    if "moe" in modules:  # the whole layer of experts, from its norm's output
+        modules |= {"router", "experts", "moe_act", "shared_experts"}
+    if "mlp" in modules and not has_experts and "layernorm" in terms:
+        terms["layernorm"] /= 2  # Transformer Engine computes the MLP's norm in its first linear layer
+    for name in modules:
         terms.pop(name, None)
     return terms
+
+
+def _recomputed(workload: Workload, has_experts: bool) -> float:
+    """Bytes that backward computes again for one layer."""
+    kept = {} if workload.layout.recompute == "full" else saved_terms(workload, has_experts)
+    return sum(layer_terms(workload, has_experts).values()) - sum(kept.values())
 
 
 def layer_input(workload: Workload) -> float:

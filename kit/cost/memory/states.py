@@ -105,17 +105,26 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
 def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """18 bytes, or 6 + 12/d with the distributed optimizer (megatron-core, docs of dist_optimizer).
 
-    Gradients are accumulated in one permanent fp32 buffer (grad_reduce_in_fp32). In fp32 the weights are the master
-    weights: 16 bytes, or 8 + 8/d.
+    Gradients are accumulated in one permanent buffer, in fp32 (grad_reduce_in_fp32) or in bf16. Of bf16 gradients the
+    step makes fp32 copies, of its own shard under the distributed optimizer (distrib_optimizer.py,
+    _copy_model_grads_to_main_grads), unless the optimizer reads them as they are (precision-aware). In fp32 the
+    weights are the master weights: 16 bytes, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
     weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, master_bytes(layout))
+    short = layout.gradient_dtype == "bf16"
+    gradients = 2.0 if short else 4.0
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
         kept = (1 - layout.optimizer_offload_fraction) * (masters + moments.rest) / ranks
-        return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=kept)
+        return StateBytes(weights=weights, gradients=gradients, gradients_in_forward=gradients, optimizer=kept)
+    copies = 4.0 / ranks if short and layout.optimizer_state_dtype == "fp32" else 0.0
     return _with(
         StateBytes(
-            weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=(masters + moments.rest) / ranks
+            weights=weights,
+            gradients=gradients,
+            gradients_in_forward=gradients,
+            optimizer=(masters + moments.rest) / ranks,
+            gradients_in_step=gradients + copies if copies else None,
         ),
         moments,
         masters,

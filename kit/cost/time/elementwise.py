@@ -77,16 +77,12 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     """Bytes that element-wise operators move in the forward of one layer, for one micro batch on one rank."""
     model, tp, tokens, outer = workload.model, workload.layout.tp, workload.tokens, workload.shard_tokens
     element = 4.0 if workload.execution.precision == "fp32" else 2.0
-    h, width, copies = model.hidden_size, model.ffn_hidden_size / tp, 0.0
+    h, width = model.hidden_size, _mlp_width(workload, has_experts)
     rotated = 0.0 if model.learned_positions else (model.query_width + model.key_value_width) / tp
-    if has_experts:
-        width = (workload.routed_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size) / tp
-        # Tokens are permuted, sent, received and sorted on the way to their experts and back; each copy is read and
-        # written.
-        copies = 6 * element * workload.routed_per_token * h * tokens / tp
-    norm, residual, rotation, activation = _operators(workload.execution.code, model.gated_mlp, element)
+    norm, residual, rotation, _ = _operators(workload.execution.code, model.gated_mlp, element)
     residual += 1.0 if workload.hidden_dropout else 0.0
-    total = 2 * (norm + residual) * h * outer + tokens * (rotation * rotated + activation * width) + copies
+    total = 2 * (norm + residual) * h * outer + tokens * rotation * rotated
+    total += activation_bytes(workload, width) + _routing_bytes(workload, has_experts)
     if workload.job.lora is not None:
         weights, outputs, _ = dora_sizes(model, workload.job.lora)
         total += _DORA_WEIGHT * weights + _DORA_OUTPUT * outputs * tokens
@@ -95,11 +91,38 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     return total + _quantised(workload, width)
 
 
-def activation_bytes(workload: Workload) -> float:
-    """Bytes that the activation of a dense MLP moves in forward, for one micro batch on one rank."""
+def _mlp_width(workload: Workload, has_experts: bool) -> float:
+    """Width of a layer's MLP on a rank: of all experts of a token and the shared one."""
+    model = workload.model
+    routed = workload.routed_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size
+    return (routed if has_experts else model.ffn_hidden_size) / workload.layout.tp
+
+
+def activation_bytes(workload: Workload, width: float) -> float:
+    """Bytes that the activation of an MLP of ``width`` moves in forward, for one micro batch on one rank."""
     element = 4.0 if workload.execution.precision == "fp32" else 2.0
     each = _operators(workload.execution.code, workload.model.gated_mlp, element)[3]
-    return each * workload.model.ffn_hidden_size * workload.tokens
+    return each * width * workload.tokens
+
+
+def _routing_bytes(workload: Workload, has_experts: bool) -> float:
+    """Bytes of tokens that are permuted, sent, received and sorted on the way to their experts and back; each copy is
+    read and written."""
+    if not has_experts:
+        return 0.0
+    element = 4.0 if workload.execution.precision == "fp32" else 2.0
+    own = workload.tokens / workload.layout.tp
+    return 6 * element * workload.routed_per_token * workload.model.hidden_size * own
+
+
+def recomputed_bytes(workload: Workload, has_experts: bool) -> float:
+    """Bytes that element-wise operators move again where backward recomputes ``recompute_modules``."""
+    model, modules, code = workload.model, workload.recompute_modules, workload.execution.code
+    whole = {"moe", "moe_act"} if has_experts else {"mlp"}
+    moved = activation_bytes(workload, _mlp_width(workload, has_experts)) if modules & whole else 0.0
+    moved += _routing_bytes(workload, has_experts) if "moe" in modules else 0.0
+    norm = _operators(code, model.gated_mlp, 4.0 if workload.execution.precision == "fp32" else 2.0)[0]
+    return moved + (2 * norm * model.hidden_size * workload.shard_tokens if "layernorm" in modules else 0.0)
 
 
 _DORA_WEIGHT, _DORA_OUTPUT = 34.0, 38.0

@@ -54,11 +54,14 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
     recompute = 0.0
     if workload.layout.recompute == "full":
         recompute = (gemms_forward + attention + elements) * workload.recomputed_share
-    elif "core_attn" in workload.recompute_modules:
-        recompute = attention
+    elif modules := workload.recompute_modules:
+        whole = ("moe" if has_experts else "mlp") in modules
+        recompute = attention if "core_attn" in modules else 0.0
+        recompute += elementwise.recomputed_bytes(workload, has_experts) / gpu.bytes_per_s
+        recompute += sum(part[0] for part in parts[1:]) if whole else 0.0
     if workload.layout.tiled_mlp:
         # Each tile is computed again in backward, after full recompute has computed all of them for nothing.
-        recompute += parts[1][0] + elementwise.activation_bytes(workload) / gpu.bytes_per_s
+        recompute += parts[1][0] + elementwise.activation_bytes(workload, model.ffn_hidden_size) / gpu.bytes_per_s
     return LayerTime(
         forward=gemms_forward + attention + elements,
         backward=gemms_backward + attention_backward + 2 * elements,

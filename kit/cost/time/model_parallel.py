@@ -24,9 +24,10 @@ class Exposed(NamedTuple):
         return self.forward + self.backward + self.recompute
 
 
-def _both_ways(workload: Workload, forward: float, backward: float) -> Exposed:
-    """Adds the recomputation's collectives: under full recompute, those of forward."""
-    return Exposed(forward, backward, forward if workload.layout.recompute == "full" else 0.0)
+def _both_ways(workload: Workload, forward: float, backward: float, of_modules: float = 0.0) -> Exposed:
+    """Adds the recomputation's collectives: under full recompute, those of forward; ``of_modules``: those of the
+    modules that selective recompute computes again."""
+    return Exposed(forward, backward, forward if workload.layout.recompute == "full" else of_modules)
 
 
 def tensor_parallel(
@@ -51,7 +52,9 @@ def tensor_parallel(
     regathered = blocks * group.all_gather_s(size) if layout.sp else 0.0
     hidden_forward = shared().overlap * gemms_forward if how.overlaps_tensor_parallel else 0.0
     hidden_backward = shared().overlap * gemms_backward if how.overlaps_tensor_gradients else 0.0
-    return _both_ways(workload, _exposed(one_way, hidden_forward), _exposed(one_way + regathered, hidden_backward))
+    forward, backward = _exposed(one_way, hidden_forward), _exposed(one_way + regathered, hidden_backward)
+    of_mlp = 0.0 if experts or "mlp" not in workload.recompute_modules else forward / blocks
+    return _both_ways(workload, forward, backward, of_mlp)
 
 
 def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float) -> Exposed:

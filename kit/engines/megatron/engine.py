@@ -50,6 +50,11 @@ class MegatronEngine(Engine):
                 "optimizer is Transformer Engine's, which kit's worker does not step; start Megatron-LM by "
                 "pretrain_gpt.sh, or use fp32"
             )
+        if plan.layout.fp8_param_gather:
+            raise EngineError(
+                "layout.fp8_param_gather=true: kit's worker reads and writes master weights beside bf16 weights; start "
+                "Megatron-LM by pretrain_gpt.sh, or use false"
+            )
         self.optimizer_name = plan.job.optimizer.name
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)

@@ -7,7 +7,7 @@ Its rooms, in the order in which data walks:
 
     rule                          what a rule is
     common                        of several engines
-    torch, deepspeed, megatron, megatron_layers
+    torch, deepspeed, megatron, megatron_layers, megatron_states
                                   of one engine
     context_parallel, compression, optimizers, lora, fast_path, trl
                                   of one feature
@@ -25,6 +25,7 @@ from kit.planner.rules import (
     lora,
     megatron,
     megatron_layers,
+    megatron_states,
     optimizers,
     torch,
     trl,
@@ -40,6 +41,7 @@ FILES = (
     lora,
     megatron,
     megatron_layers,
+    megatron_states,
     optimizers,
     torch,
     trl,

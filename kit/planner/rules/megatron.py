@@ -288,23 +288,3 @@ def etp_follows_tp(w: Workload) -> bool:
 def experts_need_sequence_parallel(w: Workload) -> bool:
     """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""
     return w.model.num_experts > 0 and w.layout.tp > 1 and not w.layout.sp
-
-
-@rule("megatron")
-def optimizer_on_the_host(w: Workload) -> str | None:
-    """optimizer_config.py: optimizer_cpu_offload reuses the precision-aware optimizer, which is a distributed one. In
-    fp32, HybridDeviceOptimizer gives what stays on the GPU no gradients (_set_sub_optimizer_grads)."""
-    layout, place = w.layout, w.layout.offload_optimizer
-    if place == "none" and layout.optimizer_offload_fraction < 1:
-        share = f"optimizer_offload_fraction={layout.optimizer_offload_fraction:g}"
-        return f"{share} with offload_optimizer=none; use offload_optimizer=cpu, or leave it out"
-    if place == "none":
-        return None
-    broken = {
-        "disks, which it does not use; use cpu": place == "nvme",
-        f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
-        f"precision={w.job.precision}; use bf16": w.job.precision != "bf16",
-        "LoRA, whose optimizer is small": w.job.lora is not None,
-    }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"offload_optimizer={place} on engine=megatron with {found}, or leave it out"

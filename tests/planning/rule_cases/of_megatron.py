@@ -138,6 +138,48 @@ CASES = [
             ({}, "LoRA, whose optimizer is small", {"lora": LoraSpec()}),
         )
     ),
+    Case(
+        "short_gradients_of_bf16",
+        megatron(gradient_dtype="bf16"),
+        "gradient_dtype=bf16 with precision=fp32, .*use bf16",
+        megatron(gradient_dtype="bf16"),
+        change={"precision": "fp32"},
+        good_change={"precision": "bf16"},
+    ),
+    *(
+        Case(
+            "fp8_weights",
+            megatron(implementation="transformer_engine", fp8_param_gather=True, **bad),
+            f"fp8_param_gather=true with {said}, or leave it out",
+            megatron(implementation="transformer_engine", fp8_param_gather=True),
+            change={"precision": precision},
+            good_change={"precision": "fp8"},
+        )
+        for bad, said, precision in (
+            ({}, "precision=bf16; use fp8", "bf16"),
+            ({"zero_stage": 0}, "zero_stage=0; use zero_stage=1", "fp8"),
+        )
+    ),
+    *(
+        Case(
+            "recompute_modules",
+            megatron(**{"recompute": "selective"} | bad),
+            f"recompute_modules={said}, or leave it out",
+            megatron(recompute="selective", recompute_modules=("core_attn", "mlp")),
+        )
+        for bad, said in (
+            ({"recompute": "full", "recompute_modules": ("mlp",)}, "mlp with recompute=full; use selective"),
+            ({"recompute_modules": ("moe", "mlp")}, "mlp, moe with moe, which llama-3.1-8b does not have; take it out"),
+            (
+                {"recompute_modules": ("mla_up_proj",)},
+                "mla_up_proj with mla_up_proj, which llama-3.1-8b does not have; take it out",
+            ),
+            (
+                {"recompute_modules": ("layernorm",)},
+                "layernorm with implementation=local, .* core_attn, mlp, moe alone",
+            ),
+        )
+    ),
     *(
         Case(
             "bf16_state",
