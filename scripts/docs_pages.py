@@ -37,7 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     listed = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
-    config.nav[-1]["Notes"] += sorted({file.src_uri for file in files.documentation_pages()} - listed - made.keys())
+    config.nav[-1]["Evidence and notes"] += sorted(
+        {file.src_uri for file in files.documentation_pages()} - listed - made.keys()
+    )
     for name, source in COPIED.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_relinked(text, posixpath.dirname(source), "")))

@@ -1,18 +1,28 @@
-"""Every ``kit …`` command of a page is one that the command line takes: parsed, not run."""
+"""Every ``kit …`` command of a page is one that the command line takes. The pages for users are short and begin with a
+command, and their blocks of bash run as they stand in a checkout."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from kit.cli import app
 from kit.errors import KitError
+from kit.training.data.chat_template import read_chat_template
+from tests.support.assets import prepare
+from tests.support.in_process import kit_main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,11 +80,13 @@ def refusal(command: str, whole: bool) -> str:
     return ""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.is_file()], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.is_file()], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_every_command_is_one(page: Path) -> None:
     found = list(commands(page.read_text(encoding="utf-8")))
     assert {command: said for command, whole in found if (said := refusal(command, whole))} == {}
-    assert len(found) >= {"README.md": 8, "training.md": 8}.get(page.name, 0)
+    assert len(found) >= {"README.md": 8, "training.md": 8}.get(page.name, 0) * (page.parent.name != "notes")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +105,84 @@ def test_a_wrong_command_is_noticed(command: str, whole: bool, refused: bool) ->
     assert bool(refusal(command, whole)) == refused
 
 
+USE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"][0]["Use"]
+USER_PAGES = {Path(name).stem: ROOT / "docs" / name for name in USE if (ROOT / "docs" / name).is_file()}
+WIDTH, SCREEN = 120, 35
+"""Of a terminal: columns and lines. A page for users has four screens at most."""
+NO_COMMAND = {"glossary"}
+
+
+def blocks(page: Path) -> list[list[str]]:
+    """The commands of kit in each block of bash, without the page of ``kit ui``, which does not end."""
+    found = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [re.findall(r"^kit (?!ui).*$", block, re.MULTILINE) for block in found]
+
+
+@pytest.mark.parametrize("page", USER_PAGES)
+def test_a_page_for_users_is_short_and_begins_with_a_command(page: str) -> None:
+    lines = USER_PAGES[page].read_text(encoding="utf-8").splitlines()
+    assert sum(max(1, -(-len(line) // WIDTH)) for line in lines) <= 4 * SCREEN
+    assert page in NO_COMMAND or "```bash" in lines[:10]
+    assert max(len(line) for line in lines if not line.startswith(("|", "<!--"))) <= 140
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.fixture
+def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory like a checkout, with what the pages name: a model under its id of the hub, chats, another program's
+    checkpoint."""
+    for name in ("recipes", "launch", "ds_configs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    model = tmp_path / "Qwen" / "Qwen3-0.6B"
+    shutil.copytree(prepare().model, model)
+    (model / "chat_template.jinja").write_text(read_chat_template("plain"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint-3000").symlink_to(model)
+    turns = [{"role": "user", "content": "def f"}, {"role": "assistant", "content": "return 1"}]
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ran(line: str) -> str:
+    """What a command prints. It ends well; with 1, lint and doctor found something, and memory that nothing fits."""
+    said = kit_main(*shlex.split(line, comments=True)[1:])
+    assert said.code in ((0, 1) if line.split()[1] in ("lint", "doctor", "memory") else (0,)), (
+        f"{line}: {said.err[:500]}"
+    )
+    return said.out
+
+
+FIRST = [page for page in USER_PAGES if page not in {*NO_COMMAND, "ui", "fine-tune"}]
+
+
+@pytest.mark.parametrize("page", FIRST)
+def test_the_first_command_of_a_page_runs_as_it_stands(page: str, as_a_user: Path) -> None:
+    """That of fine-tune.md trains (test_first_run.py); that of ui.md is a server (tests/ui)."""
+    assert ran(blocks(USER_PAGES[page])[0][0])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", FIRST)
+def test_every_block_of_bash_runs_as_it_stands(page: str, as_a_user: Path) -> None:
+    assert all(ran(line) for block in blocks(USER_PAGES[page]) for line in block)
+
+
+@pytest.mark.nightly
+def test_the_first_command_of_fine_tune_trains(as_a_user: Path) -> None:
+    (line,) = blocks(USER_PAGES["fine-tune"])[0]
+    own = {"HOME": str(as_a_user), "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", *shlex.split(line), "job.seq_length=64", "job.precision=fp32"]
+    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, check=True)
+    assert "trained, loss" in done.stdout
+    assert all(ran(line) for block in blocks(USER_PAGES["fine-tune"])[1:] for line in block)
+
+
 def test_every_link_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         targets = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
         assert [t for t in targets if not (page.parent / t).exists()] == [], page.name
 

@@ -6,8 +6,8 @@ from benchmarks.tables import deepspeed, model_types, one_node_70b, optimizers, 
 from tests.support.page import Section
 
 SECTIONS = (
-    Section("docs/deepspeed.md", "ZeRO stages", deepspeed.stages),
-    Section("docs/deepspeed.md", "slow links", deepspeed.slow_links),
+    Section("docs/notes/deepspeed.md", "ZeRO stages", deepspeed.stages),
+    Section("docs/notes/deepspeed.md", "slow links", deepspeed.slow_links),
     Section("docs/one-node-70b.md", "ways to hold the states", one_node_70b.text),
     Section("docs/optimizers.md", "optimizers by engine", optimizers.text),
     Section("docs/pipeline-choice.md", "pipeline depths", pipeline_depths.text),

@@ -1,5 +1,5 @@
-"""The tables of docs/deepspeed.md: each ZeRO stage with its offload on five machines; compressed collectives on slow
-links."""
+"""The tables of docs/notes/deepspeed.md: each ZeRO stage with its offload on five machines; compressed collectives
+on slow links."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
     ids = set(re.findall(given, sources)) | {row.args[0] for row in rows if row.args[1]}
     assert ids == set(RULES)
     assert ids - {case.rule for _, case in CASES} == {"recipe", "run-directory", "edited"}
-    assert markdown() in (ROOT / "docs/lint.md").read_text(), "kit lint --rules"
+    assert markdown() in (ROOT / "docs/lint-rules.md").read_text(), "kit lint --rules"
 
 
 def test_recipes_and_run_directories_have_rules_too(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ PROOFS: dict[str, Proof] = {
         "tests.system.slurm", needs=SLURM,
     ),
     "checkpoints": _proof(
-        "checkpoints that other programs wrote here, from → to, continued; writes docs/checkpoints.md",
+        "checkpoints that other programs wrote here, from → to, continued; writes docs/notes/checkpoints.md",
         5, "tests.system.checkpoints --write",
     ),
     "trackers": _proof(

@@ -2,7 +2,7 @@
 
 Every source is written here by the program itself, on two processes, at step 3 of 6. kit converts it, and kit's engines
 or the Trainer make steps 4 to 6. Compared are losses and gradient norms with those of the program's own steps 4 to 6.
-``--write`` keeps the table in docs/checkpoints.md.
+``--write`` keeps the table in docs/notes/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(write: Annotated[bool, typer.Option(help="Keep the table in the page.")
     matrix = table([*heads, "the Trainer on universal"], rows, right=True)
     print(f"{matrix}\n\nlargest difference in fp32 {worst:.1e}")
     if write:
-        Section("docs/checkpoints.md", "matrix", lambda: matrix).write()
+        Section("docs/notes/checkpoints.md", "matrix", lambda: matrix).write()
     return int(worst > foreign.CLOSEST)
 
 

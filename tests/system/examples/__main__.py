@@ -3,7 +3,7 @@ processes.
 
 Each must become the engine, the stage and the number of processes that its configuration says, and give the losses of
 the same script without any, on one process (KTO and GRPO: DDP on two). The plain loop's are plain torch's. Writes the
-figures of docs/own-scripts.md when all did.
+figures of docs/notes/own-scripts.md when all did.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(script: Only, layout: Only) -> int:
     minutes = (time.monotonic() - begin) / 60
     print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
     if not failed and not script and not layout:
-        Section("docs/own-scripts.md", "figures", lambda: figures(rows)).write()
+        Section("docs/notes/own-scripts.md", "figures", lambda: figures(rows)).write()
     return int(failed)
 
 

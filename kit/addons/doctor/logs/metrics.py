@@ -22,7 +22,7 @@ _LONGEST = 1 << 16
 _LAST = 20
 """An uneven load must last for this many final steps, because routers are uneven at the start of training."""
 HOT = 3.0
-"""An expert above this many times the mean load is overloaded; balanced runs stay below 2 (docs/experts.md)."""
+"""An expert above this many times the mean load is overloaded; balanced runs stay below 2 (docs/notes/experts.md)."""
 _FIX = (
     "set job.balancing of the recipe, which pretraining plans have from the model's family; where it is set, raise "
     "moe_aux_loss_coeff, or moe_router_bias_update_rate of routers with sigmoid scores, or lower the learning rate"
