@@ -3,6 +3,7 @@ command, and their blocks of bash run as they stand in a checkout."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -185,6 +187,33 @@ def test_every_link_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         targets = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
         assert [t for t in targets if not (page.parent / t).exists()] == [], page.name
+
+
+def test_the_walk_of_a_plan_is_as_written() -> None:
+    """docs/architecture.md lists the files in the order in which their functions are first called."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    written = re.findall(r"`(kit/[\w/]+\.py)`", text.partition("**`kit plan")[2].partition("**`kit train")[0])
+    entered: dict[str, None] = {}
+
+    def enter(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_code.co_name[0] != "<":
+            entered.setdefault(frame.f_code.co_filename)
+
+    sys.setprofile(enter)
+    try:
+        kit_main("plan", "llama-3.1-8b", "--gpus", "8xH100")
+    finally:
+        sys.setprofile(None)
+    order = [name for path in entered if (name := path.removeprefix(f"{ROOT}/")) in written]
+    assert order == written
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    named = re.compile(r"`((?:kit|tests|benchmarks|scripts|recipes|examples)/[\w/.-]+\.\w+)`")
+    for page in (ROOT / "docs").rglob("*.md"):
+        found = named.findall(page.read_text(encoding="utf-8"))
+        if page.parent.name != "how-to":  # where the reader makes files
+            assert [name for name in found if not (ROOT / name).exists()] == [], page.name
 
 
 def test_every_make_target_exists() -> None:
