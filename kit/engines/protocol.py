@@ -242,8 +242,8 @@ class Engine(Protocol):
         """This rank's blocks of the full tensors. The blocks of all ranks together contain each element of each tensor
         once. Moments that the optimizer does not have are zero.
 
-        A block is valid until the next one. All ranks must exhaust the iterator. Tied parameters appear once, under the
-        name that transformers saves.
+        A block is valid until the next one. Tied parameters appear once, under the name that transformers saves. Not
+        collective, except for gradients: of these all ranks must exhaust the iterator.
         """
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:

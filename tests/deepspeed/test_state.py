@@ -21,6 +21,8 @@ from tests.support.workers import pool
 SHORT = {"optimizer_state_dtype": "bf16"}
 EXPERTS = tiny.model("deepseek_v3", num_shared_experts=1)
 """Whose routers have corrections, which are buffers."""
+FUSED = tiny.model("gpt_oss", sliding_window=16, full_attention_every=2)
+"""Whose experts are fused and interleaved on disk."""
 AT_ONCE = {"micro_batch_size": 4, "gradient_accumulation_steps": 1}
 TWO = cases.WORLD_SIZE
 
@@ -48,6 +50,8 @@ CHANGES = {
     "2 on the host to 1": (uneven(2, offload_optimizer="cpu"), uneven(1)),
     "Ulysses, 3 to AutoTP, 0": (cases.plan(3, **ULYSSES), cases.plan(0, **AUTOTP)),
     "experts, 3 to 2": (cases.plan(3, spec=EXPERTS), cases.plan(2, spec=EXPERTS)),
+    "fused experts, 3 to 2": (cases.plan(3, spec=FUSED), cases.plan(2, spec=FUSED)),
+    "fused experts, 0 to 3": (cases.plan(0, spec=FUSED), cases.plan(3, spec=FUSED)),
     "Megatron, 2 to Megatron, 3, sp": (cases.plan(2, **MEGATRON), cases.plan(3, sp=True, **MEGATRON)),
     "3 on four to 3": (uneven(3, **FOUR), uneven(3)),
     "2 to 2 on four": (uneven(2), uneven(2, **FOUR)),
@@ -59,6 +63,7 @@ CHANGES = {
         cases.plan(2, **FOUR),
         cases.plan(2, sp=True, offload_optimizer="cpu", **MEGATRON | TWICE),
     ),
+    "Megatron on four, 0 to 2": (cases.plan(0, **MEGATRON | TWICE), cases.plan(2)),
     "Megatron on four, 1 to Megatron, 3": (cases.plan(1, **MEGATRON | TWICE), cases.plan(3, sp=True, **MEGATRON)),
     **{f"bf16, {stage}": (bf16(stage),) * 2 for stage in (0, 1, 2, 3)},
     "bf16, 1, one micro batch": (bf16(1, **AT_ONCE),) * 2,
@@ -68,7 +73,15 @@ CHANGES = {
 
 
 @pytest.mark.everyday(
-    "1 to 2", "2 on the host to 1", "Ulysses, 3 to AutoTP, 0", "AutoTP on four, 3 to 1", "bf16, 0", "bf16 state, 3"
+    "1 to 2",
+    "2 on the host to 1",
+    "Ulysses, 3 to AutoTP, 0",
+    "AutoTP on four, 3 to 1",
+    "fused experts, 3 to 2",
+    "Megatron on four, 0 to 2",
+    "Megatron on four, 1 to Megatron, 3",
+    "bf16, 0",
+    "bf16 state, 3",
 )
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_on_another_layout(before, after, references, tmp_path):

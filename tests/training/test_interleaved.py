@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines.huggingface import experts, models
 from kit.engines.huggingface.models import HfDirectory, tensor_shapes
+from kit.engines.protocol import place
 from kit.errors import CheckpointError
 from kit.training.checkpoint.to_huggingface import write_hf
 from tests.support import tiny
@@ -57,6 +59,28 @@ def test_parameters_become_them_and_come_back(saved, tmp_path):
     write_hf(spec, source, tmp_path / "again", dtype="float32")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", local_files_only=True)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "llama"])
+def test_ranges_of_a_flat_parameter_become_them(family):
+    """As ZeRO cuts it: anywhere, within a row too."""
+    uneven = {"moe_ffn_hidden_size": 7, "ffn_hidden_size": 7, "sliding_window": 7, "full_attention_every": 2}
+    spec = tiny.model(family, **(uneven if family == "gpt_oss" else {}))
+    for name, parameter in models.build_skeleton(spec).named_parameters():
+        whole = torch.arange(float(parameter.numel())).view(parameter.shape)
+        expected = dict(experts.split_experts(spec, name, whole))
+        found = {each: torch.full_like(part, torch.nan) for each, part in expected.items()}
+        cuts = sorted({0, 1, whole.numel() // 7, whole.numel() // 2 + 3, whole.numel() - 1, whole.numel()})
+        written = 0
+        for start, end in pairwise(cuts):
+            for each, shape, row, column, part in experts.split_range(
+                spec, name, tuple(whole.shape), start, whole.flatten()[start:end]
+            ):
+                assert shape == found[each].shape
+                place(found[each], row, column, part)
+                written += part.numel()
+        assert written == whole.numel()
+        assert all(torch.equal(found[each], part) for each, part in expected.items()), name
 
 
 def test_quantised_experts_are_refused(saved):

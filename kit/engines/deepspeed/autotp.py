@@ -77,19 +77,12 @@ class AutoTensorParallel(DataParallel):
         dim, sizes = cut
         first, width = [0, 0], math.prod(super().shape(name)[1:])
         first[dim] = sum(sizes[:number])
-        for row, column, part in rectangles(start, values.detach(), width):
+        for row, column, part in rectangles(start, values, width):
             yield StateBlock(kind, name, self.shape(name), first[0] + row, first[1] + column, part)
 
-    def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Collective. Gather the slices of all tensor-parallel ranks and concatenate them: ``shape(name)``, in the
-        dtype of ``held``, this rank's slice."""
-        cut = self._cuts[name]
-        if cut is None:
-            return held
-        dim, sizes = cut
-        slices = [held.new_empty(*held.shape[:dim], size, *held.shape[dim + 1 :]) for size in sizes]
-        dist.all_gather(slices, held.contiguous(), group=self.tensor_group)
-        return torch.cat(slices, dim)
+    @property
+    def _replica(self) -> tuple[int, int]:
+        return self.dp_rank, self.dp_size
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
         """Read the whole tensor from ``source`` and set this rank's slice of it."""

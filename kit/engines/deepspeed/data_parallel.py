@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import deepspeed
@@ -26,7 +24,7 @@ from kit.engines.huggingface.models import build_model, check_shape, source_for_
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource, rectangles
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -89,50 +87,38 @@ class DataParallel(ModelParallelStrategy):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """Whole tensors are exported by the ranks in turn, buffers by rank 0; of partitioned state each has a part."""
-        if self.in_parts:
-            return dict.fromkeys(self.buffers.shapes, 0)
+        """Replicas export parameters in turn, rank 0 buffers. What is partitioned or split has no owner."""
+        _, replicas = self._replica
+        alone = self.rundir.plan.layout.zero_stage == 0 and replicas == dist.get_world_size()
         return {
-            on_disk: number % dist.get_world_size()
-            for number, name in enumerate(self.parameters)
+            on_disk: number % replicas
+            for number, name in enumerate(self.parameters if alone else ())
             for on_disk in experts.names_on_disk(self._spec, name)
         } | dict.fromkeys(self.buffers.shapes, 0)
 
     @property
-    def in_parts(self) -> bool:
-        """Not of interleaved experts."""
-        return self.rundir.plan.layout.zero_stage > 0 and not self._spec.traits.interleaved_experts
+    def _replica(self) -> tuple[int, int]:
+        """(number of this rank, number of ranks) of the ranks that have equal slices of the model."""
+        return dist.get_rank(), dist.get_world_size()
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        if self.in_parts and kind is not StateKind.GRADIENT:
-            for name, parameter in from_own_place([*self.parameters.items()]):
-                yield from self._own_blocks(kind, name, *self.state.own_part(parameter, kind))
-        else:
-            yield from self._whole_tensors(kind)
+        """Each rank exports its own part. What all replicas have (gradients, which ZeRO gathers; stage 0) they export
+        in turn."""
+        gathered = kind is StateKind.GRADIENT
+        (replica, replicas), items = self._replica, [*enumerate(self.parameters.items())]
+        whole = gathered or self.rundir.plan.layout.zero_stage == 0
+        for number, (name, parameter) in items if gathered else from_own_place(items):
+            part = (0, self.state.gradient(parameter)) if gathered else self.state.own_part(parameter, kind)
+            if not whole or number % replicas == replica:
+                yield from self._own_blocks(kind, name, part[0], part[1].detach().flatten())
         if dist.get_rank() == 0:
             for name, buffer in self.buffers.export(kind):
                 yield StateBlock.whole(kind, name, buffer)
 
     def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[StateBlock]:
-        """Blocks of a range of the flattened parameter, in which the tensors on disk follow each other."""
-        values = values.detach()
-        at, end = 0, start + values.numel()
-        for on_disk, shape in experts.shapes_on_disk(self._spec, name, self.shape(name)).items():
-            lower, upper = max(start, at), min(end, at + math.prod(shape))
-            if lower < upper:
-                width = math.prod(shape[1:])
-                for row, column, part in rectangles(lower - at, values[lower - start : upper - start], width):
-                    yield StateBlock(kind, on_disk, shape, row, column, part)
-            at += math.prod(shape)
-
-    def _whole_tensors(self, kind: StateKind) -> Iterator[StateBlock]:
-        """Collective under ZeRO, which gathers every tensor on every rank."""
-        read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
-        for number, (name, parameter) in enumerate(self.parameters.items()):
-            whole = self.full_param(name, read(parameter)).detach()
-            if number % dist.get_world_size() == dist.get_rank():
-                for on_disk, tensor in experts.split_experts(self._spec, name, whole):
-                    yield StateBlock.whole(kind, on_disk, tensor)
+        """Blocks of a range of the flattened parameter."""
+        for block in experts.split_range(self._spec, name, self.shape(name), start, values):
+            yield StateBlock(kind, *block)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError if names or shapes differ from the model's."""
@@ -154,10 +140,6 @@ class DataParallel(ModelParallelStrategy):
         """Shape of the whole parameter, as transformers has it."""
         parameter = self.parameters[name]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-    def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """The whole parameter, of ``shape(name)``; ``held``: the tensor that ZeRO gathered over its ranks."""
-        return held
 
 
 @contextmanager

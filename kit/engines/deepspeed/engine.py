@@ -160,8 +160,8 @@ class DeepSpeedEngine(Engine):
         return self._strategy.owners
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """Blocks of the full tensors. Gradients are exported without fp16's loss scale."""
-        for kind in from_own_place(kinds) if self._strategy.in_parts else kinds:
+        """Not collective, except for gradients, which are exported without fp16's loss scale."""
+        for kind in from_own_place(kinds):
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
                 self._state.open_moments(kind)
             unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1

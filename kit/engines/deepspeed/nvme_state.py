@@ -36,9 +36,6 @@ class NvmeState(FullyPartitionedState):
         assert gradient is not None
         return self._optimizer._fp32_state_allgather(parameter, gradient.narrow(0, start, length).float())
 
-    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        return self._optimizer._fp32_state_allgather(parameter, self._part(parameter, kind))
-
     def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
         whole = self._part(parameter, kind)
         whole[: part.numel()].copy_(part)

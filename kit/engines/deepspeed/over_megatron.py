@@ -23,7 +23,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.deepspeed.state import ParameterState
+from kit.engines.deepspeed.state import ParameterState, UnshardedState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.deepspeed.whole_model import share_memory
 from kit.engines.megatron.microbatches import forward
@@ -101,7 +101,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         return (losses * counted).sum()
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        return export_blocks(self._resharder, [kind], in_order=True)
+        return export_blocks(self._resharder, [kind], in_order=kind is StateKind.GRADIENT)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         self._resharder.load(kind, source)
@@ -133,7 +133,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
 
 
 class _Shards(ShardState):
-    """``ShardState`` over DeepSpeed's optimizer, which reads and sets only whole shards of a parameter."""
+    """``ShardState`` over DeepSpeed's optimizer, which gathers gradients and sets only whole shards of a parameter."""
 
     def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
         self._state, self._data = state, data
@@ -145,10 +145,14 @@ class _Shards(ShardState):
         return tuple(getattr(param, "ds_shape", param.shape))
 
     def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
-        shard = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
-        rows, rank, size = shard.shape[0], self._data.rank(), self._data.size()
-        start, end = (rows * each // size * (shard.numel() // rows) for each in (rank, rank + 1))
-        return start, shard.detach().reshape(-1)[start:end]
+        gathered = kind is StateKind.GRADIENT
+        start, values = (0, self._state.gradient(param)) if gathered else self._state.own_part(param, kind)
+        values = values.detach().flatten()
+        if gathered or isinstance(self._state, UnshardedState):  # equal on all ranks: each has some of the rows
+            rows, rank, size = self.shape(param)[0], self._data.rank(), self._data.size()
+            start, end = (rows * each // size * (values.numel() // rows) for each in (rank, rank + 1))
+            values = values[start:end]
+        return start, values
 
     def put(self, kind: StateKind, param: torch.nn.Parameter, row: int, column: int, block: torch.Tensor) -> None:
         if self._param is not param:

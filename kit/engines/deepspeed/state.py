@@ -6,8 +6,8 @@
     └── FullyPartitionedState    stage 3: every rank has a slice of each parameter and of its state
         └── NvmeState            stage 3 with state on NVMe (nvme_state.py)
 
-All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
-device; ``set`` takes the whole tensor on every rank and keeps this rank's part.
+``gradient`` is collective and returns the whole fp32 tensor on every rank, on the engine's device; ``own_part`` returns
+what a rank has; ``set`` takes the whole tensor on every rank and keeps this rank's part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import (
     safe_get_full_grad,
-    safe_get_full_optimizer_state,
     safe_get_local_fp32_param,
     safe_get_local_optimizer_state,
     safe_set_full_optimizer_state,
@@ -61,17 +60,10 @@ class ParameterState(ABC):
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
         return safe_get_full_grad(parameter).float()
 
-    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must be open
-        (``open_moments``); those that the optimizer does not have are zero."""
-        if kind in _MOMENTS and kind not in self._kinds:
-            return torch.zeros(getattr(parameter, "ds_shape", parameter.shape))
-        return safe_get_full_optimizer_state(parameter, self._key(kind))
-
+    @abstractmethod
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
-        """(start in the flattened parameter, values) of what this rank alone has of MASTER or a moment that is open:
-        fp32, one dimension, perhaps empty. Not collective. For partitioned state only."""
-        raise NotImplementedError
+        """(start in the flattened parameter, values) of what this rank has of MASTER or a moment: fp32, of any shape,
+        perhaps empty. Not collective. Moments must be open (``open_moments``)."""
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
@@ -220,20 +212,21 @@ class UnshardedState(ParameterState):
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         return parameter.grad.float()
 
-    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+    def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
+        """The whole; moments that the optimizer does not have are zero."""
         master = self._master[parameter]
         if (key := self._key(kind)) is None:
-            return master
+            return 0, master
         if kind not in self._kinds:
-            return torch.zeros_like(master)
+            return 0, torch.zeros_like(master)
         state = self._adam.state[master]
-        return second_moment(state) if isinstance(self._adam, torch.optim.Adafactor) else state[key]
+        return 0, second_moment(state) if isinstance(self._adam, torch.optim.Adafactor) else state[key]
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         if kind is not StateKind.MASTER and isinstance(self._adam, torch.optim.Adafactor):
             set_second_moment(self._adam.state[self._master[parameter]], value)
         else:
-            self.get(parameter, kind).data.copy_(value)
+            self.own_part(parameter, kind)[1].data.copy_(value)
 
     def update_model(self) -> None:
         for parameter, master in self._master.items():

@@ -80,17 +80,12 @@ class ModelParallelStrategy(ABC):
         return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
     @property
-    def in_parts(self) -> bool:
-        """Whether each rank exports its part of master weights and moments, without collectives."""
-        return False
-
-    @property
     def owners(self) -> Mapping[str, int]:
         return {}
 
     @abstractmethod
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        """Blocks of one kind of state (``Engine.export_blocks``)."""
+        """Blocks of one kind of state (``Engine.export_blocks``). Collective for gradients only."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:

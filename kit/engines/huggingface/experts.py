@@ -17,7 +17,7 @@ import torch
 
 from kit.engines.huggingface import fused_experts
 from kit.engines.huggingface.fused_experts import ExpertSlice
-from kit.engines.protocol import TensorSource
+from kit.engines.protocol import TensorSource, rectangles
 from kit.specs.model import ModelSpec
 
 
@@ -74,6 +74,32 @@ def split_part(
         if 0 <= where.expert - starts[0] < len(part):
             own = replace(where, expert=where.expert - starts[0]).of(part)
             yield each, where.shape(shape), (0,) * own.ndim, own
+
+
+def split_range(
+    model: ModelSpec, name: str, shape: tuple[int, ...], start: int, values: torch.Tensor
+) -> Iterator[tuple[str, tuple[int, ...], int, int, torch.Tensor]]:
+    """Split a range of one flattened parameter: (name on disk, whole shape on disk, first row, first column, matrix,
+    which is a view of ``values``). ``shape``: of the whole parameter; ``start``: element at which the range begins."""
+    slices, at = expert_slices(model, name), 0
+    if slices and model.traits.interleaved_experts:
+        inputs = math.prod(shape[1:-1])
+        for row, column, part in rectangles(start, values, shape[-1]):
+            for each, where in slices.items():
+                lower, upper = max(row, where.expert * inputs), min(row + len(part), (where.expert + 1) * inputs)
+                first = (where.index - column) % where.count
+                own = part[lower - row : max(lower, upper) - row, first :: where.count]
+                if own.numel():
+                    yield each, where.shape(shape), (column + first) // where.count, lower % inputs, own.t()
+        return
+    for each, whole in shapes_on_disk(model, name, shape).items():  # which follow each other in the parameter
+        lower, upper = max(start, at), min(start + values.numel(), at + math.prod(whole))
+        if lower < upper:
+            for row, column, part in rectangles(
+                lower - at, values[lower - start : upper - start], math.prod(whole[1:])
+            ):
+                yield each, whole, row, column, part
+        at += math.prod(whole)
 
 
 class FusedExpertsSource(TensorSource):
