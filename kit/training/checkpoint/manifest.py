@@ -40,7 +40,7 @@ from kit.training.checkpoint.files import (
     sealed,
     verify,
 )
-from kit.training.checkpoint.storage import MANIFEST
+from kit.training.checkpoint.storage import MANIFEST, step_of
 from kit.training.counters import Counters
 
 FOLDERS = {StateKind.MASTER: "model", StateKind.EXP_AVG: "exp_avg", StateKind.EXP_AVG_SQ: "exp_avg_sq"}
@@ -99,8 +99,11 @@ class Checkpoint:
         self.manifest = _read(self.path)
 
     def verify(self, share: bool = False) -> None:
-        """Raises CheckpointError, which names the first file that is missing, truncated or corrupted. ``share``: this
-        rank hashes its share of the files only, so that the ranks together hash all."""
+        """Raises CheckpointError, which names the first file that is missing, truncated or corrupted; also for a
+        directory with the name of another step. ``share``: this rank hashes its share of the files only, so that the
+        ranks together hash all."""
+        if step_of(self.path.name) not in (None, step := self.manifest.counters.step):
+            raise CheckpointError(f"{self.path} is of step {step} by its manifest; if all of it is, rename it")
         records = sorted(self.manifest.files.items())
         verify(self.path, dict(split_over_ranks(records) if share else records))
 
