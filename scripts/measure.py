@@ -70,14 +70,17 @@ class Checkout:
     def sizes(self) -> dict[str, tuple[int, int, int]]:
         """Room → (files, lines, statements without imports and docstrings)."""
         found: dict[str, tuple[int, int, int]] = {}
-        for name, tree in self.trees.items():
+        for name in self.trees:
             parts = name.split("/")
             depth = 3 if parts[:2] == ["kit", "addons"] else 2
             room = "/".join(parts[:depth]) if len(parts) > depth else f"{parts[0]}/*.py"
-            statements = sum(isinstance(node, ast.stmt) and not _is_uncounted(node) for node in ast.walk(tree))
             files, lines, before = found.get(room, (0, 0, 0))
-            found[room] = files + 1, lines + self.texts[name].count("\n"), before + statements
+            found[room] = files + 1, lines + self.texts[name].count("\n"), before + self.statements(name)
         return found
+
+    def statements(self, name: str) -> int:
+        """Statements of a file without imports and docstrings."""
+        return sum(isinstance(node, ast.stmt) and not _is_uncounted(node) for node in ast.walk(self.trees[name]))
 
     @functools.cached_property
     def imports(self) -> Graph:

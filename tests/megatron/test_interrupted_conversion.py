@@ -46,9 +46,9 @@ def source(tmp_path_factory) -> Path:
 
 def small_files(patch: Callable[..., None] = setattr) -> None:
     """Files of a tensor or a few, so that there is something to go on with."""
-    plan_files = store.plan_files
+    split = store.split_into_files
     for module in (store, to_huggingface):
-        patch(module, "plan_files", lambda names, shapes, itemsize, _: plan_files(names, shapes, itemsize, 1 << 14))
+        patch(module, "split_into_files", lambda tensors, _: split(tensors, 1 << 14))
     patch(torch_dist, "_FILE_BYTES", 1 << 14)
 
 

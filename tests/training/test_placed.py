@@ -117,11 +117,10 @@ def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twice(tmp_path):
     there, gone = (ParallelFile(tmp_path / f"{name}.safetensors", {"vector": (11,)}) for name in ("there", "gone"))
     there.create()
-    writer = BlockWriter()
-    writer.write(there, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
-    with pytest.raises(FileNotFoundError):
-        writer.write(gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
-    writer.finish()  # would be told of a descriptor that is closed already
+    with BlockWriter() as writer:  # at its end it would be told of a descriptor that is closed already
+        writer.write(there, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
+        with pytest.raises(FileNotFoundError):
+            writer.write(gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
 
 
 def test_a_full_disk_is_an_error(tmp_path):
@@ -129,8 +128,6 @@ def test_a_full_disk_is_an_error(tmp_path):
         write(tmp_path)
     file = ParallelFile(tmp_path / "small.safetensors", {"vector": (11,)})
     file.create()
-    writer = BlockWriter()
-    with full_disk(20), pytest.raises(OSError, match="large"):
+    with full_disk(20), pytest.raises(OSError, match="large"), BlockWriter() as writer:
         writer.write(file, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
-    writer.abandon()
     assert size_hash_and_sum(file.path)[0] == record_of(file.path).bytes

@@ -232,7 +232,7 @@ def test_a_kill_while_uploading_loses_nothing(tmp_path, saved, s3, end):
     assert process.wait(10) in (-9, 1)
     release.set()
     remote = RemoteCheckpoints(ADDRESS)
-    assert (remote.names(), remote.steps()) == ({STEP}, [])
+    assert ([*remote.listed()], remote.steps()) == ([STEP], [])
     s3.fault = lambda method, key: None
     assert copied(saved, ADDRESS).events() == ["checkpoint uploaded"]
     assert remote.steps() == [2]
@@ -331,7 +331,7 @@ class TestCopies:
         remote.write("step-00000001/state/a", b"half of one, of a killed run")
         remote.write("step-00000009/state/a", b"half of a newer one, of another run's start")
         assert [step for _, step, *_ in copied(saved, remote.address).said] == [6, 4]
-        assert remote.names() == {f"step-{step:08d}" for step in (4, 6, 9)}
+        assert remote.listed().keys() == {f"step-{step:08d}" for step in (4, 6, 9)}
 
     def test_what_is_kept(self, saved, remote):
         for step in (20, 30, 40):
@@ -341,12 +341,12 @@ class TestCopies:
 
     def test_a_size_that_differs_there_is_a_failure(self, tmp_path, saved, remote, monkeypatch):
         monkeypatch.setattr(LocalFileSystem, "put_file", lambda self, path, to, **_: self.pipe_file(to, b"half"))
-        files = sealed_files(saved / STEP / "manifest.json")
+        files = sealed_files(saved / STEP / "manifest.json", STEP)
         with pytest.raises(CheckpointError, match="rank4 has 4 bytes after its upload, not 1400 bytes"):
             remote.put_files(saved / STEP, {"state/exp_avg_sq-rank4": files["state/exp_avg_sq-rank4"]})
 
     def test_a_copy_goes_on_with_what_is_missing(self, tmp_path, saved, remote):
-        files = sealed_files(saved / STEP / "manifest.json")
+        files = sealed_files(saved / STEP / "manifest.json", STEP)
         remote.put_files(saved / STEP, dict(list(files.items())[:3]))
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "away").rglob("*rank*")}
         remote.put_files(saved / STEP, files)

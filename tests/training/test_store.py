@@ -21,6 +21,7 @@ from kit.engines.protocol import StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
+from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.files import record_of, sealed
 from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
@@ -238,7 +239,7 @@ class TestHuggingFace:
 
     def test_unknown_dtype_and_damaged_checkpoint(self, exported, tmp_path):
         with pytest.raises(CheckpointError, match="dtype 'fp8' is unknown; use one of float32"):
-            checkpoint_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
+            convert(exported[2], "hf", tmp_path / "hf", dtype="fp8")
         (exported[2] / MASTER).unlink()
         assert "is missing" in refusal(CheckpointError, lambda: checkpoint_to_hf(exported[2], tmp_path / "hf"))
         assert not (tmp_path / "hf").exists()
@@ -246,7 +247,6 @@ class TestHuggingFace:
 
 def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_path):
     """Weights alone are in the dtype that was asked for; a step that was skipped is none of Adam's."""
-    from kit.training.checkpoint.convert import convert
 
     rundir, engine, _ = exported
     counters = Counters(step=5, samples_seen=20, tokens_seen=640, optimizer_steps=3, samples_skipped=0)

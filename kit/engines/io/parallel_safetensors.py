@@ -40,7 +40,8 @@ class ParallelFile:
 
 
 class BlockWriter:
-    """Writes blocks into existing files. One file is open at a time; a thread flushes written data to the disk."""
+    """Writes blocks into existing files, while entered. One file is open at a time; a thread flushes written data to
+    the disk, where all of it is at the end. After a failure the caller removes the files."""
 
     def __init__(self) -> None:
         self._file: ParallelFile | None = None
@@ -72,22 +73,22 @@ class BlockWriter:
                 self._put(array, start)
             else:
                 self._put_lines(array, start, 4 * width)
+            self._unflushed += array.nbytes
+            if self._unflushed >= _FLUSH_BYTES and (not self._flushing or self._flushing[-1].done()):
+                self._flushing.append(self._disk.submit(os.fdatasync, self._descriptor))
+                self._unflushed = 0
             elements, words = self.written.get(file.path, (0, 0))
             self.written[file.path] = elements + array.size, (words + _words(array.view(_WORD))) % 2**32
 
-    def finish(self) -> None:
-        """Wait until all data is on the disk. Raises OSError."""
-        self._switch(None)
-        try:
-            for each in self._flushing:
-                each.result()
-        finally:
-            self._disk.shutdown()
+    def __enter__(self) -> BlockWriter:
+        return self
 
-    def abandon(self) -> None:
-        """Close the open file after a failure. The caller removes the files."""
+    def __exit__(self, failure: object, *_: object) -> None:
+        """Raises OSError."""
         self._switch(None)
         self._disk.shutdown()
+        for each in self._flushing if failure is None else ():
+            each.result()
 
     def _switch(self, file: ParallelFile | None) -> None:
         if file is self._file:
@@ -105,20 +106,12 @@ class BlockWriter:
         for number, line in enumerate(array):
             if os.pwrite(self._descriptor, line, start + number * stride) != size:
                 self._put(line, start + number * stride)  # after a partial write: write the whole row
-        self._wrote(array.nbytes)
 
     def _put(self, array: np.ndarray, start: int) -> None:
         rest = array.data.cast("B")
         while rest:
             written = os.pwrite(self._descriptor, rest, start)
             rest, start = rest[written:], start + written
-        self._wrote(array.nbytes)
-
-    def _wrote(self, num_bytes: int) -> None:
-        self._unflushed += num_bytes
-        if self._unflushed >= _FLUSH_BYTES and (not self._flushing or self._flushing[-1].done()):
-            self._flushing.append(self._disk.submit(os.fdatasync, self._descriptor))
-            self._unflushed = 0
 
 
 def size_hash_and_sum(path: Path) -> tuple[int, str, int]:

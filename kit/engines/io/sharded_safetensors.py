@@ -6,13 +6,15 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 
 from kit.engines.closed_list import load_restricted
@@ -74,20 +76,26 @@ class SafetensorsSource(TensorSource):
         if name not in self._files:
             raise CheckpointError(f"tensor {name} is not in the checkpoint; it has {len(self._files)} other tensors")
         path = self._files[name]
-        try:
+        with _described(path):
             if path != self._open_path:
                 self._open_file = _open(path)
                 self._open_path = path
             return what(self._open_file, self._renames.get(name, name))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read as safetensors ({error}); the file is missing, truncated or foreign: "
-                f"copy it again from where it was complete"
-            ) from error
 
 
 def _open(path: Path) -> Any:
     return _Pickled(path) if path.suffix == ".bin" else safe_open(path, framework="pt")
+
+
+@contextmanager
+def _described(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}); the file is missing, truncated or foreign: "
+            f"copy it again from where it was complete"
+        ) from error
 
 
 class _Pickled(dict[str, torch.Tensor]):
@@ -121,13 +129,8 @@ class _Slice:
 
 def file_names(path: Path) -> list[str]:
     """Names of the tensors in one file. Raises CheckpointError as ``SafetensorsSource`` does."""
-    try:
+    with _described(path):
         return list(_open(path).keys())
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as safetensors ({error}); the file is missing, truncated or foreign: "
-            f"copy it again from where it was complete"
-        ) from error
 
 
 def header(
@@ -186,21 +189,15 @@ def write_tensors(
         return file.tell(), digest.hexdigest()
 
 
-def plan_files(
-    names: Iterable[str], shapes: Mapping[str, Sequence[int]], itemsize: int, shard_bytes: int
-) -> list[list[str]]:
-    """The names of the tensors of each file, in order. A file has at most ``shard_bytes`` bytes, or one larger
-    tensor."""
-    files: list[list[str]] = []
-    held = 0
-    for name in names:
-        num_bytes = math.prod(shapes[name]) * itemsize
-        if not files or held + num_bytes > shard_bytes:
-            files.append([])
-            held = 0
-        files[-1].append(name)
-        held += num_bytes
-    return files
+def split_into_files(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], shard_bytes: int) -> StateDictSplit:
+    """Which tensors are in which file, as ``save_pretrained`` splits them. A file has at most ``shard_bytes`` bytes, or
+    one larger tensor. ``tensors``: name → (dtype, shape)."""
+    return split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: math.prod(tensor[1]) * tensor[0].itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

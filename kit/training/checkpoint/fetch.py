@@ -25,10 +25,7 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)
         remote.get_files(name, [MANIFEST], partial)
-        try:
-            files = sealed_files(partial / MANIFEST)
-        except ValueError as error:
-            raise CheckpointError(f"{remote.address}/{name}/{MANIFEST} is damaged ({error})") from error
+        files = sealed_files(partial / MANIFEST, f"{remote.address}/{name}")
         require_disk_space(root, sum(record.bytes for record in files.values()))
         return files
 

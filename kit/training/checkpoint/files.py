@@ -149,11 +149,14 @@ class _Listed:
     files: Files
 
 
-def sealed_files(path: Path) -> Files:
-    """The files of a manifest of any format and version. Raises OSError; ValueError if it is damaged or differs from
-    its hash."""
-    data = parse_json(read_text(path, MOST_BYTES))
-    return _opened(path, data if isinstance(data, dict) else {}, _Listed, ["files"]).files
+def sealed_files(path: Path, place: object) -> Files:
+    """The files of a manifest of any format and version. Raises CheckpointError, which names its directory as
+    ``place``, if it cannot be read, is damaged, or differs from its hash."""
+    try:
+        data = parse_json(read_text(path, MOST_BYTES))
+        return _opened(path, data if isinstance(data, dict) else {}, _Listed, ["files"]).files
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{place}/{path.name} is damaged or cannot be read ({error})") from error
 
 
 def _opened(path: Path, data: Mapping[str, Any], into: type[_Contents], keys: Collection[str]) -> _Contents:

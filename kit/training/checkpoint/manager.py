@@ -88,7 +88,6 @@ class CheckpointManager:
         try:
             self.kept.write(state, counters, is_main, self._group)
             self.finished()
-        except CheckpointError as error:
-            self._failure = str(error)
-        except Exception as error:  # otherwise Python would only print it
-            self._failure = f"writing the checkpoint of step {counters.step} failed: {error!r}"
+        except Exception as error:  # Python would only print what is no CheckpointError
+            said = f"writing the checkpoint of step {counters.step} failed: {error!r}"
+            self._failure = str(error) if isinstance(error, CheckpointError) else said

@@ -23,11 +23,6 @@ _AT_ONCE = 2
 """Files that are copied at the same time. s3fs holds up to ten parts of 50 MB of each in memory."""
 
 
-def last_path(name: str) -> str:
-    """Path of a checkpoint's manifest, below the address."""
-    return f"{name}/{MANIFEST}"
-
-
 @dataclass(frozen=True)
 class RemoteCheckpoints(RemoteFiles):
     """The checkpoints below an address. Every method raises CheckpointError if the storage cannot be used."""
@@ -35,32 +30,25 @@ class RemoteCheckpoints(RemoteFiles):
     key: str = "run.checkpoint.remote"
     error: type[KitError] = CheckpointError
 
-    def names(self) -> set[str]:
-        """Names of all checkpoints, complete or not."""
+    def listed(self, name: str = "") -> dict[str, dict[str, int]]:
+        """Checkpoint → file → its bytes, of what is there, complete or not. ``name``: of this checkpoint alone."""
         filesystem, root = self.opened
+        found: dict[str, dict[str, int]] = {}
         with self.described("listing"):
             filesystem.invalidate_cache()
-            try:
-                listed = filesystem.ls(root, detail=False)
-            except FileNotFoundError:  # nothing was written yet
-                return set()
-        return {name for path in listed if step_of(name := str(path).rstrip("/").rpartition("/")[2]) is not None}
-
-    def complete(self) -> set[str]:
-        """Names of the checkpoints with their last file."""
-        return {name for name in self.names() if self.find(last_path(name))}
+            for path, info in filesystem.find(f"{root}/{name}".rstrip("/"), detail=True).items():
+                step, _, file = str(path).removeprefix(f"{root}/").partition("/")
+                if step_of(step) is not None:
+                    found.setdefault(step, {})[file] = info["size"]
+        return found
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, newest first."""
-        return sorted((step for name in self.complete() if (step := step_of(name)) is not None), reverse=True)
+        return sorted((step_of(name) or 0 for name, files in self.listed().items() if MANIFEST in files), reverse=True)
 
     def sizes(self, name: str) -> dict[str, int]:
         """File of a checkpoint → its bytes, of what is there."""
-        filesystem, root = self.opened
-        with self.described("listing"):
-            filesystem.invalidate_cache()
-            found = filesystem.find(f"{root}/{name}", detail=True)
-        return {path.removeprefix(f"{root}/{name}/"): info["size"] for path, info in found.items()}
+        return self.listed(name).get(name, {})
 
     def put_files(self, directory: Path, files: Mapping[str, FileRecord]) -> None:
         """Copy the files of a local checkpoint that are not there with their size. Raises CheckpointError for one that
@@ -90,7 +78,7 @@ class RemoteCheckpoints(RemoteFiles):
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its last file first: what a kill leaves is no checkpoint."""
-        self.remove_file(last_path(name))
+        self.remove_file(f"{name}/{MANIFEST}")
         filesystem, root = self.opened
         with self.described("removing old checkpoints of"), suppress(FileNotFoundError):
             filesystem.rm(f"{root}/{name}", recursive=True)

@@ -6,7 +6,6 @@ they are.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, hf_config
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
-from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, split_into_files, write_tensors
 from kit.engines.protocol import Engine, StateBlock, StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.files import complete_file, fsync
@@ -46,7 +45,6 @@ class State:
     kinds: tuple[StateKind, ...]
     owners: Mapping[str, int]
     blocks: Callable[[], Iterator[StateBlock]]
-    """Collective if the engine's ``export_blocks`` is, unless the blocks were copied."""
     scalars: Mapping[str, float]
     private: Mapping[str, torch.Tensor]
     random: random_state.RandomState | None
@@ -92,16 +90,17 @@ def write_state(
     run_collectively(is_main, lambda: _start(directory, state.kinds, model, lora, weight_map), doing, group=group)
     records = write_blocks(state, directory, weight_map, shapes, is_main, doing, group)
     mine = run_collectively(True, lambda: _write_own(state, directory), doing, group=group)
-    beside = run_collectively(is_main, lambda: _beside_weights(directory), doing, group=group)
-    return weight_map, records | {name: record for each in (*mine, *beside) for name, record in each.items()}
+    records |= {name: record for each in mine for name, record in each.items()}
+    return weight_map, records | run_collectively(is_main, lambda: _beside_weights(directory), doing, group=group)[0]
 
 
 def _weight_map(owners: Mapping[str, int], shapes: Shapes, shard_bytes: int) -> dict[str, str]:
     """Name → file. Tensors of different owners are in different files, so that one rank writes a file."""
-    by_owner: dict[int, list[str]] = {}
-    for name in shapes:
-        by_owner.setdefault(owners.get(name, 0), []).append(name)
-    files = [n for _, own in sorted(by_owner.items()) for n in plan_files(own, shapes, 4, shard_bytes)]
+    by_owner: dict[int, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
+    for name, shape in shapes.items():
+        by_owner.setdefault(owners.get(name, 0), {})[name] = torch.float32, shape
+    split = [split_into_files(own, shard_bytes).filename_to_tensors for _, own in sorted(by_owner.items())]
+    files = [names for own in split for names in own.values()]
     return {
         name: f"model-{number:05d}-of-{len(files):05d}.safetensors"
         for number, names in enumerate(files, 1)
@@ -170,7 +169,12 @@ def write_blocks(
     expected = {key: (created[0][key] + _once(file, written)) % 2**32 for key, file in files.items()}
     mine = split_over_ranks([*expected])
     shares = run_collectively(
-        True, lambda: {_name(key): _record(files[key].path, expected[key]) for key in mine}, doing, group=group
+        True,
+        lambda: {
+            f"{FOLDERS[kind]}/{name}": _record(files[kind, name].path, expected[kind, name]) for kind, name in mine
+        },
+        doing,
+        group=group,
     )
     return {name: record for each in shares for name, record in each.items()}
 
@@ -187,24 +191,13 @@ def _once(file: ParallelFile, written: Sequence[Mapping[Path, tuple[int, int]]])
     return sum(sums)
 
 
-def _name(key: tuple[StateKind, str]) -> str:
-    return f"{FOLDERS[key[0]]}/{key[1]}"
-
-
 def _write(
     state: State, files: Mapping[tuple[StateKind, str], ParallelFile], weight_map: Mapping[str, str]
 ) -> dict[Path, tuple[int, int]]:
-    writer, blocks = BlockWriter(), state.blocks()
-    try:
-        for block in blocks:
+    with BlockWriter() as writer:
+        for block in state.blocks():
             file = files[block.kind, weight_map[block.name]]
             writer.write(file, block.name, block.row, block.column, block.values)
-        writer.finish()
-    except BaseException:
-        writer.abandon()
-        raise
-    finally:
-        deque(blocks, maxlen=0)  # also after a failure, because other ranks wait in the export's collectives
     return writer.written
 
 

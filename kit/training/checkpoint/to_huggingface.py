@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 from kit.engines.huggingface import adapters, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, hf_config, tensor_shapes
-from kit.engines.io.sharded_safetensors import plan_files, write_tensors
+from kit.engines.io.sharded_safetensors import split_into_files, write_tensors
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.hub import id_of
@@ -64,11 +63,9 @@ def checkpoint_to_hf(
     and special token ids. If the checkpoint has adapters, writes a peft directory, with the tokenizer files and the
     base model's address; with ``merge_into`` (the directory of the frozen model) it writes the model with merged
     adapters. The chat template is the one that the run was trained with, whatever ``extras_from`` has. Downloads
-    nothing; one tensor is in memory at a time. Raises CheckpointError for an unknown dtype, a damaged checkpoint, a
-    directory that is not empty, or a full disk.
+    nothing; one tensor is in memory at a time. ``dtype``: a key of ``DTYPES``. Raises CheckpointError for a damaged
+    checkpoint, a directory that is not empty, or a full disk.
     """
-    if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     said = Checkpoint(checkpoint)
     said.verify()
     said.refuse_unlisted()
@@ -126,17 +123,13 @@ def _write_weights(
 ) -> None:
     """Write shards ``model-0000k-of-0000n.safetensors`` and their index, or ``model.safetensors`` if one is enough."""
     # In the order of the source, which may read adjacent tensors only once.
-    files = plan_files([name for name in source.names() if name in shapes], shapes, dtype.itemsize, shard_bytes)
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number, names in enumerate(files, start=1):
-        file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
-        write_tensors(directory / file_name, tensors, source)
-        total += sum(math.prod(shape) * kind.itemsize for kind, shape in tensors.values())
-        weight_map |= dict.fromkeys(names, file_name)
-    if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    names = [name for name in source.names() if name in shapes]
+    tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
+    split = split_into_files(tensors, shard_bytes)
+    for file, own in split.filename_to_tensors.items():
+        write_tensors(directory / file, {name: tensors[name] for name in own}, source)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(directory / "model.safetensors.index.json", index)
 
 

@@ -28,10 +28,7 @@ def share(files: Files, number: int, of: int) -> dict[str, FileRecord]:
 
 def upload(directory: Path, address: str, number: int, of: int) -> None:
     """Copy the share of host ``number`` of ``of``. Raises CheckpointError, also if a file differs from the manifest."""
-    try:
-        files = sealed_files(directory / MANIFEST)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory / MANIFEST} cannot be read ({error})") from error
+    files = sealed_files(directory / MANIFEST, directory)
     RemoteCheckpoints(address).put_files(directory, share(files, number, of))
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from kit.engines.collective import Result, gather, rank, run_collectively
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.remote import RemoteCheckpoints, last_path
+from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import MANIFEST, is_checkpoint, kept, name_of, step_of, steps_in
 from kit.training.logging.metrics import RunOutput
 from kit.units import to_gib
@@ -127,18 +127,19 @@ class Uploads:
         copies and returns None."""
         if self._given_up.is_set():
             return None
-        remote, complete = self._remote, self._remote.complete()
+        remote, there = self._remote, self._remote.listed()
+        complete = {name for name, files in there.items() if MANIFEST in files}
         local = {path.name for path in steps_in(self._root).values() if is_checkpoint(path)}
         wanted = self._kept(local | complete) & local
         for name in sorted(wanted, reverse=True):
             manifest = (self._root / name / MANIFEST).read_bytes()
-            if self._copied.get(name) != manifest and remote.read(last_path(name)) != manifest:
+            if self._copied.get(name) != manifest and remote.read(f"{name}/{MANIFEST}") != manifest:
                 if self._begun.get(name) != manifest:
                     remote.remove(name)  # an earlier save of this step, or half of one
                     self._begun[name] = manifest
                 return name
             self._copied[name] = manifest
-        for name in remote.names() - self._kept(complete) - wanted:
+        for name in there.keys() - self._kept(complete) - wanted:
             if name < max(complete):  # an incomplete one too: a newer copy replaces it
                 remote.remove(name)
         return None
@@ -154,8 +155,8 @@ class Uploads:
         self._on(rank() == 0, partial(self._complete, name, began))
 
     def _copy_share(self, directory: Path) -> None:
-        arguments = [str(directory), self._remote.address, str(self._number), str(self._of)]
-        command = [sys.executable, "-m", "kit.training.checkpoint.upload", *arguments]
+        share = map(str, (directory, self._remote.address, self._number, self._of))
+        command = [sys.executable, "-m", "kit.training.checkpoint.upload", *share]
         # A session of its own, so that signals to the run's process group do not reach it.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -173,7 +174,7 @@ class Uploads:
         content = (self._root / name / MANIFEST).read_bytes()
         if content != self._begun[name]:
             raise CheckpointError("it was saved anew before its copy was complete")
-        self._remote.write(last_path(name), content)
+        self._remote.write(f"{name}/{MANIFEST}", content)
         size, seconds = sum(self._remote.sizes(name).values()), round(time.monotonic() - began, 3)
         words = f"{name} is in run.checkpoint.remote: {to_gib(size):.3g} GiB in {seconds:.1f} s"
         step = step_of(name) or 0
