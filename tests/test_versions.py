@@ -12,7 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from kit.preflight.facts import gather
+from kit.addons.doctor.machines.facts import gather
 from kit.preflight.versions import LEGS, NEWEST, OLDEST, check_versions
 from scripts.leg import pins
 from tests.support.page import ROOT

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
@@ -62,15 +62,11 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 over model, cluster, job, layout and extra: equal means the same computation on the same machines."""
-        return _digest(
-            {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout", "extra")}
-        )
+        from hashlib import sha256  # OpenSSL: a plan that is only printed has no digest
 
-    @property
-    def model_digest(self) -> str:
-        """SHA-256 over the model's shape: equal means the same tensors, whatever the model is called."""
-        shape = strict_yaml.to_plain(self.model)
-        return _digest({key: value for key, value in shape.items() if key not in ("name", "source")})
+        keys = ("model", "cluster", "job", "layout", "extra")
+        data = {key: strict_yaml.to_plain(getattr(self, key)) for key in keys}
+        return sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
@@ -99,10 +95,3 @@ class Plan:
                 f"this kit reads {SCHEMA_VERSION}: plan again from the recipe"
             )
         return strict_yaml.parse(cls, document.data, document)
-
-
-def _digest(data: dict[str, Any]) -> str:
-    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    from hashlib import sha256  # OpenSSL: a plan that is only printed has no digest
-
-    return sha256(canonical.encode()).hexdigest()

@@ -1,30 +1,25 @@
-"""What a plan and its run require of a machine, and checks whether this machine has it."""
+"""Checks whether this machine has what a plan and its run require."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass
 from pathlib import Path
 
-import kit.emit.megatron
-from kit.cost.hardware import runs_rocm
-from kit.cost.reliability import checkpoint_bytes
 from kit.emit.launch import processes_per_node
-from kit.emit.run_directory import RunDirectory
-from kit.object_storage import is_address
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult, failure
-from kit.preflight.facts import free_bytes
 from kit.preflight.versions import installed_version, numbers
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
 from kit.specs.optimizers import OPTIMIZERS
-from kit.specs.run import RunSpec, data_paths, run_paths
+from kit.specs.run import RunSpec
 from kit.units import to_gib
 
 PACKAGES = {
@@ -39,60 +34,19 @@ NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine l
 INSTALL_LIBAIO = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """Requirements of a plan. Sizes are for one node unless the name says otherwise."""
+def free_bytes(directory: Path, direct: bool = False) -> int:
+    """Free bytes on the disk of a directory, after a test that writes a file there.
 
-    packages: tuple[str, ...]
-    """Distributions that must be installed."""
-    cuda: bool
-    """Whether the plan is for NVIDIA's GPUs; kit asks nvidia-smi alone."""
-    gpus_per_node: int
-    gpu_gib: float
-    """Predicted peak of one GPU."""
-    host_gib: float
-    """Host memory of one node, by the function of the same name."""
-    cpu_adam: bool
-    """DeepSpeed compiles its CPU Adam on first use."""
-    nvme_gib: float
-    num_nodes: int
-    paths: tuple[str, ...]
-    """Files that must be the same on all nodes."""
-    checkpoint_directory: str
-    checkpoints_gib: float
-    """Disk space for the kept checkpoints, and one more during a save."""
-    nvme_path: str | None
-
-
-def requirements_of(rundir: RunDirectory) -> Requirements:
-    """Requirements of a run directory's plan and run."""
-    plan, run = rundir.plan, rundir.run
-    cluster, predicted = plan.cluster, plan.predicted
-    on_gpus = cluster.gpu.device == "cuda"
-    packages = list(PACKAGES[plan.layout.engine])
-    if kit.emit.megatron.applies(plan):
-        packages.append("megatron-core")
-    one = to_gib(checkpoint_bytes(plan.workload))
-    prefixes = data_paths(run.data).values()
-    if any(prefix.startswith("s3://") for prefix in prefixes):
-        packages.append("s3fs")
-    data = [f"{prefix}{end}" for prefix in prefixes if not is_address(prefix) for end in (".bin", ".idx")]
-    model = [str(Path(path) / "config.json") for key, path in run_paths(run).items() if key == "model_path"]
-    offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
-    return Requirements(
-        packages=tuple(packages),
-        cuda=on_gpus and not runs_rocm(plan.cluster.gpu),
-        gpus_per_node=processes_per_node(plan),
-        gpu_gib=predicted.peak_gib if on_gpus else 0.0,
-        host_gib=host_gib(plan),
-        cpu_adam=offloads and plan.layout.engine == "deepspeed",
-        nvme_gib=predicted.nvme_gib_per_node,
-        num_nodes=cluster.num_nodes,
-        paths=(str(rundir.path / "plan.yaml"), str(rundir.path / "run.yaml"), *data, *model),
-        checkpoint_directory=str(rundir.path),
-        checkpoints_gib=one * (run.checkpoint.keep_last + 1),
-        nvme_path=run.nvme_path,
-    )
+    Raises OSError if no file can be written. With ``direct``, raises ValueError if the file system refuses direct I/O,
+    which libaio needs (O_DIRECT: only on Linux, and not on tmpfs and overlays).
+    """
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-preflight-") as file:
+        if direct:
+            try:
+                os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
+            except (AttributeError, OSError):
+                raise ValueError("tmpfs and overlays do, and systems other than Linux") from None
+    return shutil.disk_usage(directory).free
 
 
 def host_gib(plan: Plan) -> float:

@@ -18,7 +18,6 @@ from kit.errors import KitError, SpecError
 from kit.extras import install
 from kit.object_storage import files_beside, is_address, open_filesystem
 from kit.preflight.check_result import CheckResult, failure, judge, require
-from kit.preflight.facts import free_bytes
 from kit.preflight.requirements import (
     PACKAGES,
     check_gpus,
@@ -26,6 +25,7 @@ from kit.preflight.requirements import (
     check_libaio,
     check_nvme,
     check_optimizer,
+    free_bytes,
     gpus_here,
 )
 from kit.preflight.versions import check_versions

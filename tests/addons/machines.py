@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kit.addons.doctor.machines import facts
 from kit.emit.run_directory import RunDirectory, write
-from kit.preflight import facts
 from kit.preflight.check_result import CheckResult
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import plan_of

@@ -1,11 +1,12 @@
-"""How results of checks are joined and told (kit/preflight/check_result), and the command line on this machine."""
+"""How results of checks are joined and told (machines/results), and the command line on this machine."""
 
 from __future__ import annotations
 
 import json
 
+from kit.addons.doctor.machines.results import merged, table
 from kit.errors import RunDirectoryError
-from kit.preflight.check_result import failure, merged, ok, require, skipped, table, warning
+from kit.preflight.check_result import failure, ok, require, skipped, warning
 from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 

@@ -1,4 +1,4 @@
-"""Facts of a machine (kit/preflight/facts): this one's, read for real, and what DCGM answers."""
+"""Facts of a machine (machines/facts): this one's, read for real, and what DCGM answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.preflight import facts
+from kit.addons.doctor.machines import facts
 from tests.addons.machines import HEALTHY, ROOT
 from tests.emit.plans import stand_in
 from tests.support.calls import before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.addons.doctor.machines.host_checks import CHECKS, check_host
-from kit.preflight.requirements import Requirements
+from kit.addons.doctor.machines.needs import Requirements
 from tests.addons.machines import H100S, HEALTHY, gpus
 from tests.support.refusals import refusal
 

@@ -1,4 +1,4 @@
-"""What a plan asks of a machine (kit/preflight/requirements)."""
+"""What a plan asks of a machine (machines/needs)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kit.addons.doctor.machines.needs import requirements_of
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.run_directory import write
-from kit.preflight.requirements import requirements_of
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec
 from tests.emit.plans import DENSE, FSDP2, ON_CPU, ZERO2, ZERO3, plan_of
 

@@ -27,7 +27,6 @@ from kit.preflight.requirements import (
     check_nvme,
     check_optimizer,
     gpus_here,
-    requirements_of,
     swap_directory,
 )
 from kit.preflight.run_checks import missing_packages, preflight
@@ -450,8 +449,6 @@ def test_an_address_stays_one_in_the_run_directory(rundir: RunDirectory) -> None
     data = DataSpec(blend=blend, validation=address, validation_sets={"v": address})
     made = write(rundir.plan, RunSpec(data=data), rundir.path.parent / "another")
     assert RunDirectory.open(made.path).run.data == data
-    asked = requirements_of(made)
-    assert (asked.packages[-1], [path for path in asked.paths if "s3:" in path]) == ("s3fs", [])
 
 
 def test_the_command_says_so_before_anything_starts(rundir: RunDirectory) -> None:

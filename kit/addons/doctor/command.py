@@ -49,8 +49,8 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
 
     from kit.addons.doctor.machines.hosts import PORT, examine
     from kit.addons.doctor.machines.remote import read_hostfile
+    from kit.addons.doctor.machines.results import table
     from kit.emit.run_directory import RunDirectory
-    from kit.preflight.check_result import table
 
     begin = time.monotonic()
     names = read_hostfile(hosts) if hosts else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from kit.addons.doctor.machines.facts import Facts
+from kit.addons.doctor.machines.needs import Requirements
 from kit.extras import EXTRAS, install
 from kit.preflight.check_result import CheckResult, failure, judge, ok, skipped, warning
-from kit.preflight.facts import Facts
-from kit.preflight.requirements import Requirements
 from kit.preflight.versions import check_versions
 from kit.units import to_gib
 

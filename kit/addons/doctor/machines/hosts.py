@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.addons.doctor.machines.facts import Facts
 from kit.addons.doctor.machines.host_checks import check_host
+from kit.addons.doctor.machines.needs import requirements_of
 from kit.addons.doctor.machines.remote import Place, all_facts, clock_skews, connections
+from kit.addons.doctor.machines.results import merged
 from kit.emit.run_directory import RunDirectory
-from kit.preflight.check_result import HERE, CheckResult, State, failure, merged, ok, warning
-from kit.preflight.facts import Facts
-from kit.preflight.requirements import requirements_of
+from kit.preflight.check_result import HERE, CheckResult, State, failure, ok, warning
 
 PORT = 29500
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 1.0, 60.0

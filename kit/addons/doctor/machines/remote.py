@@ -20,7 +20,7 @@ from kit.preflight.check_result import HERE, CheckResult, failure
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 LIMIT_S = 25
 AT_ONCE = 64
-FACTS = "kit.preflight.facts"
+FACTS = "kit.addons.doctor.machines.facts"
 SOCKETS = str(Path(__file__).with_name("sockets.py").resolve())
 T = TypeVar("T")
 

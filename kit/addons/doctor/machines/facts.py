@@ -1,6 +1,6 @@
-"""Facts of one machine, gathered on it: ``python -m kit.preflight.facts REQUEST`` prints them as JSON.
+"""Facts of one machine, gathered on it: ``python -m kit.addons.doctor.machines.facts REQUEST`` prints them as JSON.
 
-It only reads facts; ``kit doctor`` and ``run_checks`` judge them. Imports no torch: versions come from package
+It only reads facts; ``host_checks`` and ``hosts`` judge them. Imports no torch: versions come from package
 metadata, torch's CUDA version from its version.py.
 """
 
@@ -17,12 +17,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kit.preflight.requirements import free_bytes
 from kit.preflight.versions import LEGS, installed_version
 from kit.specs.local import host_memory, nvidia_smi
 
@@ -152,7 +152,7 @@ def _or_error(read: Callable[[], Any]) -> Any:
 
 def _kit_digest() -> str:
     """Hash of kit's own sources, because a checkout's version says nothing about edits."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[3]
     files = sorted(root.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
@@ -195,21 +195,6 @@ def _writable(path: Path) -> dict[str, Any]:
         return {"free_bytes": free_bytes(path)}
     except OSError as error:
         return {"error": error.strerror or str(error)}
-
-
-def free_bytes(directory: Path, direct: bool = False) -> int:
-    """Free bytes on the disk of a directory, after a test that writes a file there.
-
-    Raises OSError if no file can be written. With ``direct``, raises ValueError if the file system refuses direct I/O,
-    which libaio needs (O_DIRECT: only on Linux, and not on tmpfs and overlays).
-    """
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-preflight-") as file:
-        if direct:
-            try:
-                os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
-            except (AttributeError, OSError):
-                raise ValueError("tmpfs and overlays do, and systems other than Linux") from None
-    return shutil.disk_usage(directory).free
 
 
 def _port_is_free(port: int) -> bool:
