@@ -14,7 +14,6 @@ EXTRAS = {
     "deepspeed": "deepspeed",
     "gguf": "gguf",
     "huggingface_hub": "hub",
-    "matplotlib": "demo",
     "peft": "lora",
     "prometheus_client": "tracking",
     "torchao": "torchao",

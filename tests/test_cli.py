@@ -152,7 +152,7 @@ def test_bad_input_is_one_error_and_exit_code_2(
 
 
 def test_a_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, said in (("matplotlib", "pip install 'deepspeed-megatron-kit[demo]'"), ("no_such", None)):
+    for name, said in (("numpy", "pip install 'deepspeed-megatron-kit[torch]'"), ("no_such", None)):
 
         def lacking(name: str = name, **_: object) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")

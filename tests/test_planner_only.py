@@ -95,8 +95,6 @@ def test_what_plans_works(kit: str, tmp_path: Path) -> None:
         (["convert", "inspect", "."], "torch", "torch"),
         (["generate", ".", "--prompt", "a"], "torch", "torch"),
         (["rehearse", RECIPE.stem], "psutil", "torch"),
-        (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--png", "a.png"], "matplotlib", "demo"),
-        (["memory", "llama-3.1-8b", "--gpus", "8xH100", "--png", "a.png"], "matplotlib", "demo"),
         (["ui", "--port", "8973"], "nicegui", "ui"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

@@ -85,7 +85,7 @@ def test_an_image_is_built_by_a_target_that_exists(name: str) -> None:
     ("words", "absent"),
     [
         (("-c", "import kit"), {"typer", "pydantic", "yaml", "kit.api", "rich", "dataclasses"}),
-        (("-m", "kit", "--help"), {"numpy", "torch", "transformers", "matplotlib"}),
+        (("-m", "kit", "--help"), {"numpy", "torch", "transformers"}),
     ],
     ids=["import kit", "kit --help"],
 )

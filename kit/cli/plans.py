@@ -213,13 +213,10 @@ def explain(
             help="Show what a change would do: cluster=16xH200, job.seq_length=131072, layout.tp=4 …; repeatable.",
         ),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule into this file.")] = None,
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
-    from kit.report.charts import draw
-    from kit.report.view import view_of
     from kit.report.what_if import explain as explained
 
     changes, known = recipe_changes(overrides, engine, attention), load_calibration(calibration)
@@ -236,9 +233,6 @@ def explain(
     with searching("what each change would do"):
         explanation = explained(result, pins, tuple(what_if or ()), known)
     answer(explanation, str(explanation), as_json)
-    if png is not None:
-        draw(view_of(result), png)
-        typer.echo(f"\n{png}: the step and the schedule", err=as_json)
 
 
 def memory(
@@ -262,7 +256,6 @@ def memory(
     attention: Attention = None,
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
-    png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
     largest: Annotated[
         bool, typer.Option("--largest", help="Without a model: the largest that fits on --gpus, full, LoRA and QLoRA.")
     ] = False,
@@ -286,10 +279,6 @@ def memory(
         request = request_of(context, model, changes, known)
         with searching(f"{request.model.name} on {gpus}"):
             report = memory_report(request)
-    if png is not None:
-        from kit.report.memory_text import save_png
-
-        save_png(report, png)
     if as_json:
         echo_json(report.as_json())
     else:

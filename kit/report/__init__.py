@@ -10,6 +10,6 @@ Its rooms, in the order in which data walks:
                                   ``kit memory``: the figures, the sentences, the bars
     largest_model                 ``kit memory --largest``
     clusters                      ``kit plan --clusters``
-    pipeline_schedule, charts     the schedule of a pipeline, and its picture
+    pipeline_schedule             the schedule of a pipeline
     html                          the page of ``kit plan --html``
 """

@@ -1,15 +1,12 @@
-"""A memory report as text with bars, and as a picture."""
+"""A memory report as text with bars."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rich.text import Text
 
 from kit.cost.memory.peak import COMPONENTS
 from kit.cost.model.params import count
 from kit.cost.prediction import StageMemory
-from kit.errors import KitError
 from kit.planner.describe import describe
 from kit.report.memory_report import FitReport
 from kit.report.view import by_component, cells
@@ -57,28 +54,6 @@ def picture(report: FitReport) -> Text:
     for line in [*_moments(report), *_node_lines(report), *report.reasons]:
         text.append(f"\n{line}")
     return text
-
-
-def save_png(report: FitReport, path: Path) -> None:
-    """Writes a PNG with one stacked bar per pipeline stage. Needs matplotlib. Raises KitError if the file cannot be
-    written."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3 + 0.8 * len(report.stages), 4.5), layout="constrained")
-    axes = figure.subplots()
-    names = [f"stage {stage.stage}" for stage in report.stages]
-    below = [0.0] * len(names)
-    for component, sizes in by_component(report.stages).items():
-        axes.bar(names, sizes, bottom=below, label=component, color=LOOKS[component][1], width=0.6)
-        below = [low + size for low, size in zip(below, sizes, strict=True)]
-    axes.axhline(report.usable_gib, color="black", linestyle="--", linewidth=1, label="usable")
-    axes.set_ylabel("GiB a GPU")
-    axes.set_title(f"{report.model.name} on {report.cluster.num_gpus} x {report.cluster.gpu.name}: {report.verdict}")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise KitError(f"--png {path} cannot be written: {error}; give a file name that ends in .png") from None
 
 
 def _verdict(report: FitReport) -> str:

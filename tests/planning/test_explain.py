@@ -12,9 +12,7 @@ from kit.errors import PlanError, SpecError
 from kit.planner.cluster_selection import Constraints, cluster_options, render_options
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.charts import draw
 from kit.report.pipeline_schedule import BACKWARD, simulate
-from kit.report.view import view_of
 from kit.report.what_if import explain, pinned, what_if
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -81,15 +79,6 @@ def test_a_change_that_is_none_is_refused(change: str, fix: str) -> None:
         SpecError, what_if, make_plan(load_model("gpt2"), parse_cluster("1xH100"), job(seq_length=1024)), change
     )
     assert refused.endswith(fix) or fix.replace("job.", "").replace("layout.", "") in refused
-
-
-def test_a_picture_is_written_once(tmp_path: Path) -> None:
-    path = tmp_path / "plan.png"
-    plan = plan_70b(Pins(engine="megatron", tp=8, pp=4))
-    draw(view_of(plan), path)
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    assert "exists already" in refusal(SpecError, draw, view_of(plan), path)
-    assert "cannot be written" in refusal(SpecError, draw, view_of(plan), tmp_path / "none" / "plan.png")
 
 
 def test_the_next_best_layouts_say_what_separates_them() -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kit.cli import app
-from kit.errors import KitError, PlanError
+from kit.errors import PlanError
 from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.make_plan import make_plan, request_for
 from kit.planner.plan import Plan
@@ -21,7 +21,7 @@ from kit.planner.request import Request
 from kit.planner.search import can_fit, search
 from kit.report.largest_model import SIZES, WAYS, largest_models, table
 from kit.report.memory_report import FitReport, memory_report
-from kit.report.memory_text import picture, save_png
+from kit.report.memory_text import picture
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
 from kit.specs.layout import Pins
@@ -107,13 +107,6 @@ def test_the_nearest_miss_may_be_of_host_memory() -> None:
     nearest = refusal(PlanError, make_plan, load_model("llama-3.1-405b"), cluster("8xH100"), job()).splitlines()[0]
     assert "optimizer on NVMe" in nearest
     assert re.search(r"\d+ GiB of host memory a node, \d+ of \d+ are usable: \d+ GiB too many$", nearest)
-
-
-def test_a_picture_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
-    report = report_on("8xH100", engine="megatron", pp=4)
-    save_png(report, tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-    assert "cannot be written" in refusal(KitError, save_png, report, tmp_path / "missing" / "bars.png")
 
 
 def test_impossible_pins_list_every_rule() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from kit.cost.memory.peak import MemoryReport
 from kit.cost.prediction import Operation, Prediction, StageMemory
@@ -17,11 +15,11 @@ from kit.planner.compare import ComparedLayout
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
-from kit.report import charts, html
+from kit.report import html
 from kit.report.clusters import ClusterAnswer, cluster_table
 from kit.report.largest_model import WAYS, LargestModels, as_json, table
 from kit.report.memory_report import FitReport
-from kit.report.memory_text import picture, save_png
+from kit.report.memory_text import picture
 from kit.report.pipeline_schedule import timeline
 from kit.report.summary import summary
 from kit.report.total import money
@@ -510,55 +508,6 @@ def test_a_table_of_the_largest_models() -> None:
         "model": "llama-3.2-1b", "parameters": 1_235_814_400, "way": "LoRA", "layout": of, "peak_gib": 42.04,
         "host_ram_gib_per_node": 300.0, "nvme_gib_per_node": 1234.0,
     }  # fmt: skip
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would be written as a PNG."""
-    found: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
-    return found
-
-
-def boxes(axis: Any) -> list[tuple[float, ...]]:
-    """Left, bottom, width and height of every bar."""
-    return [tuple(round(each, 3) for each in patch.get_bbox().bounds) for patch in axis.patches]
-
-
-@pytest.mark.slow
-def test_the_drawn_bars_are_as_long_as_their_figures(figures: list[Any], tmp_path: Path) -> None:
-    charts.draw(view_of(plan(layout={"gradient_accumulation_steps": 2, "vp": 2})), tmp_path / "a.png")
-    step, schedule = figures[0].axes
-    assert boxes(step) == [
-        (0.0, -0.4, 6.0, 0.8), (6.0, -0.4, 2.0, 0.8), (8.0, -0.4, 1.5, 0.8), (9.5, -0.4, 0.495, 0.8),
-    ]  # fmt: skip
-    assert [each.get_text() for each in step.get_legend().get_texts()] == [
-        "compute 6 s", "tensor parallel 2 s", "data parallel 1.5 s", "pipeline bubble 495 ms",
-    ]  # fmt: skip
-    # Stage 0: the four forwards, and each backward when stage 1 has sent its gradient.
-    assert [box[:1] + box[2:3] for box in boxes(schedule) if box[1] < 0] == [
-        (0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 1.0), (6.0, 2.0), (9.0, 2.0), (11.0, 2.0), (13.0, 2.0),
-    ]  # fmt: skip
-    ways = ["forward", "backward"]
-    assert sorted(each.get_text() for each in schedule.get_legend().get_texts()) == sorted(
-        f"{way}, virtual stage {number}" for way in ways for number in (1, 2)
-    )
-    assert schedule.get_xlabel().endswith("(2 of 2 stages, 2 of 2 micro batches, 2 of 2 virtual stages drawn)")
-    assert schedule.yaxis_inverted()
-    assert len({patch.get_facecolor() for patch in schedule.patches}) == 4
-    assert list(step.get_yticks()) == []
-    for layout in ({"pp": 1, "vp": 2}, {"pp": 2}):
-        charts.draw(view_of(plan(layout=layout)), tmp_path / "b.png")
-    assert [len(each.axes) for each in figures[1:]] == [1, 2]
-    save_png(report(), tmp_path / "c.png")
-    (axis,) = figures[3].axes
-    drawn = [box[3] for box in boxes(axis)], [box[1] for box in boxes(axis)][::2], list(axis.lines[0].get_ydata())
-    assert drawn == (
-        [10.0, 30.0, 5.0, 5.0, 20.0, 60.0, 4.0, 2.0, 1.0, 1.0, 2.0, 2.0], [0.0, 10.0, 15.0, 35.0, 39.0, 40.0],
-        [50.0, 50.0],
-    )  # fmt: skip
-    save_png(report(stages=PREDICTED.memory), tmp_path / "d.png")  # logits of the last stage alone
-    assert [box[3] for box in boxes(figures[4].axes[0])][8:10] == [0.04, 6.0]
 
 
 def test_a_page_of_round_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

