@@ -15,9 +15,9 @@ from typing import Any
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from recipe_schema import json_schema  # mkdocs puts the folder of its hooks on the path
 
 from kit.cli import answers, app
-from kit.specs.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.emit import shipped_files
-from kit.specs.schema import json_schema
-from scripts import compile_catalog, readme
+from scripts import compile_catalog, readme, recipe_schema
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
@@ -46,8 +45,8 @@ WRITERS: dict[str, Callable[[], list[str]]] = {
         {str(page.relative_to(ROOT)): readme.refreshed(page.read_text(encoding="utf-8")) for page in readme.pages()}
     ),
     "python scripts/compile_catalog.py": lambda: other({"kit/specs/catalog/catalog.json": compile_catalog.compiled()}),
-    "python -m kit.specs.schema > recipes/recipe.schema.json": lambda: other(
-        {"recipes/recipe.schema.json": json.dumps(json_schema(), indent=2) + "\n"}
+    "python scripts/recipe_schema.py > recipes/recipe.schema.json": lambda: other(
+        {"recipes/recipe.schema.json": json.dumps(recipe_schema.json_schema(), indent=2) + "\n"}
     ),
     "python scripts/TABLE.py > kit/addons/lint/TABLE.yaml": tables,
 }

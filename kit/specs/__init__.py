@@ -6,8 +6,8 @@ Its rooms, in the order in which data walks:
                                   files of a person, in bounds, with the line of every value
     text, count                   words and counts as people write them
     validation, frozen            what every spec is: strict, immutable, hashable
-    recipe, shipped, extra, schema
-                                  a recipe, those that come with kit, keys for an engine, and its schema for editors
+    recipe, shipped, extra
+                                  a recipe, those that come with kit, and keys for an engine
     catalog                       models, GPUs and nodes by name
     model, families, balancing, sizes
                                   the shape of a transformer, what its family decides, and a shape for a bare size

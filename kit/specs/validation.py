@@ -3,7 +3,7 @@
 pydantic validates the values of every new spec, also with ``dataclasses.replace``. It is imported only when a value
 needs validation. Defaults and catalog rows need none (a test validates them), so a plan of catalog names does not
 import pydantic and takes half the time. The string beneath each field is also its description in the JSON schema
-(``kit/specs/schema.py``).
+(``scripts/recipe_schema.py``).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model
 from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.run import DataSpec, RunSpec
-from kit.specs.schema import RecipeFile
+from scripts.recipe_schema import RecipeFile
 from tests.emit.injection_cases import (
     OF_ENGINE,
     PLACES,

@@ -15,7 +15,7 @@ from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import PINNABLE, Flag, Layout, Pins
 from kit.specs.other_programs import program_of
 from kit.specs.recipe import job_and_cluster, load_recipe, merged_text, recipe_of_document, run_of
-from kit.specs.schema import json_schema
+from scripts.recipe_schema import json_schema
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).resolve().parents[2]

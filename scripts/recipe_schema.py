@@ -1,4 +1,4 @@
-"""JSON schema of a recipe file, for editors: ``python -m kit.specs.schema``.
+"""JSON schema of a recipe file, for editors: ``python scripts/recipe_schema.py``.
 
 Descriptions are the strings beneath the fields. They are read here and not by pydantic, which would parse the source of
 every spec whenever anything of kit is imported: a tenth of the time of a plan.
