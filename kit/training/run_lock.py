@@ -11,7 +11,6 @@ A run that finds another run's lock instead of its own ends at once, without sav
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -29,7 +28,7 @@ import psutil
 
 from kit.engines.collective import rank, run_collectively
 from kit.errors import RunDirectoryError
-from kit.files import complete_file
+from kit.files import complete_file, locked
 from kit.training.stopping import repeatedly
 
 NAME = "run.lock"
@@ -97,6 +96,7 @@ def run_lock(directory: Path, take_over: bool = False) -> Iterator[None]:
 class _Lock:
     def __init__(self, path: Path) -> None:
         self._path, self._mine = path, _Holder.here()
+        self._taking = path.with_name(f".{path.name}.taking")
         self._text = json.dumps(asdict(self._mine)) + "\n"
 
     def acquire(self, take_over: bool) -> None:
@@ -105,15 +105,15 @@ class _Lock:
         began = time.monotonic()
         while not self._create():
             try:
-                with open(self._path, "r+", encoding="utf-8") as file:
-                    beaten, holder = os.fstat(file.fileno()).st_mtime_ns, _parse(file.read())
-                    quiet_s = time.monotonic() - began
-                    first_seen = beaten if first_seen is None else first_seen
-                    if take_over or self._may_replace(holder, quiet_s, time.time() - beaten / 1e9):
-                        if self._replace(file.fileno(), beaten):
-                            break
-                        continue
+                seen = self._read()
             except FileNotFoundError:  # the other run has released the lock
+                continue
+            (beaten, text), quiet_s = seen, time.monotonic() - began
+            holder = _parse(text)
+            first_seen = beaten if first_seen is None else first_seen
+            if take_over or self._may_replace(holder, quiet_s, time.time() - beaten / 1e9):
+                if self._replace(seen):
+                    break
                 continue
             if holder is not None and (self._mine.ended(holder) is False or beaten != first_seen):
                 raise RunDirectoryError(
@@ -146,23 +146,26 @@ class _Lock:
         except FileExistsError:
             return False
 
-    def _replace(self, found: int, beaten: int) -> bool:
-        """Replace the lock file that is open as ``found`` by this run's. Returns False if another run was faster.
+    def _read(self) -> tuple[int, str]:
+        """The last heartbeat, and the lock's text. Raises OSError."""
+        with open(self._path, encoding="utf-8") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
 
-        If several runs try, the first flock wins. On shared file systems without flock the last run wins, and the
-        heartbeat ends the others."""
-        try:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        now = os.stat(self._path)
-        if not os.path.samestat(now, os.fstat(found)) or now.st_mtime_ns != beaten:
-            return False
-        with suppress(FileNotFoundError), complete_file(self._path) as file:
-            file.write(self._text.encode())
-        return True
+    def _replace(self, seen: tuple[int, str]) -> bool:
+        """Replace the lock by this run's, if it is still as ``seen``. Returns False if another run was faster.
+
+        If several runs try, the first that gets the file lock wins. On shared file systems without file locks the last
+        run wins, and the heartbeat ends the others."""
+        with suppress(BlockingIOError, FileNotFoundError), locked(self._taking, wait=False):
+            try:
+                if self._read() != seen:
+                    return False
+                with complete_file(self._path) as file:
+                    file.write(self._text.encode())
+                return True
+            finally:
+                self._taking.unlink(missing_ok=True)
+        return False
 
     def beat(self) -> bool:
         """Update the heartbeat. Ends the process if another run has taken over. Returns True if no further heartbeat is

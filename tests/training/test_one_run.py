@@ -21,6 +21,7 @@ import pytest
 
 from kit.addons.doctor.logs import diagnose
 from kit.errors import RunDirectoryError
+from kit.files import locked
 from kit.rehearsal.processes import metrics
 from kit.training import launcher_watchdog, run_lock
 from kit.training.logging.metrics import MetricsLog
@@ -191,15 +192,23 @@ class TestALockOfAnother:
 
     def test_that_another_start_replaced_meanwhile_is_not_taken(self, tmp_path):
         """Between reading the old lock and locking it, another start has put its own there, with an equal heartbeat."""
-        path, other = tmp_path / NAME, tmp_path / "other"
-        path.write_text("{}")
-        other.write_text("{}")
-        with path.open("r+") as old:
-            beaten = os.fstat(old.fileno()).st_mtime_ns
-            os.utime(other, ns=(beaten, beaten))
-            other.replace(path)
-            assert not _Lock(path)._replace(old.fileno(), beaten)
-        assert path.read_text() == "{}"
+        path = tmp_path / NAME
+        for text in ("{}", '{"pid": 1}'):
+            path.write_text(text)
+            os.utime(path, ns=(1, 1))
+        assert not _Lock(path)._replace((1, "{}"))
+        assert path.read_text() == '{"pid": 1}'
+
+    def test_one_of_two_starts_replaces_it_at_a_time(self, tmp_path):
+        """The other finds it taken; what holds it while it is written is gone afterwards."""
+        lock = _Lock(tmp_path / NAME)
+        (tmp_path / NAME).write_text("{}")
+        seen = lock._read()
+        with locked(lock._taking):
+            assert not lock._replace(seen)
+        assert (tmp_path / NAME).read_text() == "{}"
+        assert lock._replace(seen)
+        assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 class TestTheHeart:
