@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.catalog.weights import weights_of
+from kit.specs.catalog.models import weights_of
 from kit.specs.job_defaults import defaults_of
 from kit.specs.recipe import Recipe, recipe_of_data
 from kit.specs.run import RunSpec, run_paths, with_paths

@@ -49,7 +49,7 @@ from kit.planner.make_plan import for_steps, make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.catalog.weights import weights_of
+from kit.specs.catalog.models import weights_of
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins

@@ -9,7 +9,6 @@ from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
 from kit.planner.explain.decisions import decisions
-from kit.planner.explain.infeasible import nothing_fits
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, search
@@ -56,6 +55,8 @@ def request_for(
 def plan_of(request: Request, result: SearchResult) -> Plan:
     """The plan of a search's best layout. Raises ``PlanError`` if there is none."""
     if result.best is None:
+        from kit.planner.explain.infeasible import nothing_fits  # most plans fit
+
         raise PlanError(nothing_fits(request, result))
     best, model, cluster, job = result.best.layout, request.model, request.cluster, request.job
     workload = request.workload(best.with_sizes(buffer_sizes(model, cluster, best)))

@@ -10,8 +10,8 @@ from kit.cost.memory.peak import MemoryReport, Verdict, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.explain.fallback import fallback
 from kit.planner.explain.infeasible import changes_that_fit, nearest_miss, nothing_legal
+from kit.planner.explain.notes import fallback
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.report.memory_reasons import memory_reasons

@@ -20,8 +20,8 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.catalog import cluster_called, load_gpu, load_model, model_called, parse_cluster
-from kit.specs.catalog.cluster_file import described_cluster
+from kit.specs.catalog import cluster_called, load_model, model_called, parse_cluster
+from kit.specs.catalog.clusters import described_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.extra import Extra, merged
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
@@ -195,7 +195,7 @@ def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any
     if raw is None:
         return {"job": JobSpec(), "layout": Pins(), "extra": Extra()}.get(key)
     if key == "cluster":
-        return described_cluster(document, (key,), cluster_called if base is None else parse_cluster, load_gpu)
+        return described_cluster(document, (key,), cluster_called if base is None else parse_cluster)
     kinds: dict[str, Any] = {"model": ModelSpec, "job": JobSpec, "run": RunSpec, "layout": Pins, "extra": Extra}
     value = strict_yaml.parse(kinds[key], _without_nulls(raw) if key == "extra" else raw, document, (key,))
     return absolute_paths(value, base) if isinstance(value, RunSpec) and base else value

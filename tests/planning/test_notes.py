@@ -9,7 +9,7 @@ import pytest
 
 from kit.cost.time.step import StepTimer
 from kit.planner.describe import describe
-from kit.planner.explain import fallback, fewer_gpus, notes
+from kit.planner.explain import fewer_gpus, notes
 from kit.planner.request import Request
 from kit.planner.search import Candidate
 from kit.specs.job import OptimizerSpec
@@ -76,10 +76,10 @@ NOTES: Rows = [
     ("what is sent", lambda: [(each.gradient_compression, each.zero_quantized_weights, each.zero_quantized_gradients)
                               for _, each in notes._compressed(Z3)],
      [("bf16", False, False), ("powersgd", False, False), ("none", True, False), ("none", True, True)]),
-    ("why a last resort", lambda: [fallback._reason(candidate(0.5), each) for each in (None, candidate(1.0,
+    ("why a last resort", lambda: [notes._reason(candidate(0.5), each) for each in (None, candidate(1.0,
         layout=M))],
      ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
-    ("seconds of offload", lambda: [fallback._offload(request(), candidate(2.0, layout=each)) for each in (M,
+    ("seconds of offload", lambda: [notes._offload(request(), candidate(2.0, layout=each)) for each in (M,
         ON_CPU)],
      ["", f"Offload takes {human_seconds(StepTimer().components_s(request().workload(ON_CPU))['offload'])} of 2 s a "
           f"step. "]),

@@ -3,8 +3,7 @@
 Its rooms, in the order in which data walks:
 
     decisions    each choice, its reason, the cost of its alternatives
-    notes        what a user should know of a legal layout
+    notes        what a user should know of a legal layout, and why a last resort was taken
     fewer_gpus   where fewer GPUs would be faster
-    fallback     why one was taken, and what makes it needless
     infeasible   the layout that comes closest, and the cheapest changes that help
 """

@@ -10,9 +10,8 @@ from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
-from kit.planner.explain.fallback import fallback
 from kit.planner.explain.fewer_gpus import faster_with_fewer
-from kit.planner.explain.notes import notes
+from kit.planner.explain.notes import fallback, notes
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal

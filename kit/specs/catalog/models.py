@@ -1,4 +1,4 @@
-"""Model name or directory → ModelSpec."""
+"""Model name or directory → ModelSpec, and where its weights are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs.catalog.rows import rows
 from kit.specs.frozen import FrozenMap
+from kit.specs.hub import is_elsewhere, is_id
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.text import listed, nearest, shown
 from kit.specs.validation import trusted
@@ -42,9 +43,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
         return read_config(path)  # says what is missing
     if key not in rows("models") and len(_written(key)) != 1 and "/" in name:
-        from kit.specs import hub, huggingface
+        from kit.specs import huggingface
 
-        if hub.is_id(name):
+        if is_id(name):
             try:
                 return huggingface.model_of_hub(name)
             except SpecError as error:
@@ -69,6 +70,18 @@ def model_called(name: str) -> ModelSpec:
             )
         key = near[0]
     return _catalog_model(key)
+
+
+def weights_of(model: str) -> str | None:
+    """A model's directory, or its id on the hub; None for a mere size, and for a directory without weights. Raises
+    SpecError for an unknown name."""
+    if os.path.isdir(model):
+        return model if any(name.endswith(".safetensors") for name in os.listdir(model)) else None
+    if is_elsewhere(model):
+        return model
+    source = rows("models").get(load_model(model).name, {}).get("source", "")
+    found = re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)", source)
+    return found and found[1]
 
 
 _COPY = re.compile(
