@@ -8,8 +8,8 @@ divided by the **global** number of unmasked tokens in the step, so that every l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -51,7 +51,7 @@ class MicroBatch:
     """Positions that start at 0 in every document of a row; None: 0, 1, 2, … over the whole row."""
     sequence_ids: torch.Tensor | None = None
     """Number of the document that a token belongs to, -1 for padding. A token attends to earlier tokens of the same
-    number. None: every row is one document."""
+    number. None: every row is one document. Of whole rows, also where the other tensors are a rank's part of them."""
     source_ids: torch.Tensor | None = None
     """An encoder's input, whose length may differ from s; ``input_ids`` and ``labels`` are then the decoder's."""
     source_mask: torch.Tensor | None = None
@@ -62,6 +62,20 @@ class MicroBatch:
     """Positions of ``input_ids`` and ``source_ids`` that are padding."""
     squared_lengths: int | None = None
     """Sum, over the rows that attend to themselves alone, of the square of their tokens; None: every row is full."""
+    whole_length: int | None = None
+    """Positions of the longest document, where the tensors are a rank's part of each row; None: they are whole."""
+
+    def part(self, cut: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        """A rank's part of each row; ``cut``: (batch, s) → (batch, part of s). Labels are already shifted, so the parts
+        need no overlap. Positions stay those of the whole row."""
+        import torch
+
+        positions = self.position_ids
+        if positions is None:
+            positions = torch.arange(self.input_ids.shape[1]).expand_as(self.input_ids)
+        inputs, labels, own = map(cut, (self.input_ids, self.labels, positions))
+        longest = int(positions.max()) + 1
+        return replace(self, input_ids=inputs, labels=labels, position_ids=own, whole_length=longest)
 
     @property
     def positions(self) -> int:

@@ -97,7 +97,7 @@ def _long_sequences(request: Request) -> Iterator[Layout]:
     """FSDP2 over ranks that split each sequence, for sequences longer than ``_LARGEST_MICRO_BATCH_TOKENS``: full
     recompute, and what else saves memory. On request there is more (``_torch_splits``)."""
     cluster, job, pins = request.cluster, request.job, request.pins
-    if job.seq_length <= _LARGEST_MICRO_BATCH_TOKENS or job.lora is not None or job.objective != "pretrain":
+    if job.seq_length <= _LARGEST_MICRO_BATCH_TOKENS or job.objective not in ("pretrain", "sft"):
         return
     given = _Split.of(pins.but(cp=None, cp_comm_type=None))
     if given != _Split() or pins.cp == 1 or pins.zero_stage in (0, 1, 2) or _pinned_offload(pins) != ("none", "none"):

@@ -134,3 +134,16 @@ def test_the_line_that_starts_it_comes_before_the_file(tmp_path: Path) -> None:
     ):
         script.write_text(f"accelerate launch --config_file a.yaml {line} train.py")
         assert {each.rule for each in lint(script)} == rules, line
+
+
+@pytest.mark.parametrize("line", ["--packing", "--packing true", "--eval-packing True"])
+def test_trl_packs_no_rows_that_ranks_split(tmp_path: Path, line: str) -> None:
+    """Each of these it takes without the other."""
+
+    def found(cp: int, arguments: str) -> bool:
+        (tmp_path / "a.yaml").write_text(strict_yaml.dump(config(4, dp_shard_size=4 // cp, cp_size=cp)))
+        script = tmp_path / "run.sh"
+        script.write_text(f"accelerate launch --config_file a.yaml sft.py --model_name_or_path m {arguments}\n")
+        return "packing-split" in {each.rule for each in lint(script)}
+
+    assert [found(2, line), found(1, line), found(2, ""), found(2, "--packing false")] == [True, False, False, False]

@@ -98,10 +98,11 @@ CANDIDATES: Rows = [
         "torch", True)})
                                          for pins, size, more in (
         (TORCH, 65537, {}), (TORCH, 65536, {}), (TORCH, 65537, {"objective": "sft"}), (TORCH, 65537, {"lora": LORA}),
+        (TORCH, 65537, {"objective": "dpo"}),
         (TORCH.but(cp=4), 65537, {}), (TORCH.but(zero_stage=2), 65537, {}), (TORCH.but(cp=1), 65537, {}),
         (TORCH.but(tp=2), 65537, {}),
         (TORCH.but(zero_stage=3, cp_comm_type="a2a"), 65537, {}))],
-     [[1, 2, 4, 8], [1], [1], [1], [4], [1], [1], [], [1, 2, 4, 8]]),
+     [[1, 2, 4, 8], [1], [1, 2, 4, 8], [1, 2, 4, 8], [1], [4], [1], [1], [], [1, 2, 4, 8]]),
     ("how long sequences are exchanged", lambda: sorted({each.cp_comm_type for each in layouts(request(TORCH.but(
         cp_comm_type="a2a"), seq_length=65537), "torch", True) if each.cp == 8}), ["a2a"]),
     ("ZeRO", lambda: tried("deepspeed", "implementation tp zero_stage sp"),

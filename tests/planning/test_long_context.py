@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from kit.cost.memory.activations_huggingface import layer_input
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import load_model
+from kit.specs.job import LoraSpec
 from kit.specs.layout import Pins
 from kit.units import to_gib
 from tests.support.models import cluster, job
@@ -36,6 +38,15 @@ def test_a_million_tokens_need_what_was_measured(unit: float) -> None:
     assert layout.chunked_loss
     assert not layout.tiled_mlp  # TRL has none, and here it is not needed
     assert best.peak_gib * 2**30 / unit == pytest.approx(PUBLISHED_GB, rel=0.15)
+
+
+def test_rows_of_sft_are_split_as_text_is_and_adapters_need_less() -> None:
+    """TRL's figure is of SFT."""
+    whole, text = replace(request("qwen3-8b"), job=replace(MILLION, objective="sft")), search(request("qwen3-8b")).best
+    best = search(whole).best
+    assert (best.layout, best.peak_gib) == (text.layout, text.peak_gib)
+    adapters = search(replace(whole, job=replace(whole.job, lora=LoraSpec()))).best
+    assert (adapters.layout.cp, adapters.peak_gib < 0.8 * best.peak_gib) == (8, True)
 
 
 def test_without_host_memory_for_layer_inputs_mlps_are_tiled() -> None:

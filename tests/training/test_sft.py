@@ -15,12 +15,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from kit.engines import build_engine
-from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface.models import build_model, random_model
-from kit.engines.protocol import IGNORE_INDEX, MicroBatch, StateKind
+from kit.engines.huggingface.models import random_model
+from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
-from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.job import LoraSpec
 from kit.specs.run import BlendedSetSpec, DataSpec
 from kit.training.__main__ import _warn_of_random_weights, _where_to_resume
 from kit.training.checkpoint.convert import convert
@@ -28,16 +26,15 @@ from kit.training.data import row_parts
 from kit.training.data.chat_template import chat_template_of, read_chat_template
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
-from kit.training.data.order import order
-from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
+from kit.training.data.samples import MULTIPLE, PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import Tokenised, tokenise
 from tests.support import tiny
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import cases, runs
 from tests.training.pairs import pair
+from tests.training.sft_rows import JOB, gradients_of_a_step, rows_alone, rows_on_disk
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -240,7 +237,7 @@ def test_rows_of_a_pack_begin_at_position_0_and_padding_is_a_document_of_its_own
         "padding": 3 + 4,
         "squared_lengths": 9 + 4 + 16,
     }
-    assert packed([[row(1, 3)]], 16, fixed=True).input_ids.shape == (1, 16)
+    assert packed([[row(1, 3)]], 16, multiple=16).input_ids.shape == (1, 16)
 
 
 def test_pairs_are_padded_on_both_sides():
@@ -282,16 +279,6 @@ def test_packs_hold_every_row_once_and_leave_little_room(capacity):
     assert sizes[-1] <= capacity < sizes[0] + sizes[1]
 
 
-def rows_on_disk(prefix: Path, count: int = 60) -> Path:
-    """Chats of one to three turns of random tokens, 4 to 30 in all."""
-    generator = np.random.default_rng(3)
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
-        for _ in range(count):
-            cuts = np.sort(generator.choice(np.arange(1, generator.integers(4, 30)), 3, replace=False))
-            writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in np.diff([0, *cuts])])
-    return prefix
-
-
 def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_path):
     samples = RowSamples(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
 
@@ -325,29 +312,6 @@ def test_validation_counts_every_row_once(tmp_path, kind):
     assert found == [[], [], [], *expected]
 
 
-JOB = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
-
-
-def gradients_of_a_step(rundir: tiny.TinyRunDirectory) -> dict[str, Any]:
-    """The first step of a run, with the data as the loop would feed it."""
-    engine = build_engine(runs.with_settings(rundir))
-    loss = engine.forward_backward(DataLoader.open(rundir.plan, rundir.run, engine).step(0))
-    gradients = full_tensors(engine, StateKind.GRADIENT)
-    engine.discard()
-    engine.close()
-    return {"loss": loss, "gradients": gradients}
-
-
-def unpadded(model: torch.nn.Module, rows: list[Any]) -> tuple[float, int]:
-    """transformers alone, each row for itself: the mean over all labels that count."""
-    tokens = sum(int((row.labels != IGNORE_INDEX).sum()) for row in rows)
-    logits = [model(torch.from_numpy(row.inputs)[None]).logits[0] for row in rows]
-    labels = [torch.from_numpy(row.labels) for row in rows]
-    mean = torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels), reduction="sum") / tokens
-    mean.backward()
-    return mean.item(), tokens
-
-
 TORCH = [{"engine": "torch", "zero_stage": stage, "dp": 2} for stage in (0, 3)]
 ZERO = [{"engine": "deepspeed", "zero_stage": stage, "dp": 2} for stage in (2, 3)]
 MEGATRON = [
@@ -369,22 +333,15 @@ MEGATRON = [
 def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packing, layouts):
     """Every step's mean is over all its tokens: neither padding, nor packing, nor who computes what may show."""
     spec = tiny.model(family, **({"sliding_window": 5} if family == "mistral" else {}))
-    rows = Rows(IndexedTokens(rows_on_disk(tmp_path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
-    samples = (PackedSamples if packing else RowSamples)(rows, tiny.SEQ_LENGTH)
-    model = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
-    model.save_pretrained(tmp_path / "hf")
-    data = DataSpec(train=str(tmp_path / "train"), packing=packing)
-    drawn = [order(data.seed, len(samples), k) for k in range(8)]
-    numbers = [row for index in drawn for row in samples._packs[index]] if packing else drawn
-    mean, tokens = unpadded(model, rows.read_all(numbers))
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected = rows_alone(tmp_path, spec, packing)
     for layout in layouts:
-        accumulation = 4 // layout.get("dp", 1)
-        plan = tiny.plan(spec, job=JOB, micro_batch_size=2, gradient_accumulation_steps=accumulation, **layout)
-        rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"), data=data)
+        rundir = expected.run_directory(tmp_path / "run", layout)
         found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir)[0]
-        assert (found["loss"].tokens, found["loss"].mean) == (tokens, pytest.approx(mean, rel=1e-6))
-        assert cases.worst(found["gradients"], gradients) < 1e-5, layout
+        assert (found["loss"].tokens, found["loss"].mean) == (
+            expected.tokens,
+            pytest.approx(expected.mean, rel=1e-6),
+        )
+        assert cases.worst(found["gradients"], expected.gradients) < 1e-5, layout
 
 
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"engine": "megatron", "implementation": "local", "tp": 2}], ids=str)
@@ -396,7 +353,10 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
     data, dp, size = DataSpec(train=str(tmp_path / "train")), layout.get("dp", 1), plan.layout.global_batch_size
     rundir = tiny.run_directory(tmp_path / "run", plan, data=data, steps=2)
     summary = pool(plan.layout.engine, 2).run(runs.run, rundir)[1]
-    samples, seen = RowSamples(rows, tiny.SEQ_LENGTH, fixed=plan.layout.engine == "megatron"), 0
+    samples, seen = (
+        RowSamples(rows, tiny.SEQ_LENGTH, tiny.SEQ_LENGTH if plan.layout.engine == "megatron" else MULTIPLE),
+        0,
+    )
     for step, row in enumerate(runs.steps(rundir)):
         positions = sum(
             batch.input_ids.numel()

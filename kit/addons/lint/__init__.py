@@ -61,7 +61,7 @@ from kit.addons.lint.json_text import JsonText, parse_json
 from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.addons.lint.rule import CHECKS, Rule, check
 from kit.addons.lint.scripts import kubernetes, script, text_of
-from kit.addons.lint.trainer_rules import contradicts_config
+from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
@@ -279,7 +279,9 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
             found += _deepspeed(other, replace(given, reader=reader), ranks)
             found += contradicts_config(command, Config(document=_read_json(other).document))
         else:
-            found += _accelerate(other, with_line(command, _read_yaml(other)), given)
+            document = with_line(command, _read_yaml(other))
+            found += _accelerate(other, document, given)
+            found += packs_split_rows(command, Config(document=document))
     if command.launcher == "accelerate launch" and command.value("config_file") is None:
         line = Config(document=with_line(command, Document(path.name, {}, {})), **vars(given))
         made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()

@@ -12,6 +12,7 @@ from kit.addons.lint.commands import Command, plain_name
 from kit.addons.lint.config import AUTO, Config
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.known_keys import trainer_arguments
+from kit.addons.lint.parallelism_rules import size
 from kit.addons.lint.rule import Rule, check
 
 INSTEAD = {
@@ -179,3 +180,16 @@ def _complete(command: Command) -> bool:
         if word.startswith("$") and (not is_value or word.startswith(("$@", "$*")) or "[" in word):
             return False
     return True
+
+
+@check(
+    None,
+    Rule("packing-split", "script", "TRL's packing of rows that accelerate's context parallelism splits", "it stops"),
+)
+def packs_split_rows(command: Command, config: Config) -> Iterator[Finding]:
+    """trl/trainer/sft_trainer.py, SFTTrainer.__init__, refuses both: the split drops the mask between documents."""
+    packs = [value for name, value in command.arguments if plain_name(name) in ("packing", "eval_packing")]
+    if size(config, "cp") > 1 and any(str(value).lower() not in NO for value in packs):
+        why = f"TRL does not pack rows under cp_size {size(config, 'cp'):g}: documents would attend to each other"
+        fix = "leave it out, or train by kit's own loop, which packs rows that ranks split"
+        yield command.finding("packing-split", "error", "packing", why, fix)

@@ -18,10 +18,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed.data_parallel import DataParallel
-from kit.engines.huggingface.whole_length_rope import WholeLengthRope
+from kit.engines.huggingface.whole_length_rope import keep_whole_length
 from kit.engines.protocol import MicroBatch
 
-_ATTENTION = "sdpa"
 _GROUP_FUNCTIONS = (
     "initialize_sequence_parallel",  # DeepSpeed recognises Ulysses by this name (utils/groups.py)
     "get_sequence_parallel_group",
@@ -59,7 +58,6 @@ class UlyssesSequenceParallel(DataParallel):
         self._layout = rundir.plan.layout
         self._place = dist.get_rank() % self._layout.cp
         self.dp_rank, self.dp_size = dist.get_rank() // self._layout.cp, self._layout.dp
-        self._attention = ALL_ATTENTION_FUNCTIONS[_ATTENTION]
 
     @property
     def averaged_over(self) -> int:
@@ -68,32 +66,28 @@ class UlyssesSequenceParallel(DataParallel):
         return self.dp_size * (self._layout.cp if self._layout.zero_stage == 3 else 1)
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """Build the model. DeepSpeed replaces torch's attention for all models of this process until ``close``."""
+        """Build the model. DeepSpeed replaces the model's attention for all models of this process until ``close``:
+        torch's, or that within the documents of packed rows."""
         model = super().build(settings)
+        self._name: str = model.config._attn_implementation
+        self._attention = ALL_ATTENTION_FUNCTIONS[self._name]
         UlyssesSPAttentionHF.register_with_transformers(
             model,
-            core_attn_implementation=_ATTENTION,
+            core_attn_implementation=self._name,
             sequence_parallel_size=self._layout.cp,
             micro_batch_size=self._layout.micro_batch_size,
             seq_length_is_variable=True,
         )
-        self._rope = WholeLengthRope(model)
+        keep_whole_length(model)
         self.mpu = _sequence_parallel_unit()
         self.sequence_group = parallel_state_sp.get_sequence_parallel_group()
         return model
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """This rank's contiguous part of each sequence. Labels are already shifted, so the parts need no overlap.
-        Positions count from the start of the whole sequence."""
-        self._rope.length = micro_batch.input_ids.shape[1]
-        inputs, labels = (
-            whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
-        )
-        first = self._place * inputs.shape[1]
-        positions = torch.arange(first, first + inputs.shape[1]).expand_as(inputs)
-        return MicroBatch(inputs, labels, positions, data_set=micro_batch.data_set)
+        """This rank's contiguous part of each sequence."""
+        return micro_batch.part(lambda whole: whole.chunk(self._layout.cp, dim=1)[self._place])
 
     def close(self) -> None:
-        """Restore torch's attention in transformers, and release the process groups that DeepSpeed's module keeps."""
-        ALL_ATTENTION_FUNCTIONS[_ATTENTION] = self._attention
+        """Restore the attention in transformers, and release the process groups that DeepSpeed's module keeps."""
+        ALL_ATTENTION_FUNCTIONS[self._name] = self._attention
         parallel_state_sp._release_sequence_parallel_groups()

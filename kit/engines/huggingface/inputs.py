@@ -10,6 +10,7 @@ import torch
 from transformers import masking_utils
 
 from kit.engines.huggingface.packed_attention import set_documents
+from kit.engines.huggingface.whole_length_rope import set_whole_length
 from kit.engines.protocol import MicroBatch
 
 
@@ -45,6 +46,7 @@ def packed_sequence_context(micro_batch: MicroBatch) -> Iterator[None]:
     in every micro batch. Its result is known here.
     """
     set_documents(micro_batch)
+    set_whole_length(micro_batch)
     asking = masking_utils.find_packed_sequence_indices
     if micro_batch.position_ids is None:
         masking_utils.find_packed_sequence_indices = lambda position_ids: None

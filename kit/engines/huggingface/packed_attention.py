@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kit.engines.protocol import MicroBatch
 from kit.specs.model import ModelSpec
@@ -22,15 +21,16 @@ from kit.specs.model import ModelSpec
 NAME = "kit_documents"
 
 _lengths: list[list[int]] | None = None
-"""Lengths of the documents of each row of the current micro batch; None: a row is one document.
+"""Lengths of the documents of each whole row of the current micro batch; None: a row is one document.
 
 A module global, because recompute runs the layers again in backward, maybe in another thread."""
 
 
-def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> None:
+def attend_by_document(model: PreTrainedModel, spec: ModelSpec, split: bool) -> None:
     """Make ``model`` use this module's attention. A model keeps transformers' masks if it has a sliding window, or if
-    its attention is not one operator."""
-    if spec.traits.packed_attention and spec.sliding_window is None and spec.traits.fused_attention:
+    its attention is not one operator. ``split``: ranks have parts of rows, for which transformers makes no masks."""
+    own = spec.traits.packed_attention and spec.sliding_window is None and spec.traits.fused_attention
+    if own or split:
         AttentionInterface.register(NAME, _attention)
         model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)
 
@@ -40,6 +40,32 @@ def set_documents(micro_batch: MicroBatch) -> None:
     global _lengths
     ids = micro_batch.sequence_ids
     _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]
+
+
+def documents() -> list[list[int]] | None:
+    """Lengths of the documents of each whole row of the current micro batch; None: a row is one document."""
+    return _lengths
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, dropout: float = 0.0
+) -> torch.Tensor:
+    """Causal attention within the documents of whole rows. Tensors are (batch, heads, sequence, width); keys and values
+    may have fewer heads."""
+
+    def kernel(*parts: torch.Tensor) -> torch.Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(
+            *parts, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        )
+
+    if _lengths is None:
+        return kernel(query, key, value)
+    rows = []
+    for row, lengths in enumerate(_lengths):
+        parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]
+        rows.append(torch.cat([*map(kernel, *parts)], dim=2))
+    return torch.cat(rows)
 
 
 # Lengths differ in every micro batch, and torch.compile would build a graph for each.
@@ -56,18 +82,4 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """An attention function of transformers. Takes (batch, heads, sequence, width), keys and values with fewer heads;
     returns (batch, sequence, heads, width)."""
-    if _lengths is None:
-        return sdpa_attention_forward(
-            module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=True, **others
-        )
-    rows = []
-    for row, lengths in enumerate(_lengths):
-        parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]
-        attended = [
-            F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            for q, k, v in zip(*parts, strict=True)
-        ]
-        rows.append(torch.cat(attended, dim=2))
-    return torch.cat(rows).transpose(1, 2).contiguous(), None
+    return attend(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None

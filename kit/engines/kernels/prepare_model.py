@@ -32,8 +32,8 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
             offload_inputs(model)
     if layout.tiled_mlp:
         tile_mlps(model)
-    if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
-        attend_by_document(model, plan.model)
+    if rundir.run.data.packing:
+        attend_by_document(model, plan.model, split=layout.cp > 1)
     if layout.compile_layers:
         compile_layers(model)
     if not layout.chunked_loss:

@@ -8,12 +8,15 @@ Backward needs only the merged result and log-sum-exp.
 
 A lower rank's first chunk precedes all queries of this rank, and its second chunk none. A higher rank's two chunks
 precede only the second chunk of queries. So every round costs half of a full part, on every rank.
+
+In packed rows a query attends to its own document. Two chunks share at most one document, except a chunk with itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, product
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,12 +34,19 @@ def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torc
 
 
 def ring_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: dist.ProcessGroup,
+    scale: float | None,
+    documents: Sequence[Sequence[int]] | None = None,
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence. Arguments and result are (batch, heads,
-    sequence / cp, head_dim); keys and values may have fewer heads."""
+    sequence / cp, head_dim); keys and values may have fewer heads.
+
+    ``documents``: lengths of the documents of each row, in whole sequences; None: a row is one document."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    attended: torch.Tensor = _Ring.apply(query, key, value, group, scale)  # type: ignore[no-untyped-call]
+    attended: torch.Tensor = _Ring.apply(query, key, value, group, scale, documents)  # type: ignore[no-untyped-call]
     return attended
 
 
@@ -51,52 +61,83 @@ class _Ring(torch.autograd.Function):
         value: torch.Tensor,
         group: dist.ProcessGroup,
         scale: float,
+        documents: Sequence[Sequence[int]] | None,
     ) -> torch.Tensor:
         # (batch, sequence, heads, head_dim) in memory, as the output projection reads it
         result = query.new_zeros(query.transpose(1, 2).shape, dtype=torch.float32).transpose(1, 2)
         total = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32, device=query.device)
         own = torch.stack([key, value])
         for source, part in _passing(own, group):
-            seen, hidden = _visible(query.shape[2], group.rank(), source)
-            keys, values = (_repeated(tensor, query.shape[1]) for tensor in part[:, :, :, :hidden])
-            attended, summed, *_ = flash_forward(query[:, :, seen:], keys, values, source == group.rank(), scale)
-            joined = torch.logaddexp(total[:, :, seen:], summed)
-            earlier, new = ((before - joined).exp().unsqueeze(-1) for before in (total[:, :, seen:], summed))
-            result[:, :, seen:].mul_(earlier).addcmul_(attended, new)
-            total[:, :, seen:] = joined
+            for rows, queries, hidden, causal in _visible(query.shape[2], group, source, documents):
+                here = rows, slice(None), queries
+                keys, values = (_repeated(tensor, query.shape[1]) for tensor in part[:, rows, :, hidden])
+                attended, summed, *_ = flash_forward(query[here], keys, values, causal, scale)
+                joined = torch.logaddexp(total[here], summed)
+                earlier, new = ((before - joined).exp().unsqueeze(-1) for before in (total[here], summed))
+                result[here].mul_(earlier).addcmul_(attended, new)
+                total[here] = joined
         result = result.to(query.dtype)
         ctx.save_for_backward(query, own, result, total)
-        ctx.group, ctx.scale = group, scale
+        ctx.group, ctx.scale, ctx.documents = group, scale, documents
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, own, result, total = ctx.saved_tensors
-        group, rank = ctx.group, ctx.group.rank()
+        group = ctx.group
         of_query = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
         # Gradients of keys and values rotate one step behind them. After cp steps they are back on their own rank.
         of_part = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         for source, part in _passing(own, group):
-            seen, hidden = _visible(query.shape[2], rank, source)
-            of_query[:, :, seen:] += _kernel_backward(
-                gradient[:, :, seen:],
-                query[:, :, seen:],
-                result[:, :, seen:],
-                total[:, :, seen:],
-                part[:, :, :, :hidden],
-                of_part[:, :, :, :hidden],
-                source == rank,
-                ctx.scale,
-            )
+            for rows, queries, hidden, causal in _visible(query.shape[2], group, source, ctx.documents):
+                here = rows, slice(None), queries
+                of_query[here] += _kernel_backward(
+                    gradient[here],
+                    query[here],
+                    result[here],
+                    total[here],
+                    part[:, rows, :, hidden],
+                    of_part[:, rows, :, hidden],
+                    causal,
+                    ctx.scale,
+                )
             of_part = _exchange(of_part, group)()
-        return of_query.to(query.dtype), *of_part.to(own.dtype).unbind(), None, None
+        return of_query.to(query.dtype), *of_part.to(own.dtype).unbind(), None, None, None
 
 
-def _visible(length: int, rank: int, source: int) -> tuple[int, int]:
-    """(first query that attends to the keys of rank ``source``, number of these keys)."""
-    if source < rank:
-        return 0, length // 2
-    return (0 if source == rank else length // 2), length
+class _Call(NamedTuple):
+    """One call of the kernel: in these rows, these queries attend to these keys, all of them or causally."""
+
+    rows: slice
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def _visible(
+    length: int, group: dist.ProcessGroup, source: int, documents: Sequence[Sequence[int]] | None
+) -> Iterator[_Call]:
+    """The calls that attend to the keys of rank ``source``. ``length``: of a rank's part of a row."""
+    rank, half, ranks = group.rank(), length // 2, group.size()
+    if documents is None:
+        queries = slice(half if source > rank else 0, length)
+        yield _Call(slice(None), queries, slice(0, half if source < rank else length), source == rank)
+        return
+    own, others = ((place, 2 * ranks - 1 - place) for place in (rank, source))
+    for row, lengths in enumerate(documents):
+        for (at, chunk), (before, other) in product(enumerate(own), enumerate(others)):
+            if other > chunk:
+                continue
+            for end, size in zip(accumulate(lengths), lengths, strict=True):
+                queries = _overlap(end - size, end, chunk * half, half, at * half)
+                keys = _overlap(end - size, end, other * half, half, before * half)
+                if queries.start < queries.stop and keys.start < keys.stop:
+                    yield _Call(slice(row, row + 1), queries, keys, chunk == other)
+
+
+def _overlap(start: int, end: int, first: int, size: int, at: int) -> slice:
+    """Where a document is in a chunk that begins at position ``first`` of the row and at ``at`` of a rank's part."""
+    return slice(max(start - first, 0) + at, min(end - first, size) + at)
 
 
 def _passing(own: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:

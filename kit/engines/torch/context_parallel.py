@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.nn.functional import all_to_all_single
 from transformers import AttentionInterface, PreTrainedModel
 
-from kit.engines.huggingface.whole_length_rope import WholeLengthRope
+from kit.engines.huggingface.packed_attention import attend, documents
+from kit.engines.huggingface.whole_length_rope import keep_whole_length
 from kit.engines.kernels.ring_attention import local_part, ring_attention
 from kit.engines.protocol import MicroBatch
 from kit.specs.layout import Layout
@@ -32,18 +32,13 @@ class ContextParallel:
         assert found is not None
         self.group: dist.ProcessGroup = found
         self._ring = layout.cp_comm_type == "p2p"
-        self._rope = WholeLengthRope(model)
+        keep_whole_length(model)
         AttentionInterface.register(_ATTENTION, self._attention)
         model.config._attn_implementation = _ATTENTION  # a name that masks are not made for (masking_utils.py)
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """This rank's part of each sequence. Labels are already shifted, so the parts need no overlap. Positions are
-        those of the whole sequence. Ring: zig-zag chunks."""
-        length = micro_batch.input_ids.shape[1]
-        self._rope.length = length
-        positions = torch.arange(length).expand_as(micro_batch.input_ids)
-        inputs, labels, positions = map(self._part, (micro_batch.input_ids, micro_batch.labels, positions))
-        return MicroBatch(inputs, labels, positions, data_set=micro_batch.data_set)
+        """This rank's part of each sequence. Ring: zig-zag chunks."""
+        return micro_batch.part(self._part)
 
     def _part(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._ring:
@@ -64,13 +59,10 @@ class ContextParallel:
         """An attention function of transformers. Takes (batch, heads, sequence / cp, width), keys and values with fewer
         heads; returns (batch, sequence / cp, heads, width)."""
         if self._ring:
-            attended = ring_attention(query, key, value, self.group, scaling)
+            attended = ring_attention(query, key, value, self.group, scaling, documents())
         else:
             query, key, value = (self._whole_sequence(tensor) for tensor in (query, key, value))
-            attended = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            attended = self._all_heads(attended)
+            attended = self._all_heads(attend(query, key, value, scaling))
         return attended.transpose(1, 2).contiguous(), None
 
     def _whole_sequence(self, part: torch.Tensor) -> torch.Tensor:

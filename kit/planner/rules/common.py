@@ -201,7 +201,8 @@ def _objectives(layout: Layout) -> tuple[str, ...]:
         return ("pretrain", "sft", "seq2seq", *TRL)
     # Only kit's own attention (kit/engines/megatron/model/attention.py) knows the document of each position.
     own_attention = layout.engine == "megatron" and layout.implementation == "local"
-    return ("pretrain", "sft") if own_attention else ("pretrain",)
+    split_rows = layout.implementation == "huggingface" and layout.tp == 1
+    return ("pretrain", "sft") if own_attention or split_rows else ("pretrain",)
 
 
 @rule(

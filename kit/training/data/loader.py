@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from kit.training.counters import Counters
 from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples, TrainingSamples
+from kit.training.data.samples import MULTIPLE, GptSamples, PackedSamples, RowSamples, Samples, TrainingSamples
 from kit.training.data.stream import StreamSamples
 
 if TYPE_CHECKING:
@@ -152,9 +153,11 @@ def open_samples(plan: Plan, run: RunSpec, prefix: str) -> Samples:
     if job.objective == "pretrain":
         return GptSamples(IndexedTokens(prefix), job.seq_length, vocabulary)
     rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
-    # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance.
+    # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance; ranks that
+    # split sequences need equal parts, the ring two each.
+    megatron = plan.layout.engine == "megatron"
     kind = PackedSamples if run.data.packing else RowSamples
-    return kind(rows, job.seq_length, fixed=plan.layout.engine == "megatron")
+    return kind(rows, job.seq_length, job.seq_length if megatron else math.lcm(MULTIPLE, 2 * plan.layout.cp))
 
 
 def training_samples(plan: Plan, run: RunSpec) -> Samples:

@@ -17,6 +17,9 @@ from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.order import order
 
+MULTIPLE = 8
+"""Lengths are rounded up to a multiple of this: in 16 bits tensor cores are fastest at multiples of 8."""
+
 
 class TrainingSamples(ABC):
     """Samples by their position in an endless sequence, and micro batches of them."""
@@ -120,9 +123,9 @@ def of_windows(windows: np.ndarray) -> MicroBatch:
 class RowSamples(Samples):
     """A sample is one row, padded to the longest row of its micro batch."""
 
-    def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
-        """``fixed``: pad every micro batch to ``seq_length``, for layouts that need one length."""
-        self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
+    def __init__(self, rows: Rows, seq_length: int, multiple: int = MULTIPLE) -> None:
+        """``multiple``: pad every micro batch to a multiple of this; to ``seq_length``, where all need one length."""
+        self._rows, self._seq_length, self._multiple = rows, seq_length, multiple
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -144,14 +147,14 @@ class RowSamples(Samples):
 
     def collate(self, samples: Sequence[Row]) -> MicroBatch:
         """Micro batch of padded rows."""
-        return padded(samples, self._seq_length, self._fixed)
+        return padded(samples, self._seq_length, self._multiple)
 
 
 class PackedSamples(Samples):
     """A sample is several rows that together fit into ``seq_length``. Rows do not attend to each other (``packed``)."""
 
-    def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
-        self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
+    def __init__(self, rows: Rows, seq_length: int, multiple: int = MULTIPLE) -> None:
+        self._rows, self._seq_length, self._multiple = rows, seq_length, multiple
         self._packs = packs(rows.lengths.tolist(), seq_length)
 
     def __len__(self) -> int:
@@ -176,29 +179,27 @@ class PackedSamples(Samples):
 
     def collate(self, samples: Sequence[Sequence[Row]]) -> MicroBatch:
         """Micro batch of packed rows."""
-        return packed(samples, self._seq_length, self._fixed)
+        return packed(samples, self._seq_length, self._multiple)
 
 
 def _masked(row: Row) -> Row:
     return Row(inputs=row.inputs, labels=np.full_like(row.labels, IGNORE_INDEX), source=row.source)
 
 
-_MULTIPLE = 8
-"""Lengths are rounded up to a multiple of this: in 16 bits tensor cores are fastest at multiples of 8."""
 _PADDING_ID = 0
 """Token id of padding. Any id would do: no other token attends to padding, and its labels are masked."""
 _PADDING = -1
 """Document number of padding in ``sequence_ids``."""
 
 
-def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch:
-    """Micro batch with one row per sequence. ``longest``: the job's seq_length, the largest length; ``fixed``: pad to
-    this length."""
-    text = packed([[row] for row in rows], longest, fixed)
+def padded(rows: Sequence[Row], longest: int, multiple: int = MULTIPLE) -> MicroBatch:
+    """Micro batch with one row per sequence. ``longest``: the job's seq_length, the largest length; ``multiple``: pad
+    to a multiple of this, if that is not longer."""
+    text = packed([[row] for row in rows], longest, multiple)
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
         return MicroBatch(text.input_ids, text.labels, padding=text.padding, squared_lengths=text.squared_lengths)
-    length = _length([len(source) for source in sources], longest, fixed)
+    length = _length([len(source) for source in sources], longest, multiple)
     source_ids, mask = _blank(len(rows), length, _PADDING_ID), _blank(len(rows), length, 0)
     for place, source in enumerate(sources):
         source_ids[place, : len(source)], mask[place, : len(source)] = source, 1
@@ -213,10 +214,10 @@ def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch
     )
 
 
-def packed(packs: Sequence[Sequence[Row]], longest: int, fixed: bool = False) -> MicroBatch:
+def packed(packs: Sequence[Sequence[Row]], longest: int, multiple: int = MULTIPLE) -> MicroBatch:
     """Micro batch with several rows per sequence. Positions restart in each row, and rows do not attend to each
     other."""
-    length = _length([sum(map(len, rows)) for rows in packs], longest, fixed)
+    length = _length([sum(map(len, rows)) for rows in packs], longest, multiple)
     inputs, labels = _blank(len(packs), length, _PADDING_ID), _blank(len(packs), length, IGNORE_INDEX)
     positions, documents = _blank(len(packs), length, 0), _blank(len(packs), length, _PADDING)
     for place, rows in enumerate(packs):
@@ -237,8 +238,8 @@ def packed(packs: Sequence[Sequence[Row]], longest: int, fixed: bool = False) ->
     )
 
 
-def _length(lengths: Sequence[int], longest: int, fixed: bool) -> int:
-    return longest if fixed else min(longest, -(-max(lengths) // _MULTIPLE) * _MULTIPLE)
+def _length(lengths: Sequence[int], longest: int, multiple: int) -> int:
+    return min(longest, -(-max(lengths) // multiple) * multiple)
 
 
 def _blank(rows: int, length: int, value: int) -> np.ndarray:

@@ -220,7 +220,14 @@ FAULTS: dict[str, Fault] = {
     ),
     # Rotary embeddings take a rank's largest position for the length of the sequence.
     "context-length-of-own-part": Fault(
-        "kit.engines.huggingface.whole_length_rope:WholeLengthRope._with_last", lambda _: lambda self, forward: forward
+        "kit.engines.huggingface.whole_length_rope:_with_last", lambda _: lambda forward: forward
+    ),
+    # A query attends to all earlier tokens of its row, whatever document they are of.
+    "ring-joins-documents": Fault(
+        "kit.engines.torch.context_parallel:ring_attention", lambda ring: lambda *given: ring(*given[:-1], None)
+    ),
+    "split-rows-join-documents": Fault(
+        "kit.engines.huggingface.inputs:set_documents", lambda _: lambda micro_batch: None
     ),
     # The loss is multiplied by dp, and FSDP2 divides by dp·cp.
     "context-scaled-by-data-ranks": Fault(
