@@ -79,12 +79,12 @@ def _torch(request: Request, further: bool) -> Iterator[Layout]:
         yield from _long_sequences(request)
         if job.lora is not None and pinned == ("none", "none") and not (pins.offload_param or pins.offload_optimizer):
             offloads.append(("cpu", "cpu"))
-    for split in _torch_splits(cluster, pins):
+    for split in _torch_splits(request):
         if further and split.tp > 1:
             continue  # what saves memory needs whole layers
         dp = split.data_parallel(cluster)
-        # DDP combines neither with tensor parallelism nor with context parallelism.
-        whole = [0] if split.cp == 1 and (split.tp == 1 or pins.tp) else []
+        # DDP combines with no other parallelism.
+        whole = [0] if split.cp == split.ep == 1 and (split.tp == 1 or pins.tp) else []
         stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp * split.cp > 1 else [0])
         usual = fast_paths(request, compiles=split.tp == 1)
         for offload in offloads:
@@ -160,15 +160,20 @@ def _each_recompute(ways: Sequence[Pins], pins: Pins, further: bool) -> list[tup
     return [(way, recompute) for way, recompute in both if recompute == "full" or not way.activation_offloading]
 
 
-def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
-    """FSDP2 over all ranks, and FSDP2 combined with tensor parallelism inside a node."""
+def _torch_splits(request: Request) -> list[_Split]:
+    """FSDP2 over all ranks, and FSDP2 combined with tensor parallelism inside a node, or with expert parallelism there.
+    The latter was not measured on GPUs, so it is tried only with a pinned ``engine=torch``."""
+    model, cluster, pins = request.model, request.cluster, request.pins
     split = _Split.of(pins)
     if split.cp > 1 and pins.cp_comm_type is None:
         split = replace(split, cp_comm_type="p2p")
     if pins.tp is not None or split != _Split() or pins.zero_stage in (0, 1):
         return [split]
     cut = [_Split(tp=tp) for tp in divisors(cluster.gpus_per_node)[1:]]
-    return [split, *(each for each in cut if each.data_parallel(cluster) > 1)]
+    found = [split, *(each for each in cut if each.data_parallel(cluster) > 1)]
+    if pins.engine == "torch" and pins.ep is None and model.num_experts and request.job.lora is None:
+        found += [_Split(ep=ep) for ep in divisors(math.gcd(model.num_experts, cluster.gpus_per_node))[1:]]
+    return found
 
 
 def _deepspeed(request: Request, further: bool) -> Iterator[Layout]:

@@ -91,7 +91,7 @@ class Layout:
     """Context parallelism: ranks that share out a sequence."""
     cp_comm_type: Annotated[ContextExchange, Flag(text=_CP_TEXT)] = "all_gather"
     """Read only with cp>1."""
-    ep: Annotated[Size, Flag(("megatron",))] = 1
+    ep: Annotated[Size, Flag(("torch", "megatron"))] = 1
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: Annotated[Size, Flag(("megatron",))] = 1
     """Tensor parallelism inside each expert; with ep=1 it must equal tp."""

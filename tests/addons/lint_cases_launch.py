@@ -10,6 +10,10 @@ SPLIT = (
     "--use_parallelism_config --parallelism_config_tp_size=2 "
     "--parallelism-config-dp-shard-size 2"
 )
+OF_CONTEXT = (
+    "accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 --use_parallelism_config "
+    "--parallelism_config_cp_size 4 sft.py"
+)
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
 MEGATRON = "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 2"
@@ -178,6 +182,12 @@ COMMAND_CASES = (
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(
         "config-file-missing", "deepspeed t.py --deepspeed no.json", "deepspeed t.py --deepspeed ds.json", "warning"
+    ),
+    LintCase(
+        "packing-split",
+        f"{OF_CONTEXT} --packing true",
+        f"{OF_CONTEXT} --packing false",
+        says=("--packing: TRL does not pack rows under cp_size 4", "leave it out, or train by kit's own loop"),
     ),
     # Judged by the Trainer itself in test_lint_trainer.py.
     LintCase("trainer-mismatch", OF_FOUR, f"{OF_FOUR} --bf16"),

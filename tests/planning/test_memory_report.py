@@ -113,8 +113,8 @@ def test_impossible_pins_list_every_rule() -> None:
     with pytest.raises(PlanError, match="num_attention_heads") as caught:
         report_on("8xH100", engine="megatron", tp=3)
     assert len(str(caught.value).splitlines()) > 2
-    assert "engine=megatron would refuse it too: ep=3 does not divide num_experts=8" in refusal(
-        PlanError, make_plan, load_model("mixtral-8x7b"), cluster("8xH100"), job(), Pins(engine="torch", ep=3)
+    assert "engine=torch would refuse it too: ep=3 does not divide num_experts=8" in refusal(
+        PlanError, make_plan, load_model("mixtral-8x7b"), cluster("8xH100"), job(), Pins(engine="deepspeed", ep=3)
     )
 
 

@@ -286,6 +286,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
         line = Config(document=with_line(command, Document(path.name, {}, {})), **vars(given))
         made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()
         found += [each for each in made if each.rule in OF_OPTIONS]
+        found += packs_split_rows(command, line)
     return found
 
 

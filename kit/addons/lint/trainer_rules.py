@@ -192,4 +192,4 @@ def packs_split_rows(command: Command, config: Config) -> Iterator[Finding]:
     if size(config, "cp") > 1 and any(str(value).lower() not in NO for value in packs):
         why = f"TRL does not pack rows under cp_size {size(config, 'cp'):g}: documents would attend to each other"
         fix = "leave it out, or train by kit's own loop, which packs rows that ranks split"
-        yield command.finding("packing-split", "error", "packing", why, fix)
+        yield command.finding("packing-split", "error", "--packing", why, fix)

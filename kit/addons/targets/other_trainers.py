@@ -36,7 +36,7 @@ _TITAN = {
 
 def _on_torch(plan: Plan) -> bool:
     layout = plan.layout
-    whole = layout.implementation == "huggingface" and layout.zero_stage in (0, 3)
+    whole = layout.implementation == "huggingface" and layout.zero_stage in (0, 3) and layout.ep == 1
     return layout.engine == "torch" and whole and plan.cluster.gpu.device == "cuda"
 
 

@@ -102,7 +102,8 @@ def _backward_workspace(workload: Workload, has_experts: bool) -> float:
     if not has_experts:
         return workload.element * (3 * model.ffn_hidden_size / tp + 2 * h) * workload.tokens
     routed, width = workload.routed_per_token * workload.tokens, model.moe_ffn_hidden_size
-    of_weights = (2 if model.gated_mlp else 1) * width * (model.num_experts * h - routed) - h * routed
+    experts = model.num_experts / workload.layout.ep
+    of_weights = (2 if model.gated_mlp else 1) * width * (experts * h - routed) - h * routed
     return workload.element * max(routed * (3 * width / tp + 2 * h), of_weights)
 
 

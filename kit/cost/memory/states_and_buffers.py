@@ -260,12 +260,14 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     """FSDP2's buffers in kit's torch engine. With bf16 gradients, the reduce-scatter of a unit first writes fp32
     gradients."""
     counts = count(model)
+    elsewhere = counts.layer.routed * (1 - 1 / layout.ep)  # experts of other ranks, which no one gathers here
+    layers = counts.layers / layout.tp - (counts.num_layers - counts.first_layers) * elsewhere
     return fsdp_buffers(
         root=counts.total - counts.layers,
         head=counts.head or (counts.embedding - counts.positions),
-        layer=counts.layer.total / layout.tp,
+        layer=counts.layer.total / layout.tp - elsewhere,
         attention=counts.layer.attention / layout.tp,
-        after_forward=counts.layers / layout.tp if layout.zero_stage == 2 else 0.0,
+        after_forward=layers if layout.zero_stage == 2 else 0.0,
         element=element,
         scattered=4.0 / (layout.dp * layout.cp) if layout.gradient_dtype == "bf16" else 0.0,
     )

@@ -47,9 +47,14 @@ class LayerParameters(NamedTuple):
         return self.attention + self.latent + self.mlp + self.experts + self.router
 
     @property
+    def routed(self) -> int:
+        """The routed experts with their biases."""
+        return self.experts + self.expert_biases
+
+    @property
     def dense(self) -> int:
         """All of the layer but its experts."""
-        return self.total - self.experts - self.expert_biases
+        return self.total - self.routed
 
     @property
     def total(self) -> int:
@@ -347,7 +352,7 @@ def _counted(
     counts = count(model)
     experts = rank_experts(model, pp, expert_ranks, 1, stage, layers)
     if whole:
-        dense = counts.total - experts
+        dense = counts.total - experts * expert_ranks
         vocabulary = float(counts.embedding + counts.head)
     else:
         dense = rank_parameters(model, tp, pp, stage, layers)

@@ -69,7 +69,8 @@ class UlyssesSequenceParallel(DataParallel):
         """Build the model. DeepSpeed replaces the model's attention for all models of this process until ``close``:
         torch's, or that within the documents of packed rows."""
         model = super().build(settings)
-        self._name: str = model.config._attn_implementation
+        config: Any = model.config
+        self._name: str = config._attn_implementation
         self._attention = ALL_ATTENTION_FUNCTIONS[self._name]
         UlyssesSPAttentionHF.register_with_transformers(
             model,

@@ -53,10 +53,10 @@ def attend(
     """Causal attention within the documents of whole rows. Tensors are (batch, heads, sequence, width); keys and values
     may have fewer heads."""
 
-    def kernel(*parts: torch.Tensor) -> torch.Tensor:
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(
-            *parts, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+            query, key, value, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
         )
 
     if _lengths is None:

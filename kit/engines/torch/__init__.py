@@ -1,9 +1,9 @@
-"""The torch engine: one device, DDP or FSDP2, with or without tensor parallelism.
+"""The torch engine: one device, DDP or FSDP2, with or without other parallelism.
 
 Its rooms, in the order in which data walks:
 
     engine                        one device, DDP or FSDP2
-    ddp, fsdp, tensor_parallel, context_parallel
+    ddp, fsdp, tensor_parallel, expert_parallel, context_parallel
                                   how ranks split the work
     optimizer, lion, gathered_optimizers, eight_bit
                                   what steps

@@ -104,8 +104,8 @@ class TorchEngine(Engine):
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
             offload = plan.layout.offload_param != "none"
-            stage, cp = plan.layout.zero_stage, plan.layout.cp
-            self._parallel = FsdpModel(self._model, stage, bf16, self._device, mesh, offload, load, cp)
+            stage, cp, ep = plan.layout.zero_stage, plan.layout.cp, plan.layout.ep
+            self._parallel = FsdpModel(self._model, stage, bf16, self._device, mesh, offload, load, cp, ep)
             self._autocast_dtype, self._tp_rank = None, mesh.get_local_rank("tp")
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
         self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 
 from kit.engines.huggingface.models import fill_buffers, transformer_layers
 from kit.engines.protocol import TensorSource
+from kit.engines.torch.expert_parallel import experts_mesh, spread
 from kit.engines.torch.tensor_parallel import cut
 
 
@@ -44,22 +46,26 @@ class FsdpModel:
         offload: bool = False,
         load: Callable[[torch.nn.Module], None] | None = None,
         cp: int = 1,
+        ep: int = 1,
     ) -> None:
         """``model``: on ``device``, in host memory, or on meta; on meta, ``fill`` every parameter afterwards.
         ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
         ``build_mesh``. ``offload``: keep parameters, gradients and moments in host memory between their uses.
         ``load``: fills what is on meta below a module, which is then sharded at once, so that no rank ever has the
-        whole model. ``cp``: neighbouring ranks that split a sequence."""
-        if mesh["tp"].size() > 1:
-            # This logger advises one collective over both mesh dimensions for full tensors. Only checkpoints gather
-            # full tensors, so the advice does not matter.
+        whole model. ``cp``: neighbouring ranks that split a sequence; ``ep``: that share out the experts."""
+        if mesh["tp"].size() > 1 or ep > 1:
+            # This logger advises one collective over both mesh dimensions for full tensors and norms. Only checkpoints
+            # gather full tensors, so the advice does not matter.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        if mesh["tp"].size() > 1:
             if load is not None:
                 load(model)
             cut(model, mesh["tp"])
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
         every: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy, "offload_policy": place}
+        if ep > 1:
+            self._shard_experts(model, experts_mesh(device, ep), mesh, zero_stage == 3, policy)
         for layer in transformer_layers(model):
             if load is not None:
                 load(layer)
@@ -77,6 +83,20 @@ class FsdpModel:
         self.dp_rank, self.dp_size = mesh.get_local_rank("dp") // cp, self.averaged_over // cp
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
         """Ranks whose micro batches make up the step, each token once."""
+
+    @staticmethod
+    def _shard_experts(
+        model: PreTrainedModel, copies: DeviceMesh, mesh: DeviceMesh, reshard: bool, policy: MixedPrecisionPolicy
+    ) -> None:
+        """Spread the experts over ``copies["ep"]``, and shard each over the ranks that have it."""
+        # The router's weights stay in the dtype that it computed them in, as without expert parallelism.
+        policy = replace(policy, cast_forward_inputs=False)
+        for experts in spread(model, copies, mesh["tp"]):
+            sharded = fully_shard(experts, mesh=copies["copies"], reshard_after_forward=reshard, mp_policy=policy)
+            # An expert's gradient is a sum over the tokens of all ranks, which dispatch has brought to its copies.
+            sharded.set_gradient_divide_factor(float(mesh["dp"].size()))
+            if copies["copies"].size() > 1:
+                sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
     def module(self, training: bool) -> torch.nn.Module:
         """The module to call."""

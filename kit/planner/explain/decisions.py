@@ -30,7 +30,7 @@ from kit.specs.layout import DEFAULTS, ENGINES, Layout
 from kit.units import human_seconds
 
 _CHOICES = {
-    "torch": ("zero_stage", "recompute", "micro_batch_size"),
+    "torch": ("ep", "zero_stage", "recompute", "micro_batch_size"),
     "deepspeed": ("zero_stage", "zero_hpz", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }

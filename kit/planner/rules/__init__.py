@@ -9,7 +9,7 @@ Its rooms, in the order in which data walks:
     common                        of several engines
     torch, deepspeed, megatron, megatron_layers, megatron_states
                                   of one engine
-    context_parallel, compression, optimizers, lora, fast_path, trl
+    context_parallel, experts, compression, optimizers, lora, fast_path, trl
                                   of one feature
 """
 
@@ -21,6 +21,7 @@ from kit.planner.rules import (
     compression,
     context_parallel,
     deepspeed,
+    experts,
     fast_path,
     lora,
     megatron,
@@ -37,6 +38,7 @@ FILES = (
     compression,
     context_parallel,
     deepspeed,
+    experts,
     fast_path,
     lora,
     megatron,

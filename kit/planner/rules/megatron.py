@@ -178,15 +178,6 @@ def queries_are_not_scaled_by_position(w: Workload) -> str | None:
 
 @rule(
     "megatron",
-    message=lambda w: f"ep={w.layout.ep}, etp={w.layout.etp} with {w.model.name}, which has no experts; leave them out",
-)
-def experts_exist(w: Workload) -> bool:
-    """Expert parallelism is for models with experts."""
-    return w.layout.ep * w.layout.etp > 1 and not w.model.num_experts
-
-
-@rule(
-    "megatron",
     message=lambda w: (
         f"etp={w.layout.etp} with {w.model.name}: megatron-core does not split experts that have biases; use etp=1 "
         "with ep>1"
@@ -200,18 +191,6 @@ def etp_without_biases(w: Workload) -> bool:
 @rule(
     "megatron",
     message=lambda w: (
-        f"ep={w.layout.ep} does not divide num_experts={w.model.num_experts} of {w.model.name}; "
-        f"use {one_of(divisors(gcd(w.model.num_experts, w.cluster.num_gpus)))}"
-    ),
-)
-def ep_divides_experts(w: Workload) -> bool:
-    """moe_layer.py: every rank has the same number of experts."""
-    return w.model.num_experts % w.layout.ep != 0
-
-
-@rule(
-    "megatron",
-    message=lambda w: (
         f"etp={w.layout.etp} does not divide moe_ffn_hidden_size={w.model.moe_ffn_hidden_size} of {w.model.name}; "
         f"use {one_of(d for d in divisors(w.layout.tp) if w.model.moe_ffn_hidden_size % d == 0)}"
     ),
@@ -219,22 +198,6 @@ def ep_divides_experts(w: Workload) -> bool:
 def etp_divides_experts(w: Workload) -> bool:
     """tensor_parallel/layers.py: etp divides the width of an expert's matrices."""
     return w.model.num_experts > 0 and w.model.moe_ffn_hidden_size % w.layout.etp != 0
-
-
-def _stage_ranks(w: Workload) -> int:
-    return w.layout.dp * w.layout.cp * w.layout.tp
-
-
-@rule(
-    "megatron",
-    message=lambda w: (
-        f"ep·etp={w.layout.ep}·{w.layout.etp} does not divide the dp·cp·tp={_stage_ranks(w)} ranks of a pipeline "
-        f"stage; use sizes whose product is {one_of(divisors(_stage_ranks(w)))}"
-    ),
-)
-def ep_divides_ranks(w: Workload) -> bool:
-    """parallel_state.py: expert parallelism divides the ranks of a pipeline stage."""
-    return w.model.num_experts > 0 and _stage_ranks(w) % (w.layout.ep * w.layout.etp) != 0
 
 
 def _sigmoid_router(model: ModelSpec) -> bool:

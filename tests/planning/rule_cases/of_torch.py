@@ -196,6 +196,41 @@ CASES = [
         model="gemma-2-9b",
     ),
     Case(
+        "experts_exist",
+        torch(zero_stage=3, ep=2),
+        "which has no experts",
+        torch(zero_stage=3),
+    ),
+    Case(
+        "ep_divides_experts",
+        torch(zero_stage=3, ep=8),
+        "ep=8 does not divide num_experts=60 of qwen1.5-moe-a2.7b; use 1, 2 or 4",
+        torch(zero_stage=3, ep=4),
+        model="qwen1.5-moe-a2.7b",
+    ),
+    *(
+        Case(
+            "torch_expert_parallel",
+            bad,
+            says,
+            torch(zero_stage=3, ep=2),
+            model="mixtral-8x7b",
+            change=change,
+            good_change=good,
+        )
+        for bad, says, change, good in (
+            (torch(zero_stage=0, ep=2), "experts are spread beside FSDP2; use zero_stage=2 or 3", {}, {}),
+            (torch(zero_stage=3, ep=2), "job.lora, whose experts are frozen", {"lora": LoraSpec()}, {"lora": None}),
+            (torch(zero_stage=3, ep=2), "precision=fp8; use bf16", {"precision": "fp8"}, {"precision": "bf16"}),
+            (
+                torch(zero_stage=3, ep=2),
+                "optimizer.name=lion; use adamw",
+                {"optimizer": OptimizerSpec(name="lion")},
+                {"optimizer": OptimizerSpec()},
+            ),
+        )
+    ),
+    Case(
         "cp_without_window",
         context(),
         "attention masks are dropped",

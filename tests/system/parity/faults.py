@@ -121,6 +121,7 @@ def _renumbered(part: str, number: Callable[[int, Any], int]) -> Callable[[Any],
 twice_the_gradients = _after(lambda chunks, *_, **__: [chunk.scale_gradients(2.0) for chunk in chunks])
 """Doubles gradients: with Adam, losses and weights hardly notice."""
 _CONTEXT = "kit.engines.torch.context_parallel:ContextParallel"
+_DISPATCHER = "transformers.distributed.expert_parallel:AllToAllEP"
 _DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
 _GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:global_names"
 _ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
@@ -232,6 +233,32 @@ FAULTS: dict[str, Fault] = {
     # The loss is multiplied by dp, and FSDP2 divides by dp·cp.
     "context-scaled-by-data-ranks": Fault(
         "kit.engines.torch.engine:mean_scale", lambda scale: lambda tokens, averaged_over: scale(tokens, 1)
+    ),
+    # An expert's gradient is divided by the number of its copies, not by that of all ranks.
+    "experts-averaged-over-copies": Fault(
+        "torch.distributed.fsdp:FSDPModule.set_gradient_divide_factor",
+        lambda right: lambda self, ranks: right(self, ranks / 2),
+    ),
+    # The last expert of every token counts nothing.
+    "experts-drop-a-weight": Fault(
+        f"{_DISPATCHER}._dispatch_tokens",
+        lambda right: (
+            lambda self, tokens, chosen, weights: right(
+                self, tokens, chosen, torch.cat([weights[:, :-1], torch.zeros_like(weights[:, -1:])], dim=1)
+            )
+        ),
+    ),
+    # What experts computed goes to tokens in the order of experts.
+    "experts-return-in-their-order": Fault(
+        f"{_DISPATCHER}._combine_tokens",
+        lambda right: lambda self, output, state: right(self, output, state._replace(order=state.order.sort().values)),
+    ),
+    # Modules take all experts for this rank's, because they come before their parameters.
+    "experts-counted-before-they-are-spread": Fault(
+        "kit.engines.torch.expert_parallel:apply_expert_parallelism",
+        lambda right: (
+            lambda model, mesh, alone, plan, how: right(model, mesh, alone, dict(reversed(plan.items())), how)
+        ),
     ),
     # Latent attention: the gradient of the key that all heads share is that of this rank's heads, as megatron-core has
     # it without Transformer Engine.
