@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTPUT = re.compile(r"(?<=^\$ )(?P<command>kit [^\n]+)\n.*?(?=^```)", re.DOTALL | re.MULTILINE)
 DEFAULTS = re.compile(r"(?<=<!-- defaults -->\n).*?\n(?=A batch has)", re.DOTALL)
-FIGURE = re.compile(r"(?<=<!-- )(?P<page>[\w-]+): (?P<row>[^:>]+): (?P<column>[^:>]+) -->[^<]*(?=<!-- -->)")
+FIGURE = re.compile(r"(?<=<!-- )(?P<page>[\w/-]+): (?P<row>[^:>]+): (?P<column>[^:>]+) -->[^<]*(?=<!-- -->)")
 _ROWS = {
     "pretraining": ("pretrain", False),
     "SFT": ("sft", False),
