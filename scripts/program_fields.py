@@ -1,7 +1,7 @@
-"""Write ``tests/emit/program_fields.json``: settings of the programs in ``kit/addons/targets/programs.py``.
+"""Write ``kit/addons/targets/program_fields.json``: settings of the programs in ``kit/addons/targets/programs.py``.
 
     pip download --no-deps -d WHEELS axolotl==0.19.0 llamafactory==0.9.5 ms-swift==4.6.0 verl==0.9.1 openrlhf==0.11.2
-    python scripts/program_fields.py WHEELS TORCHTITAN > tests/emit/program_fields.json
+    python scripts/program_fields.py WHEELS TORCHTITAN > kit/addons/targets/program_fields.json
 
 TORCHTITAN is a checkout of its repository at the commit of ``programs.py``. Nothing is imported or installed: names
 are read from the sources. Of transformers' and accelerate's own arguments the test asks the installed packages.
@@ -25,9 +25,9 @@ from kit.addons.targets.programs import PROGRAMS
 READ = "2026-11-26"
 """Date on which the sources were read."""
 _CLASSES = {
-    "axolotl": r"axolotl/utils/schemas/.*\.py",
+    "axolotl": r"axolotl/(utils/schemas/.*|integrations/.*/args)\.py",
     "llamafactory": r"llamafactory/hparams/.*\.py",
-    "ms-swift": r"swift/(arguments/.*|trainers/arguments)\.py",
+    "ms-swift": r"swift/((megatron/)?arguments/.*|trainers/arguments)\.py",
 }
 """Target → files whose classes have a setting per field."""
 

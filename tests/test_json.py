@@ -28,6 +28,7 @@ COMMANDS = {
     "convert inspect": [("convert", "inspect", str(prepare().model))],
     "generate": [("generate", str(prepare().model), "--prompt", "import os", "--max-new-tokens", "2")],
     "lint": [("lint", "ds_config.json")],
+    "plan FILE": [("plan", "axolotl.yaml", "--gpus", "1xRTX-4090")],
     "doctor": [("doctor",)],
     "doctor LOGS": [("doctor", "train.log")],
 }
@@ -39,6 +40,7 @@ COMMANDS = {
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text('{"train_batch_sise": 8}')
+    Path("axolotl.yaml").write_text("base_model: llama-3.2-1b\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n")
     Path("corpus.txt").write_text("a few words\n")
     Path("train.log").write_text("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     schema: dict[str, Any] = json_schema() | {"$ref": f"#/commands/{command.replace(' ', '%20')}"}

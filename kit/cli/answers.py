@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kit.cli.app import ADDONS
+from kit.cli.options import CONFIGS
 from kit.entry_points import registered
 from kit.planner.plan import Plan
 from kit.report.clusters import ClusterAnswer
@@ -55,7 +56,8 @@ ANSWERS: dict[str, Any] = {
 
 def all_answers() -> dict[str, Any]:
     """``ANSWERS`` with those of the add-ons that are installed."""
-    modules = [import_module(entry.module) for entry in registered(ADDONS).values()]
+    entries = [*registered(ADDONS).values(), *registered(CONFIGS).values()]
+    modules = [import_module(entry.module) for entry in entries]
     return ANSWERS | {name: kind for module in modules for name, kind in getattr(module, "ANSWERS", {}).items()}
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit.entry_points import load, registered
 from kit.errors import SpecError
 from kit.planner.calibration import Calibration
 from kit.planner.plan import Plan
@@ -28,7 +29,7 @@ from kit.specs.job import JobSpec
 from kit.specs.job_defaults import with_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.specs.other_programs import refuse_other_programs
+from kit.specs.other_programs import program_of, refuse_other_programs
 from kit.specs.validation import trusted
 
 if TYPE_CHECKING:
@@ -124,6 +125,25 @@ def terminal() -> tuple[int, Callable[[str], str]]:
 
 def is_recipe(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
+
+
+CONFIGS = "kit.configs"
+"""Group of entry points: a function that answers of another trainer's file (docs/how-to/your-config.md)."""
+_FORMS = (".yaml", ".yml", ".json", ".sh", ".bash", ".sbatch", ".slurm")
+
+
+def reader_of(target: str) -> Callable[..., None] | None:
+    """What reads a file of another trainer; None for everything else, and where no add-on does."""
+    path = Path(target)
+    if not target.endswith(_FORMS) or path.name == "config.json" or not path.is_file():
+        return None
+    if is_recipe(target):
+        try:
+            if not program_of(strict_yaml.read(path).data):
+                return None
+        except SpecError:  # told where a recipe is read
+            return None
+    return next((load(entry) for entry in registered(CONFIGS).values()), None)
 
 
 def is_plan(path: Path) -> bool:

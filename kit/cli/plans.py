@@ -35,6 +35,7 @@ from kit.cli.options import (
     of_file_alone,
     pins_of,
     plan_recipe,
+    reader_of,
     recipe_changes,
     request_of,
     searching,
@@ -63,7 +64,9 @@ if TYPE_CHECKING:
 
 def plan(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
+    model: Annotated[
+        str, typer.Argument(help="Recipe file, another trainer's file, catalog name, or Hugging Face directory.")
+    ],
     overrides: Overrides = None,
     gpus: Gpus = None,
     clusters: Annotated[
@@ -103,6 +106,13 @@ def plan(
     calibrate: Annotated[
         Path | None, typer.Option(help="summary.json of a run: record it in the file of --calibration, then plan.")
     ] = None,
+    patch: Annotated[
+        bool, typer.Option("--patch", help="Of another trainer's file: print the diff that makes it fit, or faster.")
+    ] = False,
+    row_tokens: Annotated[
+        int | None,
+        typer.Option(help="Of another trainer's file: usual tokens of a row, if it does not pack.", parser=count),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a layout; print whether it fits, how fast it is and what it costs. kit explain says why.
@@ -112,6 +122,11 @@ def plan(
     from kit.report.summary import LABEL_WIDTH, summary
     from kit.report.view import view_of
 
+    if (reader := reader_of(model)) is not None:
+        reader(Path(model), gpus, row_tokens, patch, as_json)
+        return
+    if patch or row_tokens is not None:
+        raise SpecError("--patch and --row-tokens are of another trainer's file, such as axolotl.yaml or train.sh")
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
     changes = recipe_changes(overrides, engine, attention)

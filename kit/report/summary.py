@@ -30,11 +30,12 @@ def summary(
     lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
     for label, text in _rows(view):
         wrapped = textwrap.wrap(text, width - LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines += _labelled(label, wrapped, style)
-    return "\n".join([*lines, *_labelled("next", then, style)]).replace("\u00a0", " ")
+        lines += labelled(label, wrapped, style)
+    return "\n".join([*lines, *labelled("next", then, style)]).replace("\u00a0", " ")
 
 
-def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[str], str]) -> list[str]:
+def labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[str], str]) -> list[str]:
+    """A row's lines behind its label."""
     heads = [style(f"  {label:<{LABEL_WIDTH - 2}}"), *[" " * LABEL_WIDTH] * len(lines)]
     return [head + line for head, line in zip(heads, lines, strict=False)]
 

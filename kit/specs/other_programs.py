@@ -18,11 +18,13 @@ _KEYS: Mapping[str, tuple[set[str], set[str]]] = {
     "Kubernetes": ({"apiVersion"}, {"kind"}),
     "axolotl": ({"base_model"}, set()),
     "LLaMA-Factory": ({"model_name_or_path"}, {"stage", "finetuning_type", "template", "cutoff_len"}),
+    "LLaMA-Factory v1": ({"model_class", "dist_config", "peft_config"}, {"model"}),
     "TRL or the Hugging Face Trainer": ({"model_name_or_path"}, set()),
     "verl": ({"actor_rollout_ref"}, set()),
     "NeMo": ({"trainer", "exp_manager"}, {"model"}),
     "GPT-NeoX": ({"pipe_parallel_size", "pipe-parallel-size"}, set()),
-    "ms-swift": ({"train_type", "tuner_type"}, {"model"}),
+    "ms-swift": ({"train_type", "tuner_type", "rlhf_type"}, {"model"}),
+    "Automodel": ({"step_scheduler"}, {"model", "recipe"}),
     "torchtune": ({"tokenizer", "checkpointer"}, {"model"}),
 }
 """Program → keys of which one is in its files, and keys of which one is in it too, if there are such."""
@@ -55,12 +57,11 @@ def advice(data: Mapping[str, Any], path: str) -> str:
         return f"{looks}: kit lint {shlex.quote(path)} judges it"
     named = data.get("deepspeed")
     lint = f", and kit lint {shlex.quote(shown(named, str))} judges its file" if isinstance(named, str) else ""
-    return (
-        f"{looks}, which kit does not read; kit plan takes a model, as in kit plan {_model(data)} --gpus 8xH100{lint}"
-    )
+    looks += ", which kit plan alone reads" if program else ""
+    return f"{looks}; kit plan takes a model too, as in kit plan {model_named(data)} --gpus 8xH100{lint}"
 
 
-def _model(data: Mapping[str, Any]) -> str:
+def model_named(data: Mapping[str, Any]) -> str:
     """The catalog's name of the model that the file trains; else an example."""
     given = data.get("base_model", data.get("model_name_or_path", data.get("model")))
     name = given.rsplit("/", 1)[-1].lower() if isinstance(given, str) else ""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,8 +17,9 @@ from kit.entry_points import registered
 from tests.emit.plans import plan_of
 from tests.emit.test_other_trainers import OTHERS
 from tests.emit.test_rl_trainers import RL
+from tests.support.assets import ROOT
 
-RECORDED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "program_fields.json").read_text())
+RECORDED: dict[str, dict[str, str]] = json.loads((ROOT / "kit/addons/targets/program_fields.json").read_text())
 PATTERNS = {
     "torchtitan": r"--(training|parallelism)\.([\w-]+)",
     "verl": r"^  '?([\w.]+)=",

@@ -234,7 +234,7 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
     findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
     named = config.get("deepspeed_config.deepspeed_config_file")
     if isinstance(named, str) and config.get("distributed_type") == "DEEPSPEED":
-        if (other := _find(path, named)) is not None:
+        if (other := named_file(path, named)) is not None:
             processes = config.number("num_processes")
             ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
             findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
@@ -251,7 +251,7 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
     return _ordered(findings)
 
 
-def _find(path: Path, named: str) -> Path | None:
+def named_file(path: Path, named: str) -> Path | None:
     """Finds a file named in another file: relative to the working directory, to that file, or to a parent directory."""
     places = [folder / named for folder in (path.parent, Path(), *path.absolute().parents[1:5])]
     return next((place for place in places if place.is_file()), None)
@@ -270,7 +270,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
     for named, reader in readers:
         if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
             continue
-        other = _find(path, named)
+        other = named_file(path, named)
         if other is None:
             why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
             found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))

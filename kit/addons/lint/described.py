@@ -51,7 +51,7 @@ def wrap_policy(config: Config) -> str:
 
 def one_fsdp_unit(config: Config) -> bool:
     """Whether FSDP shards the model, and gathers it as one group."""
-    if config.get("distributed_type") != "FSDP" or _fsdp_stage(config) == 0:
+    if config.get("distributed_type") != "FSDP" or fsdp_stage(config) == 0:
         return False
     nothing = config.number("fsdp_config.fsdp_min_num_params") == 0
     return wrap_policy(config) == "NO_WRAP" or (wrap_policy(config) == "SIZE_BASED_WRAP" and nothing)
@@ -133,7 +133,7 @@ _STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "
 """FSDP1's sharding strategy, by name or number → ZeRO stage."""
 
 
-def _fsdp_stage(config: Config) -> int | None:
+def fsdp_stage(config: Config) -> int | None:
     if config.number("fsdp_config.fsdp_version") == 2:
         return 2 if truth(config.get("fsdp_config.fsdp_reshard_after_forward", True)) is False else 3
     return _STAGES.get(str(config.get("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")).upper())
@@ -148,7 +148,7 @@ def _fsdp_layout(config: Config) -> Layout | str:
     if kind == "FSDP":
         if config.on("fsdp_config.fsdp_offload_params") or config.section("parallelism_config"):
             return "the cost model has no figures for FSDP with offload, or beside other kinds of parallelism"
-        stage = _fsdp_stage(config)
+        stage = fsdp_stage(config)
     if stage is None:
         return f"the cost model has no figures for {config.get('fsdp_config.fsdp_sharding_strategy')}"
     saves = config.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")

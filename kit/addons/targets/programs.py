@@ -1,5 +1,5 @@
 """Versions of the programs that ``kit emit --target`` writes files for. ``scripts/program_fields.py`` records the names
-of their settings in ``tests/emit/program_fields.json``, and a test compares every file with them."""
+of their settings in ``kit/addons/targets/program_fields.json``, and a test compares every file with them."""
 
 from __future__ import annotations
 

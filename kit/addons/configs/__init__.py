@@ -1,0 +1,18 @@
+"""Configurations of other trainers: ``kit plan axolotl.yaml`` (docs/how-to/your-config.md).
+
+Its rooms, in the order in which data walks:
+
+    command                       ``kit plan FILE``
+    entries                       a file's values, with the place of each
+    yaml_entries, shell_words, shell_entries
+                                  the forms that a file has
+    tables                        what each key of a program means: data below ``tables``
+    linked                        files that a file names
+    walk                          a table's walk over a file: kit's fields, gaps, refusals
+    workload                      kit's fields, on the user's GPUs
+    reading                       a path, its table, its workload
+    variants                      what the program could run instead
+    known                         misspelt keys
+    patch                         a file with some values changed
+    answer, text                  what there is to say
+"""

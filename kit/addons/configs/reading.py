@@ -1,0 +1,69 @@
+"""A path → the file's values and the table of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.addons.configs.entries import Source
+from kit.addons.configs.linked import opener
+from kit.addons.configs.shell_entries import read_shell
+from kit.addons.configs.tables import Table, table_of, table_of_command, tables
+from kit.addons.configs.walk import Opened, walk
+from kit.addons.configs.workload import Described, described
+from kit.addons.configs.yaml_entries import read_yaml
+from kit.addons.lint import SCRIPTS
+from kit.addons.lint.scripts import text_of
+from kit.errors import SpecError
+from kit.specs.other_programs import advice, model_named, program_of
+
+
+def source_of(text: str, name: str) -> tuple[Source, Table]:
+    """The values of a file's text, and its program's table. Raises ``SpecError`` where kit knows neither."""
+    if name.endswith(SCRIPTS):
+        source = read_shell(text, name, [start for table in tables() for start in table.commands])
+        if source is None:
+            starts = ", ".join(table.commands[0] for table in tables() if table.commands)
+            raise SpecError(f"{name}: no command that kit knows: {starts} …")
+        table = table_of_command(source.command)
+    else:
+        source = read_yaml(text, name, "json" if name.endswith(".json") else "yaml")
+        keys = {key.split(".")[0] for key in source.entries}
+        table = table_of(program_of(dict.fromkeys(keys)), keys)
+    if table is None:
+        raise SpecError(f"{name}: {_unread(source)}")
+    return source, table
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A file, its table, and what the user says of the run."""
+
+    table: Table
+    source: Source
+    opened: Opened
+    gpus: str | None
+    row_tokens: int | None = None
+
+    def described(self, values: Mapping[str, Any]) -> Described:
+        """The workload of the file with other values. Raises ``SpecError``."""
+        source = self.source.with_values(values) if values else self.source
+        return described(walk(self.table, source, self.opened), self.gpus, self.row_tokens)
+
+
+def _unread(source: Source) -> str:
+    data = {key.split(".")[0]: entry.value for key, entry in source.entries.items()}
+    program = program_of(data)
+    if program in ("accelerate", "Kubernetes"):
+        return advice(data, source.name)
+    what = f"a configuration of {program}" if program else "keys of no program that kit knows"
+    known = ", ".join(dict.fromkeys(table.program for table in tables()))
+    return f"{what}; kit plan reads those of {known}, or takes the model: kit plan {model_named(data)} --gpus 8xH100"
+
+
+def asked_of(path: Path, gpus: str | None, row_tokens: int | None = None) -> Asked:
+    """What ``kit plan`` asks of a file. Raises ``SpecError``."""
+    source, table = source_of(text_of(path), path.name)
+    return Asked(table, source, opener(path), gpus, row_tokens)

@@ -1,0 +1,73 @@
+"""A script: the flags of the command that trains, of its launcher, and the variables that it starts with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from kit.addons.configs.entries import UNRESOLVED, Entry, Source
+from kit.addons.configs.shell_words import Line, Word, shell_lines
+
+LAUNCHER, ENVIRONMENT = "launcher.", "env."
+"""Prefixes of the keys that are not the program's own."""
+
+
+def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
+    """The first command that one of ``starts`` begins, such as ``swift sft``; None if there is none."""
+    known = [tuple(start.split()) for start in starts]
+    for line in shell_lines(text):
+        found = next(((at, start) for start in known if (at := _place(line.words, start)) >= 0), None)
+        if found is not None:
+            at, start = found
+            return _source(text, name, line, at, start)
+    return None
+
+
+def _place(words: Sequence[Word], start: tuple[str, ...]) -> int:
+    names = [(word.value or "").rsplit("/", 1)[-1] for word in words]
+    return next((at for at in range(len(names)) if tuple(names[at : at + len(start)]) == start), -1)
+
+
+def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -> Source:
+    before, words = line.words[:at], line.words[at + len(start) :]
+    entries = {f"{ENVIRONMENT}{key}": Entry(value, 0) for key, value in line.variables.items() if value is not None}
+    entries |= {f"{LAUNCHER}{key}": entry for key, entry in _flags(text, before)}
+    entries |= dict(_flags(text, words))
+    return Source(name, text, "shell", entries, " ".join(start), line.words[-1].end)
+
+
+def plain(flag: str) -> str:
+    """``--num-layers`` and ``--num_layers`` are one key."""
+    return flag.lstrip("-+").replace("-", "_")
+
+
+_HYDRA = re.compile(r"[+~]*[A-Za-z_][\w.]*=")
+
+
+def _flags(text: str, words: Sequence[Word]) -> Iterator[tuple[str, Entry]]:
+    """``--key value``, ``--key=value`` and hydra's ``key=value``; a word before all of them is ``argument``."""
+    flags: list[int] = []
+    for at, word in enumerate(words):
+        of_flag = bool(flags) and flags[-1] == at - 1 and "=" not in (words[at - 1].value or "=")
+        if (word.value or "").startswith("--") or not (of_flag or _HYDRA.match(word.value or "x=") is None):
+            flags.append(at)
+    yield from (("argument", _entry(text, [word])) for word in words[: flags[0] if flags else len(words)])
+    for at, following in pairwise([*flags, len(words)]):
+        flag = words[at]
+        key, equals, value = (flag.value or "").partition("=")
+        if equals:
+            length = len(text[flag.start : flag.end].partition("=")[2])
+            yield plain(key), _entry(text, [Word(value, flag.end - length, flag.end, flag.own)])
+        elif key:
+            yield plain(key), _entry(text, words[at + 1 : following], flag)
+
+
+def _entry(text: str, words: Sequence[Word], flag: Word | None = None) -> Entry:
+    first = words[0] if words else flag
+    assert first is not None, "a flag or a word"
+    line = text.count("\n", 0, first.start) + 1
+    values = [UNRESOLVED if word.value is None else word.value for word in words]
+    if len(values) != 1:
+        return Entry(values or True, line)
+    return Entry(values[0], line, *((first.start, first.end) if first.own else (-1, -1)))

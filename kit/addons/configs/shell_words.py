@@ -1,0 +1,233 @@
+"""The words of a shell script's commands: each with its place, and with the variables that the script sets.
+
+Understood are quotes, continuation lines, ``$X``, ``${X:-default}``, arrays, arithmetic and ``$(expr …)``. What a
+variable of the caller or another program decides is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_ASSIGNS = re.compile(r"(\w+)\+?=")
+_PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|[@*#?!$-])")
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?)^\s*\2[ \t]*$", re.M | re.S)
+_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_PREFIXES = {"then", "else", "elif", "do", "export", "local", "declare", "readonly", "{", "!", "set"} | _OPENS
+_MOST_CHARACTERS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command; None where its value is not known."""
+
+    value: str | None
+    start: int
+    end: int
+    own: bool = True
+    """Whether the text between ``start`` and ``end`` is this word, and not a variable that holds several."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command with the variables that hold where it starts."""
+
+    words: tuple[Word, ...]
+    variables: Mapping[str, str | None]
+
+
+@dataclass
+class _Scanner:
+    text: str
+    at: int = 0
+    depth: int = 0
+    variables: dict[str, str | None] = field(default_factory=dict)
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
+
+    def lines(self) -> list[Line]:
+        found: list[Line] = []
+        conditional = False
+        while self.at < len(self.text):
+            line = self._line(conditional)
+            found += [line] if line.words else []
+            operator = self.text[self.at : self.at + 2]
+            conditional = operator in ("&&", "||")
+            self.at += 2 if conditional else 1
+        return found
+
+    def _line(self, conditional: bool) -> Line:
+        """The words up to a newline or an operator, which is left."""
+        words: list[Word] = []
+        own: dict[str, str | None] = {}
+        while self._skip_blanks():
+            if not words and (assigned := _ASSIGNS.match(self.text, self.at)):
+                self._assignment(assigned[1], assigned.end(), own, self.depth > 0 or conditional)
+                continue
+            words += self._word()
+            if self.text[self.at : self.at + 1] in ("<", ">") and words and (words[-1].value or "").isdigit():
+                words.pop()  # of a redirection
+            first = words[0].value if len(words) == 1 else None
+            self.depth += (first in _OPENS) - (first in _CLOSES and self.depth > 0)
+            if first in _PREFIXES and first != "for":
+                words = []
+        if words and words[0].value == "for" and len(words) > 1:
+            self.variables[words[1].value or ""] = None
+            words = []
+        if not words:
+            self.variables |= own
+        return Line(tuple(words), {**self.variables, **own})
+
+    def _skip_blanks(self) -> bool:
+        """To the next word of this command; False at its end."""
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if self.text.startswith("\\\n", self.at):
+                self.at += 2
+            elif char in " \t\r":
+                self.at += 1
+            elif char == "#":
+                self.at = self._find("\n")
+                return False
+            elif char in "<>":
+                self.at += len(re.match(r"[<>]+[&]?[\d-]*", self.text[self.at : self.at + 8])[0])  # type: ignore[index]
+                if self._skip_blanks() and self.text[self.at - 1] not in "&0123456789":
+                    self._word()
+            else:
+                return char not in "\n;&|()"
+        return False
+
+    def _find(self, what: str) -> int:
+        found = self.text.find(what, self.at)
+        return len(self.text) if found < 0 else found
+
+    def _assignment(self, name: str, begin: int, own: dict[str, str | None], conditional: bool) -> None:
+        self.at = begin
+        if self.text.startswith("(", begin):
+            self.at += 1
+            words: list[Word] = []
+            while self.at < len(self.text) and self.text[self.at] != ")":
+                if self._skip_blanks():
+                    words += self._word()
+                elif self.at < len(self.text) and self.text[self.at] != ")":
+                    self.at += 1
+            self.at += 1
+            adds = self.text[begin - 2] == "+"
+            self.arrays[name] = [*(self.arrays.get(name, []) if adds else []), *words]
+            return
+        at_end = self.at >= len(self.text) or self.text[self.at] in " \t\r\n;&|"
+        values = [] if at_end else self._word()
+        value = "" if at_end else " ".join(v.value for v in values if v.value) if all(v.value for v in values) else None
+        known = self.variables.get(name, value)
+        own[name] = value if not conditional or known in (value, "", None) else None
+
+    def _word(self) -> list[Word]:
+        """One word as it is written: none or several where it is an array, or a variable with blanks."""
+        start, parts, quoted, plain = self.at, list[str | None](), False, False
+        array: list[Word] | None = None
+        while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;&|()<>":
+            char = self.text[self.at]
+            if char == "\\":
+                if self.text.startswith("\\\n", self.at):
+                    break
+                parts.append(self.text[self.at + 1 : self.at + 2])
+                self.at += 2
+            elif char in "'\"":
+                quoted = True
+                found = self._quoted(char, parts)
+                array = array if found is None else found
+            elif char in "$`":
+                found = self._expansion(parts)
+                array = array if found is None else found
+            else:
+                match = _PLAIN.match(self.text, self.at)
+                parts.append(match[0] if match else char)
+                plain = True
+                self.at += len(match[0]) if match else 1
+        if array is not None and not plain:
+            return array
+        value = None if None in parts else "".join(part or "" for part in parts)
+        if value is not None and not quoted and not plain and (several := value.split()) != [value]:
+            return [Word(each, start, self.at, own=False) for each in several]
+        return [Word(value, start, self.at)]
+
+    def _quoted(self, quote: str, parts: list[str | None]) -> list[Word] | None:
+        self.at += 1
+        array = None
+        while self.at < len(self.text) and self.text[self.at] != quote:
+            char = self.text[self.at]
+            if quote == '"' and char == "\\":
+                parts.append("" if self.text.startswith("\\\n", self.at) else self.text[self.at + 1 : self.at + 2])
+                self.at += 2
+            elif quote == '"' and char in "$`":
+                found = self._expansion(parts)
+                array = array if found is None else found
+            else:
+                parts.append(char)
+                self.at += 1
+        self.at += 1
+        return array
+
+    def _expansion(self, parts: list[str | None]) -> list[Word] | None:
+        """What ``$`` or a backtick begins. An array of words, where it is one."""
+        if self.text.startswith("$(", self.at):
+            end = self._closing()
+            inner = self.text[self.at + 2 : end].removeprefix("(").removesuffix(")").strip()
+            parts.append(self._computed(inner))
+            self.at = end + 1
+            return None
+        if self.text[self.at] == "`":
+            self.at += 1
+            self.at = self._find("`") + 1
+            parts.append(None)
+            return None
+        match = _VARIABLE.match(self.text, self.at)
+        if match is None:
+            parts.append("$")
+            self.at += 1
+            return None
+        self.at = match.end()
+        name = match[1] or match[2]
+        if name is None:  # the caller's arguments
+            parts += [] if match[0] in ("$@", "$*") else [None]
+            return [] if match[0] in ("$@", "$*") else None
+        if name in self.arrays and match[3]:
+            return self.arrays[name]
+        value = self.variables.get(name)
+        if not value and match[4] is not None:
+            value = _Scanner(match[4].strip("\"'") + " ", variables=self.variables).only_value() if match[4] else ""
+        parts.append(value)
+        return None
+
+    def only_value(self) -> str | None:
+        """The value of a text that is one word."""
+        words = self._word()
+        return words[0].value if words else ""
+
+    def _closing(self) -> int:
+        depth = 0
+        for place in range(self.at + 1, len(self.text)):
+            depth += (self.text[place] == "(") - (self.text[place] == ")")
+            if depth == 0:
+                return place
+        return len(self.text)
+
+    def _computed(self, inner: str) -> str | None:
+        """Whole numbers of ``$((…))`` and ``$(expr …)``."""
+        known = re.sub(
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda m: self.variables.get(m[1]) or "?", inner.removeprefix("expr ")
+        )
+        known = known.replace("\\", "")
+        if not re.fullmatch(r"[\d\s+*/()%-]{1,200}", known) or "**" in known:
+            return None
+        try:
+            return str(int(eval(known.replace("/", "//"), {"__builtins__": {}})))
+        except (SyntaxError, ArithmeticError, ValueError, TypeError):
+            return None
+
+
+def shell_lines(text: str) -> list[Line]:
+    """Every command of a script, in order."""
+    plain = _HEREDOC.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text[:_MOST_CHARACTERS])
+    return _Scanner(plain).lines()

@@ -1,0 +1,120 @@
+"""The tables of programs' keys: what each key means to kit. A table is data, one YAML file below ``tables``.
+
+    keys:
+      gradient_checkpointing:
+        field: layout.recompute        # kit's field that the value decides
+        default: false                 # what the program takes where the file is silent
+        values: {"true": full, "false": none}      # the program's value → kit's; without: the value itself
+        sets: {offload: {layout.activation_offloading: true}}   # a value that decides other fields too
+        gap: {"*": [most, why]}        # values that kit does not model: the answer is a bound, at most or at least
+        refuse: {lomo: why}            # values without an answer
+
+A pattern is a value as YAML writes it, with ``*`` for any that is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from kit.addons.configs.entries import word
+from kit.specs import strict_yaml
+from kit.specs.extra import merged
+from kit.specs.frozen import FrozenMap
+from kit.specs.validation import spec
+
+Bound = Literal["most", "least"]
+"""The true figure is at most kit's, or at least."""
+OFF = frozenset({"null", "false", "none", "no", "off", "0", "1", "[]", "{}"})
+"""Values with which a feature is off; 1 is a size that splits nothing."""
+
+
+@spec
+class Row:
+    """What one key of a program means."""
+
+    field: str = ""
+    default: Any = None
+    values: dict[str, Any] = FrozenMap({})
+    sets: dict[str, dict[str, Any]] = FrozenMap({})
+    gap: dict[str, tuple[Bound, str]] = FrozenMap({})
+    refuse: dict[str, str] = FrozenMap({})
+    kind: Literal["", "list", "deepspeed", "accelerate"] = ""
+    """list: layers' names. deepspeed, accelerate: that program's file, or one of ``named``."""
+    named: dict[str, dict[str, Any]] = FrozenMap({})
+    """Files that the program brings: name → its ``zero_optimization``."""
+
+
+@spec
+class Table:
+    """One program's keys, or those of one of its forms."""
+
+    program: str
+    """As ``kit.specs.other_programs`` calls it."""
+    has: tuple[str, ...] = ()
+    """Keys of which one is in a file of this form, where a program has several."""
+    commands: tuple[str, ...] = ()
+    """Words that start it in a script."""
+    flags: bool = True
+    """Whether its script has ``--key value``; else hydra's ``key=value``."""
+    extends: str = ""
+    target: str = ""
+    """Name of ``kit emit --target`` whose names of settings are recorded."""
+    always: dict[str, Any] = FrozenMap({})
+    """kit's fields that the program decides whatever the file says."""
+    keys: dict[str, Row]
+    inert: tuple[str, ...] = ()
+    """Keys that decide neither memory nor speed, beside those that are recorded."""
+    choices: dict[str, tuple[Any, ...]] = FrozenMap({})
+    """Keys that a change may use, and the values to try."""
+    batch: tuple[str, ...] = ()
+    """Keys of the micro batch, and of gradient accumulation where the program counts it."""
+
+
+def matched(patterns: Mapping[str, Any], value: Any) -> Any:
+    """What a mapping by patterns has for a value; None if it has nothing."""
+    text = word(value)
+    for pattern, found in patterns.items():
+        if pattern == "*" and text.lower() not in OFF:
+            return found
+        if pattern != "*" and fnmatchcase(text.lower(), pattern.lower()):
+            return found
+    return None
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Every table, in the order of the files' names."""
+    return tuple(_parsed(name) for name in sorted(_names()) if not name.startswith("_"))
+
+
+def _names() -> list[str]:
+    folder = files("kit.addons.configs").joinpath("tables")
+    return [each.name.removesuffix(".yaml") for each in folder.iterdir() if each.name.endswith(".yaml")]
+
+
+def _data(name: str) -> strict_yaml.Document:
+    text = files("kit.addons.configs").joinpath(f"tables/{name}.yaml").read_text(encoding="utf-8")
+    return strict_yaml.parse_text(text, f"{name}.yaml")
+
+
+def _parsed(name: str) -> Table:
+    document = _data(name)
+    base = document.data.get("extends", "")
+    data = merged(_data(base).data, document.data) if base else document.data
+    return strict_yaml.parse(Table, data, document)
+
+
+def table_of(program: str, keys: set[str]) -> Table | None:
+    """The table for a program's file with these top-level keys."""
+    mine = [each for each in tables() if each.program == program]
+    forms = [each for each in mine if each.has and keys & set(each.has)]
+    return next(iter(forms or [each for each in mine if not each.has]), None)
+
+
+def table_of_command(command: str) -> Table | None:
+    """The table for what a script starts."""
+    return next((each for each in tables() if command in each.commands), None)

@@ -1,0 +1,110 @@
+"""What the program itself could run instead: the same rows, length, method and precision with other choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kit.addons.configs.entries import Source, word
+from kit.addons.configs.reading import Asked
+from kit.addons.configs.tables import Table
+from kit.addons.configs.workload import Described
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node
+from kit.cost.memory.peak import peak_gib
+from kit.cost.time.step import StepTimer
+from kit.errors import SpecError
+from kit.planner.search import EQUALLY_FAST, MEMORY_MARGIN
+
+_MOST_MICRO = 128
+_MOST_TRIED = 4000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The file with some values changed, and what it then needs."""
+
+    values: Mapping[str, Any]
+    """Key of the program → its value. Empty: the file as it is."""
+    described: Described
+    peak_gib: float
+    fits: bool
+    host_is_known: bool
+    step_s: float
+
+
+def variant(asked: Asked, values: Mapping[str, Any], timer: StepTimer) -> Variant:
+    """Raises ``SpecError`` where kit has no figures for it."""
+    found = asked.described(values)
+    work, cluster = found.workload, found.workload.cluster
+    gib, host = peak_gib(work), host_ram_gib_per_node(work)
+    fits = gib <= usable_gib(cluster.gpu)
+    if cluster.host_ram_gib is not None:
+        fits = fits and host <= HOST_SHARE * cluster.host_ram_gib
+    known = cluster.host_ram_gib is not None or not host
+    return Variant(values, found, gib, fits, known, sum(timer.components_s(work).values()))
+
+
+def variants(asked: Asked, now: Variant) -> Iterator[Variant]:
+    """Every variant that keeps what the file asks for, apart from the file as it is."""
+    timer, rows = StepTimer(), now.described.workload.layout.global_batch_size
+    bounds = {gap.key for gap in now.described.gaps if gap.bound == "least"}
+    for values in itertools.islice(_combinations(asked, rows), _MOST_TRIED):
+        try:
+            found = variant(asked, values, timer)
+        except SpecError:
+            continue
+        work = found.described.workload
+        kept = work.job == now.described.workload.job
+        if kept and {gap.key for gap in found.described.gaps if gap.bound == "least"} <= bounds:
+            yield found
+
+
+def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
+    table, source = asked.table, asked.source
+    axes = [[(key, value) for value in values] for key, values in table.choices.items()]
+    axes = [[pair for pair in axis if _differs(source, table, *pair)] for axis in axes]
+    for chosen in itertools.product(*([None, *axis] for axis in axes)):
+        values = dict(pair for pair in chosen if pair is not None)
+        try:
+            layout = asked.described(values).workload.layout
+        except SpecError:
+            continue
+        if layout.global_batch_size == rows and values:
+            yield values
+        for micro in _divisors(rows // layout.dp) if rows % layout.dp == 0 and table.batch else ():
+            accumulation = rows // (layout.dp * micro)
+            if micro != layout.micro_batch_size or accumulation != layout.gradient_accumulation_steps:
+                batch = dict(zip(table.batch, (micro, accumulation), strict=False))
+                yield {**values, **{key: each for key, each in batch.items() if _differs(source, table, key, each)}}
+
+
+def _differs(source: Source, table: Table, key: str, value: Any) -> bool:
+    entry = source.entries.get(key)
+    now = table.keys[key].default if entry is None or entry.value in (None, "") else entry.value
+    return word(now) != word(value)
+
+
+def _divisors(rows: int) -> Iterator[int]:
+    return (each for each in range(1, min(rows, _MOST_MICRO) + 1) if rows % each == 0)
+
+
+def nearest(found: Iterable[Variant]) -> Variant | None:
+    """The fewest changed keys with which it fits; of equals the fastest."""
+    return min(_roomy(found), key=lambda each: (not each.host_is_known, len(each.values), each.step_s), default=None)
+
+
+def fastest(found: Iterable[Variant]) -> Variant | None:
+    """The fewest changed keys among those that fit and are about as fast as the fastest."""
+    fitting = [each for each in _roomy(found) if each.host_is_known]
+    most = EQUALLY_FAST * min((each.step_s for each in fitting), default=0.0)
+    return min((each for each in fitting if each.step_s <= most), key=lambda each: len(each.values), default=None)
+
+
+def _roomy(found: Iterable[Variant]) -> list[Variant]:
+    """All that fit with room for the error of the predicted peak; where there is none, all that fit."""
+    fitting = [each for each in found if each.fits]
+    usable = usable_gib(fitting[0].described.workload.cluster.gpu) if fitting else 0.0
+    return [each for each in fitting if each.peak_gib * (1 + MEMORY_MARGIN) <= usable] or fitting

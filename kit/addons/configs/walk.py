@@ -1,0 +1,135 @@
+"""A table's walk over a file: which of kit's fields the file decides, and what kit does not model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kit.addons.configs.entries import UNRESOLVED, Entry, Source, word
+from kit.addons.configs.linked import accelerate_fields, deepspeed_fields
+from kit.addons.configs.tables import OFF, Bound, Row, Table, matched
+from kit.errors import SpecError
+from kit.specs.job import ATTENTION_LAYERS, MLP_LAYERS
+
+Opened = Callable[[str], Mapping[str, Any]]
+"""A file that another one names → its values. Raises ``SpecError``."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A value that kit does not model, and on which side of kit's figure the true one is."""
+
+    bound: Bound
+    key: str
+    why: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """kit's fields as a file decides them."""
+
+    fields: Mapping[str, Any]
+    gaps: tuple[Gap, ...]
+    refused: tuple[str, ...]
+    """Why there is no answer."""
+
+
+def walk(table: Table, source: Source, opened: Opened) -> Reading:
+    """Every key of the table in its order, over what the program decides whatever the file says."""
+    fields: dict[str, Any] = dict(table.always)
+    gaps: list[Gap] = []
+    refused: list[str] = []
+    entries = {**source.entries, "command": Entry(source.command or None, 0)}
+    for key, row in table.keys.items():
+        entry = entries.get(key, Entry(None, 0))
+        value = row.default if entry.value is None or entry.value == "" else entry.value
+        if value is None:
+            continue
+        place = f"{source.name}:{entry.line}: {key}" if entry.line else f"{source.name}: {key}"
+        if value is UNRESOLVED:
+            refused += [f"{place} is a variable that the script does not set"] if row != Row() else []
+        elif (why := matched(row.refuse, value)) is not None and word(value) not in row.values:
+            refused.append(f"{place}={word(value)[:60]}: {why}")
+        else:
+            if (gap := matched(row.gap, value)) is not None:
+                gaps.append(Gap(gap[0], key, gap[1], entry.line))
+            try:
+                fields |= dict(_decided(row, value, gaps, key, entry.line, opened))
+            except SpecError as error:
+                refused.append(f"{place}={word(value)[:60]}: {error}")
+    return Reading(fields, tuple(gaps), tuple(refused))
+
+
+def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened: Opened) -> Iterator[tuple[str, Any]]:
+    """(field, its value) of a key that is given, or has a default."""
+    if row.kind == "list":
+        layers, others = adapted(value)
+        yield from (("job.lora.targets", "all-linear"),) if layers is None else (("job.lora.target_modules", layers),)
+        if others:
+            gaps.append(Gap("least", key, f"adapters on {', '.join(others[:4])} are not counted", line))
+        return
+    if row.kind and word(value).lower() not in OFF:
+        made = (
+            deepspeed_fields(value, row.named, opened) if row.kind == "deepspeed" else accelerate_fields(value, opened)
+        )
+        yield from made.items()
+        return
+    if row.field and (found := kits(row, value)) is not None:
+        yield row.field, found
+    yield from (matched(row.sets, value) or {}).items()
+
+
+def kits(row: Row, value: Any) -> Any:
+    """kit's value for a program's. Raises ``SpecError`` where there is none."""
+    if not row.values:
+        return number(value)
+    text = word(value)
+    known = row.values if text in row.values else {name.lower(): each for name, each in row.values.items()}
+    if (key := text if text in known else text.lower()) not in known:
+        raise SpecError(f"kit knows {', '.join(list(row.values)[:8])} of it")
+    return known[key]
+
+
+def number(value: Any) -> Any:
+    """Numbers and switches in text, as programs read them."""
+    text = word(value)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[+-]?\d[\d_]*", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
+        whole = float(text)
+        return int(whole) if whole.is_integer() and abs(whole) < 1e15 and "e" in text.lower() else whole
+    return value
+
+
+_LAYERS = ATTENTION_LAYERS | MLP_LAYERS
+
+
+def adapted(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The layers that get adapters, None for all linear ones; and the names that are none of them. A text with the
+    signs of a regular expression is tried on the layers' full names, as peft does."""
+    names: Sequence[str] = [str(each) for each in value] if isinstance(value, list | tuple) else str(value).split(",")
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) == 1 and re.search(r"[\\|*()\[]", names[0]):
+        names = _of_expression(str(value)) or ["all-linear"]
+    last = [name.rsplit(".", 1)[-1] for name in names]
+    everything = {"all", "all-linear", "all_linear"} & set(last)
+    others = tuple(name for name in last if name not in _LAYERS and name not in everything)
+    chosen = sorted(_LAYERS & set(last))
+    whole = bool(everything) or not chosen or set(chosen) == _LAYERS
+    return None if whole else tuple(chosen), others
+
+
+def _of_expression(text: str) -> list[str]:
+    parts = {"self_attn": ATTENTION_LAYERS, "mlp": MLP_LAYERS}
+    try:
+        expression = re.compile(text)
+    except re.error:
+        return []
+    heads = ("model.layers.0", "model.language_model.layers.0", "language_model.model.layers.0")
+    full = [(f"{head}.{part}.{name}", name) for head in heads for part, layers in parts.items() for name in layers]
+    return sorted({name for path, name in full if expression.fullmatch(path)})

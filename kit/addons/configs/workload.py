@@ -1,0 +1,217 @@
+"""kit's fields as a file decides them → the workload, on the GPUs that the user names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from kit.addons.configs.walk import Gap, Reading
+from kit.cost.memory.deepspeed_sizes import buffer_sizes
+from kit.cost.model.lora import named_layers
+from kit.cost.workload import Workload
+from kit.errors import SpecError
+from kit.planner.rules import violations
+from kit.specs import strict_yaml
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import ZERO_KEYS, Layout, Pins
+from kit.specs.model import ModelSpec
+from kit.specs.trl import TRL
+
+_PRICED = frozenset(
+    {
+        "chunked_loss_fp16",
+        "dora",
+        "fast_path_family",
+        "fsdp2_offload",
+        "host_ram",
+        "kto_needs_two_rows",
+        "lora",
+        "megatron_family",
+        "nvme",
+        "objective",
+        "optimizer",
+        "tiled_mlp_dense",
+        "torch_cp_needs_fsdp2",
+        "transformer_engine_family",
+        "trl_precision_and_optimizer",
+    }
+)
+"""Rules of kit's own engines, of layouts that the cost model has figures for all the same."""
+_model = cache(load_model)
+_AUTO = {
+    "reduce_bucket_size": 1.0,
+    "stage3_prefetch_bucket_size": 0.9,
+}
+"""Sizes that transformers fills in where they are "auto", in hidden sizes squared (integrations/deepspeed.py)."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A file's workload, and what the figures leave out."""
+
+    workload: Workload
+    gaps: tuple[Gap, ...]
+    notes: tuple[str, ...]
+    """Contradictions between the file and what the user says."""
+    packed: bool
+    """Whether every row of a batch is as long as the longest."""
+
+
+def described(reading: Reading, gpus: str | None, row_tokens: int | None = None) -> Described:
+    """The workload. Raises ``SpecError`` where kit has no figures for it."""
+    if reading.refused:
+        raise SpecError("\n".join(reading.refused))
+    given = dict(reading.fields)
+    if not given.get("model"):
+        raise SpecError("the file names no model")
+    model = _model(str(given["model"]))
+    cluster, notes = cluster_of(given, gpus)
+    length = given.get("job.seq_length")
+    length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
+    if row_tokens is not None and not given.get("packing"):
+        length = min(length, row_tokens)
+    layout = _layout(given, model, cluster)
+    layout, short = _regime(layout, given)
+    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
+    job = _job(given, model, layout, length)
+    workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
+    workload, approximated = _priced(workload)
+    return Described(
+        workload, (*gaps, *approximated), notes, given.get("packing") is True or job.objective == "pretrain"
+    )
+
+
+def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
+    """The nearest workload that the cost model has figures for. Raises ``SpecError`` where there is none."""
+    layout, gaps = workload.layout, list[Gap]()
+    if (broken := _broken(workload)) and layout.compile_layers:
+        workload = workload.with_layout(layout.but(compile_layers=False))
+        broken, gaps = _broken(workload), [Gap("most", "torch_compile", "torch.compile is not counted")]
+    if broken:
+        raise SpecError("\n".join(broken))
+    return workload, tuple(gaps)
+
+
+def _broken(workload: Workload) -> list[str]:
+    return [str(each) for each in violations(workload) if each.rule not in _PRICED]
+
+
+def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec, tuple[str, ...]]:
+    """As many GPUs as the file starts processes, of the kind that the user names."""
+    world = given.get("world") or (
+        _count(given.get("gpus_per_node")) and (int(given["gpus_per_node"]) * int(_count(given.get("nodes")) or 1))
+    )
+    visible = len(str(given["visible"]).split(",")) if given.get("visible") not in (None, "") else None
+    if visible is not None and not world:
+        if visible > 1:
+            raise SpecError(f"one process with CUDA_VISIBLE_DEVICES={given['visible']}: device_map spreads the layers")
+        world = 1
+    if gpus is None:
+        count = f"{world}x" if world else "8x"
+        raise SpecError(f"--gpus is missing, which names the kind of GPU: --gpus {count}H100")
+    cluster = parse_cluster(gpus)
+    if not world or int(world) == cluster.num_gpus:
+        return cluster, ()
+    note = f"the file starts {world} processes, and --gpus {gpus} has {cluster.num_gpus} GPUs: judged on {world}"
+    nodes = max(1, int(_count(given.get("nodes")) or math.ceil(int(world) / cluster.gpus_per_node)))
+    if int(world) % nodes:
+        raise SpecError(f"{world} processes are not equal numbers on {nodes} nodes")
+    return replace(cluster, num_nodes=nodes, gpus_per_node=int(world) // nodes), (note,)
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) -> Layout:
+    chosen = {key.removeprefix("layout."): value for key, value in given.items() if key.startswith("layout.")}
+    sizes = {name: chosen.pop(name) for name in ZERO_KEYS if name in chosen}
+    pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
+    known = {name: value for name, value in vars(pins).items() if value is not None}
+    known["sp"] = known.get("sp", False) and known.get("tp", 1) > 1
+    if known["engine"] == "megatron":
+        alone = known.get("tp", 1) if model.num_experts else 1
+        known["etp"] = known.get("etp", 1) if known.get("ep", 1) > 1 else alone
+    split = known.get("tp", 1) * known.get("pp", 1) * known.get("cp", 1)
+    if cluster.num_gpus % split:
+        raise SpecError(f"tp·pp·cp={split} does not divide {cluster.num_gpus} GPUs")
+    dp = cluster.num_gpus // split
+    micro = known.pop("micro_batch_size", 1)
+    accumulation = given.get("accumulation", 1)
+    if accumulation == "16 rows a step":
+        accumulation = max(1, math.ceil(16 / (micro * cluster.num_gpus)))
+    if rows := given.get("job.global_batch_size"):
+        if int(rows) % (micro * dp):
+            raise SpecError(f"a global batch of {rows} is no multiple of micro batch {micro} · {dp} ranks")
+        accumulation = int(rows) // (micro * dp)
+    made = Layout(**known, dp=dp, micro_batch_size=micro, gradient_accumulation_steps=int(accumulation))
+    made = made.but(engine="torch") if made.engine == "deepspeed" and made.zero_stage == 0 else made
+    return made.with_sizes(_sizes(sizes, model, cluster, made))
+
+
+def _sizes(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, int | None]:
+    """The sizes of DeepSpeed's buffers that its stage reads; "auto" as transformers fills it in."""
+    square, sizes = model.hidden_size**2, dict[str, int | None]()
+    for name, chosen in buffer_sizes(model, cluster, layout).items():
+        value = given.get(name)
+        if value == "auto":
+            value = _AUTO[name] * square if name in _AUTO else 10 * model.hidden_size
+        sizes[name] = chosen if value is None else int(float(value))
+    return sizes
+
+
+def _regime(layout: Layout, given: Mapping[str, Any]) -> tuple[Layout, list[Gap]]:
+    """16-bit weights, gradients and moments, where the program trains what it loads."""
+    alone = layout.engine == "torch" and (given.get("states") == "always" or layout.zero_stage == 0)
+    if given.get("job.lora") or not given.get("states") or not alone or given.get("job.precision") == "fp32":
+        return layout, []
+    return layout, [Gap("most", "states", "weights, gradients and moments in 16 bits are counted as 32")]
+
+
+def _left_out(model: ModelSpec, given: Mapping[str, Any], layout: Layout) -> list[Gap]:
+    """What the cost model has no figures for, whatever the file's keys are."""
+    megatron = layout.engine == "megatron"
+    found = {
+        "towers for images and sound are not counted": model.is_text_part,
+        "heads of multi-token prediction are not counted": given.get("job.mtp_num_layers"),
+        "the fullest rank's experts are counted as the mean": layout.ep > 1,
+        "a reference model and pairs are counted as one sequence": megatron and given.get("job.objective") in TRL,
+        "4-bit weights are counted on torch alone": megatron and given.get("job.lora.four_bit"),
+    }
+    return [Gap("least", "model", why) for why, there in found.items() if there]
+
+
+def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int) -> JobSpec:
+    lora = {key.removeprefix("job.lora."): value for key, value in given.items() if key.startswith("job.lora.")}
+    if lora.get("target_modules"):
+        known = named_layers(model)
+        there = [name for name in lora["target_modules"] if name in known]
+        lora["target_modules"] = there if set(there) < set(known) else []
+    if lora.get("alpha") == "2 x rank":
+        lora["alpha"] = 2 * int(lora["rank"])
+    grpo = {key.removeprefix("job.grpo."): value for key, value in given.items() if key.startswith("job.grpo.")}
+    if given.get("vllm") is True and given.get("vllm.mode", "colocate") == "colocate":
+        grpo["vllm_gpu_memory_utilization"] = given.get("vllm.share", 0.3)
+    data = {
+        "objective": given.get("job.objective", "sft"),
+        "seq_length": length,
+        "global_batch_size": layout.global_batch_size,
+        "precision": _precision(given, layout),
+        "optimizer": {"name": given.get("job.optimizer.name", "adamw")},
+        "lora": {key: value for key, value in lora.items() if value is not None} if given.get("job.lora") else None,
+    }
+    if data["objective"] == "grpo":
+        data["grpo"] = {key: value for key, value in grpo.items() if value is not None}
+        data["seq_length"] = max(length, 1 + grpo.get("max_completion_length", 512))
+    return strict_yaml.parse(JobSpec, data, strict_yaml.Document("the file", {}, {}))
+
+
+def _precision(given: Mapping[str, Any], layout: Layout) -> str:
+    """On torch fp16 takes as many bytes as bf16, with which kit has figures."""
+    precision = str(given.get("job.precision", "fp32"))
+    return "bf16" if precision == "fp16" and layout.engine == "torch" else precision
