@@ -291,7 +291,11 @@ REFUSED = {
     "batch": ("s.sh", MEGATRON_SWIFT.replace("size 16", "size 15"), "15 is no multiple of micro batch 1 · 4 ranks"),
     "no model": ("axolotl.yaml", "base_model:\nsequence_len: 8\n", "the file names no model"),
     "nothing": ("s.sh", "echo swift sft\npip install x\n", "no command that kit knows"),
-    "another": ("a.yaml", "trainer: 1\nexp_manager: 2\nmodel: qwen3-8b\n", "NeMo; kit plan reads those of axolotl, LLaMA-Factory"),
+    "another": (
+        "a.yaml",
+        "trainer: 1\nexp_manager: 2\nmodel: qwen3-8b\n",
+        "NeMo; kit plan reads those of axolotl, ",
+    ),
     "accelerate": ("a.yaml", "distributed_type: FSDP\n", "kit lint a.yaml judges it"),
 }
 
@@ -540,4 +544,3 @@ def test_every_key_of_a_table_is_a_setting_of_its_program() -> None:
             unknown = {key for key in own if not {key, key.split(".")[-1], key.split(".")[0]} & names}
             assert unknown == set(), table.program
             assert {*table.choices, *table.batch} <= table.keys.keys()
-
