@@ -40,8 +40,12 @@ LAYOUT = Layout(
 )
 
 
+OWN = {"recompute_modules"}
+"""Fields of a published run that a layout has too."""
+
+
 def run(model: PublishedModel = GPT, **changes: Any) -> PublishedWorkload:
-    sizes = {name: changes.pop(name) for name in list(changes) if name in LAYOUT.__dataclass_fields__}
+    sizes = {name: changes.pop(name) for name in list(changes) if hasattr(LAYOUT, name) and name not in OWN}
     return PublishedWorkload(
         model=model,
         cluster=cluster("8xH100"),
