@@ -43,6 +43,7 @@ PRECISIONS = {
 """First word of a row's precision → the GEMMs'."""
 DISPATCHERS = ("deepep", "hybridep", "alltoall", "allgather", "flex")
 PROGRAMS = {
+    "torchtune": r"torchtune",
     "torchtitan": r"torchtitan|pytorch/ao\b",
     "huggingface": r"transformers|hugging ?face|fsdp_qlora|accelerate|axolotl|llama-?factory|\btrl\b|peft",
 }
@@ -61,21 +62,21 @@ def require(row: Row, *sizes: str) -> None:
     for name, known in _KNOWN.items():
         value = row["job"].get(name)
         if value is not None and not re.search(known, str(value), re.IGNORECASE):
-            raise _unknown(f"job.{name}", value)
+            raise unknown(f"job.{name}", value)
     for read in (engine_of, precision_of, dispatcher_of):
         read(row)
     optimizer_of(row["job"])
     offload_of(row["job"])
 
 
-def _unknown(field: str, value: Any) -> NotPredictedError:
+def unknown(field: str, value: Any) -> NotPredictedError:
     return NotPredictedError(f"{field}={value!r:.60} is not understood")
 
 
 def _engine(row: Row) -> tuple[str, str]:
     stated = row["job"].get("engine")
     if stated not in ENGINES:
-        raise _unknown("job.engine", stated)
+        raise unknown("job.engine", stated)
     return ENGINES[stated]
 
 
@@ -89,7 +90,7 @@ def kernels_of(row: Row) -> str:
     if megatron_layers(row):
         local = row["job"].get("transformer_impl") == "local" or old_megatron(row)
         return "megatron-local" if local else "transformer_engine"
-    return _engine(row)[1]
+    return program_of(row) if row["job"]["engine"] == "ddp" else _engine(row)[1]
 
 
 def megatron_layers(row: Row) -> bool:
@@ -102,7 +103,7 @@ def precision_of(row: Row) -> str:
     words = str(row["job"].get("precision") or "bf16").lower()
     found = next((precision for start, precision in PRECISIONS.items() if words.startswith(start)), None)
     if found is None:
-        raise _unknown("job.precision", row["job"]["precision"])
+        raise unknown("job.precision", row["job"]["precision"])
     return found
 
 
@@ -142,7 +143,7 @@ def optimizer_of(job: Row) -> Optimizer:
     ]
     found = next(((name, moments) for word, name, moments in names if re.search(word, text)), None)
     if found is None:
-        raise _unknown("job.optimizer", job["optimizer"])
+        raise unknown("job.optimizer", job["optimizer"])
     widths = [
         (r"8.?bit|int8|fp8 (states|moments)|adamwfp8", 1 + 4 / BLOCK),
         (r"4.?bit", 0.5 + 4 / 128),
@@ -186,7 +187,7 @@ def offload_of(job: Row) -> Offload:
     nvme = bool(re.search(r"nvme|disk|ssd", text))
     if not (optimizer or parameters or activations):
         if not re.search(r"cpu|host|ram|true", text) and not nvme:
-            raise _unknown("job.offload", job["offload"])
+            raise unknown("job.offload", job["offload"])
         optimizer, parameters = True, job.get("engine") == "fsdp"
     layers = re.search(r"(\d+) layers", text)
     share = re.search(r"fraction[ =:]*([\d.]+)|([\d.]+) ?%", text)
@@ -209,7 +210,7 @@ def dispatcher_of(row: Row) -> str | None:
         word = re.sub(r"[^a-z]", "", str(stated).lower())
         found = next((name for name in DISPATCHERS if name in word), None)
         if found is None:
-            raise _unknown("dispatcher", stated)
+            raise unknown("dispatcher", stated)
         return found
     named = re.search("alltoall|allgather|deepep|hybridep", _notes(row))
     return named.group() if named else None

@@ -26,13 +26,13 @@ from benchmarks.accuracy.fields import (
 from benchmarks.accuracy.fsdp_rows import with_fsdp
 from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.hardware import generation_of
+from benchmarks.accuracy.lora_rows import lora_of, lora_spec
 from benchmarks.accuracy.models import model_of_row
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
-from benchmarks.accuracy.programs.adapters import PublishedLora
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.errors import SpecError
 from kit.specs.catalog import parse_cluster
-from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 
 Recompute = Literal["none", "selective", "full"]
@@ -98,7 +98,7 @@ def workload_of(row: Row) -> PublishedWorkload:
     kernels = program_of(row) if fsdp else kernels
     detail, offload, optimizer = job.get("recompute_detail") or "", offload_of(job), optimizer_of(job)
     compiled = bool(job.get("compile"))
-    moe, lora = model.get("moe") or {}, lora_of(job)
+    moe, lora = model.get("moe") or {}, lora_of(row)
     recompute: Recompute = "none" if "empty module list" in detail else job.get("recompute") or "none"
     modules = re.findall(r"[a-z_]+", detail.partition("modules=")[2])
     modules = modules or (["op"] if "op" in detail or "preset" in detail else ["core_attn"])
@@ -109,7 +109,7 @@ def workload_of(row: Row) -> PublishedWorkload:
         job=JobSpec(
             seq_length=model["seq_length"],
             precision=precision_of_layers(row),
-            lora=_lora_spec(lora) if lora else None,
+            lora=lora_spec(lora) if lora else None,
         ),
         layout=Layout(
             engine="deepspeed" if job["engine"] == "deepspeed" else "megatron" if megatron else "torch",
@@ -167,7 +167,7 @@ def workload_of(row: Row) -> PublishedWorkload:
         deterministic=bool(job.get("deterministic")),
     )
     if kernels == "huggingface":
-        return with_fsdp(row, workload) if fsdp else with_deepspeed(row, workload)
+        return with_deepspeed(row, workload) if job["engine"] == "deepspeed" else with_fsdp(row, workload)
     return workload
 
 
@@ -183,11 +183,6 @@ def _compiled_loss(row: Row, kernels: str) -> bool:
         return _chunked_loss(row["job"], kernels)
     date = date_of(row)
     return kernels == "torchtitan" and (date >= LOSS_COMPILED or "2024-10-22" <= date < "2024-12")
-
-
-def _lora_spec(lora: PublishedLora) -> LoraSpec:
-    targets: Literal["attention", "all-linear"] = "all-linear" if "mlp" in lora.targets else "attention"
-    return LoraSpec(rank=lora.rank, four_bit=lora.four_bit, targets=targets)
 
 
 def _recomputed_layers(detail: str, layers: int) -> int | None:
@@ -243,10 +238,15 @@ def zero_stage_of(row: Row) -> int:
 def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
     """Bytes per parameter: weights, accumulated gradients, optimizer with master weights.
 
-    Megatron, nanotron: 16-bit weights with fp32 masters. torchtitan: fp32 weights. Others, and FSDP with 16-bit
-    moments: everything in 16 bits.
+    As ``state_bytes`` says. Where it does not: Megatron, nanotron: 16-bit weights with fp32 masters. torchtitan: fp32
+    weights. Others, and FSDP with 16-bit moments: everything in 16 bits. Frozen weights have 16 bits under adapters.
     """
     job, engine = row["job"], row["job"]["engine"]
+    stated = job.get("state_bytes") or {}
+    stated = stated.get("device", stated)
+    if stated:
+        moments = 0.0 if optimizer.paged else stated.get("moments", 0)
+        return stated["weights"], stated.get("grads", stated["weights"]), stated.get("master", 0) + moments
     gradient = 4 if (job.get("grad_dtype") or "fp32") == "fp32" else 2
     fp32 = str(job.get("precision")).startswith("fp32")
     mixed = megatron_layers(row) or engine in ("nanotron", "deepspeed")
@@ -259,7 +259,8 @@ def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
     if mixed:
         masters = 0.0 if fp32 or optimizer.short_masters else 4.0
         return 4 if fp32 else 2, 4 if fp32 else gradient, masters + moments
-    return (2, 2, moments) if short else (4, 4, moments)
+    weights = 2 if job.get("lora") and not fp32 else 4
+    return (2, 2, moments) if short else (weights, 4, moments)
 
 
 def cross_entropy_of(job: Row) -> Literal["unfused", "native", "te"]:
@@ -267,21 +268,3 @@ def cross_entropy_of(job: Row) -> Literal["unfused", "native", "te"]:
     if not job.get("cross_entropy_fusion"):
         return "unfused"
     return "te" if job.get("cross_entropy_fusion_impl") == "te" else "native"
-
-
-def lora_of(job: Row) -> PublishedLora | None:
-    """Adapters, their targets under litgpt's names."""
-    lora = job.get("lora")
-    if not lora:
-        return None
-    if not lora.get("rank"):
-        raise NotPredictedError("adapters of unstated rank")
-    names = {"q": "query", "k": "key", "v": "value", "o": "projection"}
-    targets = lora.get("targets") or []
-    if targets == "all-linear":
-        targets = ["query", "key", "value", "projection", "mlp"]
-    return PublishedLora(
-        rank=lora["rank"],
-        targets=frozenset(names.get(target, target) for target in targets),
-        four_bit="nf4" in f"{lora.get('quant')} {job.get('quantize')}",
-    )

@@ -22,15 +22,16 @@ from benchmarks.accuracy.fields import (
     offload_of,
     old_megatron,
     precision_of,
+    program_of,
     published_by,
     recent_nvidia,
     require,
     torchtitan,
 )
 from benchmarks.accuracy.hardware import cluster_of
+from benchmarks.accuracy.lora_rows import lora_of, lora_spec
 from benchmarks.accuracy.models import model_of_row
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
-from benchmarks.accuracy.programs.adapters import PublishedLora
 from benchmarks.accuracy.programs.published import (
     PREFETCHED,
     PublishedExecution,
@@ -39,13 +40,15 @@ from benchmarks.accuracy.programs.published import (
 )
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.cost.workload import UNHIDDEN
-from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 
 ROWWISE = 0.67
 """Rate of fp8 GEMMs with a scale a row (CUTLASS) over those with one a tensor (cuBLAS)."""
 POWER_LIMITED = 0.54 / 0.68
 """Rate of GEMMs under a power limit of about three quarters: torchtitan's H100, 500 of 700 W, over the H100's."""
+FP32_ADAPTERS = "2024-07"
+"""From peft 0.12 of this month on, adapters of 16-bit weights are in fp32 (autocast_adapter_dtype)."""
 ONE_TENSOR = "2022"
 """DeepSpeed before this year gathered lists of tensors (release 0.5.9 of January 2022 rewrote ZeRO-3's collectives)."""
 
@@ -62,7 +65,7 @@ def run_of(row: Row) -> PublishedWorkload:
     micro, batch = job["micro_batch_size"], job["global_batch_size"]
     execution, offload = execution_of(row, precision), offload_of(job)
     engine, kernels, old, fused_loss = engine_of(row), kernels_of(row), old_megatron(row), execution.code == "compiled"
-    lora = PublishedLora(rank=16, targets=frozenset({"query", "value"})) if job.get("lora") else None
+    lora = lora_of(row)
     sizes = model_of_row(row, int("MTP layer trained" in str(row.get("notes"))))
     workload = PublishedWorkload(
         model=sizes,
@@ -71,7 +74,7 @@ def run_of(row: Row) -> PublishedWorkload:
             seq_length=model["seq_length"],
             global_batch_size=batch,
             precision="fp8" if precision in LOW_PRECISIONS else precision,  # type: ignore[arg-type]
-            lora=LoraSpec(rank=lora.rank) if lora else None,
+            lora=lora_spec(lora) if lora else None,
         ),
         layout=Layout(
             engine=engine if engine in ("megatron", "deepspeed") else "torch",  # type: ignore[arg-type]
@@ -178,6 +181,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
     # micro batch 32 as at 1.
     early, date = megatron_deepspeed(row), date_of(row)
     eager = "eager" if foundry or early else "huggingface"
+    transformers = "huggingface" in (kernels_of(row), program_of(row))
     share = (ROWWISE if "rowwise" in str(job.get("precision")) else 1.0) * (
         POWER_LIMITED if "power-limited" in notes else 1.0
     )
@@ -191,6 +195,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         linear_layers_only=precision in LOW_PRECISIONS and not foundry,
         matmul_share=share,
         attention=attention_of(row) or ("flash1" if foundry else "flash"),
+        casts_adapters=transformers and date >= FP32_ADAPTERS,
         balanced_context=not titan,
         offload_to_step_on_device=offload_of(job).steps_on_device,
         copies_gathered=titan,

@@ -16,8 +16,16 @@ from benchmarks.accuracy.fields import (
     precision_of,
     program_of,
 )
+from benchmarks.accuracy.lora_rows import lora_of, lora_spec
 from benchmarks.accuracy.pipelines import NotPredictedError
+from benchmarks.accuracy.programs.published import PublishedWorkload
+from benchmarks.accuracy.rows import state_widths
+from benchmarks.tests.test_setup import GPT, LAYOUT
+from tests.support.models import cluster
+from tests.support.models import job as job_of
 from tests.support.refusals import refusal
+
+ALL = {"query", "key", "value", "projection", "mlp"}
 
 
 def row(address: str = "", notes: str = "", date: str | None = None, **job: Any) -> dict[str, Any]:
@@ -88,3 +96,38 @@ def test_digits_of_a_commit_are_no_date():
 )
 def test_a_word_without_meaning_is_named(read, given, what):
     assert re.search(f"{what} is not understood", refusal(NotPredictedError, read, given))
+
+
+@pytest.mark.parametrize(
+    ("lora", "job", "expected"),
+    [
+        (None, {}, None),
+        (True, {"engine": "megatron"}, (32, {"query", "key", "value"}, False, True)),
+        (True, {"engine": "ddp"}, (64, {"query", "value", "projection", "mlp"}, False, False)),
+        ({"rank": 8, "targets": "all-linear", "four_bit": True}, {}, (8, ALL, True, False)),
+        ({"rank": 8, "targets": ["c_attn", "c_proj", "w1", "w2"]}, {}, (8, ALL, False, True)),
+        ({"rank": 4, "targets": ["q_proj", "v"], "quant": "nf4"}, {}, (4, {"query", "value"}, True, False)),
+    ],
+)
+def test_adapters(lora, job, expected):
+    found = lora_of(row(**{"engine": "deepspeed", "lora": lora} | job))
+    assert (found and (found.rank, found.targets, found.four_bit, found.fused)) == expected
+    if found:
+        workload = PublishedWorkload(
+            model=GPT, cluster=cluster("8xH100"), job=job_of(lora=lora_spec(found)), layout=LAYOUT, lora=found
+        )
+        several = {"query", "key", "value"} <= found.targets and found.fused
+        assert len(workload.adapted) == len(found.targets) + ("mlp" in found.targets) - 2 * several
+
+
+def test_adapters_that_nobody_knows_are_named():
+    for lora, said in (({"targets": ["q"]}, "unstated rank"), ({"rank": 8, "targets": ["x"]}, "lora.targets='x'")):
+        assert said in refusal(NotPredictedError, lora_of, row(engine="deepspeed", lora=lora))
+
+
+def test_bytes_of_a_state_are_fields():
+    states = {"device": {"weights": 2, "grads": 2}, "host": {"master": 4, "moments": 8}}
+    for stated, widths in ((states, (2, 2, 0)), ({"weights": 2, "moments": 4}, (2, 2, 4)), (None, (2, 4, 12))):
+        assert state_widths(row(engine="deepspeed", state_bytes=stated), optimizer_of({})) == widths
+    frozen = row(engine="ddp", lora=True, precision="bf16", notes="torchtitan")
+    assert state_widths(frozen, optimizer_of({})) == (2, 4, 8)

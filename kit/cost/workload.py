@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 from kit.cached import cached
 from kit.cost.hardware import generation_of
 from kit.cost.model.compressed_bytes import ZeroPlusPlus, gradient_bytes, kernel_bytes
-from kit.cost.model.lora import adapter_parameters_of
+from kit.cost.model.lora import AdaptedLayer, adapted_layers, adapter_parameters_of
 from kit.cost.model.params import RankParameters, count, dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
 from kit.specs.cluster import ClusterSpec
@@ -46,6 +46,8 @@ class ExecutionModel:
     """Whether only the GEMMs of linear layers run in ``precision``; head and experts then run in bf16 (torchao). The
     fp8 efficiencies of other programs were fitted to published runs as if every GEMM ran in fp8."""
     attention: str = "flash"
+    casts_adapters: bool = False
+    """Whether adapters are in fp32 and what enters them in 16 bits: peft from 0.12 on under autocast."""
     overlaps_gradients: bool = True
     """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""
     overlaps_tensor_gradients: bool = True
@@ -249,6 +251,11 @@ class Workload:
         lora, layout = self.job.lora, self.layout
         return None if lora is None else adapter_parameters_of(self.model, lora, layout.tp) / layout.pp
 
+    @cached
+    def adapted(self) -> tuple[AdaptedLayer, ...]:
+        """The layers with an adapter."""
+        return () if self.job.lora is None else adapted_layers(self.model, self.job.lora)
+
     def trained_share(self, parameters: RankParameters) -> float:
         """Trained share of a rank's parameters: 1, or with LoRA adapters over all."""
         return 1.0 if self.adapters is None else self.adapters / parameters.total
@@ -352,6 +359,7 @@ class Workload:
             precision=job.precision,
             linear_layers_only=job.precision == "fp8" and not megatron,
             attention=self.attention,
+            casts_adapters=self.autocast,
             overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
             # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits
             # for each of its collectives.

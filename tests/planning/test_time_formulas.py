@@ -25,6 +25,7 @@ from kit.cost.time.gpu import GemmPerf, gpu_perf, matmul_s, tile_share
 from kit.cost.time.layer import (
     attention_forward_s,
     attention_gemms,
+    branches_s,
     embedding_s,
     expert_gemms,
     gemms_s,
@@ -283,6 +284,14 @@ PROJECTIONS = [(T, 480 + 240, 320, 1.0), (T, 320, 480, 1.0)]
 MLP = [(T, 2 * 896, 320, 1.0), (T, 320, 896, 1.0)]
 FLASH = 2 * 12 * 3 * 1024 * (512 + 64) * 80 / (2e14 * 1024 / (1024 + 512))
 """Half of the scores and the blocks of 128 on the diagonal, at the rate of 1,024 tokens."""
+ONE = LoraSpec(rank=8, target_modules=("q_proj",))
+BRANCH = tuple(
+    seconds + moved * T / 1e12
+    for seconds, moved in zip(
+        products(GPU.others, (T, 8, 320, 1.0), (T, 480, 8, 1.0)), (10 * 480, 6 * 320 + 4 * 480), strict=True
+    )
+)
+NF4 = (2.0 + 0.5 + 1 / 64 + 4 / (64 * 256)) * (2 * 320 * 480 + 2 * 320 * 120 + 3 * 320 * 896) / 1e12
 WHOLE = count(DENSE).total
 PASS = 6 * LAYER + 5003 * 320
 """Elements of the matrices that a token meets."""
@@ -349,6 +358,28 @@ LAYERS: Rows = [
      products(GEMM, *mlp_gemms(work(LOCAL), 896))[0] + T * 14 * 448 / 1e12),
     ("both", lambda: parts(work(LOCAL.but(recompute="selective", recompute_modules=("mlp", "core_attn"))))[2]
      - parts(work(LOCAL.but(recompute="selective", recompute_modules=("mlp",))))[2], FLASH / 2),
+    # q_proj: B(A(x)) by two products, scaled and added; in fp32 adapters under autocast x and its gradient are cast.
+    ("a branch", lambda: branches_s(GPU, work(HF, lora=ONE)), BRANCH),
+    ("a branch in fp32 adapters", lambda: branches_s(GPU, work(torch(), lora=ONE)),
+     (BRANCH[0] + 12 * 320 * T / 1e12, BRANCH[1] + 12 * 320 * T / 1e12)),
+    ("a compiled branch", lambda: branches_s(GPU, work(HF.but(compile_layers=True), lora=ONE)),
+     (BRANCH[0] - 4 * 480 * T / 1e12, BRANCH[1] - 2 * 320 * T / 1e12)),
+    ("branches of a rank", lambda: branches_s(GPU, work(LOCAL, lora=replace(ONE, target_modules=("o_proj",)))),
+     tuple(seconds + moved * T / 1e12 for seconds, moved in zip(
+         products(GPU.others, (T, 8, 240, 1.0), (T, 320, 8, 1.0)), (10 * 320, 6 * 240 + 4 * 320), strict=True))),
+    # Four bits and their scales are read, 16 bits written: for forward, and again for backward. Nothing is cast.
+    ("4-bit weights", lambda: [four - sixteen for layout in (torch(), LOCAL) for four, sixteen in zip(
+        branches_s(GPU, work(layout, lora=replace(ONE, four_bit=True))), branches_s(GPU, work(layout, lora=ONE)),
+        strict=True)],
+     [NF4 - 12 * 320 * T / 1e12] * 2 + [NF4 / 2] * 2),
+    ("branches computed again", lambda: parts(work(HF.but(recompute="full"), lora=ONE))[2]
+     - parts(work(HF.but(recompute="full")))[2], BRANCH[0]),
+    ("a layer with branches", lambda: [one - none for one, none in zip(parts(work(HF, lora=ONE))[:2], (
+        parts(work(HF))[0], parts(work(HF))[1] - SUMS[1] + products(GEMM, *PROJECTIONS, *MLP, summed=None)[1]),
+        strict=True)], BRANCH),
+    ("operators of branches", lambda: [elementwise.layer_kernels(work(layout, lora=lora), False) for layout, lora in (
+        (HF, ONE), (torch(), ONE), (torch(), replace(ONE, four_bit=True)), (HF.but(compile_layers=True), ONE))],
+     [112, 117, 112 + 7 * 7, 44]),
     ("tiles", lambda: parts(work(HF.but(recompute="full", tiled_mlp=True)))[2],
      FORWARD + products(GEMM, *MLP)[0] + T * 10 * 896 / 1e12),
     ("unfused in backward", lambda: parts(how(work(HF), attention="unfused"))[1] - parts(work(HF))[1],

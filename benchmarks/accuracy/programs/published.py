@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from benchmarks.accuracy.programs.adapters import PublishedLora, adapter_parameters
+from benchmarks.accuracy.programs.adapters import PublishedLora, adapted, adapter_parameters
 from kit.cost.memory.phases import EngineMemory
+from kit.cost.model.lora import AdaptedLayer
 from kit.cost.model.params import RankParameters, stage_parameters
 from kit.cost.workload import UNHIDDEN, ExecutionModel, Workload
 from kit.specs.families import Norm, Traits
@@ -208,6 +209,11 @@ class PublishedWorkload(Workload):
         """What a rank of each stage holds."""
         layout = self.layout.but(engine="megatron", implementation="transformer_engine")  # which split the vocabulary
         return stage_parameters(self.model, layout, self.chunks)
+
+    @cached_property
+    def adapted(self) -> tuple[AdaptedLayer, ...]:
+        """The layers with an adapter, as published."""
+        return () if self.lora is None else adapted(self, self.lora)
 
     @cached_property
     def adapters(self) -> float | None:

@@ -7,9 +7,13 @@ element, in fp32 runs 4.
 
 from __future__ import annotations
 
-from kit.cost.model.lora import dora_sizes
+from typing import NamedTuple
+
+from kit.cost.memory.states import NF4_TWICE_BYTES
+from kit.cost.model.lora import adapted_layers, dora_sizes
 from kit.cost.model.params import RankParameters
 from kit.cost.workload import Code, Workload
+from kit.specs.job import LoraSpec
 from kit.specs.optimizers import OPTIMIZERS
 
 LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
@@ -48,6 +52,68 @@ _EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "h
 one after the other; Transformer Engine quantises and multiplies each expert."""
 
 
+class Branch(NamedTuple):
+    """What an adapter's branch y + s·B(A(x)) moves beside its two GEMMs, bytes per token, and its operators."""
+
+    inputs: float
+    """Per input, in forward."""
+    outputs: float
+    """Per output, in forward."""
+    inputs_back: float
+    outputs_back: float
+    kernels: float
+    """Operators that the host launches in forward."""
+
+
+_BRANCH = Branch(0.0, 10.0, 6.0, 4.0, 12)
+"""A product s·B(A(x)) (4) and a sum (6); backward multiplies by s (4) and adds the gradient of x to that of the frozen
+product (6) (peft/tuners/lora/layer.py; torchtune/modules/peft/lora.py; Megatron-Bridge, peft/lora_layers.py)."""
+_CAST_BRANCH = Branch(12.0, 10.0, 18.0, 4.0, 17)
+"""x is cast to the adapters' fp32 (6) and back for A's GEMM (6), and so is its gradient. Operators of both as
+``_KERNELS`` counts a layer of transformers: 81 of its 100 reach torch's dispatcher, and a branch adds 14 to these with
+casts, 10 without (counted by a dispatch mode, peft 0.21)."""
+_COMPILED_BRANCH = Branch(0.0, 6.0, 4.0, 4.0, 4)
+"""Product and sum are one operator, in backward too."""
+_NF4_KERNELS = 7
+"""Operators that dequantise a weight (bitsandbytes/functional.py, dequantize_4bit): scales, their mean, codes."""
+
+
+def branch_of(workload: Workload) -> Branch:
+    """Of the code that ran. In fp32 nothing is cast, and elements are twice as wide. Where weights have 4 bits, peft
+    leaves casts to autocast (peft/tuners/lora/bnb.py, requires_conversion)."""
+    how, lora = workload.execution, workload.job.lora
+    if how.precision == "fp32":
+        return Branch(*(2 * each for each in _BRANCH))._replace(kernels=_BRANCH.kernels)
+    cast = how.casts_adapters and not (lora and lora.four_bit)
+    return _COMPILED_BRANCH if how.code == "compiled" else _CAST_BRANCH if cast else _BRANCH
+
+
+def dequantised_bytes(workload: Workload) -> float:
+    """Bytes moved to dequantise the mean layer's nf4 weights once: before forward's GEMMs, and again before backward's
+    (bitsandbytes/autograd/_functions.py, MatMul4Bit)."""
+    lora = workload.job.lora
+    if lora is None or not lora.four_bit:
+        return 0.0
+    matrices = adapted_layers(workload.model, _QUANTISED)
+    weights = sum(each.number * each.inputs * each.outputs for each in matrices) / workload.model.num_layers
+    return (NF4_TWICE_BYTES + 2.0) * weights / workload.layout.tp
+
+
+_QUANTISED = LoraSpec(targets="all-linear")
+"""The linear layers that are quantised: those that may have adapters."""
+
+
+def _adapter_kernels(workload: Workload) -> float:
+    """Operators of the mean layer's branches, and of its weights that are dequantised."""
+    model, lora = workload.model, workload.job.lora
+    if lora is None:
+        return 0.0
+    kernels = branch_of(workload).kernels * sum(each.number for each in workload.adapted)
+    if lora.four_bit:
+        kernels += _NF4_KERNELS * sum(each.number for each in adapted_layers(model, _QUANTISED))
+    return kernels / model.num_layers
+
+
 def layer_kernels(workload: Workload, has_experts: bool) -> float:
     """Operators that the host launches for one layer in forward; 0 with full CUDA graphs."""
     how = workload.execution
@@ -58,6 +124,7 @@ def layer_kernels(workload: Workload, has_experts: bool) -> float:
     if how.graphs == "none":
         kernels = _KERNELS[how.code] + (_FP8_KERNELS if low else 0.0)
         kernels += _EAGER_CAST_KERNELS if how.linear_layers_only and how.code != "compiled" else 0.0
+        kernels += _adapter_kernels(workload)
     if has_experts:
         local = workload.model.num_experts / workload.layout.ep
         kernels += _ROUTING_KERNELS + _EXPERT_KERNELS[how.code] * local * (1.5 if low else 1.0)

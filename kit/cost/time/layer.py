@@ -47,13 +47,14 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
     if has_experts:
         parts.append(gemms_s(gpu.others, workload, expert_gemms(workload)))
     gemms_forward, gemms_backward = map(sum, zip(*parts, strict=True))
+    branches = branches_s(gpu, workload)
     attention = attention_forward_s(gpu, workload)
     elements = elementwise.layer_elementwise_bytes(workload, has_experts) / gpu.bytes_per_s
     attention_backward = 2.5 * attention if workload.execution.attention != "unfused" else 2.0 * attention
     launch = elementwise.layer_kernels(workload, has_experts) * gpu.rates.kernel_launch_us * 1e-6
     recompute = 0.0
     if workload.layout.recompute == "full":
-        recompute = (gemms_forward + attention + elements) * workload.recomputed_share
+        recompute = (gemms_forward + attention + elements + branches[0]) * workload.recomputed_share
     elif modules := workload.recompute_modules:
         whole = ("moe" if has_experts else "mlp") in modules
         recompute = attention if "core_attn" in modules else 0.0
@@ -63,8 +64,8 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
         # Each tile is computed again in backward, after full recompute has computed all of them for nothing.
         recompute += parts[1][0] + elementwise.activation_bytes(workload, model.ffn_hidden_size) / gpu.bytes_per_s
     return LayerTime(
-        forward=gemms_forward + attention + elements,
-        backward=gemms_backward + attention_backward + 2 * elements,
+        forward=gemms_forward + attention + elements + branches[0],
+        backward=gemms_backward + attention_backward + 2 * elements + branches[1],
         recompute=recompute,
         gemms_forward=gemms_forward,
         gemms_backward=gemms_backward,
@@ -72,6 +73,25 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
         launch_forward=launch,
         launch_backward=elementwise.BACKWARD_LAUNCHES * launch,
     )
+
+
+def branches_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
+    """(forward, backward) seconds that adapters and 4-bit weights add to the mean layer. A branch's GEMMs are as narrow
+    as its rank, so that memory decides their time; more is moved by the operators around them."""
+    lora, model, tp, tokens = workload.job.lora, workload.model, workload.layout.tp, workload.tokens
+    if lora is None:
+        return 0.0, 0.0
+    moved = elementwise.branch_of(workload)
+    forward = backward = elementwise.dequantised_bytes(workload) / gpu.bytes_per_s
+    for layer in workload.adapted:
+        rank, share = lora.rank_of(layer.name), layer.number / model.num_layers
+        inputs = layer.inputs / (tp if layer.split == "row" else 1)
+        outputs = layer.outputs / (tp if layer.split == "column" else 1)
+        there, back = _gemms_s(gpu.others, ((tokens, rank, inputs, 1.0), (tokens, outputs, rank, 1.0)), 2.0)
+        elements = tokens / gpu.bytes_per_s
+        forward += share * (there + (moved.inputs * inputs + moved.outputs * outputs) * elements)
+        backward += share * (back + (moved.inputs_back * inputs + moved.outputs_back * outputs) * elements)
+    return forward, backward
 
 
 def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
@@ -163,7 +183,7 @@ def expert_gemms(workload: Workload) -> list[Gemm]:
 
 
 def gemms_s(rates: GemmPerf, workload: Workload, gemms: list[Gemm]) -> tuple[float, float]:
-    """(forward, backward) seconds of GEMMs. Frozen weights have no gradient; the adapters' GEMMs are small."""
+    """(forward, backward) seconds of GEMMs. Frozen weights have no gradient; adapters have ``branches_s``."""
     fused = workload.gradient_accumulation_fusion
     summed = 2.0 * workload.main_gradient_bytes if fused else 2.0
     return _gemms_s(rates, tuple(gemms), None if workload.job.lora is not None else summed)
