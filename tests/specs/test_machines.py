@@ -180,3 +180,25 @@ def test_a_wrong_file_is_refused_by_its_line(text: str, said: str, tmp_path: Pat
 def test_a_cluster_that_is_no_mapping_is_refused_in_a_recipe() -> None:
     assert "cluster" in refusal(SpecError, recipe.recipe_of_document, parse_text("model: gpt2\ncluster: [1]\n", "r"))
     assert isinstance(recipe.recipe_of_document(parse_text("model: gpt2\ncluster: 8xH100\n", "r")).cluster, ClusterSpec)
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("256xGB200", (4, 64)),
+        ("216xGB200", (3, 72)),
+        ("576xGB200", (8, 72)),
+        ("64xGB200", (1, 64)),
+        ("72xGB200", (1, 72)),
+    ],
+)
+def test_jobs_take_64_of_the_72_gpus_of_a_rack(text: str, split: tuple[int, int]) -> None:
+    """Whole racks where they add up, as a rack has them; a rack's share of the host's memory."""
+    found = parse_cluster(text)
+    assert (found.num_nodes, found.gpus_per_node) == split
+    assert found.host_ram_gib == pytest.approx(16093.0 * split[1] / 72)
+
+
+def test_what_neither_whole_racks_nor_jobs_add_up_to_is_refused() -> None:
+    assert "200 GPUs are not whole nodes of 72" in refusal(SpecError, parse_cluster, "200xGB200")
+    assert "20 GPUs are not whole nodes of 8" in refusal(SpecError, parse_cluster, "20xH100")

@@ -32,7 +32,7 @@ _OTHER_ORDERS = (
     r"(?P<gpu>.*?)(?:\s*[xX×*:]\s*|\s+)(?P<count>[0-9]{1,9})",
 )
 """``8 H100``, ``H100x8``, and ``H100:8`` as SkyPilot writes it."""
-_OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
+_OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host", "job_gpus")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
 
 
@@ -139,7 +139,7 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
     if row.get("whole_host") and not row["inter_node_gbytes_per_s"] and count <= _MOST_IN_A_HOST and nodes in (None, 1):
         nodes = 1  # a workstation may have any number of cards
     elif nodes is None:
-        nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
+        nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node, row.get("job_gpus", per_node))
     elif count > per_node:
         raise SpecError(
             f"cluster {shown(text)}: {node_name} has {per_node} GPUs, not {count}; use {nodes}x{per_node}x{gpu.name}, "
@@ -166,10 +166,12 @@ def _lone_node(text: str, gpu: GpuSpec, count: int, nodes: int | None) -> Cluste
     )
 
 
-def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int) -> tuple[int, int]:
-    """(nodes, GPUs of each)."""
+def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int, of_jobs: int) -> tuple[int, int]:
+    """(nodes, GPUs of each). ``of_jobs``: GPUs of a node that jobs take where whole nodes do not add up."""
     if count <= per_node:
         return 1, count
+    if count % per_node and count % of_jobs == 0:
+        return count // of_jobs, of_jobs
     if count % per_node:
         below = count - count % per_node
         raise SpecError(
