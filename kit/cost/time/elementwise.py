@@ -79,8 +79,8 @@ _NF4_KERNELS = 7
 
 
 def branch_of(workload: Workload) -> Branch:
-    """Of the code that ran. In fp32 nothing is cast, and elements are twice as wide. Where weights have 4 bits, peft
-    leaves casts to autocast (peft/tuners/lora/bnb.py, requires_conversion)."""
+    """The branch of the code that ran. In fp32 nothing is cast, and elements are twice as wide. Where weights have 4
+    bits, peft leaves casts to autocast (peft/tuners/lora/bnb.py, requires_conversion)."""
     how, lora = workload.execution, workload.job.lora
     if how.precision == "fp32":
         return Branch(*(2 * each for each in _BRANCH))._replace(kernels=_BRANCH.kernels)
