@@ -76,17 +76,18 @@ def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
     assert len(losses) == 90
     assert losses[-1] < losses[0]
     assert f"trained, loss {losses[-1]:.4f}" in said[2]
-    after = [line.replace("MODEL", "trained") for line in commands(said[2])]
-    assert [shlex.split(line)[:2] for line in after] == [["kit", "convert"], ["kit", "generate"]]
+    after = commands(said[2])
+    assert [shlex.split(line)[:2] for line in after] == [["kit", "generate"], ["kit", "convert"]]
     answers = [typed(line, here) for line in after]
-    assert answers[1].startswith("Hello\n")
+    assert answers[0].startswith("Hello\n")
+    trained = here / "runs" / "a-model"
     ours, theirs = (
         load_file(path / "model.safetensors") if (path / "model.safetensors").exists() else _whole(path)
-        for path in (here / "trained", run / "checkpoints" / "step-00000090" / "model")
+        for path in (trained, run / "checkpoints" / "step-00000090" / "model")
     )
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name].bfloat16()) for name in ours)
-    assert {"tokenizer.json", "chat_template.jinja"} <= {path.name for path in (here / "trained").iterdir()}
+    assert {"tokenizer.json", "chat_template.jinja"} <= {path.name for path in trained.iterdir()}
     again = load_recipe(run / "recipe.yaml")
     assert again.job.seq_length == 128
     assert again.run is not None
@@ -116,6 +117,8 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
     assert (here / "runs/model-sft-2/recipe.yaml").exists()
     edited = kit_main("train", "runs/model-sft/recipe.yaml", "job.epochs=1", "--out", "runs/b", "--dry-run")
     assert edited.code == 0
+    unnamed = kit_main("train", "runs/model-sft/recipe.yaml", "--dry-run")
+    assert unnamed.out.endswith("start it: kit train runs/model-sft-3\n")
     assert yaml.safe_load((here / "runs/b/plan.yaml").read_text())["job"]["epochs"] == 1
     assert len(list((here / "runs/tokenised").glob("*.idx"))) == 1
 
@@ -125,7 +128,16 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
     [
         (["model", "--lora"], "--data is missing"),
         (["model", "--gpus", "8xH100"], "--data is missing"),
-        (["model"], "is not a run directory"),
+        (["model"], "a model trains on rows: kit train model --data FILE.jsonl"),
+        (["model", "chats.jsonl"], "rows are named by it: kit train model --data chats.jsonl"),
+        (["model", "--data", "chats.jsonl", "--out", "model"], "model exists already and is not overwritten"),
+        (
+            ["model", "--data", "chats.jsonl", "--lr", "1"],
+            "--lr is not an option of kit train: write job.learning_rate=…",
+        ),
+        (["model", "--data", "chats.jsonl", "--weight-decay=0"], "write job.optimizer.weight_decay=…"),
+        (["--model", "model", "--dataset", "chats.jsonl"], "write the model as the first argument"),
+        (["model", "--data", "chats.jsonl", "--objective", "dpo"], "TRL's trainer trains it"),
         (["qwen3-8b"], "a model trains on rows: kit train qwen3-8b --data FILE.jsonl"),
         (["model", "--data", "absent.jsonl"], "absent.jsonl does not exist"),
         (["model", "--data", "chats.jsonl", "--gpus", "1xH100", "job.seq_lenght=4"], "seq_length"),

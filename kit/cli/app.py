@@ -43,12 +43,18 @@ class Command(TyperCommand):
 
 def _today(option: str, known: set[str]) -> str | None:
     """What to write instead of an option that is not one of ``known``; None if kit does not know that."""
-    from kit.specs.job import Objective, OptimizerName, Precision
+    from kit.specs.job import JobSpec, Objective, OptimizerName, OptimizerSpec, Precision
     from kit.specs.layout import ENGINES, PINNABLE
 
     word = option.removeprefix("--")
-    if (name := word.replace("-", "_")) in PINNABLE:
+    name = word.replace("-", "_")
+    if known and (own := _OF_TRAINERS.get(name)):
+        return f"write {own}"
+    if name in PINNABLE:
         return f"write layout.{name}=…"
+    for section, spec in (("job", JobSpec), ("job.optimizer", OptimizerSpec)):
+        if name in spec.__dataclass_fields__:
+            return f"write {section}.{name}=…"
     values = {
         "objective": ("job.objective", get_args(Objective)),
         "precision": ("job.precision", get_args(Precision)),
@@ -59,6 +65,25 @@ def _today(option: str, known: set[str]) -> str | None:
         if word in words:
             return f"write --{owner} {word}" if f"--{owner}" in known else f"write {key}={word}"
     return None
+
+
+_OF_TRAINERS = {
+    "lr": "job.learning_rate=…",
+    "num_train_epochs": "--epochs",
+    "per_device_train_batch_size": "layout.micro_batch_size=…",
+    "batch_size": "--global-batch-size",
+    "max_length": "--seq-length",
+    "max_seq_length": "--seq-length",
+    "model": "the model as the first argument",
+    "model_name_or_path": "the model as the first argument",
+    "dataset": "--data",
+    "dataset_name": "--data",
+    "output_dir": "--out",
+    "use_peft": "--lora",
+    "lora_r": "--lora job.lora.rank=…",
+    "load_in_4bit": "--qlora",
+}
+"""Options of TRL's and other trainers' command lines → what says the same here."""
 
 
 class _Commands(TyperGroup):

@@ -82,13 +82,15 @@ def emit(
 
 def train(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="Run directory; a recipe (with --out); or a model (with --data).")],
+    target: Annotated[
+        str, typer.Argument(help="A model (with --data); a recipe; or a run directory.", metavar="MODEL")
+    ],
     overrides: Overrides = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Rows to train a model on: .jsonl, .parquet, text, a saved data set. The first row says whether they "
-            "are chats (messages, or prompt and completion), pairs (source, target) or text."
+            help="Rows to train a model on: .jsonl, .parquet, .json, text, a saved data set, an id of the hub. The "
+            "first row says whether they are chats, prompts with completions, pairs (source, target) or text."
         ),
     ] = None,
     gpus: Gpus = None,
@@ -109,7 +111,7 @@ def train(
         bool, typer.Option("--dry-run", help="Write the run directory, and print how to start it.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run directory to write; of a model runs/MODEL-OBJECTIVE.")
+        Path | None, typer.Option("--out", "-o", help="Run directory to write; otherwise runs/MODEL-OBJECTIVE.")
     ] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a checkpoint or a run.")
@@ -127,7 +129,8 @@ def train(
     """Train: a model on rows (kit train MODEL --data FILE), a recipe, or a run directory. Starts this node's processes
     and waits for them."""
     from kit.api import launch_arguments
-    from kit.emit.run_directory import RunDirectory
+    from kit.cli.new_recipe import free_directory
+    from kit.emit.run_directory import RunDirectory, refuse_existing
     from kit.preflight.run_checks import preflight
     from kit.training.hub_files import with_local_files
 
@@ -137,15 +140,18 @@ def train(
             "--data is missing: options of a cluster and a job are for kit train MODEL --data FILE; a recipe is "
             "changed by its arguments, such as job.epochs=3"
         )
+    if out is not None:
+        refuse_existing(out)
     if data is not None:
         out, rundir = _first_run(target, gpus or "local", data, given, overrides or [], chat_template, out)
     elif is_recipe(target):
-        if out is None:
-            raise SpecError("--out is missing: a recipe is trained from a run directory, which is written there")
         result, loaded = plan_recipe(path, overrides)
         if result.job.objective not in TRL and (loaded.run is None or not loaded.run.data.named):
             raise SpecError(f"{loaded.name}: run.data.train is required and missing; kit's own loop trains on it")
+        out = out or free_directory(loaded)
         rundir = _emit(loaded, result, out)
+    elif overrides and "=" not in overrides[0]:
+        raise SpecError(f"--data is missing: rows are named by it: kit train {target} --data {overrides[0]}")
     elif overrides:
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
@@ -245,8 +251,8 @@ def _steps(text: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path, if there is a file or directory. Raises SpecError for what may be meant as a model."""
-    if not path.exists():
+    """The path, if there may be a run directory. Raises SpecError for what may be meant as a model."""
+    if not path.exists() or ((path / "config.json").is_file() and not (path / "manifest.json").exists()):
         raise SpecError(f"{path} is not a run directory; a model trains on rows: kit train {path} --data FILE.jsonl")
     return path
 

@@ -236,13 +236,7 @@ def write(
     _check(plan, run)
     path = Path(path).resolve()
     check_line("run directory", str(path))
-    if path.exists():
-        began = (
-            f"; kit train {shlex.quote(str(path))} --resume auto goes on with its run" * (path / "launch.sh").exists()
-        )
-        raise RunDirectoryError(
-            f"{path.name} exists already and is not overwritten; use --out {_free(path)}, or remove it yourself{began}"
-        )
+    refuse_existing(path)
     files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
     if not run.data.named:
         if not targets and not files.keys() & {own_script.NAME, "pretrain_gpt.sh"}:
@@ -278,6 +272,17 @@ def write(
             f"{path.name} cannot be written: {error.strerror}; make room or choose another --out"
         ) from None
     return RunDirectory.open(path)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises RunDirectoryError if there is something, and says how to go on with a run that began there."""
+    if path.exists():
+        began = (
+            f"; kit train {shlex.quote(str(path))} --resume auto goes on with its run" * (path / "launch.sh").exists()
+        )
+        raise RunDirectoryError(
+            f"{path.name} exists already and is not overwritten; use --out {_free(path)}, or remove it yourself{began}"
+        )
 
 
 def _free(path: Path) -> str:

@@ -116,9 +116,10 @@ def _print_next(rundir: RunDirectory, loss: float | None) -> None:
     if os.environ.get("RANK", "0") == "0":
         path = shlex.quote(str(rundir.path))
         end = "" if loss is None else f", loss {loss:.4f}"
-        print(f"trained{end}: the model is in {path}\n  kit convert model {path} --out MODEL")
+        print(f"trained{end}: the model is in {path}")
         if rundir.run.model_path is not None:
             print(f"  kit generate {path} --prompt 'Hello'")
+        print(f"  kit convert model {path} --out {path}-model")
 
 
 def _warn_of_random_weights(rundir: RunDirectory, resume: str | None) -> None:

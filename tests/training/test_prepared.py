@@ -66,19 +66,48 @@ def test_the_first_row_says_what_rows_are_for(tmp_path, row, objective):
             [("system", "s"), ("user", "q"), ("assistant", "a")],
         ),
         ({"conversations": [{"role": "user", "content": "q"}]}, [("user", "q")]),
+        ({"conversations": [{"from": "observation", "value": "3"}]}, [("tool", "3")]),
+        ({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]},
+         [("user", "q"), ("assistant", "a")]),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}]}]},
+         [("user", "qr")]),
         ({"instruction": "do", "input": "it", "output": "a"}, [("user", "do\n\nit"), ("assistant", "a")]),
         ({"instruction": "do", "input": "", "output": "a"}, [("user", "do"), ("assistant", "a")]),
         ({"messages": [{"role": "user", "content": "q"}], "conversations": []}, [("user", "q")]),
     ],
-)
-def test_sharegpt_and_alpaca_are_chats(row, chat):
-    assert [(turn["role"], turn["content"]) for turn in chat_of(row)] == chat
+)  # fmt: skip
+def test_spellings_of_peers_are_chats(row, chat):
+    assert [(turn["role"], turn["content"]) for turn in chat_of(row, "x:1").messages] == chat
+
+
+def test_calls_of_tools_are_kept_and_keys_of_nothing_are_not():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "q", "tool_calls": None, "name": "me"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": '[{"name": "f"}]',
+    }
+    found = chat_of(row, "x:1")
+    assert found.messages == [
+        {"role": "user", "content": "q", "name": "me"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    assert (found.tools, found.asked) == ([{"name": "f"}], 0)
+    assert chat_of({"prompt": CHATS[0]["messages"], "completion": [], "tools": ""}, "x:1")[1:] == ("", 2)
 
 
 def test_other_rows_are_no_chats():
-    assert [chat_of(row) for row in ({"prompt": "a"}, {"conversations": "a"}, {"instruction": "a", "output": 1})] == [
-        None
-    ] * 3
+    rows = (
+        {"prompt": "a"},
+        {"conversations": "a"},
+        {"instruction": "a", "output": 1},
+        {"prompt": [], "completion": ""},
+    )
+    assert [chat_of(row, "x:1") for row in rows] == [None] * 4
+    said = refusal(DataError, chat_of, {"conversations": [{"from": "alice", "value": "q"}]}, "x:1")
+    assert said.startswith("x:1: from='alice' is none of ShareGPT's human, user, gpt")
 
 
 def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):
@@ -87,8 +116,14 @@ def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):
     preferences = written(tmp_path / "p.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     assert "trl-dpo" in refusal(DataError, objective_of, preferences)
     other = written(tmp_path / "o.jsonl", [{"question": "a"}])
-    assert "fields question; give {messages} or" in refusal(DataError, objective_of, other)
-    assert "of nothing" in refusal(DataError, objective_of, written(tmp_path / "e.jsonl", []))
+    assert "fields question; rename question to prompt; kit reads {messages} or" in refusal(
+        DataError, objective_of, other
+    )
+    judged = written(tmp_path / "k.jsonl", [{"prompt": "a", "completion": "b", "label": False}])
+    assert "has preferences (prompt, completion, label)" in refusal(DataError, objective_of, judged)
+    assert "has no rows" in refusal(DataError, objective_of, written(tmp_path / "e.jsonl", []))
+    assert "l.jsonl:1 holds a list" in refusal(DataError, objective_of, written(tmp_path / "l.jsonl", [[1]]))
+    assert "fields of nothing; give" in refusal(DataError, objective_of, written(tmp_path / "n.jsonl", [{}]))
 
 
 def test_a_pair_is_no_raw_rows(tmp_path):
@@ -110,14 +145,23 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path):
     lines = written(tmp_path / "rows.jsonl", CHATS)
     table = datasets.Dataset.from_list(CHATS)
     table.save_to_disk(tmp_path / "saved")
+    (tmp_path / "list.json").write_text(json.dumps(CHATS, indent=1))
+    shutil.copy(lines, tmp_path / "lines.json")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "README.md").write_text("no rows")
+    written(tmp_path / "shards" / "b.jsonl", CHATS[2:])
+    written(tmp_path / "shards" / "a.jsonl", CHATS[:2])
     pyarrow.parquet.write_table(table.data.table, tmp_path / "rows.parquet")
     found = []
-    for path in (lines, str(tmp_path / "rows.parquet"), str(tmp_path / "saved")):
+    others = (str(tmp_path / name) for name in ("rows.parquet", "saved", "list.json", "lines.json", "shards"))
+    for path in (lines, *others):
         assert objective_of(path) == "sft"
         pair = prepared(run_of(path), SFT, tmp_path, lambda _: None).data.train
         found.append(Path(f"{pair}.bin").read_bytes())
         assert samples_of(DataSpec(train=pair), SFT) == len(CHATS)
-    assert found[0] == found[1] == found[2] != b""
+    assert {*found} == {found[0]} != {b""}
+    (tmp_path / "half.json").write_text('[{"text": "a"}, {"te')
+    assert "half.json is not a JSON list of rows" in refusal(DataError, objective_of, str(tmp_path / "half.json"))
 
 
 def test_rows_are_tokenised_once_and_again_when_something_changes(tmp_path):
@@ -150,6 +194,12 @@ def test_a_pair_stays_as_it_is_and_rows_need_a_tokenizer(tmp_path):
     assert prepared(run, SFT, tmp_path, print) is run
     raw = RunSpec(data=DataSpec(train=written(tmp_path / "rows.jsonl", CHATS)))
     assert "run.model_path is missing" in refusal(SpecError, prepared, raw, SFT, tmp_path, print)
+    run = run_of(written(tmp_path / "rows.jsonl", CHATS))
+    said = refusal(SpecError, prepared, run, JobSpec(objective="dpo", seq_length=64), tmp_path, print)
+    assert said.startswith("objective=dpo: TRL's trainer trains it")
+    shutil.copy(prepare().model / "config.json", tmp_path)
+    empty = replace(run, model_path=str(tmp_path))
+    assert f"{tmp_path} holds no tokenizer" in refusal(DataError, prepared, empty, SFT, tmp_path, print)
 
 
 def test_text_has_as_many_samples_as_sequences(tmp_path):

@@ -95,6 +95,9 @@ AS_CHATML = (
 )
 
 
+TOOLS = "{% for t in tools or [] %}{{ t.name }};{% endfor %}{% for m in messages %}{{ m.content }} {% endfor %}"
+
+
 class TestConversion:
     @pytest.mark.parametrize(
         ("own", "asked", "row", "whole", "counted", "recorded"),
@@ -105,9 +108,12 @@ class TestConversion:
             (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
             (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
             (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
+            (None, "plain", {"prompt": TALK["messages"][:3], "completion": TALK["messages"][3:]}, PLAIN, "No.</s>",
+             read_chat_template("plain")),
+            (TOOLS, None, TALK | {"tools": [{"name": "f"}]}, "f;Hi Hello! And? No. ", "Hello! No. ", TOOLS),
         ],
-        ids=["own", "of a file", "of kit", "of kit instead of its own", "none"],
-    )
+        ids=["own", "of a file", "of kit", "of kit instead of its own", "none", "of TRL's messages", "of tools"],
+    )  # fmt: skip
     def test_what_the_assistant_says_counts(
         self, tokenizer, tmp_path, monkeypatch, own, asked, row, whole, counted, recorded
     ):
@@ -132,8 +138,8 @@ class TestConversion:
             ("{{ raise_exception('no') }}", None, TALK, r"x\.jsonl:1: the chat template refuses these messages \(no"),
             (None, None, {"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
             (None, None, ["a"], r"x\.jsonl:1 holds a list; one JSON object a line is needed"),
-            (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "at least one role=assistant"),
-            (CHATML, None, {"messages": [{"role": "assistant"}]}, r"should be a list of \{role, content\}"),
+            (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "no message to learn, with role="),
+            (CHATML, None, {"messages": [{"role": "assistant"}]}, r"message 1 \(role=assistant\) has no text in"),
             (CHATML, None, {"messages": "a"}, "should be a list"),
         ],
         ids=["no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list"],

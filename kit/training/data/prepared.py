@@ -14,6 +14,7 @@ from kit.object_storage import is_address, open_filesystem
 from kit.specs.job import JobSpec, Objective
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.text import listed
+from kit.specs.trl import TRL
 from kit.training.data.sources import DATA_SETS, SUFFIXES, TEXT_SUFFIXES, Source, find_sources, rows
 from kit.training.hub_files import local
 
@@ -28,6 +29,13 @@ _OBJECTIVES: dict[tuple[str, ...], Objective] = {
     ("text",): "pretrain",
 }
 """Fields of a row → what it is for. The first that all stand in a row count."""
+_MEANT = {
+    **dict.fromkeys(("question", "query", "input", "problem"), "prompt"),
+    **dict.fromkeys(("answer", "response", "output", "solution"), "completion"),
+    **dict.fromkeys(("content", "document"), "text"),
+    **dict.fromkeys(("conversation", "dialog", "dialogue", "chat"), "messages"),
+}
+"""Other names of fields → those that are read; what they hold kit does not guess."""
 _OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
 
 
@@ -45,18 +53,23 @@ def objective_of(path: str) -> Objective:
     source = find_sources(path)[0]
     if source.suffix in TEXT_SUFFIXES:
         return "pretrain"
-    row = next((row for _, row in rows(source, lambda _: None)), None)
-    fields = set(row) if isinstance(row, dict) else set()
-    for keys, objective in _OBJECTIVES.items():
-        if fields.issuperset(keys):
-            return objective
-    if "chosen" in fields:
+    where, row = next(rows(source, lambda _: None), ("", None))
+    if not where:
+        raise DataError(f"{path} has no rows; give a file with one row or more")
+    if not isinstance(row, dict):
+        raise DataError(f"{where} holds a {type(row).__name__}; a row is an object with fields, such as messages")
+    if "chosen" in row or {"prompt", "completion", "label"} <= row.keys():
         raise DataError(
-            f"{path} has preferences (chosen, rejected), on which TRL's trainers train; kit recipes lists trl-dpo, "
-            "trl-kto and trl-reward, whose files start them"
+            f"{path} has preferences ({', '.join(row)}), on which TRL's trainers train; kit recipes lists trl-dpo, "
+            "trl-kto and trl-reward, whose files start them. --objective sft learns every completion"
         )
+    for keys, objective in _OBJECTIVES.items():
+        if row.keys() >= set(keys):
+            return objective
     known = " or ".join("{" + ", ".join(keys) + "}" for keys in _OBJECTIVES)
-    raise DataError(f"the first row of {path} has the fields {listed(map(str, fields)) or 'of nothing'}; give {known}")
+    meant = {name: _MEANT[name] for name in row if name in _MEANT}
+    fix = f"rename {', '.join(f'{name} to {new}' for name, new in meant.items())}; kit reads" if meant else "give"
+    raise DataError(f"{where} has the fields {listed(map(str, row)) or 'of nothing'}; {fix} {known}")
 
 
 def prepared(run: RunSpec, job: JobSpec, beside: Path, say: Callable[[str], None]) -> RunSpec:
@@ -65,6 +78,11 @@ def prepared(run: RunSpec, job: JobSpec, beside: Path, say: Callable[[str], None
     raw = {key: path for key in ("train", "validation") if (path := getattr(run.data, key)) and is_raw(path)}
     if not raw:
         return run
+    if job.objective in TRL:
+        raise SpecError(
+            f"objective={job.objective}: TRL's trainer trains it, from its own script and data; kit recipes copy "
+            f"llama-3.1-8b-trl-{job.objective}-… has the files that start it. Without run.data kit emit writes them"
+        )
     if run.model_path is None:
         raise SpecError(
             f"run.data.{next(iter(raw))}={next(iter(raw.values()))} are raw rows, and run.model_path is missing, whose "

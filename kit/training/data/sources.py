@@ -18,7 +18,7 @@ from kit.training.data.tokenizers import one_line
 from kit.training.hub_files import data_set_files, is_data_set
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
-_JSON_SUFFIXES = (".jsonl", ".ndjson")
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 DATA_SETS = "hf://datasets/"
 """Address of the data sets of the hub, as huggingface_hub's file system has it; a recipe names one by it."""
 SUFFIXES = (*TEXT_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
@@ -52,6 +52,10 @@ def find_sources(name: str) -> list[Source]:
     path = Path(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
+        if not any((path / saved).is_file() for saved in ("state.json", "dataset_dict.json")) and (
+            parts := [str(file) for file in files if file.suffix in (".jsonl", ".ndjson", ".parquet")]
+        ):
+            return [each for part in parts for each in find_sources(part)]
     elif path.is_file():
         files = [path]
         _check_suffix(name)
@@ -82,7 +86,7 @@ def _remote(address: str) -> list[Source]:
 
 def _check_suffix(name: str) -> None:
     if (suffix := Path(name).suffix) not in SUFFIXES:
-        raise DataError(f"{name} has the unknown suffix {suffix!r}; use {', '.join(TEXT_SUFFIXES)}, .jsonl or .parquet")
+        raise DataError(f"{name} has the unknown suffix {suffix!r}; use {', '.join(SUFFIXES)}")
 
 
 @contextmanager
@@ -151,8 +155,14 @@ def _columns(source: Source, advance: Advance, only: str | None = None) -> Itera
 
 
 def json_rows(source: Source, advance: Advance) -> Iterator[tuple[str, Any]]:
-    """(place for messages, row) of JSON Lines; skips blank lines. Raises DataError."""
+    """(place for messages, row) of JSON Lines, or of a .json file with a list of rows; skips blank lines. Raises
+    DataError."""
     with _opened(source.name) as file:
+        if source.suffix == ".json" and file.read(1) == b"[":
+            yield from _of_list(source, b"[" + file.read(), advance)
+            return
+        if source.suffix == ".json":
+            file.seek(0)
         for number, line in enumerate(file, 1):
             advance(len(line))
             if line.strip():
@@ -164,6 +174,16 @@ def json_rows(source: Source, advance: Advance) -> Iterator[tuple[str, Any]]:
                 except ValueError as error:
                     raise DataError(f"{where} is not JSON Lines ({error}); one JSON object a line is needed") from error
                 yield where, row
+
+
+def _of_list(source: Source, text: bytes, advance: Advance) -> Iterator[tuple[str, Any]]:
+    """The rows of a .json file, which are in memory at once."""
+    try:
+        found = json.loads(text.decode("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{source.name} is not a JSON list of rows ({error}); mend it") from error
+    advance(len(text))
+    yield from ((f"{source.name}: row {number}", row) for number, row in enumerate(found, 1))
 
 
 def _text_file(name: str) -> str:
@@ -218,5 +238,7 @@ def _chosen(name: str, only: str | None, columns: list[str]) -> list[str]:
 
 def _text(text: Any, text_key: str, where: str) -> str:
     if not isinstance(text, str):
-        raise DataError(f"{where} has no text in field {text_key!r}; name the field with --text-key")
+        raise DataError(
+            f"{where} has no text in field {text_key!r}; rename the field, or name it by --text-key of kit convert data"
+        )
     return text

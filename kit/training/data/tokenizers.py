@@ -17,6 +17,9 @@ def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any,
 
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory; give a downloaded model's or tokenizer's")
+    if not any(file for pattern in ("*token*", "*vocab*", "*.model", "*.bpe") for file in directory.glob(pattern)):
+        # transformers makes an empty one from a config.json alone.
+        raise DataError(f"{directory} holds no tokenizer; copy tokenizer.json and tokenizer_config.json there")
     try:
         loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # of transformers, tokenizers and huggingface_hub, which checks a config.json
