@@ -281,6 +281,9 @@ COMMAND_CASES = (
              says=("6 layers are no multiple of 2 pipeline stages of chunks of 2;",)),
     LintCase("megatron-argument", f"{WORLD_8} --num-attention-heads 3", f"{WORLD_8} --num-attention-heads 4",
              says=("--num-attention-heads: 3 heads are no multiple of the tensor parallel size 2",)),
+    LintCase("megatron-argument", f"{WORLD_8} --num-attention-heads 4 --group-query-attention --num-query-groups 3",
+             f"{WORLD_8} --num-attention-heads 4 --num-query-groups 3",
+             says=("--num-query-groups: 4 heads in 3 query groups",)),
     LintCase("megatron-argument", f"{WORLD_8} --hidden-size 66 --num-attention-heads 4",
              f"{WORLD_8} --hidden-size 66 --num-attention-heads 4 --kv-channels 16",
              says=("--hidden-size: 66 is no multiple of 4 heads",)),
@@ -343,4 +346,7 @@ COMMAND_CASES = (
     LintCase("dropped-argument", "torchrun --nproc_per_node 8 t.py --eval_strategy no --no_cuda",
              "torchrun --nproc_per_node 8 t.py --eval_strategy no --use_cpu",
              says=("--no_cuda: transformers ", " has no such argument", "write --use_cpu")),
+    LintCase("dropped-argument", "torchrun --nproc_per_node 8 t.py --per_device_train_batch_size 4 --warmup_ratio 0.1",
+             "torchrun --nproc_per_node 8 t.py --train_batch_size 4 --warmup_ratio 0.1",
+             says=("write --warmup_steps",)),
 )  # fmt: skip

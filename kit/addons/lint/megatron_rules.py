@@ -130,6 +130,16 @@ table(
             ),
             Case(
                 "error",
+                "--num-query-groups",
+                lambda c: (
+                    "group_query_attention" in c.argument_names
+                    and _rest(c, "num_attention_heads", number(c.argument("num_query_groups")))
+                ),
+                lambda c: f"{c.argument('num_attention_heads')} heads in {c.argument('num_query_groups')} query groups",
+                "use a divisor of the heads",
+            ),
+            Case(
+                "error",
                 "--hidden-size",
                 lambda c: (
                     "kv_channels" not in c.argument_names

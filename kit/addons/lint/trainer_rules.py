@@ -42,6 +42,7 @@ OF_THE_TRAINER = {
     "fsdp_config",
     "load_best_model_at_end",
     "logging_strategy",
+    "per_device_train_batch_size",
     "save_strategy",
     "save_total_limit",
 }
