@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 
@@ -11,20 +12,20 @@ from kit.planner.compare import ComparedLayout, compare
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.report.summary import summary
-from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PlanView, spoken
+from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, PlanView, spoken
 from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
 
-_COLORS = ("#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f")
 _COLUMNS = 84
 """Columns of text in the page."""
 _WIDTH, _HEIGHT, _EDGE = 720, 340, 48
 """Sizes of the chart of layouts."""
+_MOST_TICKS = 6
 _SLOWEST = 3.0
 """Layouts that take longer than this many times the plan's step are left out of the chart."""
 _STYLE = """
 :root { color-scheme: light dark; } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-padding: 0 1rem; } pre { white-space: pre-wrap; font-size: 13px; }
+padding: 0 1rem; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 .bar { display: flex; height: 1.4rem; margin: .2rem 0; }
 .bar span { display: block; } .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size: 12px; } circle:hover { stroke: red; }
@@ -51,8 +52,9 @@ def _chart(view: PlanView) -> str:
     """SVG with a point per fitting layout: step time against memory, with a tooltip."""
     plan, usable = view.plan, view.usable_gib
     request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
-    slowest = _SLOWEST * plan.predicted.step_time_s
-    fitting = [each for each in compare(request).layouts if each.fits and each.step_time_s <= slowest]
+    most_s = _SLOWEST * plan.predicted.step_time_s
+    fitting = [each for each in compare(request).layouts if each.fits and each.step_time_s <= most_s]
+    slowest = max((each.step_time_s for each in fitting), default=most_s)
     engines = list(dict.fromkeys(each.layout.engine for each in fitting))
 
     def point(each: ComparedLayout) -> str:
@@ -79,19 +81,25 @@ def _chart(view: PlanView) -> str:
 
 
 def _ticks(slowest: float, usable: float) -> str:
-    """Numbers at both axes, at quarters of their ends."""
-    quarters = [index / 4 for index in range(5)]
+    """Round numbers at both axes."""
     xs = (
-        f'<text x="{_EDGE + (_WIDTH - 2 * _EDGE) * part:.0f}" y="{_HEIGHT - _EDGE + 16}" text-anchor="middle">'
-        f"{slowest * part:.3g}</text>"
-        for part in quarters
+        f'<text x="{_EDGE + (_WIDTH - 2 * _EDGE) * number / slowest:.0f}" y="{_HEIGHT - _EDGE + 16}" '
+        f'text-anchor="middle">{number:g}</text>'
+        for number in _round_numbers(slowest)
     )
     ys = (
-        f'<text x="{_EDGE - 6}" y="{_HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * part + 4:.0f}" text-anchor="end">'
-        f"{usable * part:.3g}</text>"
-        for part in quarters
+        f'<text x="{_EDGE - 6}" y="{_HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * number / usable + 4:.0f}" '
+        f'text-anchor="end">{number:g}</text>'
+        for number in _round_numbers(usable)
     )
     return "".join([*xs, *ys])
+
+
+def _round_numbers(end: float) -> list[float]:
+    """0 and the multiples up to ``end`` of a round step: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(end / _MOST_TICKS))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit * _MOST_TICKS >= end)
+    return [round(step * index, 12) for index in range(math.floor(end / step) + 1)]
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -104,7 +112,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _bar(sizes: Mapping[str, float], whole: float) -> str:
     parts = "".join(
-        f'<span title="{escape(name)}" style="width: {size / whole:.2%}; background: {_COLORS[index % 10]}"></span>'
+        f'<span title="{escape(name)}" style="width: {size / whole:.2%}; background: {PART_COLORS[index % 10]}"></span>'
         for index, (name, size) in enumerate(sizes.items())
     )
     said = ", ".join(f"{name} {size / whole:.0%}" for name, size in sizes.items() if size > 0)
@@ -113,7 +121,7 @@ def _bar(sizes: Mapping[str, float], whole: float) -> str:
 
 def _keys(sizes: Mapping[str, float], show: Callable[[float], str]) -> str:
     """The legend of a bar: each colour's component, with its size."""
-    named = zip(itertools.cycle(_COLORS), sizes.items())
+    named = zip(itertools.cycle(PART_COLORS), sizes.items())
     keys = (_key(colour, f"{name} {show(size)}") for colour, (name, size) in named if size > 0)
     return f"<p>{''.join(keys)}</p>"
 

@@ -14,7 +14,7 @@ import kit
 from kit.cli import app
 from kit.planner.request import Request
 from kit.planner.search import search
-from kit.report.html import page
+from kit.report.html import _round_numbers, page
 from kit.report.view import view_of
 
 
@@ -52,3 +52,17 @@ def test_a_page_has_every_layout_that_is_near_and_loads_nothing(tmp_path: Path) 
     assert "File exists" in str(CliRunner().invoke(app, words).exception)
     hostile = dataclasses.replace(plan, model=dataclasses.replace(plan.model, name="<script>alert(1)</script>"))
     assert not re.search("<script", page(view_of(hostile)))
+
+
+@pytest.mark.parametrize(
+    ("end", "numbers"),
+    [
+        (75.1, [0, 20, 40, 60]),
+        (6.0, [0, 1, 2, 3, 4, 5, 6]),
+        (6.1, [0, 2, 4, 6]),
+        (0.27, [0, 0.05, 0.1, 0.15, 0.2, 0.25]),
+        (52_000, [0, 10_000, 20_000, 30_000, 40_000, 50_000]),
+    ],
+)
+def test_axes_have_round_numbers(end, numbers):
+    assert _round_numbers(end) == numbers

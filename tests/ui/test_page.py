@@ -104,9 +104,9 @@ def browser() -> Iterator[Any]:
 class Visitor:
     """A browser context of its own, and the words in which a test drives it."""
 
-    def __init__(self, browser: Any, server: Server, query: str = "", scheme: str = "light") -> None:
+    def __init__(self, browser: Any, server: Server, query: str = "", scheme: str = "light", width: int = 1180) -> None:
         self.context = browser.new_context(
-            viewport={"width": 1180, "height": 900}, color_scheme=scheme, accept_downloads=True
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
         )
         self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
         self.context.set_default_timeout(WAIT_MS)
@@ -148,7 +148,7 @@ def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visit
     visitor.sees(f"{kit.plan('llama-3.1-8b', '8xH100').predicted.peak_gib:.1f} of")
     visitor.chart("cost").locator("text", has_text="32 GPUs").wait_for()
     assert all(url.startswith((server.url, "data:", "blob:")) for url in visitor.asked)
-    for name, part in (("layouts", "of them fit"), ("memory", "of 75.1 GiB"), ("step", "compute"), ("cost", "days")):
+    for name, part in (("layouts", "of them fit"), ("memory", "of 75.1 GiB"), ("step", "compute"), ("cost", "hours")):
         assert part in visitor.chart(name).get_attribute("aria-label")
     assert not visitor.chart("schedule").is_visible()
     assert visitor.points().count() > 100
@@ -159,7 +159,7 @@ def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visit
 def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
     page, point = visitor.page, visitor.points().nth(40)
     point.hover(force=True)
-    page.get_by_text("Megatron-core TP", exact=False).filter(has_text="a step").last.wait_for()
+    page.get_by_text("Megatron-core TP", exact=False).filter(has_text="a step", visible=True).last.wait_for()
     point.click(force=True)
     visitor.link_has("pin=megatron")
     visitor.sees("Megatron-core")
@@ -187,7 +187,7 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor
         )
     controls = (
         "Copy link", "Model", "Cluster", "GPUs", "GPUs, powers of two", "Sequence length", "Sequences a step",
-        "Tokens in all", "Precision", "Adapters", "Engine", "Pinned layout", "File", "Download all",
+        "Tokens in all", "Precision", "Method", "Engine", "Pinned layout", "File", "Download all",
     )  # fmt: skip
     assert [name for name in controls if name.lower() not in reached.lower()] == [], reached
     unnamed = page.evaluate(
@@ -218,6 +218,29 @@ def test_dark_and_light_follow_the_system(
     seen.page.wait_for_timeout(300)
     seen.page.screenshot(path=picture)
     assert picture.stat().st_size < MOST_OF_A_PICTURE
+    seen.context.close()
+
+
+def test_on_a_telephone_columns_stack_and_an_error_is_read(browser: Any, server: Server) -> None:
+    seen = Visitor(browser, server, "?model=gpt2&cluster=2xA100-80", "dark", width=400)
+    seen.sees("gpt2")
+    page = seen.page
+    form = page.get_by_role("form").bounding_box()
+    results = page.get_by_role("region", name="The answer").bounding_box()
+    assert results["y"] >= form["y"] + form["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate(
+        "e => e.scrollWidth <= e.clientWidth", page.get_by_role("region", name="The plan").element_handle()
+    )
+    page.get_by_label("GPUs", exact=True).fill("0")
+    alert = page.get_by_role("alert")
+    alert.filter(has_text="GPUs: 0 is refused").wait_for()
+    ink, paper = alert.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
+    assert contrast(ink, paper) > 4.5
+    assert page.evaluate("getComputedStyle(document.querySelector('.stale')).opacity") == "0.4"
+    page.goto(f"{server.url}?model={'x' * 300}&cluster=8xH100")
+    alert.filter(has_text="x" * 50).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
     seen.context.close()
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shlex
+import shutil
 import zipfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,11 +17,13 @@ import pytest
 
 import kit
 from kit.addons.ui.server import LocalOnly
+from kit.addons.ui.state import offer
 from kit.emit.run_directory import files_of
 from kit.planner.divisors import doubled
 from kit.report.html import page as report
 from kit.report.view import view_of
 from kit.specs.catalog import model_names
+from tests.support.in_process import kit_main
 
 nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
 LLAMA = "model=llama-3.2-1b&cluster=8xH100"
@@ -35,6 +40,9 @@ async def visited(query: str, acts: Sequence[Act], offered: Any = None) -> Any:
     client = nicegui.Client(nicegui.ui.page("/"))
     with client:
         page = _Page(offered or {}, OFFERS, client)
+        if acts[:1] and getattr(acts[0], "__self__", None) is not None:  # wants the page before its first answer
+            acts[0](page)
+            acts = acts[1:]
         for act in (lambda page: page.open(parse_qsl(query)), *acts):
             if (asked := act(page)) is not None:
                 await asked
@@ -46,7 +54,7 @@ async def visited(query: str, acts: Sequence[Act], offered: Any = None) -> Any:
 def see(page: Any) -> dict[str, Any]:
     """What the form and the answer show."""
     dials = {name: getattr(page, name) for name in ("gpus", "seq_length", "batch")}
-    boxes = {name: getattr(page, name).value for name in ("model", "cluster", "precision", "adapters", "engine", "pin")}
+    boxes = {name: getattr(page, name).value for name in ("model", "cluster", "precision", "method", "engine", "pin")}
     return {
         **boxes,
         **{name: number.value for name, (number, _, _) in dials.items()},
@@ -88,7 +96,7 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "a link": (LLAMA, [], {
         "link": LLAMA, "model": "llama-3.2-1b", "cluster": "8xH100", "gpus": 8, "gpus slid": 8, "seq_length": 4096,
         "seq_length slid": 4096, "seq_length said": "4,096", "batch": 512, "batch slid": 512, "precision": "bf16",
-        "adapters": "null", "engine": "", "pin": "", "message": "", "changed": [],
+        "method": "null", "engine": "", "pin": "", "message": "", "changed": [],
         "charts": ["layouts", "memory", "step", "cost"],
     }),
     "a sequence length": (LLAMA, [put("seq_length", 8192.0)], {
@@ -100,16 +108,16 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "more GPUs": (LLAMA, [put("gpus", 16)], {
         "link": "model=llama-3.2-1b&cluster=16xH100", "cluster": "16xH100", "gpus": 16, "gpus slid": 16}),
     "a number of GPUs that no cluster has": (LLAMA, [put("gpus", 12)], {
-        "link": LLAMA, "message": "8xH100: no cluster with 12 GPUs is known; choose another number",
+        "link": LLAMA, "message": "GPUs: no 8xH100 with 12 GPUs is known; choose another number",
         "status": "no plan for this; the message says why", "stale": True}),
     "no GPUs": (LLAMA, [put("gpus", 0)], {
-        "link": LLAMA, "message": "GPUs: 0 is none; use a whole number of 1 or more", "stale": True}),
+        "link": LLAMA, "message": "GPUs: 0 is refused; use a whole number of 1 or more", "stale": True}),
     "fewer than no GPUs": (LLAMA, [put("gpus", -3)], {
-        "link": LLAMA, "message": "GPUs: -3 is none; use a whole number of 1 or more"}),
+        "link": LLAMA, "message": "GPUs: -3 is refused; use a whole number of 1 or more"}),
     "a part of a token": (LLAMA, [put("seq_length", 0.5)], {
-        "link": LLAMA, "message": "Sequence length: 0.5 is none; use a whole number of 1 or more"}),
+        "link": LLAMA, "message": "Sequence length: 0.5 is refused; use a whole number of 1 or more"}),
     "no tokens in all": (LLAMA, [put("tokens", 0)], {
-        "link": LLAMA, "message": "Tokens in all, in billions: 0 is none; use a number above 0"}),
+        "link": LLAMA, "message": "Tokens in all, in billions: 0 is refused; use a number above 0"}),
     "a number after a wrong one": (LLAMA, [put("gpus", 0), put("gpus", 16)], {
         "gpus": 16, "message": "", "stale": False, "command": "kit plan llama-3.2-1b --gpus 16xH100"}),
     "an objective": (LLAMA, [put("objective", "sft")], {
@@ -121,10 +129,10 @@ CASES: dict[str, tuple[str, list[Act], dict[str, Any]]] = {
     "a precision": (LLAMA, [put("precision", "fp8")], {
         "link": f"{LLAMA}&job.precision=fp8", "precision": "fp8", "message": "",
         "changed": ["step", "tokens/s a GPU", "MFU", "peak GiB"]}),
-    "LoRA": (LLAMA, [put("adapters", "{four_bit: false}")], {
-        "adapters": "{four_bit: false}", "objective": "sft", "seq_length": 2048,
+    "LoRA": (LLAMA, [put("method", "{four_bit: false}")], {
+        "method": "{four_bit: false}", "objective": "sft", "seq_length": 2048,
         "command": "kit plan llama-3.2-1b --gpus 8xH100 'job.lora={four_bit: false}'"}),
-    "QLoRA": (LLAMA, [put("adapters", "{four_bit: true}")], {"adapters": "{four_bit: true}"}),
+    "QLoRA": (LLAMA, [put("method", "{four_bit: true}")], {"method": "{four_bit: true}"}),
     "an engine": (LLAMA, [put("engine", "torch")], {"link": f"{LLAMA}&layout.engine=torch", "engine": "torch"}),
     "an engine, and back": (LLAMA, [put("engine", "torch"), put("engine", "")], {"link": LLAMA, "engine": ""}),
     "a click on a layout": (LLAMA, [click(id=PINNED)], {"pin": PINNED, "command": ""}),
@@ -178,6 +186,39 @@ def test_the_page_opens_with_the_files_that_it_was_started_with(offered: Any, sh
     assert bool(seen["command"]) == (seen["model"] == "llama-3.1-8b" and "c.yaml" not in offered)
 
 
+def test_the_command_names_a_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(
+        "model: gpt2\ncluster: 1xA100-80\njob: {seq_length: 512, total_tokens: 3000000}\n"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy("own.yaml", "elsewhere/other.yaml")
+    offered = offer([Path("own.yaml"), Path("elsewhere/other.yaml")])
+    seen = see(asyncio.run(visited("", [put("gpus", 2), put("precision", "fp16")], offered)))
+    assert seen["command"] == "kit plan own.yaml cluster=2xA100-80 job.precision=fp16"
+    assert kit_main(*shlex.split(seen["command"])[1:]).out.startswith(seen["plan"].split("512 tokens")[0])
+    assert see(asyncio.run(visited("", [], offered)))["command"] == "kit plan own.yaml"
+    assert see(asyncio.run(visited("", [put("model", "other.yaml")], offered)))["command"] == ""
+
+
+def test_while_the_first_plan_runs_the_form_is_filled_and_nothing_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.addons.ui import page as module
+
+    seen: dict[str, Any] = {}
+    answer = module.answer
+
+    def watched(*asked: Any) -> Any:
+        seen.update(see(pages[0]), busy=pages[0].spinner.visible, results=pages[0].results.visible)
+        return answer(*asked)
+
+    pages: list[Any] = []
+    monkeypatch.setattr(module, "answer", watched)
+    page = asyncio.run(visited("model=gpt2&cluster=2xA100-80&job.seq_length=512", [pages.append]))
+    assert (seen["model"], seen["gpus"], seen["seq_length slid"], seen["objective"]) == ("gpt2", 2, 512, "pretrain")
+    assert (seen["status"], seen["busy"], seen["results"]) == ("comparing the layouts of gpt2 …", True, False)
+    assert (page.spinner.visible, page.results.visible) == (False, True)
+
+
 def test_two_visitors_do_not_see_each_other() -> None:
     async def both() -> tuple[Any, ...]:
         return await asyncio.gather(visited(LLAMA, [put("precision", "fp8")]), visited("", [put("gpus", 16)]))
@@ -226,9 +267,9 @@ def test_own_files_are_offered_before_the_catalogs_names() -> None:
 
 def test_every_box_has_its_name() -> None:
     page = asyncio.run(visited(LLAMA, []))
-    boxes = (page.model, page.cluster, page.precision, page.adapters, page.engine, page.pin, page.file, page.tokens)
+    boxes = (page.model, page.cluster, page.precision, page.method, page.engine, page.pin, page.file, page.tokens)
     assert [box.props["label"] for box in boxes] == [
-        "Model", "Cluster", "Precision", "Adapters", "Engine", "Pinned layout", "File", "Tokens in all, in billions",
+        "Model", "Cluster", "Precision", "Method", "Engine", "Pinned layout", "File", "Tokens in all, in billions",
     ]  # fmt: skip
 
 

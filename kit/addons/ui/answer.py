@@ -99,15 +99,10 @@ class Answer:
             for name, old, new, show in compared(before, self.plan)
         ]
 
-    @property
-    def cluster_text(self) -> str:
-        """The cluster in the form that the page's field accepts."""
-        return f"{self.recipe.cluster.num_gpus}x{self.recipe.cluster.gpu.name}"
-
     def cluster_sizes(self) -> list[ClusterSpec]:
         """A quarter, half, twice and four times the cluster: other numbers of its nodes, or of GPUs in one."""
         cluster = self.recipe.cluster
-        by_gpus = catalog_cluster(self.cluster_text) == cluster
+        by_gpus = catalog_cluster(cluster_text(self.recipe)) == cluster
         found = []
         for number in (round(cluster.num_gpus * part) for part in _SIZES):
             nodes, rest = divmod(number, cluster.gpus_per_node)
@@ -146,6 +141,11 @@ def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
         return None
     hourly = usd_per_hour(cluster)
     return ClusterCost(cluster.num_gpus, days, None if hourly is None else hourly * 24 * days)
+
+
+def cluster_text(recipe: Recipe) -> str:
+    """The cluster in the form that the page's field accepts."""
+    return f"{recipe.cluster.num_gpus}x{recipe.cluster.gpu.name}"
 
 
 def with_gpus(cluster: str, number: int) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kit.addons.ui.answer import Answer, ClusterCost
-from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, spoken
+from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, spoken
 from kit.units import human_seconds
 
 _GREY = "rgba(128,128,128,0.45)"
@@ -14,6 +14,11 @@ _MOST_MEMORY = 2.0
 """Layouts that take more than this many times a GPU's memory are drawn at this height."""
 _MOST_TIME = 4.0
 """Layouts that take longer than this many times the fastest one are drawn there; their words say the time."""
+_SHORT_DAYS = 3.0
+"""Runs that take less are drawn in hours."""
+_ROOM = 1.3
+"""Factor beside the first and the last cluster, for half of a label."""
+_LABELS = {"hideOverlap": True}
 _DRAW_PASS = """(params, api) => {
   const [stage, start, end] = [api.value(0), api.value(1), api.value(2)];
   const from = api.coord([start, stage]), to = api.coord([end, stage]), height = api.size([0, 1])[1] * 0.86;
@@ -85,7 +90,8 @@ def memory(answer: Answer) -> dict[str, Any]:
     ]
     series[-1]["markLine"] = {
         "symbol": "none", "silent": True, "lineStyle": {"color": "#d33"},
-        "data": [{"xAxis": usable}], "label": {"formatter": f"{usable:.1f} GiB usable", "position": "insideEndTop"},
+        "data": [{"xAxis": usable}],
+        "label": {"formatter": f"{usable:.1f} GiB usable", "position": "start", "align": "right"},
     }  # fmt: skip
     fullest = max(map(sum, zip(*components.values(), strict=True)))
     text = f"Memory of the fullest GPU: {fullest:.1f} of {usable:.1f} GiB; " + _listed(
@@ -141,27 +147,43 @@ def schedule(answer: Answer) -> dict[str, Any]:
 
 
 def cost(points: Iterable[ClusterCost]) -> dict[str, Any]:
-    """Cost against days, a point for each size of the cluster; without a price GPU-days stand for money."""
+    """Cost against time, a point for each size of the cluster; without a price GPU-days stand for money."""
     found = sorted(points)
     priced = any(each.cost_usd is not None for each in found)
     rows = [(each, each.cost_usd if priced else each.days * each.num_gpus) for each in found]
+    short = max(each.days for each in found) < _SHORT_DAYS
+    name, factor = ("hours", 24) if short else ("days", 1)
     data = [
-        {"name": f"{each.num_gpus} GPUs", "value": [round(each.days, 3), round(paid, 2)]}
+        {"name": _gpus(each), "value": [round(each.days * factor, 4), round(paid, 2)]}
         for each, paid in rows
         if paid is not None
     ]
     unit = "USD" if priced else "GPU-days; no price is known"
-    text = "Days and cost by cluster: " + _listed(
-        (f"{each.num_gpus} GPUs", f"{each.days:.1f} days" + ("" if paid is None else f", {paid:,.0f} {unit}"))
+    text = "Time and cost by cluster: " + _listed(
+        (_gpus(each), f"{each.days * factor:.1f} {name}" + ("" if paid is None else f", {paid:,.0f} {unit}"))
         for each, paid in rows
     )
+    times = [each.days * factor for each in found]
     series = [
         {
             "type": "line", "name": "clusters", "color": "#2f7ed8", "symbolSize": 10, "data": data,
             "label": {"show": True, "formatter": "{b}", "position": "top"}, "labelLayout": {"hideOverlap": True},
         }
     ]  # fmt: skip
-    return _chart(text, series) | {"xAxis": _axis("days"), "yAxis": _axis(unit, scale=True)}
+    # Twice the GPUs take half the time: on a logarithmic axis their labels have equal room.
+    halves = {"type": "log", "logBase": 2, "min": min(times) / _ROOM, "max": max(times) * _ROOM}
+    halves["axisLabel"] = {
+        ":formatter": "value => Number(value.toPrecision(2))", **_LABELS, "showMinLabel": False, "showMaxLabel": False,
+    }  # fmt: skip
+    return _chart(text, series) | {
+        "legend": {"show": False},
+        "xAxis": _axis(name) | halves,
+        "yAxis": _axis(unit, scale=True),
+    }
+
+
+def _gpus(point: ClusterCost) -> str:
+    return f"{point.num_gpus} GPU" + "s" * (point.num_gpus > 1)
 
 
 def _most(limit: float, values: Iterable[float]) -> float:
@@ -175,13 +197,16 @@ def _listed(items: Iterable[tuple[str, str]]) -> str:
 
 def _axis(name: str, **more: Any) -> dict[str, Any]:
     line = {"splitLine": {"lineStyle": {"color": _GREY}}, "axisLine": {"lineStyle": {"color": _GREY}}}
-    return {"type": "value", "name": name, "nameLocation": "middle", "nameGap": 28, **line, **more}
+    # The end of an axis is where the data ends, and no number to read.
+    labels = {"axisLabel": {**_LABELS, "showMaxLabel": "max" not in more}}
+    return {"type": "value", "name": name, "nameLocation": "middle", "nameGap": 28, **labels, **line, **more}
 
 
 def _chart(text: str, series: list[dict[str, Any]]) -> dict[str, Any]:
     """What all charts share. ``text`` says to a screen reader what the chart shows."""
     return {
         "animation": False,
+        "color": PART_COLORS,
         "aria": {"enabled": True, "label": {"description": text}},
         "legend": {"type": "scroll", "top": 0, "icon": "rect"},
         "grid": {"left": 64, "right": 24, "top": 40, "bottom": 48},

@@ -11,7 +11,7 @@ from nicegui import Client, events, ui
 from starlette.requests import Request
 
 from kit.addons.ui import charts
-from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, with_gpus
+from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, cluster_text, with_gpus
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
 from kit.planner.divisors import doubled
@@ -20,14 +20,20 @@ from kit.report.summary import summary
 from kit.report.view import spoken
 from kit.specs.catalog import gpu_names, model_names, node_names
 from kit.specs.layout import ENGINES
+from kit.specs.recipe import Recipe
 
 _STYLE = """
 .nicegui-echart text { fill: currentColor !important; stroke: none !important; opacity: 1 !important; }
-.body--dark .text-negative { color: #ff8a8a !important; }
 .message { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; }
+.problem { position: sticky; top: 4.5rem; z-index: 9; padding: 0.5rem; background: #fff; color: #c1121f; }
+.body--dark .problem { background: #121212; color: #ff8a8a; }
 .stale { opacity: 0.4; }
+.narrow { display: none; }
 .columns { flex-wrap: nowrap; }
-@media (max-width: 743px) { .columns { flex-wrap: wrap; } .columns > * { width: 100%; } }
+@media (max-width: 743px) {
+  .columns { flex-wrap: wrap; } .columns > * { width: 100%; } .wide { display: none; } .narrow { display: block; }
+  .problem { position: static; }
+}
 .screen { white-space: pre; max-height: 32rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
 input[type=range] { accent-color: #1d5fa8; }
 :focus-visible { outline: 2px solid #8a63d2; outline-offset: 2px; }
@@ -37,11 +43,11 @@ _OBJECTIVES = {
     "reward": "reward model", "grpo": "GRPO",
 }  # fmt: skip
 _PRECISIONS = ["bf16", "fp8", "fp16", "fp32"]
-_ADAPTERS = {"null": "none: train all weights", "{four_bit: false}": "LoRA", "{four_bit: true}": "QLoRA (4 bits)"}
+_METHODS = {"null": "all weights", "{four_bit: false}": "LoRA", "{four_bit: true}": "QLoRA (4 bits)"}
 _STARTED = ("launch.sh", "own_script.py")
 """Files that start the plan: one is shown first."""
-_WIDTH = 92
-"""Columns of the plan in words."""
+_WIDTH, _NARROW = 92, 44
+"""Columns of the plan in words, on a screen and on a telephone."""
 
 
 def offers_of(offered: Offered) -> dict[str, list[str]]:
@@ -78,7 +84,7 @@ class _Page:
         self.before: Plan | None = None
         self.filling = self.busy = False
         ui.add_css(_STYLE)
-        ui.colors(primary="#1d5fa8", negative="#c1121f")
+        ui.colors(primary="#1d5fa8")
         with ui.header().classes("items-center justify-between"):
             ui.label("kit: plan a training run").classes("text-lg").props('role="heading" aria-level="1"')
             with ui.row().classes("items-center"):
@@ -88,11 +94,12 @@ class _Page:
                     "flat no-caps text-color=white toggle-color=white toggle-text-color=white"
                 )
                 scheme.props('role="group" aria-label="Colours"').bind_value(ui.dark_mode(None))
-        self.message = ui.label().classes("message text-negative w-full").props('role="alert"')
+        self.message = ui.label().classes("message problem w-full").props('role="alert"')
+        self.message.set_visibility(False)
         with ui.row().classes("w-full columns items-start gap-6"):
             with ui.column().classes("w-80 shrink-0").props('role="form" aria-label="What to plan"'):
                 self._form()
-            with ui.column().classes("grow min-w-0").props('role="main"'):
+            with ui.column().classes("grow min-w-0").props('role="region" aria-label="The answer"'):
                 self._results()
 
     # ---------------------------------------------------------------- widgets
@@ -111,7 +118,7 @@ class _Page:
         self.tokens = ui.number("Tokens in all, in billions", on_change=self._ask_tokens)
         self.tokens.props("debounce=400").classes("w-full")
         self.precision = self._select("Precision", "job.precision", _PRECISIONS)
-        self.adapters = self._select("Adapters", "job.lora", _ADAPTERS)
+        self.method = self._select("Method", "job.lora", _METHODS)
         self.engine = self._select("Engine", "layout.engine", {"": "the fastest", **{name: name for name in ENGINES}})
         self.pin = ui.select({"": "the planner's choice"}, label="Pinned layout", value="", on_change=self._ask_pin)
         self.pin.classes("w-full").props('options-html="false"')
@@ -140,15 +147,21 @@ class _Page:
         return number, slider, values
 
     def _results(self) -> None:
-        self.status = ui.label().props('role="status" aria-live="polite"')
+        with ui.row().classes("items-center no-wrap"):
+            self.spinner = ui.spinner(size="sm")
+            self.status = ui.label().props('role="status" aria-live="polite"')
         with ui.column().classes("w-full") as self.results:
             self._shown_results()
+        self.results.set_visibility(False)
 
     def _shown_results(self) -> None:
         with ui.row().classes("items-center") as self.typed:
             self.command = ui.label().classes("message")
             ui.button("Copy command", icon="content_copy", on_click=self._copy_command, color=None).props("flat dense")
-        self.words = ui.label().classes("screen w-full").props('role="region" aria-label="The plan" tabindex="0"')
+        self.words, self.narrow_words = (
+            ui.label().classes(f"screen {screen} w-full").props('role="region" aria-label="The plan" tabindex="0"')
+            for screen in ("wide", "narrow")
+        )
         self.changed = ui.table(
             columns=[
                 {"name": name, "label": label, "field": name, "align": "left"}
@@ -163,7 +176,7 @@ class _Page:
             ("memory", "Memory of a GPU", 16),
             ("schedule", "The pipeline's schedule", 16),
             ("step", "Where a step's time goes", 9),
-            ("cost", "Cost against days, over cluster sizes", 16),
+            ("cost", "Cost against time, over cluster sizes", 16),
         ):
             with ui.column().classes("w-full gap-0") as box:
                 ui.label(title).classes("text-lg").props('role="heading" aria-level="2"')
@@ -204,23 +217,23 @@ class _Page:
             if event.value is None or self.filling:
                 return None
             if event.value < 1 or event.value % 1:
-                return self._say(f"{label}: {event.value:g} is none; use a whole number of 1 or more")
+                return self._say(f"{label}: {event.value:g} is refused; use a whole number of 1 or more")
             return ask(event)
 
         return asked
 
     def _ask_gpus(self, event: events.ValueChangeEventArguments[Any]) -> Any:
-        cluster = self.state.get("cluster") or (self.answer.cluster_text if self.answer else "")
+        cluster = self.state.get("cluster") or (cluster_text(self.answer.recipe) if self.answer else "")
         found = with_gpus(cluster, int(event.value))
         if found is None:
-            return self._say(f"{cluster}: no cluster with {event.value:,.0f} GPUs is known; choose another number")
+            return self._say(f"GPUs: no {cluster} with {event.value:,.0f} GPUs is known; choose another number")
         return self._ask(self.state.having(cluster=found))
 
     def _ask_tokens(self, event: events.ValueChangeEventArguments[Any]) -> Any:
         if event.value is None or self.filling:
             return None
         if event.value <= 0:
-            return self._say(f"Tokens in all, in billions: {event.value:g} is none; use a number above 0")
+            return self._say(f"Tokens in all, in billions: {event.value:g} is refused; use a number above 0")
         return self._ask(self.state.having(job__total_tokens=str(round(event.value * 1e9))))
 
     def _ask_pin(self, event: events.ValueChangeEventArguments[Any]) -> Any:
@@ -296,15 +309,21 @@ class _Page:
     async def _answer(self, state: State) -> None:
         self.shown = state
         self._say_status(f"comparing the layouts of {state.get('model') or 'the pasted model'} …")
+        self.spinner.set_visibility(True)
         try:
             query = state.query()
-            found = await asyncio.to_thread(lambda: answer(state.recipe(self.offered), state.pin))
+            recipe = await asyncio.to_thread(state.recipe, self.offered)
+            with self.client:
+                self._fill(recipe)
+            found = await asyncio.to_thread(answer, recipe, state.pin)
         except KitError as error:
             return self._say(str(error))
+        finally:
+            self.spinner.set_visibility(False)
         with self.client:
             ui.navigate.history.replace(f"/?{query}")
             self.answer = found
-            self._fill(found)
+            self._fill_pins(found)
             self._say(found.refused)
             self._show(found)
             self.before = found.plan or self.before
@@ -316,19 +335,19 @@ class _Page:
         self.message.set_visibility(bool(problem))
         self.results.classes(add="stale" if problem else "", remove="" if problem else "stale")
         if problem:
+            self.spinner.set_visibility(False)
             self._say_status("no plan for this; the message says why")
 
     def _say_status(self, text: str) -> None:
         self.status.text = text
 
-    def _fill(self, found: Answer) -> None:
-        """Fills the form with the answer's inputs, defaults included."""
-        recipe = found.recipe
+    def _fill(self, recipe: Recipe) -> None:
+        """Fills the form with what is asked, defaults included."""
         self.filling = True
         try:
             for box, value in (
                 (self.model, self.state.get("model") or recipe.model.name),
-                (self.cluster, self.state.get("cluster") or found.cluster_text),
+                (self.cluster, self.state.get("cluster") or cluster_text(recipe)),
             ):
                 box.set_options(list(dict.fromkeys([*box.options, value])), value=value)
             self._set(self.gpus, recipe.cluster.num_gpus)
@@ -338,7 +357,14 @@ class _Page:
             self.objective.value = recipe.job.objective
             self.precision.value = recipe.job.precision
             self.engine.value = recipe.layout.engine or ""
-            self.adapters.value = "null" if recipe.job.lora is None else list(_ADAPTERS)[1 + recipe.job.lora.four_bit]
+            self.method.value = "null" if recipe.job.lora is None else list(_METHODS)[1 + recipe.job.lora.four_bit]
+        finally:
+            self.filling = False
+
+    def _fill_pins(self, found: Answer) -> None:
+        """Fills the list of layouts that may be pinned."""
+        self.filling = True
+        try:
             names = [each.name for each in found.comparison.pareto_front()]
             named = [self.state.pin] if self.state.pin else []
             options = {"": "the planner's choice"} | {name: spoken(name) for name in [*names, *named] if name}
@@ -356,10 +382,12 @@ class _Page:
         plan, view = found.plan, found.view
         fitting = sum(each.fits for each in found.comparison.layouts)
         if view is not None:
-            self.words.text = summary(view, width=_WIDTH)
+            self.words.text, self.narrow_words.text = (summary(view, width=width) for width in (_WIDTH, _NARROW))
             number = len(found.comparison.layouts)
             self._say_status(f"{number} layouts compared, {fitting} fit; the plan: {view.words}")
-        self.words.set_visibility(plan is not None)
+        self.results.set_visibility(True)
+        for words in (self.words, self.narrow_words):
+            words.set_visibility(plan is not None)
         self.command.text = self.shown.command(self.offered)
         self.typed.set_visibility(plan is not None and bool(self.command.text))
         self.changed.rows = found.changed_since(self.before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import shlex
 import zlib
 from collections.abc import Iterable, Mapping
@@ -94,14 +95,20 @@ class State:
         return cls(tuple(changes.items()))
 
     def command(self, offered: Offered) -> str:
-        """The command that prints the same plan; empty for a pasted text, a file or a pinned layout."""
+        """The command that prints the same plan, where the page was started; empty for a pasted text, a pinned layout
+        and a file of another directory."""
         changes = dict(self.changes)
         model, cluster = changes.pop("model", ""), changes.pop("cluster", "")
-        if self.text or self.pin or not model or not cluster or not offered.keys().isdisjoint((model, cluster)):
+        elsewhere = any(label in offered and not os.path.exists(label) for label in (model, cluster))
+        if self.text or self.pin or not model or elsewhere:
             return ""
-        return shlex.join(
-            ["kit", "plan", model, "--gpus", cluster, *(f"{key}={value}" for key, value in changes.items())]
-        )
+        if "cluster" in offered.get(model, {}):
+            words = [f"cluster={cluster}"] if cluster else []
+        elif cluster:
+            words = ["--gpus", cluster]
+        else:
+            return ""
+        return shlex.join(["kit", "plan", model, *words, *(f"{key}={value}" for key, value in changes.items())])
 
     def recipe(self, offered: Offered) -> Recipe:
         """The recipe that the page plans. Raises ``SpecError``."""
