@@ -143,6 +143,8 @@ def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (model / "chat_template.jinja").write_text(read_chat_template("plain"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "checkpoint-3000").symlink_to(model)
+    config = re.findall(r"^```yaml\n(.*?)^```", USER_PAGES["your-config"].read_text(), re.DOTALL | re.MULTILINE)[0]
+    (tmp_path / "axolotl.yaml").write_text(config)
     turns = [{"role": "user", "content": "def f"}, {"role": "assistant", "content": "return 1"}]
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
     monkeypatch.chdir(tmp_path)
