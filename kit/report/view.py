@@ -34,7 +34,7 @@ ENGINE_COLORS = {"torch": "#e07b39", "deepspeed": "#2f7ed8", "megatron": "#3c9a5
 PART_COLORS = (
     "#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f",
 )  # fmt: skip
-"""Of the parts of a bar, in their order."""
+"""Colours of the parts of a bar, in their order."""
 _RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
 """What a decision on the engine says of another one that fits."""
 _NOTES = (
