@@ -55,7 +55,7 @@ FACTORY = """\
 model_name_or_path: meta-llama/Llama-3.1-8B
 stage: sft
 finetuning_type: lora
-lora_rank: 8
+lora_rank: 4
 bf16: true
 """
 SWIFT = """\
@@ -133,7 +133,7 @@ SILENT = {
         set[str](),
         ON_TORCH | {"dp": 8, "recompute": "full", "micro_batch_size": 8},
         "bf16",
-        LoraSpec(rank=8, alpha=16.0),
+        LoraSpec(rank=4, alpha=8.0),
     ),
     "v1.yaml": (
         "model: Qwen/Qwen3-8B\nmodel_class: llm\ndist_config: {name: fsdp2}\nglobal_batch_size: 32\n",
@@ -179,6 +179,51 @@ def test_ms_swift(file: Callable[[str, str], Path]) -> None:
     assert found.notes == ("the file starts 4 processes, and --gpus 8xH100 has 8 GPUs: judged on 4",)
     assert read(path, "4xH100").notes == ()
     assert read(path, "8xH100").workload.cluster.num_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "decided"),
+    {
+        "zero1": ("deepspeed", 1, "none", "none"),
+        "zero2": ("deepspeed", 2, "none", "none"),
+        "zero2_offload": ("deepspeed", 2, "cpu", "none"),
+        "zero3": ("deepspeed", 3, "none", "none"),
+        "zero3_offload": ("deepspeed", 3, "cpu", "cpu"),
+    }.items(),
+)
+def test_files_that_a_program_brings(file: Callable[[str, str], Path], name: str, decided: tuple[Any, ...]) -> None:
+    made = read(file("train.sh", SWIFT.replace("zero3", name)), "4xH100").workload.layout
+    assert (made.engine, made.zero_stage, made.offload_optimizer, made.offload_param) == decided
+
+
+AUTOMODEL = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 64, local_batch_size: 2}
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: Qwen/Qwen3-8B}
+distributed: {strategy: fsdp2, tp_size: 1, activation_checkpointing: true}
+dataset: {seq_length: 2048}
+optimizer: {_target_: torch.optim.AdamW}
+"""
+
+
+def test_automodel(file: Callable[[str, str], Path]) -> None:
+    """Under FSDP2 it trains the 16 bits that it loads, unless it loads fp32."""
+    path = file("sft.yaml", AUTOMODEL)
+    assert layout(path) == ON_TORCH | {
+        "dp": 8, "zero_stage": 3, "recompute": "full", "cp_comm_type": "p2p", "micro_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+    }  # fmt: skip
+    assert [gap.key for gap in read(path).gaps] == ["states"]
+    whole = file("fp32.yaml", AUTOMODEL.replace("pretrained_model", "torch_dtype: float32, pretrained_model"))
+    assert (read(whole).gaps, read(whole).workload.job.lora) == ((), None)
+    adapted = file("peft.yaml", AUTOMODEL + "peft: {_target_: nemo_automodel.PeftConfig, dim: 8, alpha: 32}\n")
+    assert read(adapted).workload.job.lora == LoraSpec(rank=8, alpha=32.0)
+    assert (read(path).packed, read(path).workload.job.seq_length) == (False, 2048)
+    for size, found in ((0, (False, 2048)), (8192, (True, 8192))):
+        packed = read(file("packed.yaml", f"{AUTOMODEL}packed_sequence: {{packed_sequence_size: {size}}}\n"))
+        assert (packed.packed, packed.workload.job.seq_length) == found
+    split = file("pp.yaml", AUTOMODEL.replace("tp_size: 1", "pp_size: 2"))
+    assert "pipeline parallelism on torch" in refusal(SpecError, read, split)
 
 
 def test_megatron_swift(file: Callable[[str, str], Path]) -> None:
@@ -522,7 +567,18 @@ def test_what_the_command_refuses(file: Callable[[str, str], Path]) -> None:
 
 
 def test_every_row_decides_a_field_that_kit_has() -> None:
-    mine = {"model", "accumulation", "packing", "world", "gpus_per_node", "nodes", "visible", "states", "vllm"}
+    mine = {
+        "model",
+        "accumulation",
+        "packing",
+        "world",
+        "gpus_per_node",
+        "nodes",
+        "visible",
+        "states",
+        "vllm",
+        "packed_length",
+    }
     mine |= {"vllm.mode", "vllm.share", "job.epochs", "job.learning_rate"}
     job = {"objective", "lora", "seq_length", "global_batch_size", "precision", "mtp_num_layers"}
     known = mine | {f"layout.{each.name}" for each in fields(Pins)} | {f"job.{name}" for name in job}

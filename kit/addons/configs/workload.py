@@ -71,6 +71,8 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
         raise SpecError("the file names no model")
     model = _model(str(given["model"]))
     cluster, notes = cluster_of(given, gpus)
+    if given.get("packed_length"):  # 0 is off
+        given |= {"job.seq_length": given["packed_length"], "packing": True}
     length = given.get("job.seq_length")
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
     if row_tokens is not None and not given.get("packing"):
