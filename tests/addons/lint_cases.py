@@ -42,6 +42,7 @@ def optimizer(name: str, **params: Any) -> dict[str, Any]:
 
 
 STAGE_2, STAGE_3 = zero(2), zero(3)
+SHORT_STATE = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
 CPU, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/tmp"}
 AIO = {"aio": {"block_size": 1048576, "queue_depth": 32}}
 ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
@@ -297,6 +298,10 @@ DEEPSPEED_CASES = (
              BASE | ON | {"gradient_accumulation_steps": 8}, "warning"),
     LintCase("bf16-accumulation", ADDED_UP | {"gradient_accumulation_steps": 8},
              STAGE_2 | {"gradient_accumulation_steps": 8}, "warning"),
+    LintCase("bf16-state", STAGE_2 | SHORT_STATE, STAGE_2 | ON, "warning", says=("6 with bf16_optimizer_states",)),
+    LintCase("bf16-state", STAGE_2 | {"bf16": {"enabled": True, "bf16_optimizer_states": True}}, STAGE_2 | ON,
+             says=("with bf16_master_weights_and_grads alone",)),
+    LintCase("bf16-state", BASE | SHORT_STATE, BASE | ON, says=("at stages 1, 2 and 3 alone",)),
     LintCase("removed-optimizer", BASE | optimizer("1Bit-Adam"), BASE | optimizer("Lamb"),
              says=("optimizer.type: 1Bit-Adam is gone from DeepSpeed",)),
     LintCase("removed-optimizer", BASE | optimizer("ZeroOne_Adam"), BASE | optimizer("Adam")),

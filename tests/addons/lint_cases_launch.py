@@ -15,6 +15,7 @@ OF_CONTEXT = (
     "--parallelism_config_cp_size 4 sft.py"
 )
 OF_FOUR = "deepspeed t.py --deepspeed ds.json --per_device_train_batch_size 4"
+TRAINS = "torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 4"
 TWO = "--nnodes 2 --nproc-per-node 8"
 MEGATRON = "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 2"
 AT, MEET = "--master_addr node-a --master_port 29500", "--rdzv_endpoint node-a:29500"
@@ -189,6 +190,17 @@ COMMAND_CASES = (
         f"{OF_CONTEXT} --packing false",
         says=("--packing: TRL does not pack rows under cp_size 4", "leave it out, or train by kit's own loop"),
     ),
+    *(
+        LintCase("weights-in-bf16", f"{TRAINS} --dtype bfloat16", good, "warning", says=("float32 with --bf16",))
+        for good in (
+            f"{TRAINS} --dtype float32 --bf16",
+            f"{TRAINS} --dtype bfloat16 --use_peft",
+            f"{TRAINS} --dtype bfloat16 --deepspeed ds.json --bf16",
+            f"{TRAINS} --dtype bfloat16 --fsdp full_shard",
+            "torchrun --nproc_per_node 4 t.py --dtype bfloat16",
+        )
+    ),
+    LintCase("weights-in-bf16", f"{TRAINS} --torch_dtype bfloat16", f"{TRAINS} --torch_dtype auto", "warning"),
     # Judged by the Trainer itself in test_lint_trainer.py.
     LintCase("trainer-mismatch", OF_FOUR, f"{OF_FOUR} --bf16"),
     LintCase("trainer-mismatch", f"{OF_FOUR} --bf16 false", f"{OF_FOUR} --bf16_full_eval"),

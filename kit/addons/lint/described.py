@@ -88,6 +88,7 @@ def _layout(config: Config) -> Layout | str:
         recompute="full" if config.gradient_checkpointing else "none",
         micro_batch_size=max(1, int(config.number("train_micro_batch_size_per_gpu") or 1)),
         gradient_accumulation_steps=max(1, int(config.number("gradient_accumulation_steps") or 1)),
+        optimizer_state_dtype="bf16" if config.on("bf16.bf16_optimizer_states") else "fp32",
         **offload,
     )
     return layout.with_sizes(_sizes(config, layout))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.addons.lint.config import Config, setting
+from kit.addons.lint.config import Config, removal, setting
 from kit.addons.lint.rule import Case, Rule, table
 
 GPU_ONLY_OPTIMIZERS = ("lamb",)
@@ -104,6 +104,33 @@ table(
                 ),
                 'add "data_types": {"grad_accum_dtype": "fp32"}, at 2 bytes more per parameter of the shard',
                 setting("data_types.grad_accum_dtype", "fp32"),
+            ),
+        ),
+        Rule("bf16-state", "ds", "master weights in bf16, or states without them", "small updates are lost; refused"): (
+            Case(
+                "warning",
+                "bf16.bf16_master_weights_and_grads",
+                lambda c: c.on("bf16.bf16_master_weights_and_grads") and c.stage,
+                "no fp32 master weights: an update below a 256th of a weight may be rounded away",
+                "remove it, at 2 bytes more per parameter of the shard (6 with bf16_optimizer_states)",
+                (*removal("bf16.bf16_master_weights_and_grads"), *removal("bf16.bf16_optimizer_states")),
+            ),
+            # runtime/config.py, _do_error_check asserts both.
+            Case(
+                "error",
+                "bf16.bf16_optimizer_states",
+                lambda c: c.on("bf16.bf16_optimizer_states") and not c.on("bf16.bf16_master_weights_and_grads"),
+                "DeepSpeed takes it with bf16_master_weights_and_grads alone",
+                "add bf16_master_weights_and_grads, or remove both",
+                removal("bf16.bf16_optimizer_states"),
+            ),
+            Case(
+                "error",
+                "bf16.bf16_master_weights_and_grads",
+                lambda c: c.on("bf16.bf16_master_weights_and_grads") and c.stage == 0,
+                "DeepSpeed takes it at stages 1, 2 and 3 alone",
+                "use stage 1, 2 or 3, or remove it",
+                (*removal("bf16.bf16_master_weights_and_grads"), *removal("bf16.bf16_optimizer_states")),
             ),
         ),
         Rule("removed-optimizer", "ds", "1-bit optimizers", "gone from DeepSpeed"): (

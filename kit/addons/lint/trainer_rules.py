@@ -103,6 +103,33 @@ def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
         yield command.finding("trainer-mismatch", "error", key, why, f'write "auto" for {dotted}')
 
 
+@check(
+    "launch",
+    Rule(
+        "weights-in-bf16",
+        "script",
+        "a Trainer's model loaded in bf16, all of it trained, without DeepSpeed or FSDP",
+        "no fp32 master weights: small updates are lost",
+    ),
+)
+def weights_in_bf16(command: Command) -> Iterator[Finding]:
+    """The Trainer steps the weights as they are loaded. DeepSpeed, and accelerate under FSDP, make fp32 ones of them
+    (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model); peft trains adapters in fp32 (autocast_adapter_dtype)."""
+    names = {"dtype", "torch_dtype", "model_dtype"} & command.argument_names
+    split = command.argument("deepspeed", "fsdp") is not None or command.launcher == "deepspeed"
+    split |= command.launcher == "accelerate launch"  # its file may name either
+    adapters = any("peft" in name or "lora" in name for name in command.argument_names)
+    ours = _is_trainers(command) or "per_device_train_batch_size" in command.argument_names
+    for name in sorted(names) if ours and not (split or adapters) else ():
+        if command.argument(name) in ("bfloat16", "bf16", "torch.bfloat16"):
+            why = (
+                "the weights are bf16, and so are their gradients and AdamW's moments: an update below a 256th of a "
+                "weight may be rounded away"
+            )
+            fix = f"write --{name} float32 with --bf16, at 8 bytes more per parameter, or compare losses"
+            yield command.finding("weights-in-bf16", "warning", f"--{name}", why, fix)
+
+
 _SAME = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
