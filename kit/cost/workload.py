@@ -291,14 +291,17 @@ class Workload:
     @cached
     def weight_bytes(self) -> int:
         """Bytes of a weight that layers compute with, before autocast."""
-        return 4 if self.job.precision == "fp32" or self.layout.engine == "torch" else 2
+        if self.job.precision == "fp32":
+            return 4
+        return int(self.layout.master_bytes) if self.layout.engine == "torch" else 2
 
     @cached
     def autocast(self) -> bool:
         """Whether torch.autocast casts fp32 weights for every GEMM, with the residual stream in fp32: the torch engine,
         except where FSDP2 gathers weights in bf16, and DeepSpeed on request."""
         layout = self.layout
-        return layout.autocast or (self.job.precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
+        casts = self.job.precision != "fp32" and self.weight_bytes == 4
+        return layout.autocast or (casts and layout.engine == "torch" and layout.zero_stage == 0)
 
     @cached
     def attention(self) -> str:
@@ -348,7 +351,10 @@ class Workload:
         """How this kit's engines run the layout (kit/emit, kit/engines)."""
         model, job, layout = self.model, self.job, self.layout
         megatron = layout.implementation != "huggingface"
-        width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+        # FSDP2 reduces in fp32, DDP in the dtype of the weights; DeepSpeed in 16 bits.
+        short = layout.engine == "deepspeed" and job.precision != "fp32"
+        short |= layout.engine == "torch" and layout.zero_stage == 0 and layout.master_bytes == 2
+        width = 2.0 if short else 4.0
         if layout.engine == "megatron":
             width = float(self.main_gradient_bytes)
         torch_code: Code = "compiled" if layout.compile_layers else "huggingface"

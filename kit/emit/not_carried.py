@@ -33,6 +33,8 @@ _FIX = {
     "chunked_loss": "a fused linear cross entropy, such as Liger's",
     "compile_layers": "`torch.compile` of each block",
     "attention_kernel": "`attn_implementation`",
+    "optimizer_state_dtype": "`from_pretrained(dtype=torch.bfloat16)` and no mixed precision",
+    "bf16_stochastic_round": "`torchao.optim.AdamW8bit(bf16_stochastic_round=True)`",
 }
 """Flag → how the script gets it by itself."""
 

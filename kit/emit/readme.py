@@ -157,7 +157,8 @@ def _trl(plan: Plan, script: str, trainer: str) -> list[str]:
 def _with_dummy_optim(plan: Plan, how: list[str]) -> list[str]:
     """Scripts that leave the optimizer to the file, if it can name one."""
     if plan.job.optimizer.name in OPTIM:
-        name = {"adamw-8bit": "AdamW8bit", "lion-8bit": "Lion8bit"}[plan.job.optimizer.name]
+        names = {"adamw-8bit": "AdamW8bit", "paged-adamw-8bit": "PagedAdamW8bit", "lion-8bit": "Lion8bit"}
+        name = names[plan.job.optimizer.name]
         return [f"DeepSpeed has no optimizer with 8-bit moments: such a script makes `bitsandbytes.optim.{name}`."]
     return ["## An accelerate script with `accelerate.utils.DummyOptim`", *how]
 

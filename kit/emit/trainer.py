@@ -25,7 +25,11 @@ def for_trainer(plan: Plan) -> bool:
     return runs_deepspeed(plan) and layout.tp == layout.cp == 1 and layout.implementation == "huggingface"
 
 
-OPTIM: dict[OptimizerName, str] = {"adamw-8bit": "adamw_bnb_8bit", "lion-8bit": "lion_8bit"}
+OPTIM: dict[OptimizerName, str] = {
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion-8bit": "lion_8bit",
+}
 """The Trainer's names (``optim``) of optimizers that a ds_config cannot name. It makes bitsandbytes' own, which have
 norms in 8 bits too where ZeRO flattens them into 4,096 elements or more."""
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")

@@ -82,17 +82,21 @@ def step(
     spec: OptimizerSpec,
     steps: int,
     learning_rate: float,
+    stochastic: bool = False,
 ) -> None:
-    """Step one slice with weight decay; does not wait for the device. ``weight``, ``gradient``: fp32, contiguous.
-    ``steps``: number of this step, from 1."""
+    """Step one slice with weight decay; does not wait for the device. ``weight``: fp32 or bf16, of which pieces are
+    stepped in fp32; ``gradient``: fp32; both contiguous. ``steps``: number of this step, from 1. ``stochastic``: how a
+    new weight is rounded to bf16."""
     import bitsandbytes.functional as F
 
     first, second = moments[StateKind.EXP_AVG], moments.get(StateKind.EXP_AVG_SQ)
     for part, blocks in _pieces(weight.numel()):
+        own = weight.view(-1)[part]
+        master = own.float()
         F.optimizer_update_8bit_blockwise(
             "lion" if second is None else "adam",
             gradient.view(-1)[part],
-            weight.view(-1)[part],
+            master,
             first.codes.view(-1)[part],
             None if second is None else second.codes.view(-1)[part],
             spec.beta1,
@@ -108,6 +112,15 @@ def step(
             None if second is None else second.scales[blocks],
             spec.weight_decay,
         )
+        if own.dtype is not torch.float32:
+            own.copy_(stochastically_rounded(master) if stochastic else master)
+
+
+def stochastically_rounded(values: torch.Tensor) -> torch.Tensor:
+    """fp32 as bf16, up or down with the probabilities that keep the mean, by torch's generator of the device."""
+    from torchao.optim.quant_utils import _fp32_to_bf16_sr
+
+    return _fp32_to_bf16_sr(values)
 
 
 def require_bitsandbytes(optimizer: str) -> None:

@@ -394,7 +394,10 @@ def _sized(
 def _pinned(engine: EngineName, job: JobSpec, pins: Pins) -> Layout:
     """The pinned choices; all others have their defaults."""
     pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
-    return Layout(**{"implementation": _implementation(engine, job), **pinned, "engine": engine})
+    # Weights in bf16 lose small updates otherwise.
+    rounded = engine == "torch" and pins.optimizer_state_dtype == "bf16"
+    own = {"implementation": _implementation(engine, job), "bf16_stochastic_round": rounded}
+    return Layout(**{**own, **pinned, "engine": engine})
 
 
 def _implementation(engine: EngineName, job: JobSpec) -> Implementation:

@@ -46,7 +46,8 @@ class InBf16:
     update_difference: float
     """Distance of the weights' total change by training."""
     rounded_masters: float
-    """Share of trained master weights that are exact bf16 numbers, minus the reference's share."""
+    """Share of trained master weights that are exact bf16 numbers, minus the reference's share; of a run with state in
+    bf16 the share that are not."""
     precision: str
     """bf16, or fp8 if the CPU emulates it."""
     bound: float
@@ -86,6 +87,16 @@ def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
     return gradient * math.sqrt(max(1.0, root_mean_square / eps))
 
 
+def rounding_of_weights(steps: int, ratio: float) -> float:
+    """Expected relative error of the weights' change, if they are rounded stochastically to bf16 at the start and after
+    each step. ``ratio``: norm of the weights over that of their change.
+
+    An error has the mean square gap²/6, for evenly distributed values between neighbours; gaps are 2 · ``UNIT`` · |w| /
+    m, with mantissas m between 1 and 2 whose logarithms are evenly distributed: the mean of 1/m² is 3/(8 ln 2).
+    """
+    return math.sqrt((steps + 1) * 3 / (8 * math.log(2)) / 6) * 2 * UNIT * ratio
+
+
 def compare(
     curves: tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]],
     checkpoints: tuple[Path, Path],
@@ -106,6 +117,11 @@ def compare(
     precision = shrunk.job_in_bf16.precision
     bound = gradient_bound(model.num_layers + model.encoder_layers, precision)
     rms = _root_mean_square(names, exact.source(moments))
+    share, short = _rounded_share(names, found), shrunk.pins_in_bf16.optimizer_state_dtype == "bf16"
+    updates = update_bound(bound, rms, shrunk.job.optimizer.eps)
+    if short:
+        changed = _norm(names, lambda name: expected.read(name) - start.read(name))
+        updates = math.hypot(updates, rounding_of_weights(max(curves[0]), _norm(names, start.read) / changed))
     return InBf16(
         loss_difference=largest(*curves, "loss"),
         norm_difference=largest(*curves, "grad_norm"),
@@ -113,10 +129,10 @@ def compare(
         update_difference=_distance(
             names, lambda name: expected.read(name) - start.read(name), lambda name: found.read(name) - start.read(name)
         ),
-        rounded_masters=_rounded_share(names, found) - _rounded_share(names, expected),
+        rounded_masters=1 - share if short else share - _rounded_share(names, expected),
         precision=precision,
         bound=bound,
-        update_bound=update_bound(bound, rms, shrunk.job.optimizer.eps),
+        update_bound=updates,
     )
 
 
@@ -127,8 +143,11 @@ def largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, fl
 
 def _distance(names: Any, expected: Any, found: Any) -> float:
     """‖found − expected‖ / ‖expected‖, over all tensors together."""
-    apart = sum(float((found(name) - expected(name)).double().square().sum()) for name in names)
-    return math.sqrt(apart / sum(float(expected(name).double().square().sum()) for name in names))
+    return _norm(names, lambda name: found(name) - expected(name)) / _norm(names, expected)
+
+
+def _norm(names: Any, read: Any) -> float:
+    return math.sqrt(sum(float(read(name).double().square().sum()) for name in names))
 
 
 def _root_mean_square(names: Any, source: TensorSource) -> float:

@@ -37,12 +37,15 @@ _REPLACED: dict[str, tuple[Any, str]] = {
     "gradient_dtype": ("fp32", _LOSSY),
     "optimizer_state_dtype": ("fp32", _LOSSY),
     "fp8_param_gather": (False, _LOSSY),
+    "bf16_stochastic_round": (False, _LOSSY),
     "compile_layers": (False, _KERNELS),
     "attention_kernel": ("default", _KERNELS),
 }
 """Field of the layout → (its value in the copy, the reason)."""
 _OF_BF16 = ("autocast", "offload_optimizer", "optimizer_offload_fraction")
 """Fields of the layout that the run in bf16 keeps, whatever the one in fp32 has."""
+_STATE = ("optimizer_state_dtype", "bf16_stochastic_round")
+"""More of them where weights are rounded stochastically: to the nearest their updates are lost, which has no bound."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}
 _EMULATED = "GEMMs in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
@@ -78,7 +81,9 @@ def scaled_down(plan: Plan) -> ScaledDown:
     names = [field.name for field in dataclasses.fields(Pins) if hasattr(layout, field.name)]
     pins = Pins(**{name: getattr(layout, name) for name in names})
     in_bf16 = plan.job.precision != "fp32"
-    kept = {name: getattr(plan.layout, name) for name in _OF_BF16}
+    kept = {
+        name: getattr(plan.layout, name) for name in (*_OF_BF16, *(_STATE if plan.layout.bf16_stochastic_round else ()))
+    }
     rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
     return ScaledDown(
         model=model,

@@ -19,7 +19,7 @@ _MOST_EPOCHS = 10**6
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Objective = Literal["pretrain", "sft", "seq2seq", "dpo", "kto", "reward", "grpo"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "muon"]
+OptimizerName = Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "muon"]
 
 
 @spec

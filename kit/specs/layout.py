@@ -120,15 +120,17 @@ class Layout:
     gradient_dtype: Annotated[GradientDtype, Flag(("torch", "megatron"), "{value} gradients")] = "fp32"
     """torch, FSDP2 with 8-bit AdamW: dtype of the matrices' gradients between backward and the optimizer step.
     megatron: dtype in which gradients are summed and reduced (bf16: grad_reduce_in_fp32=False)."""
-    optimizer_state_dtype: Annotated[
-        OptimizerStateDtype, Flag(("deepspeed", "megatron"), "{value} optimizer state")
-    ] = "fp32"
-    """bf16 under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
-    bf16_optimizer_states). Under megatron: moments in bf16 with fp32 master weights, by its precision-aware optimizer;
-    Megatron-LM runs it, kit's worker does not."""
+    optimizer_state_dtype: Annotated[OptimizerStateDtype, Flag(text="{value} optimizer state")] = "fp32"
+    """bf16 under torch: weights, gradients and moments in bf16, and no other copy of the weights; AdamW's 8-bit moments
+    stay as they are. Under deepspeed: no fp32 master weights, and moments in bf16 (bf16_master_weights_and_grads,
+    bf16_optimizer_states). Under megatron: moments in bf16 with fp32 master weights, by its precision-aware
+    optimizer; Megatron-LM runs it, kit's worker does not."""
     fp8_param_gather: Annotated[bool, Flag(("megatron",), "fp8 weights")] = False
     """megatron in fp8: the matrices of layers are kept, and gathered after a step, in fp8 alone, without a bf16 copy;
     Megatron-LM runs it, kit's worker does not."""
+    bf16_stochastic_round: Annotated[bool, Flag(("torch",), "stochastic rounding")] = False
+    """torch with optimizer_state_dtype=bf16: a new weight is rounded up or down at random, so that its mean is exact
+    (torchao's bf16_stochastic_round). The planner's choice there."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
     weights. Engine torch always autocasts in bf16 DDP."""
@@ -179,6 +181,14 @@ class Layout:
     """Host buffers for NVMe transfers of weights."""
     param_buffer_size: Annotated[Elements | None, Flag(("deepspeed",), zero_key="offload_param.buffer_size")] = None
     """Elements of each host buffer of weights."""
+
+    @property
+    def master_bytes(self) -> float:
+        """Bytes of a weight that the optimizer steps: under torch the model's own. 2 where the optimizer's state is in
+        bf16: DeepSpeed's is another bf16 copy (stage3.py compares a device with a device name, and so does not share
+        it); Megatron's is the half of an fp32 number that the bf16 weight lacks (optimizer_config.py,
+        store_param_remainders)."""
+        return 2.0 if self.optimizer_state_dtype == "bf16" else 4.0
 
     @property
     def world_size(self) -> int:
@@ -255,6 +265,7 @@ class Pins:
     gradient_dtype: GradientDtype | None = None
     optimizer_state_dtype: OptimizerStateDtype | None = None
     fp8_param_gather: bool | None = None
+    bf16_stochastic_round: bool | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
     recompute_modules: tuple[RecomputeModule, ...] | None = None

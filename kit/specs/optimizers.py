@@ -73,6 +73,16 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
         needs={"deepspeed": _NO_OFFLOAD},
         exports_a_copy=True,
     ),
+    "paged-adamw-8bit": OptimizerTraits(
+        # Pages of these stay on the GPU until memory runs out; a plan counts all.
+        moments=Moments(matrices=2 * _MOMENT_IN_8_BITS, rest=2 * _MOMENT_IN_8_BITS, vectors=8.0),
+        implementations={"torch": "bitsandbytes.optim.PagedAdamW8bit; torch.optim.AdamW for vectors"},
+        state=("exp_avg", "exp_avg_sq"),
+        state_of="adamw",
+        missing={"deepspeed": "steps flat partitions, which bitsandbytes' class counts in 32 bits", **_NO_8_BIT},
+        needs={"torch": "`zero_stage: 0`"},
+        exports_a_copy=True,
+    ),
     "sgd": OptimizerTraits(
         moments=Moments(matrices=4.0, rest=4.0),
         implementations={

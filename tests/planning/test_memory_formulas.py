@@ -27,7 +27,7 @@ from kit.cost.memory.offload import (
 )
 from kit.cost.memory.peak import overhead_gib, parts_of
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
-from kit.cost.memory.states import StateBytes, master_bytes, moment_bytes, state_bytes
+from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.params import RankParameters, count
 from kit.specs.job import LoraSpec, OptimizerSpec
@@ -395,9 +395,13 @@ STATES: Rows = [
     # torch: fp32 everywhere; DDP's buckets hold gradients all the time.
     ("DDP", lambda: [state(torch(dp=each), "weights", "optimizer", *MOMENTS) for each in (1, 8)],
      [[4, 8, 4, 0, None, None, 0], [4, 8, 4, 4, None, None, 0]]),
-    ("FSDP2", lambda: [state(FSDP.but(cp=2, **more), "weights", *MOMENTS) for more in (
+    ("FSDP2", lambda: [state(FSDP.but(cp=2, **more), "weights", *MOMENTS, optimizer="adamw-8bit") for more in (
         {}, {"gradient_accumulation_steps": 4}, {"gradient_dtype": "bf16"})],
      [[0.25, 0.25, 0, None, None, 0], [0.25, 0.25, 0.25, None, None, 0], [0.25, 0.125, 0, None, None, 0.25]]),
+    ("torch in bf16", lambda: [state(each.but(optimizer_state_dtype="bf16"), *OPT_FIELDS, "weights", *MOMENTS,
+        optimizer=name) for each, name in ((torch(), "adamw"), (FSDP, "adamw"), (FSDP, "adamw-8bit"))],
+     [[4, None, None, 2, 2, 0, None, None, 0], [0.5, None, None, 0.25, 0.25, 0, None, None, 0],
+      [EIGHT / 8, None, 0.5, 0.25, 0.25, 0, None, None, 0.5]]),
     ("FSDP2 on the host", lambda: state(FSDP.but(offload_param="cpu"), "weights", "optimizer", *MOMENTS),
      [0, 0, 0, 0, None, None, 0]),
     ("PowerSGD's error", lambda: state(torch(dp=8, gradient_compression="powersgd"), "optimizer"), [12]),
@@ -422,8 +426,8 @@ STATES: Rows = [
                                                                 optimizer_offload_fraction=0.75), "optimizer"),
                                                                 [3 / 8]),
     ("Megatron's moments in bf16", lambda: state(megatron(dp=8, optimizer_state_dtype="bf16"), "optimizer"), [6 / 8]),
-    ("masters and moments", lambda: [(master_bytes(each), *moment_bytes(each, "adamw-8bit")) for each in (
-        Z[1], Z[1].but(optimizer_state_dtype="bf16"))], [(4, EIGHT, EIGHT, 8), (2, EIGHT / 2, EIGHT / 2, 4)]),
+    ("masters and moments", lambda: [(each.master_bytes, *moment_bytes(each, "adamw-8bit")) for each in (
+        FSDP, FSDP.but(optimizer_state_dtype="bf16"))], [(4, EIGHT, EIGHT, 8), (2, EIGHT, EIGHT, 4)]),
     # Offload, bytes a parameter of a rank: weights, gradients, optimizer.
     ("host of ZeRO", lambda: [host_state_bytes(each.but(offload_optimizer="cpu"), precision) for each, precision in (
         (Z[2], "bf16"), (M[2], "fp32"), (M[1], "fp32"), (Z[3], "bf16"), (M[3], "bf16"))],

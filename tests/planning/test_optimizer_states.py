@@ -38,6 +38,7 @@ def _held(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parame
 OPTIMIZERS: dict[OptimizerName, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters),
     "adamw-8bit": lambda parameters: bitsandbytes.optim.AdamW8bit(parameters),
+    "paged-adamw-8bit": lambda parameters: bitsandbytes.optim.PagedAdamW8bit(parameters),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
     "lion": lambda parameters: bitsandbytes.optim.Lion(parameters),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.states import NF4_CODES, master_bytes, moment_bytes
+from kit.cost.memory.states import NF4_CODES, moment_bytes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -81,7 +81,7 @@ def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     else:
         summed = 4.0 if accumulates else element
     in_host = layout.offload_optimizer == "cpu"
-    masters = master_bytes(layout)  # the optimizer's gradient has their dtype
+    masters = layout.master_bytes  # the optimizer's gradient has their dtype
     return OffloadedBytes(
         weights=weights,
         gradients=(summed + (masters if in_host else 0.0)) / _ranks(layout),

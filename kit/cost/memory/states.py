@@ -47,19 +47,14 @@ class StateBytes(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-def master_bytes(layout: Layout) -> float:
-    """Bytes of a master weight beside a 16-bit weight. 2 where the optimizer's state is in bf16: DeepSpeed's is another
-    bf16 copy (stage3.py compares a device with a device name, and so does not share it); Megatron's is the half of an
-    fp32 number that the bf16 weight lacks (optimizer_config.py, store_param_remainders)."""
-    return 2.0 if layout.optimizer_state_dtype == "bf16" else 4.0
-
-
 def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
     """Bytes per parameter of the moments, in the dtype that the layout gives them."""
     moments = OPTIMIZERS[optimizer].moments
     if layout.optimizer_state_dtype == "fp32":
         return moments
-    return Moments(moments.matrices / 2, moments.rest / 2, moments.vectors and moments.vectors / 2)
+    if moments.vectors is not None:  # 8 bits, but for these
+        return moments._replace(vectors=moments.vectors / 2)
+    return Moments(moments.matrices / 2, moments.rest / 2)
 
 
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
@@ -74,27 +69,29 @@ def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName =
 
 
 def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBytes:
-    """fp32 weights, gradients and moments: 16 bytes, also under autocast, whose casts are counted as buffers.
+    """fp32 weights, gradients and moments: 16 bytes, also under autocast, whose casts are counted as buffers; or all in
+    bf16: 8 bytes.
 
     DDP's gradients are views of its buckets (gradient_as_bucket_view), which exist all the time. Otherwise each step
     frees the gradients (zero_grad(set_to_none=True)), so forward has gradients only under gradient accumulation. FSDP2
-    shards everything at stages 2 and 3; gathered weights are counted as buffers. The optimizer casts bf16 gradients to
-    fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
+    shards everything at stages 2 and 3; gathered weights are counted as buffers. An 8-bit optimizer casts bf16
+    gradients to fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
     """
     if layout.offload_param != "none":  # everything is on the host between its uses
         return StateBytes(weights=0.0, gradients=0.0, gradients_in_forward=0.0, optimizer=0.0)
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
-    short = layout.gradient_dtype == "bf16"
+    short = layout.gradient_dtype == "bf16" or layout.master_bytes == 2
+    casts = short and moments.vectors is not None
     gradients = (2.0 if short else 4.0) / ranks
     powersgd_error = 4.0 if layout.gradient_compression == "powersgd" else 0.0
     return _with(
         StateBytes(
-            weights=4.0 / ranks,
+            weights=layout.master_bytes / ranks,
             gradients=gradients,
             gradients_in_forward=gradients if held else 0.0,
             optimizer=moments.rest / ranks + powersgd_error,
-            extra_in_step=4.0 / ranks if short else gathered_in_step,
+            extra_in_step=4.0 / ranks if casts else gathered_in_step,
         ),
         moments,
         0.0,
@@ -111,7 +108,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     weights are the master weights: 16 bytes, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
-    weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, master_bytes(layout))
+    weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, layout.master_bytes)
     short = layout.gradient_dtype == "bf16"
     gradients = 2.0 if short else 4.0
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
@@ -155,13 +152,13 @@ def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateB
     short = precision != "fp32" and not layout.autocast
     element = 2.0 if short else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
-    masters = master_bytes(layout) if short or stage >= 1 else 0.0
+    masters = layout.master_bytes if short or stage >= 1 else 0.0
     shards = ranks if stage >= 1 else 1
     # The step casts gradients to the dtype of the master weights, unless they have it already: 16-bit gradients do not
     # have fp32, and the fp32 sums of stages 1 and 2 do not have bf16.
     summed = layout.gradient_accumulation_steps > 1 and stage in (1, 2)
     casts = short and summed == (layout.optimizer_state_dtype == "bf16")
-    step_copy = master_bytes(layout) / shards if casts else 0.0
+    step_copy = layout.master_bytes / shards if casts else 0.0
     offloaded = layout.offload_optimizer != "none"
     state = StateBytes(
         weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),

@@ -11,7 +11,7 @@ from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
-from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, master_bytes, state_bytes
+from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
@@ -93,7 +93,7 @@ def _flattening(workload: Workload, state: StateBytes) -> float:
     weights, own = state.weights * parameters.total, parameters.total / (layout.dp * layout.cp)
     # Vectors are flattened last, and keep until then what all weights shared (kit/engines/deepspeed/whole_model.py).
     shared = state.weights * deepspeed_sizes.largest_parameter(workload.model) / layout.tp
-    masters = 0.0 if layout.offload_optimizer != "none" else master_bytes(layout) * own
+    masters = 0.0 if layout.offload_optimizer != "none" else layout.master_bytes * own
     sums = (state.gradients_between_steps or 0.0) * parameters.total
     beside = max(shared + max(state.weights * own, sums), 0.0 if sums else masters)
     cloned = weights + masters + beside
@@ -269,7 +269,9 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
         attention=counts.layer.attention / layout.tp,
         after_forward=layers if layout.zero_stage == 2 else 0.0,
         element=element,
-        scattered=4.0 / (layout.dp * layout.cp) if layout.gradient_dtype == "bf16" else 0.0,
+        scattered=4.0 / (layout.dp * layout.cp)
+        if "bf16" in (layout.gradient_dtype, layout.optimizer_state_dtype)
+        else 0.0,
     )
 
 

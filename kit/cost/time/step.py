@@ -9,7 +9,6 @@ from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.memory.activations_huggingface import layer_input
 from kit.cost.memory.offload import stored_weight_bytes
-from kit.cost.memory.states import master_bytes
 from kit.cost.model.lora import adapted_layers
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
@@ -309,7 +308,7 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         seconds += cpu_adam_s(total / cluster.num_nodes, layout.zero_stage)
         seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
         # The gradient sum over micro batches is copied once more, in the optimizer's dtype.
-        seconds += master_bytes(layout) * share / pcie
+        seconds += layout.master_bytes * share / pcie
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
         # Sub groups are processed one after the other, without overlap.

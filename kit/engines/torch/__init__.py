@@ -5,6 +5,6 @@ Its rooms, in the order in which data walks:
     engine                        one device, DDP or FSDP2
     ddp, fsdp, tensor_parallel, expert_parallel, context_parallel
                                   how ranks split the work
-    optimizer, lion, gathered_optimizers, eight_bit
+    optimizer, lion, gathered_optimizers, eight_bit, paged, stochastic_rounding
                                   what steps
 """

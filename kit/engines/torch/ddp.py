@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from kit.cost.model.compressed_bytes import POWERSGD_RANK
+from kit.engines.torch.fsdp import norm_in_fp32
 from kit.specs.layout import GradientCompression
 
 _LATEST_START = 1000
@@ -88,7 +89,7 @@ class DdpModel:
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         """L2 norm of all gradients: a scalar on the device."""
-        return torch.nn.utils.get_total_norm(gradients)
+        return norm_in_fp32([*gradients])
 
 
 def _wrap(model: torch.nn.Module) -> DistributedDataParallel:

@@ -19,10 +19,11 @@ class EightBitOptimizer:
     little between layouts.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec) -> None:
-        """``parameters``: matrices, fp32. Raises EngineError if bitsandbytes is missing."""
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec, stochastic: bool = False) -> None:
+        """``parameters``: matrices, fp32 or bf16. ``stochastic``: how new weights are rounded to bf16. Raises
+        EngineError if bitsandbytes is missing."""
         eight_bit.require_bitsandbytes(spec.name)
-        self._parameters, self._spec = list(parameters), spec
+        self._parameters, self._spec, self._stochastic = list(parameters), spec, stochastic
         self.moments: dict[torch.nn.Parameter, Mapping[StateKind, eight_bit.EightBitMoment]] = {
             parameter: {
                 kind: eight_bit.zero_moment(kind, local_shard(parameter.detach())) for kind in eight_bit.kinds_of(spec)
@@ -44,4 +45,5 @@ class EightBitOptimizer:
             gradient = local_shard(parameter.grad).contiguous()
             if gradient.dtype is not torch.float32:
                 gradient = gradient.float() if of_short is None else gradient.float().mul_(of_short)
-            eight_bit.step(weight, gradient, self.moments[parameter], self._spec, steps, learning_rate)
+            moments = self.moments[parameter]
+            eight_bit.step(weight, gradient, moments, self._spec, steps, learning_rate, self._stochastic)

@@ -1,7 +1,8 @@
 """Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
 Parameters are fp32 and are the master weights. precision=fp32 computes in fp32. bf16 autocasts the forward pass; under
-FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linear layers in 8 bits.
+FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linear layers in 8 bits. With
+optimizer_state_dtype=bf16 parameters are bf16, and so are their gradients and moments.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from kit.engines.torch.fsdp import (
     read_own,
 )
 from kit.engines.torch.optimizer import Optimizer, vocabulary
+from kit.engines.torch.stochastic_rounding import Rounding
 from kit.errors import EngineError
 
 
@@ -85,6 +87,10 @@ class TorchEngine(Engine):
             # Each layer is loaded and sharded alone; but tensor parallelism splits a whole model.
             place = self._device if plan.layout.tp == 1 else torch.device("cpu")
             load = FrozenWeights(self._model, rundir, place).load
+        short = plan.layout.optimizer_state_dtype == "bf16"
+        if short:
+            for parameter in self._model.parameters():  # buffers stay as they are, RoPE's frequencies among them
+                parameter.data = parameter.data.to(torch.bfloat16)
         if plan.job.precision == "fp8":
             # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
@@ -99,8 +105,8 @@ class TorchEngine(Engine):
         self._compression = Compression(plan.layout.gradient_compression, steps)
         self._parallel: DdpModel | FsdpModel
         if plan.layout.zero_stage == 0:
-            self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, self._compression), bf16
-            self._tp_rank = 0
+            self._parallel = DdpModel(self._model, plan.layout.dp, self._compression)
+            self._autocast_dtype, self._tp_rank = None if short else bf16, 0
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
             offload = plan.layout.offload_param != "none"
@@ -121,6 +127,10 @@ class TorchEngine(Engine):
             plan.job.learning_rate,
             vocabulary(self._model),
             bf16 or torch.float32,
+            # Replicas draw the same numbers, and each shard its own.
+            Rounding(rundir.run.seed, dist.get_rank() if plan.layout.zero_stage else 0, self._device)
+            if plan.layout.bf16_stochastic_round
+            else None,
         )
         if self._lora is not None:
             self.import_state(StateKind.MASTER, initial_adapters(rundir, self._shapes))
@@ -172,9 +182,9 @@ class TorchEngine(Engine):
         if self._grad_clip > 0:
             # The formula of clip_grad_norm_. Slices are scaled one by one, because they may be on different meshes.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
-            for gradient in self._gradients():
-                if gradient.dtype is torch.float32:
-                    local_shard(gradient).mul_(coefficient)
+            for parameter in self._parameters.values():
+                if parameter.grad is not None and not self._optimizer.casts(parameter):
+                    local_shard(parameter.grad).mul_(coefficient)
         self._optimizer.step(learning_rate, coefficient)
         self.discard()
         return Norms(gradient=known)

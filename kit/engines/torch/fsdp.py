@@ -112,11 +112,11 @@ class FsdpModel:
         for gradient in gradients:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
             by_mesh.setdefault((mesh, gradient.dtype), []).append(gradient)
-        return torch.linalg.vector_norm(torch.stack([full_tensor(_norm(group)) for group in by_mesh.values()]))
+        return torch.linalg.vector_norm(torch.stack([full_tensor(norm_in_fp32(group)) for group in by_mesh.values()]))
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """L2 norm of gradients of one mesh and dtype, in fp32."""
+def norm_in_fp32(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """L2 norm of gradients of one mesh and dtype."""
     if gradients[0].dtype is torch.float32:
         return torch.nn.utils.get_total_norm(gradients)
     # get_total_norm would return the gradients' 16-bit dtype.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from kit.engines.torch.eight_bit import EightBitOptimizer
 from kit.engines.torch.fsdp import local_shard
 from kit.engines.torch.gathered_optimizers import Adafactor, Muon
 from kit.engines.torch.lion import Lion
+from kit.engines.torch.paged import PagedOptimizer
+from kit.engines.torch.stochastic_rounding import Rounding, build_stochastic
 from kit.specs.job import OptimizerSpec
+
+_MOMENTS = (StateKind.EXP_AVG.value, StateKind.EXP_AVG_SQ.value)
 
 
 class Optimizer:
@@ -30,14 +35,22 @@ class Optimizer:
         learning_rate: float,
         vocabulary: Collection[torch.nn.Parameter] = (),
         muon_dtype: torch.dtype = torch.bfloat16,
+        rounding: Rounding | None = None,
     ) -> None:
         """``vocabulary``: parameters of embeddings and head, which Muon leaves to AdamW. ``muon_dtype``: of Muon's
-        iteration. Raises EngineError if bitsandbytes is needed and missing, or if ``EightBitOptimizer`` refuses."""
+        iteration. ``rounding``: of AdamW's new weights in bf16; None: to the nearest. Raises EngineError if
+        bitsandbytes or torchao is needed and missing."""
         parameters = list(parameters)
         eight_bit = [p for p in parameters if p.ndim > 1] if spec.name.endswith("-8bit") else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
-        self._eight_bit = EightBitOptimizer(eight_bit, spec) if eight_bit else None
-        self._optimizers = _build(whole, spec, learning_rate, {id(parameter) for parameter in vocabulary}, muon_dtype)
+        self._eight_bit: EightBitOptimizer | PagedOptimizer | None = None
+        if eight_bit:
+            paged = spec.name.startswith("paged")
+            own = PagedOptimizer(eight_bit, spec) if paged else EightBitOptimizer(eight_bit, spec, rounding is not None)
+            self._eight_bit = own
+        self._rounding = rounding
+        of_vocabulary = {id(parameter) for parameter in vocabulary}
+        self._optimizers = _build(whole, spec, learning_rate, of_vocabulary, muon_dtype, rounding is not None)
         self._parameters = parameters
         self._state = {parameter: state for each in self._optimizers for parameter, state in each.state.items()}
         self.steps = 0
@@ -47,12 +60,19 @@ class Optimizer:
         """Step all parameters that have a gradient. Collective for Muon and Adafactor. ``of_short``: clipping factor of
         16-bit gradients, applied to their fp32 copies."""
         self.steps += 1
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
-        if self._eight_bit is not None:
-            self._eight_bit.step(self.steps, learning_rate, of_short)
+        with nullcontext() if self._rounding is None else self._rounding.of_step(self.steps):
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    # torchao's optimizers have a tensor.
+                    group["lr"] = learning_rate if self._rounding is None else group["lr"].fill_(learning_rate)
+                optimizer.step()
+            if self._eight_bit is not None:
+                self._eight_bit.step(self.steps, learning_rate, of_short)
+
+    def casts(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether the step clips an fp32 copy of the gradient (``of_short``), not the gradient itself."""
+        short = parameter.grad is not None and parameter.grad.dtype is not torch.float32
+        return short and self._eight_bit is not None and parameter in self._eight_bit.moments
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -128,10 +148,13 @@ def _build(
     learning_rate: float,
     vocabulary: set[int],
     muon_dtype: torch.dtype,
+    stochastic: bool,
 ) -> list[torch.optim.Optimizer]:
     """The optimizers that step ``parameters``, each with its state. ``vocabulary``: ids of embeddings and head."""
     if not parameters:
         return []
+    if stochastic:
+        return [_with_state(build_stochastic(_groups(parameters, spec), spec, learning_rate), _MOMENTS)]
     if spec.name == "muon":
         matrices = [p for p in parameters if p.ndim > 1 and id(p) not in vocabulary]
         chosen = {id(p) for p in matrices}
@@ -193,7 +216,7 @@ def build_adamw(
         # The fused kernel needs the step count on the parameter's device, other implementations on the CPU.
         step = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
         optimizer.state[parameter] = {"step": step}
-    return _with_state(optimizer, ("exp_avg", "exp_avg_sq"))
+    return _with_state(optimizer, _MOMENTS)
 
 
 def _fuses(parameters: list[torch.nn.Parameter]) -> bool:

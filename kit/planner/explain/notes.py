@@ -50,6 +50,8 @@ def notes(w: Workload) -> Iterator[Decision]:
             why=f"on engine={w.layout.engine} it needs "
             + ", ".join(f"{name} {version} or newer" for name, version in oldest.items()),
         )
+    if w.layout.optimizer_state_dtype == "bf16":
+        yield Decision(rule="optimizer_state_dtype", chosen="bf16", why=_lost_in_bf16(w.layout))
     yield from _compression(w)
     yield from _fp8(w)
     node = w.cluster.gpus_per_node
@@ -61,6 +63,18 @@ def notes(w: Workload) -> Iterator[Decision]:
             why=f"reaches across nodes of {node} GPUs: it runs, at the speed of the fabric; layout.tp={inside} stays "
             "inside a node",
         )
+
+
+def _lost_in_bf16(layout: Layout) -> str:
+    """What rounding takes from state in bf16 (docs/optimizers.md has the curves)."""
+    if layout.engine == "megatron":
+        return "moments and gradients are rounded to bf16; master weights are fp32"
+    lost = (
+        "new weights are rounded up or down at random, so that small updates count in the mean"
+        if layout.bf16_stochastic_round
+        else "an update below a 256th of a weight may be rounded away, as most are at small learning rates"
+    )
+    return f"no fp32 master weights: {lost}; moments and sums of gradients are rounded to the nearest"
 
 
 def _compression(w: Workload) -> Iterator[Decision]:

@@ -21,31 +21,65 @@ def optimizer(w: Workload) -> bool:
     return w.layout.engine not in OPTIMIZERS[w.job.optimizer.name].implementations
 
 
-@rule("deepspeed", "megatron")
+@rule()
 def bf16_state(w: Workload) -> str | None:
-    """DeepSpeed: config.py, _do_error_check, and bf16_optimizer.py, which has fp32 state in any case; files of NVMe
-    swapping were not measured. Megatron: optimizer_config.py, whose precision-aware optimizer is Transformer Engine's
-    FusedAdam under the distributed optimizer."""
+    """torch: moments have the dtype of the weights (torch/optim/adam.py, _init_group; torchao/optim/adam.py); nothing
+    else was tried, and fp8 and PowerSGD start from fp32. DeepSpeed: config.py, _do_error_check; bf16_optimizer.py has
+    fp32 state in any case; files of NVMe swapping were not measured. Megatron: optimizer_config.py, whose
+    precision-aware optimizer is Transformer Engine's FusedAdam under the distributed optimizer."""
     layout, job = w.layout, w.job
     if layout.optimizer_state_dtype == "fp32":
         return None
     megatron, summed = layout.engine == "megatron", layout.gradient_accumulation_steps > 1
-    alone = layout.zero_stage == 1 and summed and layout.offload_optimizer == "none" and not megatron
+    torch, zero = layout.engine == "torch", layout.engine == "deepspeed"
+    alone = layout.zero_stage == 1 and summed and layout.offload_optimizer == "none" and zero
+    taken = ("adamw", "adamw-8bit") if torch else ("adamw",)
     broken = {
-        f"optimizer.name={job.optimizer.name}; use adamw": job.optimizer.name != "adamw",
+        f"optimizer.name={job.optimizer.name}; use {' or '.join(taken)}": job.optimizer.name not in taken,
         f"precision={job.precision}; use bf16": job.precision != "bf16",
         "autocast=true, whose weights are fp32; use false": layout.autocast,
         "LoRA, whose optimizer is small": job.lora is not None,
-        "zero_stage=0; use 1 or more": layout.zero_stage == 0,
+        f"gradient_compression={layout.gradient_compression}, of fp32 gradients": torch
+        and layout.gradient_compression != "none",
+        f"gradient_dtype={layout.gradient_dtype}, which it includes": torch and layout.gradient_dtype != "fp32",
+        "zero_stage=0; use 1 or more": layout.zero_stage == 0 and not torch,
         "zero_stage=1 and several micro batches, whose optimizer has fp32 state; use zero_stage=2 or 3": alone,
         "state on NVMe; use none or cpu": layout.uses_nvme,
-        "Megatron's layers under DeepSpeed; use huggingface": not megatron and layout.implementation != "huggingface",
+        "Megatron's layers under DeepSpeed; use huggingface": zero and layout.implementation != "huggingface",
         f"implementation={layout.implementation}; use transformer_engine": megatron
         and layout.implementation != "transformer_engine",
         "the optimizer on the host; use one of them": megatron and layout.offload_optimizer != "none",
     }
     found = next((why for why, is_broken in broken.items() if is_broken), None)
     return found and f"optimizer_state_dtype={layout.optimizer_state_dtype} with {found}, or leave it out"
+
+
+@rule(
+    "torch",
+    message=lambda w: (
+        f"optimizer.name=paged-adamw-8bit with zero_stage={w.layout.zero_stage}: bitsandbytes' class does not step "
+        "DTensors; use zero_stage=0, or optimizer.name=adamw-8bit"
+    ),
+)
+def paged_needs_whole_matrices(w: Workload) -> bool:
+    """bitsandbytes/optim/optimizer.py, get_state_buffer: state of the parameter's own shape, by its address."""
+    return w.job.optimizer.name == "paged-adamw-8bit" and w.layout.zero_stage > 0
+
+
+@rule("torch")
+def stochastic_round(w: Workload) -> str | None:
+    """kit/engines/torch/stochastic_rounding.py: replicas draw the same numbers if they draw as many."""
+    layout = w.layout
+    if not layout.bf16_stochastic_round:
+        return None
+    if layout.optimizer_state_dtype != "bf16":
+        return "bf16_stochastic_round=true rounds weights of optimizer_state_dtype=bf16; set that too, or leave it out"
+    if layout.tp > 1:
+        return (
+            f"bf16_stochastic_round=true with tp={layout.tp}, whose ranks hold some weights twice and would round them "
+            "apart; use tp=1, or bf16_stochastic_round=false"
+        )
+    return None
 
 
 @rule(

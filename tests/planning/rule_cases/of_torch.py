@@ -298,6 +298,47 @@ CASES = [
         "tp>1",
         torch(zero_stage=3, tiled_mlp=True),
     ),
+    *(
+        Case(
+            "bf16_state",
+            torch(**{"optimizer_state_dtype": "bf16"} | bad),
+            f"optimizer_state_dtype=bf16 with {said}",
+            torch(optimizer_state_dtype="bf16", bf16_stochastic_round=True),
+            change={"precision": "bf16"} | change,
+            good_change={"precision": "bf16", "optimizer": OptimizerSpec(), "lora": None},
+        )
+        for bad, said, change in (
+            ({}, "precision=fp8; use bf16", {"precision": "fp8"}),
+            ({}, "optimizer.name=muon; use adamw or adamw-8bit", {"optimizer": OptimizerSpec(name="muon")}),
+            ({}, "LoRA, whose optimizer is small", {"lora": LoraSpec()}),
+            ({"gradient_compression": "bf16"}, "gradient_compression=bf16, of fp32 gradients", {}),
+            (
+                {"zero_stage": 3, "gradient_dtype": "bf16", "micro_batch_size": 16},
+                "gradient_dtype=bf16, which it includes",
+                {"optimizer": OptimizerSpec(name="adamw-8bit")},
+            ),
+        )
+    ),
+    Case(
+        "paged_needs_whole_matrices",
+        torch(zero_stage=3),
+        "paged-adamw-8bit with zero_stage=3: bitsandbytes' class does not step DTensors",
+        torch(),
+        change={"optimizer": OptimizerSpec(name="paged-adamw-8bit")},
+        good_change={"optimizer": OptimizerSpec(name="paged-adamw-8bit")},
+    ),
+    Case(
+        "stochastic_round",
+        torch(bf16_stochastic_round=True),
+        "rounds weights of optimizer_state_dtype=bf16",
+        torch(optimizer_state_dtype="bf16", bf16_stochastic_round=True),
+    ),
+    Case(
+        "stochastic_round",
+        torch(tp=2, zero_stage=3, optimizer_state_dtype="bf16", bf16_stochastic_round=True),
+        "would round them apart; use tp=1",
+        torch(tp=2, zero_stage=3, optimizer_state_dtype="bf16"),
+    ),
     Case("gradient_dtype_needs_fsdp2", torch(gradient_dtype="bf16"), "it is for FSDP2", torch()),
     Case(
         "gradient_dtype_needs_8bit_adamw",
