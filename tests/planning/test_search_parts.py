@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit import api
 from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
 from kit.planner import search
@@ -16,6 +18,7 @@ from kit.planner.make_plan import request_for
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, _best, _needs_no_less, engine_simplicity, simplicity, step_s
 from kit.specs.layout import Layout, Pins
+from kit.specs.recipe import recipe_of_data
 from tests.planning.questions import LORA, ONE, OVER, SHORT, TORCH, Z2, Z3, M, candidate, request
 from tests.planning.shapes import EXPERTS, NODE, Rows, by_hand
 from tests.support.models import deepspeed, job, megatron, torch
@@ -156,3 +159,15 @@ def test_megatrons_optimizer_on_the_host_is_taken_where_another_one_is_there_una
         SearchResult(quick, (*found.considered, quick), True, ON_HOST, found.considered[0]) if taken else found
     )
     assert not taken or limits == [("cpu", pytest.approx(2.0), usable_gib(machines.gpu))]
+
+
+def test_room_that_a_simpler_layout_lacks_is_said_also_where_it_is_as_fast() -> None:
+    """0.6B on a card of 24 GB: plain torch fills 98 %, the plan offloads and takes 0.5 % longer."""
+    recipe, _ = recipe_of_data(
+        {"model": "qwen3-0.6b", "cluster": "1xRTX-4090", "job": {"objective": "sft"}}, [], "x", Path()
+    )
+    said = [api.plan(recipe, tight=tight).decisions for tight in (False, True)]
+    roomy, tight = (next(each for each in made if each.rule == "memory_margin") for made in said)
+    assert (roomy.chosen, tight.chosen) == ("8%", "none")
+    assert "slower than what fills 98% of what is usable, which --tight takes" in roomy.why
+    assert roomy.rejected[0].startswith("torch, dp=1, chunked loss")

@@ -202,3 +202,12 @@ def test_jobs_take_64_of_the_72_gpus_of_a_rack(text: str, split: tuple[int, int]
 def test_what_neither_whole_racks_nor_jobs_add_up_to_is_refused() -> None:
     assert "200 GPUs are not whole nodes of 72" in refusal(SpecError, parse_cluster, "200xGB200")
     assert "20 GPUs are not whole nodes of 8" in refusal(SpecError, parse_cluster, "20xH100")
+
+
+def test_a_card_is_known_by_its_number_and_a_name_alone_asks_how_many() -> None:
+    assert parse_cluster("2x3090") == parse_cluster("2xRTX-3090")
+    for text, meant in {
+        "4090": "1xRTX-4090 or 8xRTX-4090", "H100": "1xH100 or 8xH100", "A100": "1xA100-40 or 1xA100-80",
+    }.items():  # fmt: skip
+        said = refusal(SpecError, parse_cluster, text)
+        assert said == f"cluster {text!r} has no number of GPUs; did you mean {meant}?"

@@ -23,6 +23,7 @@ from kit.planner.search import (
     SearchResult,
     eligible,
     illegal,
+    simplicity,
     step_s,
 )
 from kit.specs.cluster import ClusterSpec
@@ -235,7 +236,9 @@ def _memory_margin(request: Request, result: SearchResult, best: Candidate) -> I
             f"{PRICE_OF_ROOM - 1:.0%} of the fastest"
         )
         yield Decision(rule="memory_margin", chosen="none", why="--tight was asked for" if request.tight else why)
-    elif step_s(best) > EQUALLY_FAST * step_s(fastest):
+    elif step_s(best) > EQUALLY_FAST * step_s(fastest) or (
+        fastest.peak_gib > usable / (1 + MEMORY_MARGIN) and simplicity(fastest.layout) < simplicity(best.layout)
+    ):
         why = (
             f"room for an error that four of five published peaks stay below; this is "
             f"{step_s(best) / step_s(fastest) - 1:.1%} slower than what fills {fastest.peak_gib / usable:.0%} of what "

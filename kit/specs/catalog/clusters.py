@@ -72,7 +72,7 @@ def load_gpu(name: str) -> GpuSpec:
     Raises ``SpecError``: unknown with the nearest names, or ambiguous with the candidates (``A100`` → two sizes).
     """
     called = _gpus_called(name)
-    if called and _plain(called[0]) == _plain(name):
+    if called and _plain(called[0]) in (_plain(name), f"rtx{_plain(name)}"):
         return trusted(GpuSpec, {"name": called[0], **rows("gpus")[called[0]]})
     if called:
         raise SpecError(f"GPU {shown(name)} is named with its memory size: {' or '.join(called)}")
@@ -85,7 +85,7 @@ def load_gpu(name: str) -> GpuSpec:
 def _gpus_called(name: str) -> list[str]:
     """The GPU of this name; or all memory sizes of the GPU, of which the name says none."""
     wanted = _plain(name)
-    exact = [known for known in gpu_names() if _plain(known) == wanted]
+    exact = [known for known in gpu_names() if _plain(known) in (wanted, f"rtx{wanted}")]
     sized = [known.rpartition("-") for known in gpu_names()]
     return exact[:1] or ["".join(parts) for parts in sized if parts[2].isdigit() and _plain(parts[0]) == wanted]
 
@@ -121,6 +121,9 @@ def cluster_called(text: str) -> ClusterSpec:
         if (match := re.fullmatch(form, text.strip())) and (names := _gpus_called(match["gpu"])):
             meant = " or ".join(f"{match['count']}x{gpu}" for gpu in names)
             raise SpecError(f"cluster {shown(text)} is not understood; did you mean {meant}?")
+    if names := _gpus_called(text):
+        meant = " or ".join(f"1x{gpu}" for gpu in names) + f" or 8x{names[0]}" * (len(names) == 1)
+        raise SpecError(f"cluster {shown(text)} has no number of GPUs; did you mean {meant}?")
     near = alike(_word(text), node_names())
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     raise SpecError(f"cluster {shown(text)} is not understood; forms are {_FORMS}{meant}")
