@@ -90,6 +90,7 @@ CASES = (
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, lora=LoraSpec(rank=8, targets="attention")),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
+    case(LLAMA, "torch", zero_stage=3, dp=4, recompute="selective"),
 )
 
 

@@ -28,6 +28,7 @@ CLOSE = {
     NAMES[17]: 0.02,  # DeepSpeed, LoRA
     NAMES[19]: 0.065,  # Megatron, the last stage of two, sequence parallelism
     NAMES[25]: 0.04,  # Megatron, experts, recomputation
+    NAMES[26]: 0.01,  # FSDP2, selective recompute
 }
 """A case of every engine and of most kinds of layers, and how far the activations are off."""
 

@@ -334,7 +334,23 @@ class Workload:
     def recompute_modules(self) -> frozenset[str]:
         """Modules that selective recompute recomputes, by Megatron's names."""
         named = self.layout.recompute_modules or ("core_attn",)
-        return frozenset(named) if self.layout.recompute == "selective" else frozenset()
+        by_module = self.layout.recompute == "selective" and not self.recomputes_by_operator
+        return frozenset(named) if by_module else frozenset()
+
+    @cached
+    def recomputes_by_operator(self) -> bool:
+        """Whether selective recompute saves some operators of a Hugging Face layer, and recomputes the others."""
+        return self.layout.recompute == "selective" and self.layout.implementation == "huggingface"
+
+    @cached
+    def products(self) -> list[tuple[float, float]]:
+        """(output width, input width) of the GEMMs of a dense Hugging Face layer, in their order."""
+        model, traits, tp = self.model, self.model.traits, self.layout.tp
+        h, ffn = float(model.hidden_size), model.ffn_hidden_size / tp
+        query, key_value = model.query_width / tp, model.key_value_width / tp
+        of_input = [query + 2 * key_value] if traits.fused_qkv else [query, key_value, key_value]
+        of_mlp = [2 * ffn] if traits.fused_gate_up else [ffn] * (2 if model.gated_mlp else 1)
+        return [*((width, h) for width in of_input), (h, query), *((width, h) for width in of_mlp), (h, ffn)]
 
     @cached
     def main_gradient_bytes(self) -> int:

@@ -10,6 +10,7 @@ from kit.cost.memory.peak import MemoryReport, parts_of, peak
 from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
+from kit.planner.rules import violations
 from kit.specs.layout import Layout, Recompute
 from kit.units import human_count, to_gib
 
@@ -81,13 +82,16 @@ def _zero_3_beside_2(w: Workload) -> list[str]:
 def _recompute(w: Workload, stage: int) -> list[str]:
     """Activation memory that each kind of recompute saves, over all micro batches in flight."""
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
+    each = {kind: w.with_layout(replace(w.layout, recompute=kind)) for kind in kinds}
     kept = {
-        kind: to_gib(parts_of(w.with_layout(replace(w.layout, recompute=kind)), stage).saved_activations)
-        for kind in kinds
+        kind: to_gib(parts_of(work, stage).saved_activations)
+        for kind, work in each.items()
+        if "selective_recompute" not in {violation.rule for violation in violations(work)}
     }
     figures = ", ".join(f"{kind} {size:.1f}" for kind, size in kept.items())
     line = f"activations saved for backward, GiB by recompute: {figures}"
-    if w.attention != "unfused" and kept["none"] - kept["selective"] < _LITTLE * kept["none"]:
+    by_module = w.layout.implementation != "huggingface" and w.attention != "unfused" and "selective" in kept
+    if by_module and kept["none"] - kept["selective"] < _LITTLE * kept["none"]:
         line += f". Selective recompute drops attention's scores; {w.attention} attention never stores them"
     return [line]
 

@@ -675,6 +675,7 @@ def part(layout: Layout, *fields: str, stage: int = 0, model: Any = DENSE, **job
 TERMS = 14744
 """Bytes a token of a layer under ZeRO, and of its final norm."""
 LAST = 6 * 320 + 4 + 640
+SAVED = 640 + 2 * (480 + 120 + 896 + 320) + 2 * 480 + 4 * 12
 RECOMPUTED = T * (2 * 320 + TERMS + 2 * 2 * 896)
 """The residual's gradient, all of a layer, and two gradients of the MLP's width."""
 RANKS: Rows = [
@@ -689,8 +690,9 @@ RANKS: Rows = [
      [sum(saved(ZERO, OSS, True).values()), sum(saved(ZERO, EXPERTS).values())]),
     ("saved on the host", lambda: part(Z[2].but(recompute="full", activation_offloading=True), "saved_activations",
                                        "recomputed_layer"), [T * LAST, RECOMPUTED + 640 * T]),
-    ("saved but for scores", lambda: part(Z[2].but(recompute="selective"), "saved_activations"),
-        [T * (6 * (TERMS - 48) + LAST)]),
+    # Input; query, value, gate and the last product; attention's result and a statistic a head.
+    ("saved by the list", lambda: part(FSDP.but(recompute="selective"), "saved_activations", "recomputed_layer"),
+        [T * (6 * SAVED + LAST), RECOMPUTED - T * (SAVED - 640)]),
     ("two stacks", lambda: [part(Z[2].but(recompute=each), "saved_activations", model=STACKS)[0] / T for each in (
         "none", "full")], [5 * (3080 + 3096 + 2 * 3200) + 3 * (3096 + 1540) + 2 * (772 + 768),
         5 * 768 + 2 * (772 + 768)]),

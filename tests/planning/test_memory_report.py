@@ -187,9 +187,14 @@ def test_selective_recompute_and_loading_are_explained() -> None:
     report = report_on("8xH100", engine="deepspeed", zero_stage=3)
     assert report.layout.implementation == "huggingface"  # what the Trainer runs, and no layers of Megatron
     recompute, loading = report.reasons[-2:]
-    kept = {kind: float(size) for kind, size in re.findall(r"(none|selective|full) (\d+\.\d)", recompute)}
-    assert kept["full"] < 0.5 * kept["selective"] < 0.5 * kept["none"] + 0.1
-    assert "never stores them" in recompute
+
+    def kept(said: str) -> dict[str, float]:
+        return {kind: float(size) for kind, size in re.findall(r"(none|selective|full) (\d+\.\d)", said)}
+
+    assert (kept(recompute).keys(), "never stores them" in recompute) == ({"none", "full"}, False)
+    on_torch = kept(report_on("8xH100", engine="torch", zero_stage=3, compile_layers=False).reasons[-1])
+    assert on_torch["full"] < 0.3 * on_torch["selective"] < 0.15 * on_torch["none"]
+    assert "never stores them" in report_on("8xH100", engine="megatron", tp=2).reasons[-1]
     assert "8 x 15 = 120 GiB at 2 bytes a parameter" in loading  # 2 bytes of 8.03B on each of 8 processes
     two = report_on("16xH100", engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="cpu").reasons[
         -1

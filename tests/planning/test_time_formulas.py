@@ -198,7 +198,8 @@ KERNELS: Rows = [
     ("in CUDA graphs", lambda: [elementwise.layer_kernels(how(work(megatron(), EXPERTS), graphs=each), True)
                                 for each in ("full", "attention")], [0.0, 150 + 12 * 12]),
     ("launches again", lambda: [elementwise.recompute_launches(work(each)) for each in (
-        HF, HF.but(recompute="full"), LOCAL.but(recompute="full"))], [(1.0, 0.0), (1.5, 2.0), (1.0, 1.0)]),
+        HF, HF.but(recompute="full"), HF.but(recompute="selective"), LOCAL.but(recompute="full"),
+        LOCAL.but(recompute="selective"))], [(1.0, 0.0), (1.5, 2.0), (4.5, 4.5), (1.0, 1.0), (1.0, 0.0)]),
 ]  # fmt: skip
 
 
@@ -380,6 +381,8 @@ LAYERS: Rows = [
     ("operators of branches", lambda: [elementwise.layer_kernels(work(layout, lora=lora), False) for layout, lora in (
         (HF, ONE), (torch(), ONE), (torch(), replace(ONE, four_bit=True)), (HF.but(compile_layers=True), ONE))],
      [112, 117, 112 + 7 * 7, 44]),
+    ("operators alone", lambda: parts(work(HF.but(recompute="selective")))[2],  # keys, output and up again
+     SUMS[0] * (120 + 480 + 896) / (2 * 480 + 2 * 120 + 3 * 896) + FORWARD - SUMS[0] - FLASH),
     ("tiles", lambda: parts(work(HF.but(recompute="full", tiled_mlp=True)))[2],
      FORWARD + products(GEMM, *MLP)[0] + T * 10 * 896 / 1e12),
     ("unfused in backward", lambda: parts(how(work(HF), attention="unfused"))[1] - parts(work(HF))[1],

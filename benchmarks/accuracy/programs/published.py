@@ -160,6 +160,8 @@ class PublishedWorkload(Workload):
     grouped_gemm: bool = True
     lora: PublishedLora | None = None
 
+    recomputes_by_operator: bool = False
+    """Whether it is kit's own list; torchtitan's is a module here."""
     recompute_modules: frozenset[str] = frozenset()
     """For selective: Megatron's module names, or the per-operator policy ``op`` of torchtitan."""
     recompute_every: int = 1

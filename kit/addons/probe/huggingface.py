@@ -17,6 +17,7 @@ from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.kernels.prepare_model import recompute
 from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.protocol import MicroBatch
 from kit.engines.torch import fsdp
@@ -48,8 +49,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
             cuda_shims.in_bfloat16(model)  # DeepSpeed casts the whole model
     if job.precision == "fp8" and layout.engine == "torch":
         fp8.convert(model, emulated=False)
-    if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    recompute(model, layout.but(activation_offloading=False))
     if layout.tiled_mlp:
         tile_mlps(model)
     chunked = ChunkedLoss(model) if layout.chunked_loss else None

@@ -196,8 +196,7 @@ def torchtitan_arguments(plan: Plan) -> list[str]:
         "parallelism.pipeline-parallel-degree": 1,
     }
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    recompute = "full" if layout.recompute == "full" else "none"
-    return ["--module", module, "--config", config, *flags, f"activation-checkpoint:{recompute}"]
+    return ["--module", module, "--config", config, *flags, f"activation-checkpoint:{layout.recompute}"]
 
 
 def _torchtitan_script(plan: Plan) -> str:

@@ -132,6 +132,16 @@ def layer_input(workload: Workload) -> float:
     return (4 if fp32 else workload.element) * workload.model.hidden_size * workload.tokens
 
 
+def saved_by_policy(workload: Workload) -> float:
+    """Bytes that one dense layer saves for one micro batch under selective recompute
+    (kit/engines/kernels/selective_recompute.py): its input, every second GEMM, attention's result and
+    statistics."""
+    of_products = sum(width for width, _ in workload.products[::2])
+    model, tp = workload.model, workload.layout.tp
+    attention = workload.element * model.value_width / tp + 4 * model.num_attention_heads / tp
+    return layer_input(workload) + (workload.element * of_products + attention) * workload.tokens
+
+
 def after_layers(workload: Workload) -> float:
     """Bytes that the final norm saves for one micro batch; its output is the head's input."""
     h, element = workload.model.hidden_size, workload.element

@@ -11,6 +11,7 @@ from kit.cost.memory.activations_huggingface import (
     layer_input,
     layer_terms,
     loss_bytes,
+    saved_by_policy,
 )
 from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
 from kit.cost.model.lora import dora_sizes
@@ -27,15 +28,17 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     after_forward, in_loss = engine.autocast_copies
     decoders = model.num_layers if model.is_encoder_decoder else 0
     crossed = cross_attention(workload) if decoders else 0.0
-    saved = sum(number * _saved(workload, kind, whole[kind]) for kind, number in counts)
+    saved = sum(number * _saved(workload, whole[kind]) for kind, number in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too; all decoder layers read its output.
     of_final_norm = after_layers(workload)
     saved += of_final_norm * (2 if decoders else 1)
     recomputed = max(whole.values()) + crossed if recompute == "full" else 0.0
     workspace, freed = _backward_workspace(workload, any(kind for kind, _ in counts)), 0.0
-    if recompute == "full" and _described_in_full(workload):
+    if (recompute == "full" or workload.recomputes_by_operator) and _described_in_full(workload):
         recomputed, workspace, freed = recomputed_layer_bytes(workload), 0.0, of_final_norm
+        if workload.recomputes_by_operator:  # what the layer has saved takes part in its recomputation
+            recomputed -= saved_by_policy(workload) - layer_input(workload)
     if workload.layout.activation_offloading:
         # The input of the layer before is on its way back (kit/engines/kernels/offloaded_inputs.py). The layer's own
         # is among its saved tensors, if an operator saves it; otherwise it is free when the recompute ends.
@@ -71,15 +74,13 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     )
 
 
-def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
+def _saved(workload: Workload, whole: float) -> float:
     """Bytes that one layer saves for one micro batch; ``whole``: the same without recompute."""
     if workload.activation_offload:
         return 0.0
     if workload.layout.recompute == "full":
         return layer_input(workload)
-    if workload.layout.recompute == "selective":
-        return whole - layer_terms(workload, has_experts)["core_attn"] * workload.tokens
-    return whole
+    return saved_by_policy(workload) if workload.recomputes_by_operator else whole
 
 
 def _described_in_full(workload: Workload) -> bool:

@@ -47,8 +47,9 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
     if workload.autocast and lora is None:
-        # Every GEMM saves the 16-bit cast for its backward; under full recompute only the head does.
-        copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
+        # Every GEMM saves the 16-bit cast for its backward; under recompute only the head does.
+        again = layout.recompute == "full" or workload.recomputes_by_operator
+        copies = (in_layers + head, head if again else in_layers + head)
     memory = EngineMemory(
         dense=dense,
         experts=experts,

@@ -60,6 +60,9 @@ def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime
         recompute = attention if "core_attn" in modules else 0.0
         recompute += elementwise.recomputed_bytes(workload, has_experts) / gpu.bytes_per_s
         recompute += sum(part[0] for part in parts[1:]) if whole else 0.0
+    elif workload.recomputes_by_operator:
+        sizes = [out * width for out, width in workload.products]
+        recompute = gemms_forward * sum(sizes[1::2]) / sum(sizes) + elements
     if workload.layout.tiled_mlp:
         # Each tile is computed again in backward, after full recompute has computed all of them for nothing.
         recompute += parts[1][0] + elementwise.activation_bytes(workload, model.ffn_hidden_size) / gpu.bytes_per_s

@@ -17,8 +17,10 @@ from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers
 from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.kernels.offloaded_inputs import offload_inputs
+from kit.engines.kernels.selective_recompute import contexts
 from kit.engines.kernels.tiled_mlp import tile_mlps
 from kit.engines.protocol import MicroBatch
+from kit.specs.layout import Layout
 
 
 def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
@@ -26,10 +28,7 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
     chunked loss, or None if the plan has none. Raises EngineError if the model or the machine does not support it."""
     plan, layout = rundir.plan, rundir.plan.layout
     cast_experts(model)
-    if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-        if layout.activation_offloading:
-            offload_inputs(model)
+    recompute(model, layout)
     if layout.tiled_mlp:
         tile_mlps(model)
     if rundir.run.data.packing:
@@ -39,6 +38,16 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
     if not layout.chunked_loss:
         return None
     return ChunkedLoss(model, compiled=layout.compile_layers)
+
+
+def recompute(model: PreTrainedModel, layout: Layout) -> None:
+    """Turn on the recompute of a layout, with its layer inputs on the host if it says so."""
+    if layout.recompute == "none":
+        return
+    how = {"context_fn": contexts} if layout.recompute == "selective" else {}
+    model.activation_checkpointing_enable({"use_reentrant": False, **how})
+    if layout.activation_offloading:
+        offload_inputs(model)
 
 
 def summed_loss(

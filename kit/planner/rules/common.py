@@ -147,10 +147,28 @@ def objective_of_stacks(w: Workload) -> bool:
     return w.model.is_encoder_decoder != (w.job.objective == "seq2seq")
 
 
-@rule(message="recompute=selective is not supported; use none or full")
-def recompute(w: Workload) -> bool:
-    """Only megatron-core's layer can recompute attention alone (transformer/attention.py, core_attn)."""
-    return w.layout.recompute == "selective" and w.layout.engine != "megatron"
+@rule("torch", "deepspeed")
+def selective_recompute(w: Workload) -> str | None:
+    """kit/engines/kernels/selective_recompute.py: what was compared and whose tensors are counted."""
+    layout, model = w.layout, w.model
+    if layout.recompute != "selective":
+        return None
+    refused = {
+        f"engine={layout.engine}": layout.engine != "torch",
+        f"tp={layout.tp}, cp={layout.cp}": layout.tp * layout.cp > 1,
+        f"the experts of {model.name}": model.num_experts > 0,
+        f"{model.name}, whose layers are no plain decoder's with fused attention": (
+            model.approximate is not None
+            or model.is_encoder_decoder
+            or model.latent is not None
+            or not model.traits.fused_attention
+        ),
+        "job.lora": w.job.lora is not None,
+        f"precision={w.job.precision}": w.job.precision == "fp8",
+        "compile_layers or tiled_mlp": layout.compile_layers or layout.tiled_mlp,
+    }
+    found = next((what for what, holds in refused.items() if holds), None)
+    return found and f"recompute=selective with {found}, where it was not tested; use none or full"
 
 
 # ---------------------------------------------------------------- jobs

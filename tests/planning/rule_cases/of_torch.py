@@ -163,7 +163,29 @@ CASES = [
         change={"optimizer": OptimizerSpec(name="muon")},
         good_change={"optimizer": OptimizerSpec(name="adafactor")},
     ),
-    Case("recompute", torch(recompute="selective"), "recompute=selective is not supported", torch()),
+    *(
+        Case("selective_recompute", bad, says, good, model=model, change=change, good_change=dict.fromkeys(change))
+        for bad, says, good, model, change in (
+            (
+                deepspeed(recompute="selective"),
+                "with engine=deepspeed, where it was not tested",
+                deepspeed(),
+                LLAMA,
+                {},
+            ),
+            (context(recompute="selective"), "with tp=1, cp=2", context(), LLAMA, {}),
+            (
+                torch(zero_stage=3, recompute="selective"),
+                "the experts of mixtral-8x7b",
+                torch(zero_stage=3),
+                "mixtral-8x7b",
+                {},
+            ),
+            (torch(recompute="selective"), "gemma-2-9b, whose layers", torch(), "gemma-2-9b", {}),
+            (torch(recompute="selective"), "with job.lora", torch(recompute="selective"), LLAMA, {"lora": LoraSpec()}),
+            (torch(zero_stage=3, recompute="selective", tiled_mlp=True), "tiled_mlp", torch(zero_stage=3), LLAMA, {}),
+        )
+    ),
     Case(
         "chunked_loss_whole_head",
         torch(tp=2, zero_stage=3, chunked_loss=True),
