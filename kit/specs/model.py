@@ -257,7 +257,7 @@ class ModelSpec:
         """transformers' ``model_type``."""
         return self.family if self.approximate is None else str(self.approximate.config["model_type"])
 
-    @property
+    @cached
     def gated_mlp(self) -> bool:
         """Whether the MLP has a gate (SwiGLU): three matrices instead of two."""
         return self.traits.gated_mlp
@@ -292,7 +292,7 @@ class ModelSpec:
         """Kind of normalisation."""
         return self.traits.norm
 
-    @property
+    @cached
     def learned_positions(self) -> bool:
         """Whether positions are an embedding table instead of RoPE."""
         return self.traits.positions == "learned"

@@ -339,7 +339,7 @@ REFUSED = {
     "another": (
         "a.yaml",
         "trainer: 1\nexp_manager: 2\nmodel: qwen3-8b\n",
-        "NeMo; kit plan reads those of axolotl, ",
+        "NeMo; kit plan reads those of Automodel, axolotl, ",
     ),
     "accelerate": ("a.yaml", "distributed_type: FSDP\n", "kit lint a.yaml judges it"),
 }

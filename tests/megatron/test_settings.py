@@ -138,9 +138,10 @@ def test_guarded_keys_exist_and_name_recipe_keys():
     }
     options = ("grouped_gemm", "permute_fusion")
     moe = {f"transformer_config.moe_{option}" for option in options}
-    other = {"model.rotary_base", "transformer_config.fp8"}
+    other = {"model.rotary_base", "transformer_config.fp8", "optimizer.main_grads_dtype"}
     on_request = [
-        f"layout.{name}" for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype")
+        f"layout.{name}"
+        for name in ("offload_optimizer", "optimizer_offload_fraction", "optimizer_state_dtype", "fp8_param_gather")
     ]
     of_state = {key for key, name in PLAN_OWNED_KEYS.items() if name in on_request}
     assert set(PLAN_OWNED_KEYS) - emitted == moe | other | of_state

@@ -300,7 +300,7 @@ def test_a_part_of_a_server_has_its_share_of_memory_and_no_price() -> None:
         ("a:b:p4d.24xlarge:8", "forms are"),
         ("gcp:p4d.24xlarge:8", "use aws:p4d.24xlarge"),
         ("32xRTX-4090", "no fabric"),
-        ("H100", "forms are"),
+        ("H100", "did you mean 1xH100 or 8xH100?"),
         ("", "forms are"),
         ("8x", "forms are"),
         ("eight H100", "forms are"),

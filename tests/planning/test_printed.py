@@ -533,9 +533,14 @@ def test_a_page_of_round_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4" fill="(\S+)" opacity="0.7"( stroke=)?', text) == [
         ("360.0", "170.0", "#e07b39", ""), ("672.0", "48.0", "#e07b39", ""), ("256.0", "181.6", "#3c9a5f", " stroke="),
     ]  # fmt: skip
-    ticks = re.findall(r'text-anchor="(middle|end)">([\d.]+)<', text)  # three steps of 10 s, 95 GiB
-    assert [number for where, number in ticks if where == "middle"] == ["0", "7.5", "15", "22.5", "30"]
-    assert [number for where, number in ticks if where == "end"] == ["0", "23.8", "47.5", "71.2", "95"]
+    # Up to 30 s and 95 GiB, in at most six steps of 1, 2 or 5 times a power of ten, where points would be.
+    ticks = re.findall(r'<text x="(\d+)" y="(\d+)" text-anchor="(middle|end)">([\d.]+)<', text)
+    assert [(number, x) for x, _, where, number in ticks if where == "middle"] == [
+        ("0", "48"), ("5", "152"), ("10", "256"), ("15", "360"), ("20", "464"), ("25", "568"), ("30", "672"),
+    ]  # fmt: skip
+    assert [(number, y) for _, y, where, number in ticks if where == "end"] == [
+        ("0", "296"), ("20", "245"), ("40", "193"), ("60", "142"), ("80", "91"),
+    ]  # fmt: skip
     widths = re.findall(r'<span title="([\w ]+)" style="width: ([\d.]+)%', text)
     assert widths[:7] == [(name, f"{size:.2f}") for name, size in PREDICTED.memory[0].components_gib.items()]
     assert widths[14:] == [

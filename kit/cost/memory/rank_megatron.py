@@ -77,8 +77,8 @@ def saved_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 def _recomputed(workload: Workload, has_experts: bool) -> float:
     """Bytes that backward computes again for one layer."""
-    kept = {} if workload.layout.recompute == "full" else saved_terms(workload, has_experts)
-    return sum(layer_terms(workload, has_experts).values()) - sum(kept.values())
+    whole = sum(layer_terms(workload, has_experts).values())
+    return whole if workload.layout.recompute == "full" else whole - sum(saved_terms(workload, has_experts).values())
 
 
 def layer_input(workload: Workload) -> float:

@@ -7,13 +7,15 @@ element, in fp32 runs 4.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from kit.cost.memory.states import NF4_TWICE_BYTES
-from kit.cost.model.lora import adapted_layers, dora_sizes
+from kit.cost.model.lora import AdaptedLayer, adapted_layers, dora_sizes
 from kit.cost.model.params import RankParameters
 from kit.cost.workload import Code, Workload
 from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 
 LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
@@ -88,19 +90,21 @@ def branch_of(workload: Workload) -> Branch:
     return _COMPILED_BRANCH if how.code == "compiled" else _CAST_BRANCH if cast else _BRANCH
 
 
+@functools.cache
+def _quantised_matrices(model: ModelSpec) -> tuple[AdaptedLayer, ...]:
+    """The linear layers that are quantised: those that may have adapters."""
+    return adapted_layers(model, LoraSpec(targets="all-linear"))
+
+
 def dequantised_bytes(workload: Workload) -> float:
     """Bytes moved to dequantise the mean layer's nf4 weights once: before forward's GEMMs, and again before backward's
     (bitsandbytes/autograd/_functions.py, MatMul4Bit)."""
     lora = workload.job.lora
     if lora is None or not lora.four_bit:
         return 0.0
-    matrices = adapted_layers(workload.model, _QUANTISED)
+    matrices = _quantised_matrices(workload.model)
     weights = sum(each.number * each.inputs * each.outputs for each in matrices) / workload.model.num_layers
     return (NF4_TWICE_BYTES + 2.0) * weights / workload.layout.tp
-
-
-_QUANTISED = LoraSpec(targets="all-linear")
-"""The linear layers that are quantised: those that may have adapters."""
 
 
 def _adapter_kernels(workload: Workload) -> float:
@@ -110,7 +114,7 @@ def _adapter_kernels(workload: Workload) -> float:
         return 0.0
     kernels = branch_of(workload).kernels * sum(each.number for each in workload.adapted)
     if lora.four_bit:
-        kernels += _NF4_KERNELS * sum(each.number for each in adapted_layers(model, _QUANTISED))
+        kernels += _NF4_KERNELS * sum(each.number for each in _quantised_matrices(model))
     return kernels / model.num_layers
 
 

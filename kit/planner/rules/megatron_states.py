@@ -21,12 +21,14 @@ def fp8_weights(w: Workload) -> str | None:
     """transformer_config.py, fp8_param, and arguments.py, fp8_param_gather: weights of fp8 GEMMs, which the distributed
     optimizer makes of its fp32 master weights."""
     layout, job = w.layout, w.job
+    if not layout.fp8_param_gather:
+        return None
     broken = {
         f"precision={job.precision}; use fp8": job.precision != "fp8",
         f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
         "LoRA, whose weights nobody gathers": job.lora is not None,
     }
-    found = next((why for why, is_broken in broken.items() if is_broken and layout.fp8_param_gather), None)
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
     return found and f"fp8_param_gather=true with {found}, or leave it out"
 
 
@@ -38,6 +40,8 @@ def recompute_modules(w: Workload) -> str | None:
     """transformer_config.py, recompute_modules. kit's own layers compute norms, latent attention and experts without
     the checkpoints that Transformer Engine's have for them (kit/engines/megatron/model)."""
     layout, named = w.layout, frozenset(w.layout.recompute_modules)
+    if not named:
+        return None
     absent = {name for name in named & {"moe", "moe_act", "shared_experts"} if not w.model.num_experts}
     absent |= named & {"mla_up_proj"} if w.model.latent is None else set()
     foreign = named - _LOCAL_MODULES if layout.implementation == "local" else frozenset()
@@ -47,7 +51,7 @@ def recompute_modules(w: Workload) -> str | None:
         f"implementation=local, which recomputes {listed(sorted(_LOCAL_MODULES))} alone": bool(foreign),
     }
     found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return f"recompute_modules={', '.join(sorted(named))} with {found}, or leave it out" if named and found else None
+    return f"recompute_modules={', '.join(sorted(named))} with {found}, or leave it out" if found else None
 
 
 @rule("megatron")
