@@ -85,9 +85,10 @@ def _total(plan: Plan) -> str:
 
 
 def _memory(view: PlanView) -> str:
-    """A bar over the whole GPU: used memory, free memory, and the margin for CUDA and the allocator."""
+    """A bar over the whole GPU: used memory, free memory, and the margin for CUDA and the allocator. It is full where
+    another trainer's file needs more."""
     whole, peak, band = view.plan.cluster.gpu.memory_gib, view.plan.predicted.peak_gib, view.plan.predicted.memory_band
-    used, usable = round(_BAR * peak / whole), round(_BAR * view.usable_gib / whole)
+    used, usable = min(_BAR, round(_BAR * peak / whole)), round(_BAR * view.usable_gib / whole)
     bar = ("█" * used).ljust(usable, "░").ljust(_BAR, "·")
     checked = "not measured yet" if band is None else f"± {band:.0%}"
     return f"{bar} {peak:.1f} of {view.usable_gib:.1f} GiB usable ({whole:.1f} total; {checked})"

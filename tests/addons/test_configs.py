@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -543,11 +544,26 @@ def test_the_command(file: Callable[[str, str], Path]) -> None:
     assert (data["verdict"], data["bound"], data["gaps"], data["findings"]) == ("fits", None, [], [])
     assert data["plan"]["layout"]["dp"] == 2
     big = file("big.yaml", TIGHT["axolotl.yaml"][0])
-    assert kit("plan", big, "--gpus", "2xRTX-4090").exit_code == 1
+    said = kit("plan", big, "--gpus", "2xRTX-4090")
+    assert said.exit_code == 1
+    assert max(map(len, said.output.splitlines())) <= 110  # a bar is not longer than the GPU
     patch = kit("plan", big, "--gpus", "2xRTX-4090", "--patch")
     assert patch.exit_code == 0
     assert patch.output.startswith("--- a/big.yaml\n+++ b/big.yaml\n")
     assert re.search(r"^-micro_batch_size: 16$", patch.output, re.M)
+
+
+def test_the_command_that_is_printed_patches_a_file_in_another_folder(
+    file: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = file("a b.yaml", TIGHT["axolotl.yaml"][0]).resolve()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = kit("plan", big, "--gpus", "2xRTX-4090").output
+    typed = re.sub(r"\s+", " ", said[said.index("next ") + 4 :].replace("kit plan", f"{sys.executable} -m kit plan", 1))
+    subprocess.run(typed, shell=True, check=True)
+    assert kit("plan", big, "--gpus", "2xRTX-4090").exit_code == 0
 
 
 def test_what_the_command_refuses(file: Callable[[str, str], Path]) -> None:
