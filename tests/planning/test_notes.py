@@ -50,6 +50,10 @@ NOTES: Rows = [
      [[], [("seq_length", "4097", "longer than the 4096 positions that dense was made for")]]),
     ("versions", lambda: noted(megatron(dp=8), optimizer=OptimizerSpec(name="muon")),
      [("optimizer", "muon", "on engine=megatron it needs Python 3.12 or newer")]),
+    ("state in bf16 on Megatron", lambda: [noted(megatron(dp=8, zero_stage=1, optimizer_state_dtype="bf16",
+        gradient_dtype=each), precision="bf16")[0][2] for each in ("fp32", "bf16")],
+     ["moments are rounded to bf16; master weights are fp32",
+      "moments and gradients are rounded to bf16; master weights are fp32"]),
     ("tensor parallelism over nodes",
         lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(work(megatron(tp=tp), machines=machines))]
                                                for tp, machines in ((8, cluster("2x4xH100")), (6, cluster("2x4xH100")),

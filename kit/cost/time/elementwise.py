@@ -150,10 +150,9 @@ def recompute_launches(workload: Workload) -> tuple[float, float]:
 def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     """Bytes that element-wise operators move in the forward of one layer, for one micro batch on one rank."""
     model, tp, tokens, outer = workload.model, workload.layout.tp, workload.tokens, workload.shard_tokens
-    element = 4.0 if workload.execution.precision == "fp32" else 2.0
     h, width = model.hidden_size, _mlp_width(workload, has_experts)
     rotated = 0.0 if model.learned_positions else (model.query_width + model.key_value_width) / tp
-    norm, residual, rotation, _ = _operators(workload.execution.code, model.gated_mlp, element)
+    norm, residual, rotation, _ = _operators(workload)
     residual += 1.0 if workload.hidden_dropout else 0.0
     total = 2 * (norm + residual) * h * outer + tokens * rotation * rotated
     total += activation_bytes(workload, width) + _routing_bytes(workload, has_experts)
@@ -165,6 +164,11 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     return total + _quantised(workload, width)
 
 
+def _element(workload: Workload) -> float:
+    """Bytes of an element that these operators read or write."""
+    return 4.0 if workload.execution.precision == "fp32" else 2.0
+
+
 def _mlp_width(workload: Workload, has_experts: bool) -> float:
     """Width of a layer's MLP on a rank: of all experts of a token and the shared one."""
     model = workload.model
@@ -174,9 +178,7 @@ def _mlp_width(workload: Workload, has_experts: bool) -> float:
 
 def activation_bytes(workload: Workload, width: float) -> float:
     """Bytes that the activation of an MLP of ``width`` moves in forward, for one micro batch on one rank."""
-    element = 4.0 if workload.execution.precision == "fp32" else 2.0
-    each = _operators(workload.execution.code, workload.model.gated_mlp, element)[3]
-    return each * width * workload.tokens
+    return _operators(workload)[3] * width * workload.tokens
 
 
 def _routing_bytes(workload: Workload, has_experts: bool) -> float:
@@ -184,18 +186,17 @@ def _routing_bytes(workload: Workload, has_experts: bool) -> float:
     read and written."""
     if not has_experts:
         return 0.0
-    element = 4.0 if workload.execution.precision == "fp32" else 2.0
     own = workload.tokens / workload.layout.tp
-    return 6 * element * workload.routed_per_token * workload.model.hidden_size * own
+    return 6 * _element(workload) * workload.routed_per_token * workload.model.hidden_size * own
 
 
 def recomputed_bytes(workload: Workload, has_experts: bool) -> float:
     """Bytes that element-wise operators move again where backward recomputes ``recompute_modules``."""
-    model, modules, code = workload.model, workload.recompute_modules, workload.execution.code
+    model, modules = workload.model, workload.recompute_modules
     whole = {"moe", "moe_act"} if has_experts else {"mlp"}
     moved = activation_bytes(workload, _mlp_width(workload, has_experts)) if modules & whole else 0.0
     moved += _routing_bytes(workload, has_experts) if "moe" in modules else 0.0
-    norm = _operators(code, model.gated_mlp, 4.0 if workload.execution.precision == "fp32" else 2.0)[0]
+    norm = _operators(workload)[0]
     return moved + (2 * norm * model.hidden_size * workload.shard_tokens if "layernorm" in modules else 0.0)
 
 
@@ -204,8 +205,9 @@ _DORA_WEIGHT, _DORA_OUTPUT = 34.0, 38.0
 of its rows (B·A 4, cast 6, scale 8, sum 12, norm 4), per output and token for its factors (12, 8, 12, 6)."""
 
 
-def _operators(code: Code, gated: bool, element: float) -> tuple[float, float, float, float]:
+def _operators(workload: Workload) -> tuple[float, float, float, float]:
     """Bytes moved per element: (norm, residual, RoPE, activation of the MLP)."""
+    code, gated, element = workload.execution.code, workload.model.gated_mlp, _element(workload)
     if code == "huggingface":
         # RMSNorm in fp32 with casts.
         return (36.0 if element == 2 else 40.0), 3 * element, 5 * element, 5 * element

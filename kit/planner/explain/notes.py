@@ -68,7 +68,8 @@ def notes(w: Workload) -> Iterator[Decision]:
 def _lost_in_bf16(layout: Layout) -> str:
     """What rounding takes from state in bf16 (docs/optimizers.md has the curves)."""
     if layout.engine == "megatron":
-        return "moments and gradients are rounded to bf16; master weights are fp32"
+        gradients = " and gradients" if layout.gradient_dtype == "bf16" else ""
+        return f"moments{gradients} are rounded to bf16; master weights are fp32"
     lost = (
         "new weights are rounded up or down at random, so that small updates count in the mean"
         if layout.bf16_stochastic_round
