@@ -53,6 +53,8 @@ def _of_job(plan: Plan, trainer: bool, trl: bool) -> list[str]:
     job, found = plan.job, []
     if job.lora is not None and not trl:
         found.append(f"{'4-bit weights and ' * job.lora.four_bit}adapters (job.lora; see above)")
+    if job.lora is not None and job.lora.quantize_moe_experts:
+        found.append("4-bit experts (job.lora.quantize_moe_experts)")
     found += not_in_trl(plan) if trl else ()
     if job.precision == "fp8":
         found.append("fp8 (bf16 instead)")

@@ -83,6 +83,9 @@ class Traits:
     """Scores of experts. sigmoid: with a correction that chooses experts and does not weigh them; no parameter."""
     shared_expert_gate: bool = False
     """Whether each token has a learned weight, a sigmoid, of what the shared experts compute."""
+    adapted_mlps: bool = True
+    """Whether MLPs outside of routed experts get adapters. False where peft takes their names for those of the experts
+    that transformers 5 fuses (peft/utils/transformers_weight_conversion.py), and would adapt these."""
     balancing: Mapping[str, Any] = field(default_factory=dict)
     """How its experts were balanced in pretraining, as published: fields of BalancingSpec. Empty: nobody said."""
     fused_attention: bool = True
@@ -293,6 +296,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "norm_topk_prob"),
     ),
     "deepseek_v2": Traits(
+        adapted_mlps=False,
         # kit does not compute its device-level and communication balance losses.
         balancing={
             "moe_router_load_balancing_type": "seq_aux_loss",
@@ -304,6 +308,7 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "deepseek_v3": Traits(
         megatron="deepseek.deepseek_v3",
+        adapted_mlps=False,
         router="sigmoid",
         # The bias update rate was 0 for the last 500 billion of 14.8 trillion tokens.
         balancing={
@@ -317,6 +322,7 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "glm4_moe": Traits(
         megatron="deepseek.glm4_moe",
+        adapted_mlps=False,
         router="sigmoid",
         needs=_EXPERTS,
         takes=(*_ROPE, *_ROUTER, "partial_rotary_factor", "mtp_num_layers"),

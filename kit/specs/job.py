@@ -66,6 +66,8 @@ class LoraSpec:
     """Last name of a layer → its alpha, where it is not alpha."""
     four_bit: bool = False
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
+    quantize_moe_experts: bool = False
+    """With four_bit: routed experts in nf4 too. bitsandbytes dequantises those of one layer at a time."""
 
     @property
     def layers(self) -> frozenset[str]:

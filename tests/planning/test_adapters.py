@@ -27,8 +27,11 @@ MODELS = (
     "olmo-2-7b",
     "mixtral-8x7b",
     "qwen3-30b-a3b",
+    "qwen1.5-moe-a2.7b",
+    "deepseek-v3",
+    "deepseek-v2-lite",
+    "glm-4.5-air",
 )
-"""Not DeepSeek: there peft adapts the experts' tensors too, by the names of the shared experts (docs/findings.md)."""
 
 
 @pytest.mark.parametrize("dora", [False, True])

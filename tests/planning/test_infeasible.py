@@ -17,7 +17,7 @@ from kit.planner.request import Request
 from kit.planner.rules import violations
 from kit.specs.layout import Pins
 from tests.planning.questions import LORA, ONE, SHORT, ZERO, M, candidate, request
-from tests.planning.shapes import DENSE, NODE, NODES, Rows, by_hand, work
+from tests.planning.shapes import DENSE, EXPERTS, NODE, NODES, Rows, by_hand, work
 from tests.support.models import cluster, megatron, torch
 
 NAMED = replace(NODE, name="mine", host_ram_gib=1000.0, nvme_gib=100.0)
@@ -43,6 +43,13 @@ INFEASIBLE: Rows = [
         four_bit=each))[3:] for each in (False, True)],
      [[("lora", 1, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters")],
       [("lora", 1, "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights")]]),
+    ("other jobs with experts", lambda: [changes(infeasible._other_jobs, model=EXPERTS, lora=replace(LORA,
+        four_bit=each))[-1][2] for each in (False, True)],
+     ["--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters",
+      "job.lora.quantize_moe_experts=true: experts in 4 bits too"]),
+    ("experts in four bits", lambda: [each.request.job.lora for each in infeasible._other_jobs(request(
+        model=EXPERTS, lora=replace(LORA, four_bit=True)))][-1],
+     replace(LORA, four_bit=True, quantize_moe_experts=True)),
     ("changed jobs", lambda: [(each.request.job.global_batch_size, each.request.job.seq_length,
         each.request.job.optimizer.name,
         each.request.job.lora and each.request.job.lora.four_bit) for each in infeasible._other_jobs(request())],

@@ -511,9 +511,9 @@ NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 ADAPTED = 6 * 7 * ((320 + 480) + 2 * (320 + 120) + (480 + 320))
 
 
-def held(layout: Layout, **job: Any) -> list[float]:
+def held(layout: Layout, model: Any = DENSE, **job: Any) -> list[float]:
     """States of a rank with ``P``, in 1e9 bytes."""
-    return [each / 1e9 for each in rank_states(engine_memory(work(layout, **job)), P, 0)]
+    return [each / 1e9 for each in rank_states(engine_memory(work(layout, model, **job)), P, 0)]
 
 
 ENGINES: Rows = [
@@ -618,6 +618,14 @@ ENGINES: Rows = [
     ("states of adapters of ZeRO", lambda: [each * 1e9 for each in held(M[1], lora=LORA)[1:]],
      [12 * ADAPTED / 8, 6 * ADAPTED, 6 * ADAPTED, 6 * ADAPTED, 4 * ADAPTED, 0, 0]),
     ("states in four bits", lambda: held(DDP, lora=QLORA)[0] * 1e9 - 4 * ADAPTED, NF4 * 1e9 + 2 * 3.21e9),
+    # Experts of three matrices in 4 bits; those of a layer in 16 bits while it computes. Biases of gpt-oss stay.
+    ("states with experts in four bits", lambda: [held(DDP, model=model, lora=replace(
+        ALL, four_bit=True, quantize_moe_experts=True))[0] * 1e9
+        - held(DDP, model=model, lora=replace(ALL, four_bit=True))[0] * 1e9 for model in (EXPERTS, OSS)],
+     [3e9 * (NF4 - 2), 3e9 * (NF4 - 2) * (3 * 320 * 200) / (3 * 320 * 200 + 2 * 200 + 320)]),
+    ("experts of a layer", lambda: [engine(DDP, "gathered", model=EXPERTS, lora=replace(
+        ALL, four_bit=True, quantize_moe_experts=each))[0] for each in (True, False)],
+     [(2 * 12 * 3 * 320 * 200, 2 * 12 * 3 * 320 * 200, 0), (2 * 320 * 448, 2 * 320 * 448, 0)]),
     ("kinds of parallelism", lambda: [(overhead_gib(work(each)) - overheads().context_gib) / overheads(
         ).communicator_gib
                                       for each in (torch(), torch(dp=8), megatron(tp=2, dp=4), megatron(

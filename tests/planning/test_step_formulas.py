@@ -20,7 +20,7 @@ from kit.cost.memory.activations_huggingface import generation_bytes
 from kit.cost.memory.peak import peak, peak_gib
 from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.cost.model.flops import model_flops_per_token
-from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_sizes, named_layers
+from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_sizes, linear_layers, named_layers
 from kit.cost.model.params import count, dense_layer_matrices, rank_experts, rank_parameters
 from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers, stage_layers
 from kit.cost.prediction import Operation, StageMemory
@@ -328,7 +328,8 @@ COUNTS: Rows = [
      [[384000, 1040, max(320 * (640 + 18 * 480), 480 * (960 + 18 * 320))], [0, 0, 0]]),
     ("adapted layers", lambda: [[tuple(each) for each in adapted_layers(model, lora)] for model, lora in (
         (DENSE, replace(LORA, target_modules=("o_proj", "k_proj", "down_proj"))), (GPT, LORA), (LATENT, LORA), (replace(
-            LATENT, latent=replace(LATENT.latent, q_lora_rank=None)), LORA), (EXPERTS, replace(LORA,
+            LATENT, latent=replace(LATENT.latent, q_lora_rank=None)), LORA))] + [
+        [tuple(each) for each in linear_layers(EXPERTS)], len(adapted_layers(EXPERTS, replace(LORA,
             targets="all-linear")))],
      [[(6, "k_proj", 320, 120, "column"), (6, "o_proj", 480, 320, "row"), (6, "down_proj", 896, 320, "row")],
       [(5, "", 384, 1152, "column"), (5, "", 384, 384, "row"), (5, "", 1600, 384, "row")],
@@ -337,7 +338,7 @@ COUNTS: Rows = [
       [(4, "", 352, 120, "none"), (4, "", 96, 880, "column"), (4, "", 480, 352, "row"), (4, "", 352, 640, "column")],
       [(7, "", 320, 448, "column"), (7, "", 320, 224, "column"), (7, "", 320, 224, "column"), (7, "", 448, 320, "row"),
        (2, "", 320, 1152, "column"), (2, "", 320, 1152, "column"), (2, "", 1152, 320, "row"),
-       (5, "", 320, 400, "column"), (5, "", 320, 400, "column"), (5, "", 400, 320, "row")]]),
+       (5, "", 320, 400, "column"), (5, "", 320, 400, "column"), (5, "", 400, 320, "row")], 4]),
     ("a rank of one layer", lambda: adapter_parameters_of(DENSE, LoraSpec(rank=7, rank_pattern={"k_proj": 3}))
      - adapter_parameters_of(DENSE, LoraSpec(rank=7)), 6 * (3 - 7) * 440),
     ("gate of shared experts", lambda: adapted_layers(replace(EXPERTS, family="qwen2_moe", head_dim=40,

@@ -373,6 +373,13 @@ LAYERS: Rows = [
         branches_s(GPU, work(layout, lora=replace(ONE, four_bit=True))), branches_s(GPU, work(layout, lora=ONE)),
         strict=True)],
      [NF4 - 12 * 320 * T / 1e12] * 2 + [NF4 / 2] * 2),
+    # Experts are dequantised for forward alone: five layers of seven have them, 12 x 3 matrices in two tensors.
+    ("4-bit experts", lambda: [one - other for one, other in zip(*(branches_s(GPU, work(HF, EXPERTS, lora=replace(
+        ONE, four_bit=True, quantize_moe_experts=each))) for each in (True, False)), strict=True)],
+     [(2.5 + 1 / 64 + 4 / (64 * 256)) * 12 * 3 * 320 * 200 * 5 / 7 / 1e12, 0]),
+    ("operators of 4-bit experts", lambda: [elementwise.layer_kernels(work(HF, EXPERTS, lora=replace(
+        ONE, four_bit=True, quantize_moe_experts=each)), True) for each in (True, False)],
+     [262 + 12 + 7 * (7 * 4 + 2 * 3 + 5 * 3 + each) / 7 for each in (2 * 5, 0)]),
     ("branches computed again", lambda: parts(work(HF.but(recompute="full"), lora=ONE))[2]
      - parts(work(HF.but(recompute="full")))[2], BRANCH[0]),
     ("a layer with branches", lambda: [one - none for one, none in zip(parts(work(HF, lora=ONE))[:2], (

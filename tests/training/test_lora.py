@@ -183,6 +183,44 @@ def test_quantised_weights_agree_on_every_layout(tmp_path, layout):
         assert found["held"]["weights"] == pytest.approx(states.weights, rel=0.02)
 
 
+def with_rounded_experts(hf: str, to: Path) -> str:
+    """A copy of the model whose experts have been in nf4, written by transformers."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    model = AutoModelForCausalLM.from_pretrained(hf, local_files_only=True, dtype=torch.float32)
+    experts = [each for name, each in model.named_parameters() if ".experts." in name and each.ndim == 3]
+    for parameter in experts:
+        parameter.data = dequantize_4bit(*quantize_4bit(parameter.data, quant_type="nf4", compress_statistics=True))
+    assert len(experts) == 2 * model.config.num_hidden_layers
+    model.save_pretrained(to)
+    return str(to)
+
+
+@pytest.mark.everyday("qwen3_moe 2")
+@pytest.mark.parametrize("words", ["qwen3_moe 1", "qwen3_moe 2", "qwen2_moe 1", "mixtral 1", "gpt_oss 1", "glm4_moe 1"])
+def test_experts_in_four_bits(tmp_path, words):
+    """Every gradient is that of a model whose experts were rounded before; the plan knows what a rank holds."""
+    family, processes = words.split()
+    needed = {"glm4_moe": {"num_shared_experts": 1}, "gpt_oss": {"sliding_window": 16, "full_attention_every": 2}}
+    lora, spec = dataclasses.replace(PLAIN, four_bit=True), tiny.model(family, **needed.get(family, {}))
+    hf = cases.saved(tmp_path, tiny.plan(spec))
+    rounded = with_rounded_experts(hf, tmp_path / "rounded")
+    one, without = (tiny.plan(spec, job={**JOB, "lora": lora}, gradient_accumulation_steps=4) for _ in range(2))
+    expected = cases.alone(tmp_path / "one", one, *ROWS, model_path=rounded)
+    plain = cases.alone(tmp_path / "whole", without, *ROWS, model_path=hf)
+    job = {**JOB, "lora": dataclasses.replace(lora, quantize_moe_experts=True)}
+    split = {"dp": int(processes), "gradient_accumulation_steps": 4 // int(processes), "recompute": "full"}
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(spec, job=job, **split), model_path=hf)
+    found = pool("torch", int(processes)).run(cases.train, rundir, *ROWS)[0]
+    for key in ("first", "after"):
+        assert cases.numbers(found[key]) == pytest.approx(cases.numbers(expected[key]), rel=1e-5)
+    assert found["first"][0][0] != pytest.approx(plain["first"][0][0], rel=1e-6), "nf4 is not fp32"
+    assert cases.worst(found["gradients"], expected["gradients"]) < 1e-5
+    held = parts_of(rundir.plan.workload, 0).states.weights
+    assert found["held"]["weights"] == pytest.approx(held, rel=0.02)
+    assert held < 0.8 * parts_of(one.workload, 0).states.weights
+
+
 def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
     """What building the engine grew by at most, and what it says it holds."""
     return_freed_memory()

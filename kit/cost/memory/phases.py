@@ -55,6 +55,8 @@ class EngineMemory(NamedTuple):
     of_adapters: StateBytes | None = None
     matrix_weights: float | None = None
     """Bytes per element of quantised layer matrices; None: the same as other weights."""
+    quantised_experts: float = 0.0
+    """Share of the experts' parameters that are quantised as these matrices are: all but their biases, or none."""
     most_step_extra: float = float("inf")
     """Most bytes that the optimizer step converts at a time."""
     buffers: float = 0.0

@@ -176,7 +176,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     each = adapter_parameters_of(model, lora, layout.tp) / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = of_adapters = memory.dense
-    gathered, matrix_weights = memory.gathered, None
+    gathered, matrix_weights, share = memory.gathered, None, 0.0
     in_host = layout.offload_param != "none"
     if layout.engine == "torch":
         sharded = layout.zero_stage > 0
@@ -189,7 +189,10 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, lora.four_bit)
     if lora.four_bit:
-        one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
+        # Experts of a layer are dequantised together (bitsandbytes/nn/parametrize.py), linear layers one by one.
+        layer = count(model).layer
+        share = layer.experts / layer.routed if lora.quantize_moe_experts else 0.0
+        one = 2.0 * max(deepspeed_sizes.largest_layer_matrix(model), share * layer.routed)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
         owners = (
             layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
@@ -201,6 +204,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         of_adapters=of_adapters,
         dense=dense,
         matrix_weights=matrix_weights,
+        quantised_experts=share,
         autocast_copies=(0.0, 0.0),
         gathered=gathered,
     )
@@ -347,9 +351,9 @@ def _of_both(engine: EngineMemory, parameters: RankParameters, name: str) -> flo
 
 def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
     """States of a LoRA run; the frozen base has neither gradients nor optimizer state."""
-    # All experts of a layer are one tensor, not linear layers, and so are not quantised
+    # All experts of a layer are one tensor, not linear layers, and so are quantised only where they are asked for
     # (kit/engines/huggingface/adapters.py).
-    matrices = parameters.dense_matrices
+    matrices = parameters.dense_matrices + engine.quantised_experts * parameters.experts
     rest = parameters.total - matrices
     per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
     in_step = own.gradients if own.gradients_in_step is None else own.gradients_in_step

@@ -47,20 +47,26 @@ def adapted_layers(model: ModelSpec, lora: LoraSpec) -> tuple[AdaptedLayer, ...]
             for name, widths in named_layers(model).items()
             if name in lora.layers
         )
-    h, traits, layers = model.hidden_size, model.traits, model.num_layers
-    attention = tuple(AdaptedLayer(layers, "", *each) for each in _of_attention(model))
-    if lora.targets == "attention":
-        # peft selects modules by the last part of their name, and GPT-2 calls the output of attention and of the MLP
-        # c_proj.
-        also = (AdaptedLayer(layers, "", model.ffn_hidden_size, h, "row"),) if traits.conv1d else ()
-        return (*attention, *also)
+    if lora.targets == "all-linear" and model.traits.adapted_mlps:
+        return linear_layers(model)
+    attention = tuple(AdaptedLayer(model.num_layers, "", *each) for each in _of_attention(model))
+    # peft selects modules by the last part of their name: GPT-2 calls the output of attention and of the MLP c_proj.
+    widths = (model.ffn_hidden_size, model.hidden_size)
+    return (*attention, *((AdaptedLayer(model.num_layers, "", *widths, "row"),) if model.traits.conv1d else ()))
+
+
+@lru_cache(maxsize=64)
+def linear_layers(model: ModelSpec) -> tuple[AdaptedLayer, ...]:
+    """All linear layers outside of routed experts and the head."""
+    h, layers = model.hidden_size, model.num_layers
+    found = [AdaptedLayer(layers, "", *each) for each in _of_attention(model)]
     dense = model.first_dense_layers if model.num_experts else layers
-    found = [AdaptedLayer(dense, "", *each) for each in _of_mlp(model, model.ffn_hidden_size)]
+    found += [AdaptedLayer(dense, "", *each) for each in _of_mlp(model, model.ffn_hidden_size)]
     if model.num_shared_experts:
         shared = list(_of_mlp(model, model.shared_ffn_hidden_size))
-        shared += [(h, 1, "none")] if traits.shared_expert_gate else []
+        shared += [(h, 1, "none")] if model.traits.shared_expert_gate else []
         found += [AdaptedLayer(layers - dense, "", *each) for each in shared]
-    return (*attention, *found)
+    return tuple(found)
 
 
 _Widths = tuple[int, int, Literal["column", "row", "none"]]

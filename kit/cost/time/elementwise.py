@@ -7,15 +7,12 @@ element, in fp32 runs 4.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 from kit.cost.memory.states import NF4_TWICE_BYTES
-from kit.cost.model.lora import AdaptedLayer, adapted_layers, dora_sizes
-from kit.cost.model.params import RankParameters
+from kit.cost.model.lora import dora_sizes, linear_layers
+from kit.cost.model.params import RankParameters, count
 from kit.cost.workload import Code, Workload
-from kit.specs.job import LoraSpec
-from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 
 LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
@@ -90,21 +87,19 @@ def branch_of(workload: Workload) -> Branch:
     return _COMPILED_BRANCH if how.code == "compiled" else _CAST_BRANCH if cast else _BRANCH
 
 
-@functools.cache
-def _quantised_matrices(model: ModelSpec) -> tuple[AdaptedLayer, ...]:
-    """The linear layers that are quantised: those that may have adapters."""
-    return adapted_layers(model, LoraSpec(targets="all-linear"))
-
-
-def dequantised_bytes(workload: Workload) -> float:
-    """Bytes moved to dequantise the mean layer's nf4 weights once: before forward's GEMMs, and again before backward's
-    (bitsandbytes/autograd/_functions.py, MatMul4Bit)."""
-    lora = workload.job.lora
+def dequantised_bytes(workload: Workload) -> tuple[float, float]:
+    """Bytes moved to dequantise the mean layer's nf4 weights: (before forward's GEMMs, before backward's). Linear
+    layers do it in both (bitsandbytes/autograd/_functions.py, MatMul4Bit); backward finds experts as forward left them.
+    """
+    model, lora = workload.model, workload.job.lora
     if lora is None or not lora.four_bit:
-        return 0.0
-    matrices = _quantised_matrices(workload.model)
-    weights = sum(each.number * each.inputs * each.outputs for each in matrices) / workload.model.num_layers
-    return (NF4_TWICE_BYTES + 2.0) * weights / workload.layout.tp
+        return 0.0, 0.0
+    linear = sum(each.number * each.inputs * each.outputs for each in linear_layers(model)) / model.num_layers
+    backward = (NF4_TWICE_BYTES + 2.0) * linear / workload.layout.tp
+    if not lora.quantize_moe_experts:
+        return backward, backward
+    experts = count(model).layer.experts * (1 - model.first_dense_layers / model.num_layers)
+    return backward + (NF4_TWICE_BYTES + 2.0) * experts, backward
 
 
 def _adapter_kernels(workload: Workload) -> float:
@@ -114,7 +109,9 @@ def _adapter_kernels(workload: Workload) -> float:
         return 0.0
     kernels = branch_of(workload).kernels * sum(each.number for each in workload.adapted)
     if lora.four_bit:
-        kernels += _NF4_KERNELS * sum(each.number for each in _quantised_matrices(model))
+        kernels += _NF4_KERNELS * sum(each.number for each in linear_layers(model))
+    if lora.quantize_moe_experts:  # gate and up are one tensor, down is another
+        kernels += _NF4_KERNELS * 2 * (model.num_layers - model.first_dense_layers)
     return kernels / model.num_layers
 
 

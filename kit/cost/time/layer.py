@@ -85,7 +85,7 @@ def branches_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     if lora is None:
         return 0.0, 0.0
     moved = elementwise.branch_of(workload)
-    forward = backward = elementwise.dequantised_bytes(workload) / gpu.bytes_per_s
+    forward, backward = (dequantised / gpu.bytes_per_s for dequantised in elementwise.dequantised_bytes(workload))
     for layer in workload.adapted:
         rank, share = lora.rank_of(layer.name), layer.number / model.num_layers
         inputs = layer.inputs / (tp if layer.split == "row" else 1)

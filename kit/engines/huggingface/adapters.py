@@ -6,6 +6,7 @@ save and export the adapters only, and read the frozen weights from ``run.model_
 
 from __future__ import annotations
 
+import importlib
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -94,8 +95,8 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
 def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
     """Last names of the linear layers that get adapters (``q_proj``, …), as ``adapter_config.json`` lists them.
 
-    Experts get no adapters: transformers stores them in one fused tensor, not in linear layers. Raises EngineError if
-    no layer gets an adapter.
+    Experts get no adapters: transformers stores them in one fused tensor, not in linear layers. Where peft takes the
+    names of other MLPs for theirs, these get none either. Raises EngineError if no layer gets an adapter.
     """
     head = model.get_output_embeddings()
     linears = {
@@ -116,7 +117,17 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
         raise EngineError(
             f"lora.targets={lora.targets} finds no linear layer in {type(model).__name__}; use all-linear"
         )
-    return sorted(names)
+    return sorted(_left_to_modules(model, names))
+
+
+def _left_to_modules(model: PreTrainedModel, names: set[str]) -> set[str]:
+    """``names`` without those that peft takes for routed experts, which are fused, and without which it adapts linear
+    layers alone: of some model types those of all MLPs."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = peft_config(LoraSpec(), sorted(names))
+    convert_peft_config_for_transformers(config, model=model, conversions=None)
+    return set(config.target_modules)
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -169,7 +180,8 @@ class InitialAdapters(GeneratedSource):
 class FrozenWeights:
     """Loads the frozen weights of a model on meta, module by module, from ``run.model_path``.
 
-    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4.
+    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4. The experts of a layer are
+    one tensor, which bitsandbytes dequantises when it is read, and keeps while the layer's experts compute.
     """
 
     def __init__(self, model: PreTrainedModel, rundir: RunDirectory, device: torch.device) -> None:
@@ -184,6 +196,7 @@ class FrozenWeights:
             if f".{ADAPTER}." not in name
         }
         self._quantised = _to_quantise(model) if lora is not None and lora.four_bit else set()
+        self._experts = _experts(model) if lora is not None and lora.quantize_moe_experts else set()
         self._source = _frozen_source(model, rundir, {name: tuple(each.shape) for name, each in self._frozen.items()})
 
     @torch.no_grad()
@@ -212,6 +225,8 @@ class FrozenWeights:
             frozen = torch.nn.Parameter(value, requires_grad=False)
             for owner, key in owners:
                 setattr(owner, key, frozen)
+                if name in self._experts:
+                    _bitsandbytes("parametrize").replace_parameter_4bit(owner, key, compress_statistics=True)
             return
         ((linear, _),) = owners
         for parent in list(module.modules()):
@@ -275,13 +290,17 @@ def _to_quantise(model: PreTrainedModel) -> set[str]:
     return {f"{name}.weight".replace(_WRAPPED, ".") for name in frozen if ".lora_" not in name}
 
 
-def _bitsandbytes() -> Any:
-    """Its module of 4-bit layers."""
+def _experts(model: PreTrainedModel) -> set[str]:
+    """Names of the matrices of routed experts, each of which is one tensor of three dimensions for a layer."""
+    return {name for name, parameter in model.named_parameters() if parameter.ndim == 3 and ".experts." in name}
+
+
+def _bitsandbytes(room: str = "modules") -> Any:
+    """Its module of 4-bit layers, or another of ``bitsandbytes.nn``."""
     try:
-        from bitsandbytes.nn import modules
+        return importlib.import_module(f"bitsandbytes.nn.{room}")
     except ImportError as error:
         raise EngineError(f"lora.four_bit needs bitsandbytes; install it with: {install('lora')}") from error
-    return modules
 
 
 def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype) -> torch.nn.Module:

@@ -62,6 +62,29 @@ def dora(w: Workload) -> str | None:
 
 
 @rule()
+def quantised_experts(w: Workload) -> str | None:
+    """bitsandbytes dequantises the experts of a layer together (nn/parametrize.py), and autograd keeps them for
+    backward: only under full recompute they are those of one layer. Not tested where ranks share them."""
+    chosen, layout = w.job.lora, w.layout
+    if chosen is None or not chosen.quantize_moe_experts:
+        return None
+    broken = {
+        "four_bit=false; use true": not chosen.four_bit,
+        f"{w.model.name}, which has no experts; use false": not w.model.num_experts,
+        f"objective={w.job.objective}, whose trainer is TRL; use sft": w.trl is not None,
+        f"engine={layout.engine}; use torch": layout.engine != "torch",
+        "zero_stage>0, tp>1 or ep>1, where ranks share experts; use DDP, or one GPU": (
+            layout.zero_stage > 0 or layout.tp > 1 or layout.ep > 1
+        ),
+        f"recompute={layout.recompute}, which keeps the experts of all layers in 16 bits; use full": (
+            layout.recompute != "full"
+        ),
+    }
+    found = next((why for why, is_broken in broken.items() if is_broken), None)
+    return found and f"lora.quantize_moe_experts=true with {found}, or leave it out"
+
+
+@rule()
 def lora(w: Workload) -> str | None:
     """LoRA trains on Hugging Face layers and on Megatron's local layers. NVMe offload was not tested with frozen
     weights."""

@@ -12,6 +12,7 @@ from tests.planning.rule_cases import LLAMA, STARCODER, Case
 from tests.support.models import deepspeed, megatron, torch
 
 _SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
+FOUR_BIT = LoraSpec(four_bit=True, quantize_moe_experts=True)
 ON_HOST = torch(zero_stage=3, offload_param="cpu", offload_optimizer="cpu")
 
 
@@ -34,6 +35,31 @@ CASES = [
         for bad, lora, model, says in (
             (deepspeed(zero_stage=3), LoraSpec(use_dora=True), LLAMA, "use_dora=true with zero_stage=3 on .*at most 2"),
             (torch(zero_stage=3), LoraSpec(use_dora=True, four_bit=True), LLAMA, "with four_bit=true"),
+        )
+    ),
+    *(
+        Case(
+            "quantised_experts",
+            bad,
+            f"quantize_moe_experts=true with {says}",
+            torch(recompute="full", dp=8),
+            model=model,
+            change={"lora": lora, "objective": objective},
+            good_change={"lora": LoraSpec(four_bit=True) if model == LLAMA else FOUR_BIT, "objective": "sft"},
+        )
+        for bad, lora, model, objective, says in (
+            (
+                torch(recompute="full"),
+                dataclasses.replace(FOUR_BIT, four_bit=False),
+                "mixtral-8x7b",
+                "sft",
+                "four_bit=false; use",
+            ),
+            (torch(recompute="full"), FOUR_BIT, LLAMA, "sft", "llama-3.1-8b, which has no experts"),
+            (torch(recompute="full"), FOUR_BIT, "mixtral-8x7b", "dpo", "objective=dpo, whose trainer is TRL"),
+            (deepspeed(recompute="full"), FOUR_BIT, "mixtral-8x7b", "sft", "engine=deepspeed; use torch"),
+            (torch(recompute="full", zero_stage=3), FOUR_BIT, "mixtral-8x7b", "sft", "zero_stage>0, tp>1 or ep>1"),
+            (torch(), FOUR_BIT, "mixtral-8x7b", "sft", "recompute=none, which keeps .* use full"),
         )
     ),
     Case(
