@@ -179,6 +179,8 @@ def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
 def _reference(shrunk: ScaledDown) -> Plan:
     """Plan of the reference: plain torch in one process, with the same batch by gradient accumulation."""
     slow: dict[str, Any] = {"recompute": "none", "micro_batch_size": 1, "chunked_loss": False, "compile_layers": False}
+    if shrunk.job.lora is not None and shrunk.job.lora.quantize_moe_experts:
+        slow["recompute"] = "full"  # a rule of 4-bit experts
     pins = Pins(engine="torch", zero_stage=0, **slow)
     return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
 
