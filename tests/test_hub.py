@@ -137,7 +137,7 @@ def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None
     assert "model.safetensors" not in place.hub.fetched()
     recipe = {
         "model": "org/tiny",
-        "cluster": "2xcpu",
+        "cluster": "1xcpu",
         "job": {
             "seq_length": 32,
             "global_batch_size": 4,

@@ -100,7 +100,7 @@ def read(directory: Path) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.everyday("Gemma3", "Idefics3")
+@pytest.mark.everyday("Gemma3")
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "Qwen3VLMoe"])
 def test_the_text_part_has_the_logits_of_the_whole_model(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -131,6 +131,7 @@ def as_on_the_hub(directory: Path) -> None:
     save_file(tensors | turned, file, {"format": "pt"})
 
 
+@pytest.mark.everyday("True")
 @pytest.mark.parametrize("of_hub", [False, True])
 def test_fused_experts_are_read_in_blocks(tmp_path: Path, of_hub: bool) -> None:
     """The logits of the whole model; and rows and columns of an expert, as a rank of tensor parallelism reads them."""
@@ -150,6 +151,7 @@ def test_fused_experts_are_read_in_blocks(tmp_path: Path, of_hub: bool) -> None:
         assert torch.equal(source.read_flat(name, 5, 40), whole.flatten()[5:45])
 
 
+@pytest.mark.nightly
 def test_files_of_before_transformers_5_do_not_set_the_text_part_apart(tmp_path: Path) -> None:
     """Qwen2.5-VL on the hub: the text model's keys and names stand beside ``vision_config`` and ``visual.…``."""
     whole = saved("Qwen2_5_VL", tmp_path)
