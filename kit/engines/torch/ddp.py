@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -94,10 +95,12 @@ class DdpModel:
 
 def _wrap(model: torch.nn.Module) -> DistributedDataParallel:
     device = next(model.parameters()).device
-    # Buffers are RoPE frequencies, equal on all ranks. Gradients are views of DDP's buckets: there is no second copy.
+    # Buffers are RoPE frequencies, equal on all ranks; torch 2.13 has another word for leaving them alone. Gradients are
+    # views of DDP's buckets: there is no second copy.
+    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        forward_sync_buffers=False,
         gradient_as_bucket_view=True,
+        **{"forward_sync_buffers" if newer else "broadcast_buffers": False},
     )
