@@ -95,8 +95,8 @@ class DdpModel:
 
 def _wrap(model: torch.nn.Module) -> DistributedDataParallel:
     device = next(model.parameters()).device
-    # Buffers are RoPE frequencies, equal on all ranks; torch 2.13 has another word for leaving them alone. Gradients are
-    # views of DDP's buckets: there is no second copy.
+    # Buffers are RoPE frequencies, equal on all ranks; torch 2.13 has another word for leaving them alone. Gradients
+    # are views of DDP's buckets: there is no second copy.
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     return DistributedDataParallel(
         model,
