@@ -358,7 +358,7 @@ def _further_offloads(pins: Pins, zero: int) -> list[tuple[Offload, Offload]]:
     """(optimizer, parameters) offload of the further layouts: all combinations except that of the usual layouts."""
     places: tuple[Offload, ...] = ("none", "cpu", "nvme") if zero == 3 else ("none", "cpu")
     optimizers = places if pins.offload_optimizer is None else (pins.offload_optimizer,)
-    params = (pins.offload_param or "none",) if pins.offload_param or zero < 3 else places
+    params: tuple[Offload, ...] = (pins.offload_param or "none",) if pins.offload_param or zero < 3 else places
     found = [(o, p) for o in optimizers for p in params if p == "none" or o != "none" or pins.offload_param]
     return [both for both in found if both != _pinned_offload(pins)]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from kit.specs.frozen import FrozenMap
 from kit.specs.validation import SPEC, Count, Within, changed, spec
@@ -239,50 +239,18 @@ PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumul
 
 @spec
 class Pins:
-    """The part of a layout that a user decided; null leaves the choice to the planner. The fields of ``Layout`` without
-    their columns: a test compares the two."""
+    """The part of a layout that a user decided: the fields of ``Layout``; null leaves the choice to the planner."""
 
-    engine: EngineName | None = None
-    implementation: Implementation | None = None
-    tp: Size | None = None
-    pp: Size | None = None
-    vp: Size | None = None
-    first_stage_layers: Size | None = None
-    last_stage_layers: Size | None = None
-    cp: Size | None = None
-    cp_comm_type: ContextExchange | None = None
-    ep: Size | None = None
-    etp: Size | None = None
-    sp: bool | None = None
-    zero_stage: ZeroStage | None = None
-    offload_optimizer: Offload | None = None
-    optimizer_offload_fraction: Fraction | None = None
-    offload_param: Offload | None = None
-    zero_hpz: Size | None = None
-    zero_quantized_weights: bool | None = None
-    zero_quantized_gradients: bool | None = None
-    gradient_compression: GradientCompression | None = None
-    gradient_dtype: GradientDtype | None = None
-    optimizer_state_dtype: OptimizerStateDtype | None = None
-    fp8_param_gather: bool | None = None
-    bf16_stochastic_round: bool | None = None
-    autocast: bool | None = None
-    recompute: Recompute | None = None
-    recompute_modules: tuple[RecomputeModule, ...] | None = None
-    activation_offloading: bool | None = None
-    chunked_loss: bool | None = None
-    tiled_mlp: bool | None = None
-    compile_layers: bool | None = None
-    attention_kernel: AttentionKernel | None = None
-    micro_batch_size: Size | None = None
-    reduce_bucket_size: Elements | None = None
-    stage3_prefetch_bucket_size: Elements | None = None
-    stage3_max_live_parameters: Elements | None = None
-    stage3_param_persistence_threshold: Elements | None = None
-    sub_group_size: Elements | None = None
-    optimizer_buffer_count: Size | None = None
-    param_buffer_count: Size | None = None
-    param_buffer_size: Elements | None = None
+    __annotations__ = {name: _HINTS[name] | None for name in PINNABLE}
+    locals().update(dict.fromkeys(PINNABLE))  # each field's default
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **chosen: Any) -> None:
+            """Checks each value as ``Layout`` does."""
+
+        def __getattr__(self, name: str) -> Any:
+            """A field of ``Layout``."""
 
     def but(self, **chosen: Any) -> "Pins":
         """Copies the pins with other choices, which the planner made: they are not validated."""

@@ -3,16 +3,16 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import jsonschema
 import pytest
+from pydantic import ValidationError
 
 from kit.errors import SpecError
 from kit.specs import shipped, strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
-from kit.specs.layout import PINNABLE, Flag, Layout, Pins
+from kit.specs.layout import Layout, Pins
 from kit.specs.other_programs import program_of
 from kit.specs.recipe import job_and_cluster, load_recipe, merged_text, recipe_of_document, run_of
 from scripts.recipe_schema import json_schema
@@ -222,20 +222,16 @@ def test_the_schema_refuses_what_is_unknown(schema: jsonschema.Draft202012Valida
 
 
 def test_pins_are_the_fields_of_a_layout() -> None:
-    """Same names, order and limits; every one may be left out."""
-
-    def without_columns(hint: Any) -> Any:
-        if get_origin(hint) is not Annotated:
-            return hint
-        kind, *limits = get_args(hint)
-        limits = [limit for limit in limits if not isinstance(limit, Flag)]
-        return Annotated[kind, *limits] if limits else kind
-
-    of_layout = get_type_hints(Layout, include_extras=True)
-    wanted = {name: without_columns(of_layout[name]) | None for name in PINNABLE}
-    assert get_type_hints(Pins, include_extras=True) == wanted
-    assert list(wanted) == [field.name for field in dataclasses.fields(Pins)]
-    assert dataclasses.astuple(Pins()) == (None,) * len(wanted)
+    """Same names, order and limits; every one may be left out, and two follow from the others."""
+    of_layout = [field.name for field in dataclasses.fields(Layout)]
+    follow = ("dp", "gradient_accumulation_steps")
+    assert [field.name for field in dataclasses.fields(Pins)] == [name for name in of_layout if name not in follow]
+    assert dataclasses.astuple(Pins()) == (None,) * (len(of_layout) - len(follow))
+    for wrong in ({"tp": 0}, {"zero_stage": 4}, {"optimizer_offload_fraction": 1.5}, {"recompute": "some"}, {"dp": 2}):
+        with pytest.raises((ValidationError, SpecError)):
+            Pins(**wrong)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pins(tp=2).tp = 4
 
 
 def test_an_inline_cluster_starts_from_a_node_as_a_file_does(recipe: Path) -> None:
