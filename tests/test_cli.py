@@ -119,8 +119,6 @@ BAD: list[tuple[tuple[str, ...], list[str]]] = [
      ["--chat-template plain", "only sft has chats"]),
     (("convert", "data", "x", "--tokenizer", "t", "--out", "x", "--objective", "sft", "--text-key", "body"),
      ["--text-key body", "fields of their own"]),
-    (("emit", "x.yaml", "--check"), ["take no other argument"]),
-    (("emit", "--check", "--write-shipped"), ["take no other argument"]),
     # What a stage, an engine or a machine forbids.
     (("plan", "llama-3.1-8b", "--gpus", "8xA100-40", "layout.zero_stage=2", "layout.offload_optimizer=nvme",
       "--engine", "deepspeed"), ["only stage 3 swaps"]),

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.emit import shipped_files
-from scripts import compile_catalog, readme, recipe_schema
+from scripts import compile_catalog, readme, recipe_schema, shipped_files
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
@@ -40,7 +39,7 @@ def tables() -> list[str]:
 
 
 WRITERS: dict[str, Callable[[], list[str]]] = {
-    "kit emit --write-shipped": lambda: shipped_files.check(ROOT),
+    "python -m scripts.shipped_files": lambda: shipped_files.check(ROOT),
     "python scripts/readme.py": lambda: other(
         {str(page.relative_to(ROOT)): readme.refreshed(page.read_text(encoding="utf-8")) for page in readme.pages()}
     ),

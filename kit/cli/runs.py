@@ -20,6 +20,7 @@ from kit.cli.options import (
     Lora,
     Objective,
     Optimizer,
+    OutDir,
     Overrides,
     Precision,
     Qlora,
@@ -44,28 +45,15 @@ recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, 
 
 
 def emit(
-    recipe: Annotated[Path | None, typer.Argument(help="Recipe file, or a saved plan.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="Recipe file, or a saved plan.")],
+    out: OutDir,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
-    ] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="k8s, sky, axolotl, torchtitan …: files for these too. Repeatable.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
-    ] = False,
-    write_shipped: Annotated[bool, typer.Option(help="Regenerate ds_configs/ and launch/.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a recipe and write its run directory."""
-    if check or write_shipped:
-        if recipe or overrides or out or target or as_json or (check and write_shipped):
-            raise SpecError("kit emit --check and kit emit --write-shipped take no other argument")
-        _shipped(write=write_shipped)
-        return
-    if recipe is None or out is None:
-        raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = plan_recipe(recipe, overrides)
     files = sorted(path.name for path in _emit(loaded, result, out, target or []).path.iterdir())
     own_loop = "launch.sh" in files
@@ -295,17 +283,3 @@ def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) 
 
     run = prepared(recipe.run or RunSpec(), result.job, out.parent, lambda line: typer.echo(line, err=True))
     return write(for_run(result, run), run, out, targets)
-
-
-def _shipped(write: bool) -> None:
-    """Write or compare ``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
-    from kit.emit import shipped_files
-    from kit.specs.shipped import recipes_directory
-
-    root = recipes_directory().parent
-    lines = shipped_files.write_shipped(root) if write else shipped_files.check(root)
-    for line in lines:
-        typer.echo(line)
-    typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")
-    if lines and not write:
-        raise typer.Exit(1)

@@ -14,6 +14,5 @@ Its rooms, in the order in which data walks:
     environment, launch, slurm    what starts the processes
     not_carried, markdown, readme
                                   which file starts what, and what a script does not get
-    shipped_files                 ``ds_configs/`` and ``launch/``
     copy_recipe                   ``kit recipes copy``
 """

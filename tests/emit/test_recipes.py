@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.emit import shipped_files
 from kit.emit.copy_recipe import copy_recipe
 from kit.emit.extra import plan_of_recipe
 from kit.emit.run_directory import RunDirectory
-from kit.emit.shipped_files import TEMPLATES, WAYS
 from kit.errors import KitError, SpecError
 from kit.planner.make_plan import make_plan
 from kit.specs.extra import flat
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
+from scripts import shipped_files
+from scripts.shipped_files import TEMPLATES, WAYS
 from tests.emit.plans import stand_in
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal

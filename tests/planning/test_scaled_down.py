@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from kit.emit.shipped_files import shipped_plan
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
@@ -16,6 +15,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.shipped import recipe_names
 from kit.specs.trl import TRL
+from scripts.shipped_files import shipped_plan
 from tests.support.refusals import refusal
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.emit.run_directory import files_of
-from kit.emit.shipped_files import shipped_plan
 from kit.planner.describe import describe
 from kit.specs.shipped import recipe_names
+from scripts.shipped_files import shipped_plan
 from tests.support.assets import ROOT
 
 ANSWERS = ROOT / "tests" / "golden" / "answers.json"

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from kit.emit.run_directory import files_of
-from kit.emit.shipped_files import shipped_plan
 from kit.specs.shipped import recipe_names
+from scripts.shipped_files import shipped_plan
 from tests.support import readers
 from tests.support.program import run
 

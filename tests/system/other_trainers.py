@@ -24,11 +24,11 @@ from kit.addons.targets import rl_trainers
 from kit.addons.targets.other_trainers import FILES
 from kit.addons.targets.programs import PROGRAMS
 from kit.emit.run_directory import files_of
-from kit.emit.shipped_files import shipped_plan
 from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.shipped import recipe_names
+from scripts.shipped_files import shipped_plan
 from tests.support import readers
 from tests.support.program import run
 

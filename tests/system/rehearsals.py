@@ -26,10 +26,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kit.emit.shipped_files import shipped_plan
 from kit.rehearsal.rehearse import EXPORT_BOUND, LOSS_BOUND, NORM_BOUND, WEIGHT_BOUND
 from kit.rehearsal.rounding import ROUNDED_BOUND
 from kit.specs.shipped import recipe_names, recipes_directory
+from scripts.shipped_files import shipped_plan
 from tests.support.program import Names, faults, judged, run
 from tests.system.rehearsal_faults import FAULTS, TOGETHER, environment
 from tests.system.rehearsal_table import WHOLE, page, summary, whole_run

@@ -1,7 +1,6 @@
 """``launch/`` and ``ds_configs/`` of a checkout: one whole run for each way to start one, and one DeepSpeed
-configuration for the Hugging Face Trainer per kind of sharding, with its reasons.
-
-``kit emit --check`` compares them with the recipes, byte for byte."""
+configuration for the Hugging Face Trainer per kind of sharding, with its reasons: ``python -m scripts.shipped_files``
+writes them."""
 
 from __future__ import annotations
 
@@ -250,7 +249,7 @@ def shipped_plan(name: str) -> Plan | None:
         return None
 
 
-_WRITTEN = "Written by `kit emit --write-shipped`, checked by `kit emit --check`; do not edit them here."
+_WRITTEN = "Written by `python -m scripts.shipped_files`; do not edit them here."
 
 
 def _way_page(way: Way, of_copy: str) -> str:
@@ -314,3 +313,7 @@ each template was planned for (mostly 8B), and `kit emit` computes them for your
 |---|---|---|
 {rows}
 """
+
+
+if __name__ == "__main__":
+    print("\n".join(write_shipped(Path(__file__).resolve().parents[1])) or "nothing to write")
