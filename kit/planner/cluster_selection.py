@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
+from kit.cached import cached
+from kit.cost.estimate import cost_usd
 from kit.cost.hardware import peak_flops_per_s
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.reliability import operation
-from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration
 from kit.planner.describe import describe
@@ -41,6 +43,14 @@ _MOST_MISSES = 3
 """Number of near misses in the error message if no cluster satisfies the constraints."""
 
 
+class _Miss(NamedTuple):
+    """Why a number of nodes does not satisfy the constraints."""
+
+    times: float
+    """How many times a limit is exceeded; infinite if no larger limit would help."""
+    text: str
+
+
 @dataclass(frozen=True)
 class Constraints:
     """Limits of a cluster selection; None = no limit."""
@@ -56,6 +66,16 @@ class Constraints:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SpecError(f"{name}={value:g} is not a limit; use a number above 0")
+
+    def miss(self, name: str, days: float, usd: float, already: str = "") -> _Miss | None:
+        """Of the first limit that so much time or money exceeds."""
+        deadline, budget = self.deadline_days, self.budget_usd
+        if deadline is not None and days > deadline:
+            took = f"{human_seconds(days * SECONDS_PER_DAY)}{already}"
+            return _Miss(days / deadline, f"{name}: {took}, after the deadline of {deadline:g} days")
+        if budget is not None and usd > budget:
+            return _Miss(usd / budget, f"{name}: ${usd:,.0f}{already}, above the budget of ${budget:,.0f}")
+        return None
 
 
 @dataclass(frozen=True)
@@ -102,22 +122,21 @@ def cluster_options(
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; {nearest(node, node_names())}")
-    types = sorted(
-        (
-            _NodeType(model, job, without_loss(pins), constraints, name, calibration)
-            for name in ([node] if node else _types(constraints))
-        ),
-        key=lambda each: (each.ideal, each.ideal_usd),
-    )
+    if job.total_tokens is None:
+        raise SpecError(
+            "a cluster is chosen for the time or cost of so many tokens, and their number is not known; give "
+            "--total-tokens"
+        )
+    asked = partial(Request, model=model, job=job, pins=without_loss(pins), calibration=calibration)
+    types = [_NodeType(asked(cluster=parse_cluster(f"{name}:1")), constraints) for name in _types(constraints, node)]
     found: list[ClusterOption] = []
     misses: list[_Miss] = []
     searched: dict[ClusterSpec, Candidate | None] = {}
-    for each in types:
+    for each in sorted(types, key=lambda each: (each.ideal, each.ideal_usd)):
         best = min((_rank(option, constraints.goal)[0] for option in found), default=math.inf)
-        option, miss = each.best(_FARTHEST * best, searched)
-        if option is not None:
-            found.append(option)
-        misses += [miss] if miss else []
+        answer = each.best(_FARTHEST * best, searched)
+        found += [answer] if isinstance(answer, ClusterOption) else []
+        misses += [answer] if isinstance(answer, _Miss) else []
     if not found:
         closest = [miss.text for miss in sorted(misses)[:_MOST_MISSES]]
         raise PlanError("\n".join(["no cluster of the catalog satisfies this", *closest]))
@@ -136,51 +155,38 @@ def render_options(chosen: Iterable[ClusterOption]) -> str:
     return "\n".join(lines)
 
 
-def _types(constraints: Constraints) -> list[str]:
-    types = [name for name in node_names() if parse_cluster(f"{name}:1").gpu.device == "cuda"]
-    priced = [name for name in types if parse_cluster(f"{name}:1").price_per_node_hour_usd is not None]
-    return priced if constraints.goal == "money" or constraints.budget_usd is not None else types
+def _types(constraints: Constraints, only: str | None) -> list[str]:
+    if only is not None:
+        return [only]
+    nodes = {name: parse_cluster(f"{name}:1") for name in node_names()}
+    priced = constraints.goal == "money" or constraints.budget_usd is not None
+    return [
+        name
+        for name, node in nodes.items()
+        if node.gpu.device == "cuda" and not (priced and node.price_per_node_hour_usd is None)
+    ]
 
 
-@dataclass(frozen=True, order=True)
-class _Miss:
-    """Why a number of nodes does not satisfy the constraints."""
-
-    times: float
-    """How many times a limit is exceeded; infinite if no larger limit would help."""
-    text: str
-
-
+@dataclass(frozen=True)
 class _NodeType:
     """Nodes of one type under the constraints."""
 
-    def __init__(
-        self, model: ModelSpec, job: JobSpec, pins: Pins, constraints: Constraints, name: str, calibration: Calibration
-    ) -> None:
-        self.model, self.job, self.pins, self.constraints, self.name, self.calibration = (
-            model,
-            job,
-            pins,
-            constraints,
-            name,
-            calibration,
-        )
-        self.node = parse_cluster(f"{name}:1")
-        if job.total_tokens is None:
-            raise SpecError(
-                "a cluster is chosen for the time or cost of so many tokens, and their number is not known; give "
-                "--total-tokens"
-            )
-        self.tokens = job.total_tokens
-        flops = self.tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
-        speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
-        self.node_seconds = flops / speed
+    request: Request
+    """On one node."""
+    constraints: Constraints
+
+    @cached
+    def node_seconds(self) -> float:
         """Node seconds for the token budget at the highest MFU: a lower bound for every number of nodes."""
+        job, node = self.request.job, self.request.cluster
+        flops = model_flops_per_token(self.request.model, job.seq_length, frozen=job.lora is not None)
+        speed = node.num_gpus * peak_flops_per_s(node.gpu, job.precision) * _HIGHEST_MFU
+        return (job.total_tokens or 0) * flops / speed
 
     @property
     def ideal_usd(self) -> float:
         """Lower bound of the token budget's cost on this node type."""
-        price = self.node.price_per_node_hour_usd
+        price = self.request.cluster.price_per_node_hour_usd
         return math.inf if price is None else price * self.node_seconds / SECONDS_PER_HOUR
 
     @property
@@ -190,9 +196,8 @@ class _NodeType:
         if not numbers:
             return math.inf
         days = self.node_seconds / numbers[-1] / SECONDS_PER_DAY
-        return {"gpus": float(numbers[0] * self.node.gpus_per_node), "money": self.ideal_usd, "time": days}[
-            self.constraints.goal
-        ]
+        gpus = float(numbers[0] * self.request.cluster.gpus_per_node)
+        return {"gpus": gpus, "money": self.ideal_usd, "time": days}[self.constraints.goal]
 
     def numbers(self) -> list[int]:
         """Numbers of nodes to try, ascending."""
@@ -203,91 +208,53 @@ class _NodeType:
     @property
     def _most(self) -> int:
         """The most nodes that the limits and the fabric allow; 0 if not even one."""
-        nodes = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node
-        return nodes if self.node.inter_node_gbytes_per_s else min(nodes, 1)
+        node = self.request.cluster
+        nodes = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // node.gpus_per_node
+        return nodes if node.inter_node_gbytes_per_s else min(nodes, 1)
 
-    def best(
-        self, limit: float, searched: dict[ClusterSpec, Candidate | None]
-    ) -> tuple[ClusterOption | None, _Miss | None]:
-        """(best option, None), or (None, the nearest miss); (None, None) if no option can stay within ``limit``."""
-        constraints, goal = self.constraints, self.constraints.goal
-        if constraints.budget_usd is not None and self.ideal_usd > constraints.budget_usd:
-            cost = f"${self.ideal_usd:,.0f} at {_HIGHEST_MFU:.0%} MFU already"
-            text = f"{self.name}: {cost}, above the budget of ${constraints.budget_usd:,.0f}"
-            return None, _Miss(self.ideal_usd / constraints.budget_usd, text)
+    def best(self, limit: float, searched: dict[ClusterSpec, Candidate | None]) -> ClusterOption | _Miss | None:
+        """The best option, or the nearest miss; None if no option can stay within ``limit``."""
+        constraints, goal, node, numbers = self.constraints, self.constraints.goal, self.request.cluster, self.numbers()
+        already = f" at {_HIGHEST_MFU:.0%} MFU already"
+        if (dear := constraints.miss(node.name, 0.0, self.ideal_usd, already)) is not None:
+            return dear
         if self.ideal > limit:
-            return None, None
+            return None
+        if not numbers:
+            most = max(1, self._most)
+            days = self.node_seconds / most / SECONDS_PER_DAY
+            few = f"{node.name}: {node.num_gpus} GPUs a node, at most {constraints.max_gpus} wanted"
+            return constraints.miss(f"{most} x {node.name}", days, 0.0, already) or _Miss(math.inf, few)
         best, worse = None, 0
         misses: list[_Miss] = []
-        numbers = self.numbers()
-        if not numbers:
-            return None, self._too_few()
         for nodes in reversed(numbers) if goal == "time" else numbers:
-            if worse == _GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
+            if worse == _GIVE_UP or (goal == "gpus" and (best or nodes * node.gpus_per_node > limit)):
                 break
-            found, reason = self._option(nodes, searched)
-            misses += [reason] if reason else []
-            if found is None:
-                continue
-            if best is None or _rank(found, goal) < _rank(best, goal):
+            found = self._option(nodes, searched)
+            if isinstance(found, _Miss):
+                misses.append(found)
+            elif best is None or _rank(found, goal) < _rank(best, goal):
                 best, worse = found, 0
             else:
                 worse += 1
-            if goal == "gpus":
-                break
-        return best, min(misses, default=None)
+        return best or min(misses, default=None)
 
-    def _too_few(self) -> _Miss:
-        """The miss if even the most nodes allowed are too slow at the highest MFU."""
-        constraints = self.constraints
-        most = max(1, self._most)
-        if constraints.deadline_days is None:
-            return _Miss(
-                math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {constraints.max_gpus} wanted"
-            )
-        days = self.node_seconds / most / SECONDS_PER_DAY
-        took = f"{human_seconds(days * SECONDS_PER_DAY)} at {_HIGHEST_MFU:.0%} MFU already"
-        text = f"{most} x {self.name}: {took}, after the deadline of {constraints.deadline_days:g} days"
-        return _Miss(days / constraints.deadline_days, text)
-
-    def _option(
-        self, nodes: int, searched: dict[ClusterSpec, Candidate | None]
-    ) -> tuple[ClusterOption | None, _Miss | None]:
-        constraints, cluster = self.constraints, parse_cluster(f"{self.name}:{nodes}")
+    def _option(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> ClusterOption | _Miss:
+        job, cluster = self.request.job, dataclasses.replace(self.request.cluster, num_nodes=nodes)
+        request, name = dataclasses.replace(self.request, cluster=cluster), f"{nodes} x {cluster.name}"
         # Clusters that differ only in name, price and source share one best layout. Residuals depend on the name.
-        name = cluster.name if self.calibration.residuals else ""
-        same = dataclasses.replace(cluster, name=name, source="", price_per_node_hour_usd=None, price_date=None)
+        known = cluster.name if request.calibration.residuals else ""
+        same = dataclasses.replace(cluster, name=known, source="", price_per_node_hour_usd=None, price_date=None)
         if same not in searched:
-            request = Request(
-                model=self.model, cluster=cluster, job=self.job, pins=self.pins, calibration=self.calibration
-            )
             searched[same] = search(request).best
-        found = searched[same]
-        if found is None:
-            return None, _Miss(
-                math.inf, f"{nodes} x {self.name}: does not fit without loss of accuracy, or no layout is legal"
-            )
-        workload = Workload(model=self.model, cluster=cluster, job=self.job, layout=found.layout)
-        goodput = operation(workload, step_s(found)).goodput
-        if not goodput:
-            return None, _Miss(math.inf, f"{nodes} x {self.name}: loses all its time to failures")
-        steps = self.tokens / self.job.tokens_per_step
-        seconds = steps * step_s(found) / goodput
-        price = cluster.price_per_node_hour_usd
-        option = ClusterOption(
-            cluster=cluster,
-            layout=found.layout,
-            days=seconds / SECONDS_PER_DAY,
-            cost_usd=None if price is None else price * nodes * seconds / SECONDS_PER_HOUR,
-        )
-        if constraints.deadline_days is not None and option.days > constraints.deadline_days:
-            late = f"{human_seconds(seconds)}, after the deadline of {constraints.deadline_days:g} days"
-            return None, _Miss(option.days / constraints.deadline_days, f"{nodes} x {self.name}: {late}")
-        if constraints.budget_usd is not None and (option.cost_usd is None or option.cost_usd > constraints.budget_usd):
-            cost = math.inf if option.cost_usd is None else option.cost_usd
-            dear = f"${cost:,.0f}, above the budget of ${constraints.budget_usd:,.0f}"
-            return None, _Miss(cost / constraints.budget_usd, f"{nodes} x {self.name}: {dear}")
-        return option, None
+        if (found := searched[same]) is None:
+            return _Miss(math.inf, f"{name}: does not fit without loss of accuracy, or no layout is legal")
+        if not (goodput := operation(request.workload(found.layout), step_s(found)).goodput):
+            return _Miss(math.inf, f"{name}: loses all its time to failures")
+        days = (job.total_tokens or 0) / job.tokens_per_step * step_s(found) / goodput / SECONDS_PER_DAY
+        cost = cost_usd(cluster, days)
+        miss = self.constraints.miss(name, days, math.inf if cost is None else cost)
+        return miss or ClusterOption(cluster, found.layout, days, cost)
 
 
 def _rank(option: ClusterOption, goal: Goal) -> tuple[float, float]:

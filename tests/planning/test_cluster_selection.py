@@ -14,9 +14,10 @@ from kit.cost.model.flops import model_flops_per_token
 from kit.cost.reliability import operation
 from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner import calibration, cluster_selection
+from kit.planner import cluster_selection
 from kit.planner.cluster_selection import ClusterOption, Constraints, render_options
 from kit.planner.describe import describe
+from kit.planner.request import Request
 from kit.specs.layout import Pins
 from kit.units import human_seconds
 from tests.planning.questions import M, candidate
@@ -27,14 +28,8 @@ from tests.support.refusals import refusal
 
 def node(goal: Any = "gpus", name: str = "p4d.24xlarge", tokens: int = 10**12, **limits: Any) -> Any:
     """Nodes of a type under constraints."""
-    return cluster_selection._NodeType(
-        DENSE,
-        job(seq_length=1024, total_tokens=tokens),
-        Pins(),
-        Constraints(goal=goal, **limits),
-        name,
-        calibration.NONE,
-    )
+    asked = Request(model=DENSE, cluster=cluster(f"{name}:1"), job=job(seq_length=1024, total_tokens=tokens))
+    return cluster_selection._NodeType(asked, Constraints(goal=goal, **limits))
 
 
 A100 = cluster("p4d.24xlarge:1")
@@ -48,19 +43,19 @@ NUMBERS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 
 def best_of(goal: Any, times: dict[int, float | None], limit: float = math.inf, **limits: Any) -> list[Any]:
-    """(nodes, words of a miss, nodes that were searched), where so many nodes take so long."""
+    """(nodes or the words of a miss, nodes that were searched), where so many nodes take so long."""
     each, asked = node(goal, **limits), []
 
-    def option(nodes: int, _: Any) -> tuple[ClusterOption | None, Any]:
+    def option(nodes: int, _: Any) -> Any:
         asked.append(nodes)
         days = times.get(nodes, 1e3)
         if days is None:
-            return None, cluster_selection._Miss(1.0 / nodes, f"{nodes} miss")
-        return ClusterOption(replace(A100, num_nodes=nodes), M, days, days * nodes), None
+            return cluster_selection._Miss(1.0 / nodes, f"{nodes} miss")
+        return ClusterOption(replace(A100, num_nodes=nodes), M, days, days * nodes)
 
-    each._option = option
-    found, miss = each.best(limit, {})
-    return [found and found.cluster.num_nodes, miss and miss.text, asked]
+    object.__setattr__(each, "_option", option)
+    found = each.best(limit, {})
+    return [getattr(found, "text", None) or (found and found.cluster.num_nodes), asked]
 
 
 SEARCHED = replace(A100, num_nodes=4, name="", source="", price_per_node_hour_usd=None, price_date=None)
@@ -75,27 +70,27 @@ CLUSTERS: Rows = [
     ("no number is possible", lambda: node(max_gpus=7).ideal, math.inf),
     ("cost of no price", lambda: node(name="dgx-h100").ideal_usd, math.inf),
     # The fewest that will do; the cheapest until three in a row are no better; the fastest from the most on.
-    ("the fewest", lambda: best_of("gpus", {1: None, 2: None, 3: 5.0}), [3, "2 miss", [1, 2, 3]]),
-    ("no more than twice the best", lambda: best_of("gpus", {}, limit=8.0, max_gpus=64), [1, None, [1]]),
-    ("beyond the best", lambda: best_of("gpus", dict.fromkeys(NUMBERS), limit=24.0), [None, "3 miss", [1, 2, 3]]),
-    ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, None, [1, 2, 3, 4,
+    ("the fewest", lambda: best_of("gpus", {1: None, 2: None, 3: 5.0}), [3, [1, 2, 3]]),
+    ("no more than twice the best", lambda: best_of("gpus", {}, limit=8.0, max_gpus=64), [1, [1]]),
+    ("beyond the best", lambda: best_of("gpus", dict.fromkeys(NUMBERS), limit=24.0), ["3 miss", [1, 2, 3]]),
+    ("the cheapest", lambda: best_of("money", {1: 10.0, 2: 6.0, 3: 3.0, 4: 9.0, 6: 9.0, 8: 9.0}), [3, [1, 2, 3, 4,
         6, 8]]),
-    ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, None, [8, 6, 4,
+    ("the fastest", lambda: best_of("time", {8: 3.0, 6: 1.0, 4: 2.0, 3: 5.0, 2: 5.0}, max_gpus=64), [6, [8, 6, 4,
         3, 2]]),
-    ("hopeless", lambda: best_of("time", {}, limit=DAYS / 3000), [None, None, []]),
+    ("hopeless", lambda: best_of("time", {}, limit=DAYS / 3000), [None, []]),
     ("too dear at best", lambda: best_of("gpus", {}, budget_usd=1.0), [
-        None, f"p4d.24xlarge: ${PRICE * NODE_S / 3600:,.0f} at 65% MFU already, above the budget of $1", []]),
+        f"p4d.24xlarge: ${PRICE * NODE_S / 3600:,.0f} at 65% MFU already, above the budget of $1", []]),
     ("too few at best", lambda: best_of("gpus", {}, max_gpus=16, deadline_days=DAYS / 4), [
-        None, f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, "
+        f"2 x p4d.24xlarge: {human_seconds(NODE_S / 2)} at 65% MFU already, "
          f"after the deadline of {DAYS / 4:g} days", []]),
-    ("a part of a node", lambda: best_of("gpus", {}, max_gpus=7, deadline_days=DAYS / 4)[1],
+    ("a part of a node", lambda: best_of("gpus", {}, max_gpus=7, deadline_days=DAYS / 4)[0],
      f"1 x p4d.24xlarge: {human_seconds(NODE_S)} at 65% MFU already, after the deadline of {DAYS / 4:g} days"),
-    ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), [None, "p4d.24xlarge: 8 GPUs a node, at most 7 wanted",
+    ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), ["p4d.24xlarge: 8 GPUs a node, at most 7 wanted",
         []]),
     ("order of options", lambda: [cluster_selection._rank(ClusterOption(A100, M, 3.0, each), goal) for goal, each in (
         ("gpus", 9.0), ("money", 9.0), ("money", None), ("time", 9.0))], [(8, 3), (9, 3), (math.inf, 3), (3, 3)]),
-    ("types with a price", lambda: [("dgx-h100" in cluster_selection._types(each),
-        "p4d.24xlarge" in cluster_selection._types(each)) for each in (
+    ("types with a price", lambda: [("dgx-h100" in cluster_selection._types(each, None),
+        "p4d.24xlarge" in cluster_selection._types(each, None)) for each in (
         Constraints(), Constraints(goal="money"), Constraints(budget_usd=9.0))], [(True, True), (False, True), (False,
         True)]),
     ("a table", lambda: render_options([ClusterOption(replace(A100, num_nodes=4), M, 3.25, None), ClusterOption(A100, M,
@@ -129,18 +124,18 @@ test_value = by_hand(CLUSTERS)
 )
 def test_an_option_has_the_days_and_the_cost_of_its_step(found: Any, limits: dict[str, float], said: str) -> None:
     each = node(**limits)
-    option, miss = each._option(4, {SEARCHED: found})
+    option = each._option(4, {SEARCHED: found})
     at = replace(A100, num_nodes=4)
-    goodput = operation(Workload(DENSE, at, each.job, megatron(dp=32)), 2.0).goodput
+    goodput = operation(Workload(DENSE, at, each.request.job, megatron(dp=32)), 2.0).goodput
     seconds = 1e12 / (128 * 1024) * 2.0 / goodput
     cost = PRICE * 4 * seconds / 3600
     if not said:
-        assert (option.days, option.cost_usd, miss) == (pytest.approx(seconds / 86400), pytest.approx(cost), None)
+        assert (option.days, option.cost_usd) == (pytest.approx(seconds / 86400), pytest.approx(cost))
         assert (option.cluster, option.layout) == (at, megatron(dp=32))
         return
-    assert (option, miss.text) == (None, said.format(took=human_seconds(seconds), cost=cost))
+    assert option.text == said.format(took=human_seconds(seconds), cost=cost)
     times = {"deadline_days": seconds / 86400, "budget_usd": cost}.get(next(iter(limits), ""), math.inf)
-    assert miss.times == pytest.approx(times)
+    assert option.times == pytest.approx(times)
 
 
 def test_types_are_searched_from_the_best_bound_on_and_sorted_by_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +145,13 @@ def test_types_are_searched_from_the_best_bound_on_and_sorted_by_their_options(m
     asked: list[tuple[str, float]] = []
 
     def best(self: Any, limit: float, searched: Any) -> Any:
-        assert self.pins.optimizer_state_dtype == "fp32"  # no option loses accuracy
-        asked.append((self.name, limit))
-        miss = cluster_selection._Miss(usd[self.name], f"{self.name} misses")
-        return (ClusterOption(nodes[self.name], M, 1.0, usd[self.name]), None) if usd[self.name] < 9 else (None, miss)
+        name = self.request.cluster.name
+        assert self.request.pins.optimizer_state_dtype == "fp32"  # no option loses accuracy
+        asked.append((name, limit))
+        miss = cluster_selection._Miss(usd[name], f"{name} misses")
+        return ClusterOption(nodes[name], M, 1.0, usd[name]) if usd[name] < 9 else miss
 
-    monkeypatch.setattr(cluster_selection, "_types", lambda _: list(nodes))
+    monkeypatch.setattr(cluster_selection, "_types", lambda *_: list(nodes))
     monkeypatch.setattr(cluster_selection._NodeType, "best", best)
     ask = (DENSE, job(seq_length=1024, total_tokens=10**12), Pins(), Constraints(goal="money"))
     found = cluster_selection.cluster_options(*ask)
