@@ -68,7 +68,7 @@ class Constraints:
                 raise SpecError(f"{name}={value:g} is not a limit; use a number above 0")
 
     def miss(self, name: str, days: float, usd: float, already: str = "") -> _Miss | None:
-        """Of the first limit that so much time or money exceeds."""
+        """The first limit that so much time or money exceeds."""
         deadline, budget = self.deadline_days, self.budget_usd
         if deadline is not None and days > deadline:
             took = f"{human_seconds(days * SECONDS_PER_DAY)}{already}"

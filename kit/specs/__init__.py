@@ -11,7 +11,7 @@ Its rooms, in the order in which data walks:
     catalog                       models, GPUs and nodes by name
     model, families, balancing, sizes
                                   the shape of a transformer, what its family decides, and a shape for a bare size
-    huggingface, hf_keys, hf_family_rules, hf_rope, hf_floats, encoder_decoder
+    huggingface, hf_keys, hf_family_rules, hf_rope, hf_floats
                                   ``config.json`` ↔ a model
     hub                           ``config.json`` by its id on the Hugging Face hub
     approximate, counting         a model type that no family describes, and its parameters by transformers

@@ -148,6 +148,26 @@ def _read_minimax_m2(config: Mapping[str, Any], data: Mapping[str, Any], name: s
     return {"partial_rotary_factor": rotated / head_dim}
 
 
+def _read_t5(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Version 1.1 has an untied head, and config files say so. transformers reads the key as "no scaling" and ties the
+    head by the tensors that it finds (configuration_t5.py, __post_init__)."""
+    return {"tied_embeddings": data["tied_embeddings"] and config.get("scale_decoder_outputs", True)}
+
+
+def _read_bart(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    for key, ours in (("ffn_dim", data["ffn_hidden_size"]), ("attention_heads", data["num_attention_heads"])):
+        if (theirs := config.get(f"decoder_{key}")) != ours:
+            raise SpecError(
+                f"encoder_{key}={shown(ours)} and decoder_{key}={shown(theirs)} of {name}: stacks of one width are "
+                "computed here; use a model whose encoder and decoder are alike"
+            )
+    return {}
+
+
+def _write_bart(model: ModelSpec) -> dict[str, Any]:
+    return {"decoder_ffn_dim": model.ffn_hidden_size, "decoder_attention_heads": model.num_attention_heads}
+
+
 READ: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]]] = {
     "falcon": _read_falcon,
     "deepseek_v2": _read_deepseek,
@@ -157,6 +177,9 @@ READ: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[st
     "qwen2_moe": _read_qwen2_moe,
     "glm4_moe": _read_glm4_moe,
     "minimax_m2": _read_minimax_m2,
+    "t5": _read_t5,
+    "bart": _read_bart,
+    "blenderbot": _read_bart,
 }
 WRITE: Mapping[str, Callable[[ModelSpec], dict[str, Any]]] = {
     "falcon": _write_falcon,
@@ -166,4 +189,6 @@ WRITE: Mapping[str, Callable[[ModelSpec], dict[str, Any]]] = {
     "granite": _write_granite,
     "qwen2_moe": lambda model: {"shared_expert_intermediate_size": model.shared_ffn_hidden_size},
     "glm4_moe": lambda model: {"attention_bias": model.qkv_bias, "use_qk_norm": model.traits.qk_norm == "head"},
+    "bart": _write_bart,
+    "blenderbot": _write_bart,
 }

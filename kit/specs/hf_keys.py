@@ -137,6 +137,22 @@ _DEEPSEEK = _like(
     writes={"attention_dropout": 0.0, **_ROUTER},
 )
 
+_BART = _like(
+    _without(_EVEN, "num_key_value_heads", "norm_eps"),  # torch's default eps; no key changes it
+    names={
+        "num_layers": "decoder_layers",
+        "encoder_layers": "encoder_layers",
+        "hidden_size": "d_model",
+        "ffn_hidden_size": "encoder_ffn_dim",
+        "num_attention_heads": "encoder_attention_heads",
+        "scale_embedding": "scale_embedding",
+    },
+    defaults={"tied_embeddings": True, "scale_embedding": False},
+    only={},
+    writes={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "forced_eos_token_id": None},
+    activation="activation_function",
+)
+
 KEYS: Mapping[Family, Keys] = {
     "llama": _LLAMA,
     # An absent key is Mistral's default of 4096; null is no window.
@@ -398,4 +414,37 @@ KEYS: Mapping[Family, Keys] = {
         rope_theta=150_000.0,
         full_attention_every=2,
     ),
+    "t5": Keys(
+        names={
+            "num_layers": "num_decoder_layers",
+            "encoder_layers": "num_layers",
+            "hidden_size": "d_model",
+            "ffn_hidden_size": "d_ff",
+            "num_attention_heads": "num_heads",
+            "head_dim": "d_kv",
+            "vocab_size": "vocab_size",
+            # Relative positions have no limit; n_positions is the training length of the first versions.
+            "max_position_embeddings": "n_positions",
+            "tied_embeddings": "tie_word_embeddings",
+            "norm_eps": "layer_norm_epsilon",
+            "relative_attention_buckets": "relative_attention_num_buckets",
+            "relative_attention_max_distance": "relative_attention_max_distance",
+            "feed_forward_proj": "feed_forward_proj",
+        },
+        defaults={
+            "head_dim": 64,
+            "max_position_embeddings": 512,
+            "tied_embeddings": True,
+            "norm_eps": 1e-6,
+            "relative_attention_buckets": 32,
+            "relative_attention_max_distance": 128,
+            "feed_forward_proj": "relu",
+        },
+        only={"feed_forward_proj": ("relu", "gated-gelu")},  # of the first version, and of version 1.1
+        writes={"dropout_rate": 0.0},
+        also={"num_decoder_layers": ("num_layers",)},
+        activation=None,
+    ),
+    "bart": _like(_BART, writes={**_BART.writes, "decoder_start_token_id": None}),
+    "blenderbot": _BART,  # its class insists on a number for decoder_start_token_id
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import encoder_decoder, hf_family_rules, hub, strict_yaml
-from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
+from kit.specs import hf_family_rules, hub, strict_yaml
+from kit.specs.families import FAMILIES, Family
 from kit.specs.frozen import thawed
 from kit.specs.hf_floats import tagged
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
@@ -83,12 +83,9 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
         config = {**config, "model_type": kind}
     if kind not in _MODEL_TYPES:
         return _of_another_type(config, name, source)
-    family: Family = config["model_type"]
-    fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
-    data = fields(config, name) | {"family": family, "name": name, "source": source}
+    data = _all_fields(config, name) | {"family": kind, "name": name, "source": source}
     model = strict_yaml.parse(ModelSpec, data, strict_yaml.Document(name=f"config.json of {name}", data={}, lines={}))
-    if family not in ENCODER_DECODER:
-        _check_layers(config, model)
+    _check_layers(config, model)
     return model
 
 
@@ -105,8 +102,8 @@ def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> Model
     return approximated(config, answer, name, source)
 
 
-def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields of a decoder-only model, without family, name and source."""
+def _all_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields of ModelSpec, without family, name and source."""
     family: Family = config["model_type"]
     keys = KEYS[family]
     config = _with_todays_names(config, keys)
@@ -130,8 +127,6 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
     """
     if model.approximate is not None:
         return thawed(model.approximate.config)
-    if model.is_encoder_decoder:
-        return encoder_decoder.config(model)
     keys = KEYS[model.family]
     config: dict[str, Any] = {"model_type": model.family, **keys.writes}
     for name, key in keys.names.items():
@@ -139,7 +134,8 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
         config[key] = getattr(getattr(model, owner) if owner else model, inner)
     _check_unsaid(model, keys)
     if keys.activation:
-        config[keys.activation] = _spelling(model, keys)
+        # GPT-2 uses the older name of gelu_tanh, other families today's.
+        config[keys.activation] = "gelu_new" if model.family == "gpt2" else SPELLINGS[model.traits.activation][0]
     if model.traits.positions == "rope":
         config["rope_parameters"] = rope_parameters(model, keys)
     if "full_attention_every" in FAMILIES[model.family].takes:
@@ -176,7 +172,8 @@ def _refuse(config: Mapping[str, Any], name: str, keys: Keys) -> None:
     for key, value in keys.only.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if key in config and config[key] not in allowed:
-            raise SpecError(f"{key}={shown(config[key])} of {name} is not computed here; only {key}={allowed[0]!r} is")
+            one = " or ".join(repr(each) for each in allowed if each is not None)
+            raise SpecError(f"{key}={shown(config[key])} of {name} is not computed here; only {key}={one} is")
 
 
 def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
@@ -227,12 +224,6 @@ def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, A
     raise SpecError(
         f"{keys.activation}={shown(given)} of {name} is not computed here; only {keys.activation}={first!r} is"
     )
-
-
-def _spelling(model: ModelSpec, keys: Keys) -> str:
-    """transformers' name of the activation: GPT-2 uses the older name of gelu_tanh, other families today's."""
-    names = SPELLINGS[model.traits.activation]
-    return "gelu_new" if model.family == "gpt2" else names[0]
 
 
 def _windows(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:

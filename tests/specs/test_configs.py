@@ -171,6 +171,7 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_layers": 3, "encoder_layers": 5, "tied_embeddings": False, "feed_forward_proj": "gated-gelu",
          "max_position_embeddings": 64, "norm_eps": 1e-5},
     ),
+    "t5 with the heads of its class": ({**T5, "d_kv": None}, {"head_dim": 64}),
     "t5 by the decoder's scaling": ({**T5, "scale_decoder_outputs": False}, {"tied_embeddings": False}),
     "bart": ({**BART, "scale_embedding": True}, {"num_layers": 5, "encoder_layers": 3, "head_dim": 16,
         "scale_embedding": True,
@@ -230,14 +231,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model_type=None of m is no name": ({"hidden_size": 8}, "needs name, family, num_layers, hidden_size, "),
     "model_type='' of m": ({"model_type": ""}, "supported are llama"),
     "name of the model's directory='a\\nb'": ({}, "U+000A"),
-    "feed_forward_proj='gated-silu' of m": ({**T5, "feed_forward_proj": "gated-silu"}, "gated-gelu are"),
-    "config.json of m lacks d_kv": ({**T5, "d_kv": None}, "d_kv"),
-    "activation_function='relu' of m": ({**BART, "activation_function": "relu"}, "gelu is"),
+    "feed_forward_proj='gated-silu' of m": ({**T5, "feed_forward_proj": "gated-silu"}, "'relu' or 'gated-gelu' is"),
+    "config.json of m lacks d_ff": ({**T5, "d_ff": None}, "d_ff"),
+    "activation_function='relu' of m": ({**BART, "activation_function": "relu"}, "'gelu' is"),
     "encoder_ffn_dim=200 and decoder_ffn_dim=8 of m": ({**BART, "decoder_ffn_dim": 8}, "one width"),
     "encoder_attention_heads=6 and decoder_attention_heads=3": ({**BART, "decoder_attention_heads": 3}, "alike"),
-    "7 attention heads do not divide d_model=96": (
+    "7 attention heads do not divide the hidden size 96": (
         {**BART, "encoder_attention_heads": 7, "decoder_attention_heads": 7}, "m"),
-    "0 attention heads do not divide d_model=96": (
+    "0 attention heads do not divide the hidden size 96": (
         {**BART, "encoder_attention_heads": 0, "decoder_attention_heads": 0}, "m"),
 }  # fmt: skip
 
@@ -316,7 +317,7 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**LLAMA, "model_type": "bloom"}, {"ffn_hidden_size": 200}),
     "moe_ffn_hidden_size=30 of m: family mixtral": ({**LLAMA, "model_type": "mixtral"}, {"moe_ffn_hidden_size": 30}),
     "rope_theta=null for m": (LLAMA, {"rope_theta": None}),
-    "norm_eps=0.001 of m: bart": (BART, {"norm_eps": 1e-3}),
+    "norm_eps=0.001 of m: family bart": (BART, {"norm_eps": 1e-3}),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
 from kit.specs.trl import TRL
 
@@ -100,14 +100,13 @@ def multi_token_prediction(w: Workload) -> str | None:
     if not w.job.mtp_num_layers:
         return None
     said = f"mtp_num_layers={w.job.mtp_num_layers}"
-    broken = {
+    reasons = {
         f"engine={w.layout.engine}, which has no such heads; use engine=megatron": w.layout.engine != "megatron",
         f"objective={w.job.objective}; use pretrain": w.job.objective != "pretrain",
         "LoRA, which trains no weights": w.job.lora is not None,
         f"the tied embeddings of {w.model.name}": w.model.tied_embeddings,
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"{said} with {found}, or leave it out"
+    return first(reasons, f"{said} with {{}}, or leave it out")
 
 
 # ---------------------------------------------------------------- layers
@@ -153,7 +152,7 @@ def selective_recompute(w: Workload) -> str | None:
     layout, model = w.layout, w.model
     if layout.recompute != "selective":
         return None
-    refused = {
+    reasons = {
         f"engine={layout.engine}": layout.engine != "torch",
         f"tp={layout.tp}, cp={layout.cp}": layout.tp * layout.cp > 1,
         f"the experts of {model.name}": model.num_experts > 0,
@@ -167,8 +166,7 @@ def selective_recompute(w: Workload) -> str | None:
         f"precision={w.job.precision}": w.job.precision == "fp8",
         "compile_layers or tiled_mlp": layout.compile_layers or layout.tiled_mlp,
     }
-    found = next((what for what, holds in refused.items() if holds), None)
-    return found and f"recompute=selective with {found}, where it was not tested; use none or full"
+    return first(reasons, "recompute=selective with {}, where it was not tested; use none or full")
 
 
 # ---------------------------------------------------------------- jobs
@@ -249,21 +247,18 @@ def balancing(w: Workload) -> str | None:
     chosen, model = w.job.balancing, w.model
     if chosen is None:
         return None
-    if not model.num_experts:
-        return f"job.balancing with {model.name}, which has no experts; leave it out"
-    if model.approximate is not None:
-        return f"job.balancing with {model.name}, whose routers no family describes; leave it out"
-    if w.job.lora is not None or w.job.objective != "pretrain":
-        why = "lora, which freezes routers" if w.job.lora else f"objective={w.job.objective}, whose padding would count"
-        return f"job.balancing with {why}; leave it out, or pretrain all weights"
-    if chosen.moe_router_bias_update_rate and model.traits.router != "sigmoid":
-        return (
-            f"moe_router_bias_update_rate={chosen.moe_router_bias_update_rate:g} with {model.name}, whose router has "
-            "no expert bias; use 0, and an auxiliary loss"
-        )
-    if chosen.moe_expert_capacity_factor is not None and w.layout.engine != "megatron":
-        return (
-            f"moe_expert_capacity_factor={chosen.moe_expert_capacity_factor:g} on engine={w.layout.engine}, which "
-            "drops no tokens; use engine=megatron, or null"
-        )
-    return None
+    rate, capacity = chosen.moe_router_bias_update_rate, chosen.moe_expert_capacity_factor
+    pretrain = "leave it out, or pretrain all weights"
+    reasons = {
+        f"job.balancing with {model.name}, which has no experts; leave it out": not model.num_experts,
+        f"job.balancing with {model.name}, whose routers no family describes; leave it out": model.approximate,
+        f"job.balancing with lora, which freezes routers; {pretrain}": w.job.lora,
+        f"job.balancing with objective={w.job.objective}, whose padding would count; {pretrain}": (
+            w.job.objective != "pretrain"
+        ),
+        f"moe_router_bias_update_rate={rate:g} with {model.name}, whose router has no expert bias; use 0, and an "
+        "auxiliary loss": rate and model.traits.router != "sigmoid",
+        f"moe_expert_capacity_factor={capacity or 0:g} on engine={w.layout.engine}, which drops no tokens; use "
+        "engine=megatron, or null": capacity is not None and w.layout.engine != "megatron",
+    }
+    return first(reasons)

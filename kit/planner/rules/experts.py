@@ -6,7 +6,7 @@ from math import gcd
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.trl import TRL
 
 
@@ -56,7 +56,7 @@ def torch_expert_parallel(w: Workload) -> str | None:
     job, layout = w.job, w.layout
     if layout.ep == 1:
         return None
-    refused = {
+    reasons = {
         f"zero_stage={layout.zero_stage}: experts are spread beside FSDP2; use zero_stage=2 or 3": layout.zero_stage
         < 2,
         f"tp={layout.tp}; use tp=1, or engine=megatron": layout.tp > 1,
@@ -67,5 +67,4 @@ def torch_expert_parallel(w: Workload) -> str | None:
         f"precision={job.precision}; use bf16": job.precision == "fp8",
         f"objective={job.objective}, which TRL trains; use ep=1": job.objective in TRL,
     }
-    found = next((why for why, holds in refused.items() if holds), None)
-    return found and f"ep={layout.ep} on engine=torch with {found}"
+    return first(reasons, f"ep={layout.ep} on engine=torch with {{}}")

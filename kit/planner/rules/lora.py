@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.text import listed
 
 _FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
@@ -47,7 +47,7 @@ def dora(w: Workload) -> str | None:
     chosen, layout = w.job.lora, w.layout
     if chosen is None or not chosen.use_dora:
         return None
-    broken = {
+    reasons = {
         f"implementation={layout.implementation}, whose layers have no DoRA; use engine=torch": (
             layout.implementation != "huggingface"
         ),
@@ -57,8 +57,7 @@ def dora(w: Workload) -> str | None:
         "four_bit=true, which was not tested; use false": chosen.four_bit,
         f"the experts of {w.model.name}; use false": w.model.num_experts > 0,
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"lora.use_dora=true with {found}, or leave it out"
+    return first(reasons, "lora.use_dora=true with {}, or leave it out")
 
 
 @rule()
@@ -100,13 +99,14 @@ def lora(w: Workload) -> str | None:
         return (
             "lora={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local"
         )
-    if chosen.four_bit:
-        return "lora.four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch"
-    if chosen.dropout:
-        return f"lora.dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch"
-    if chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts:
-        return (
-            f"lora.targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by "
-            "the names of the shared ones; use targets=attention"
-        )
-    return None
+    reasons = {
+        "four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch": (
+            chosen.four_bit
+        ),
+        f"dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch": chosen.dropout,
+        f"targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by the names "
+        "of the shared ones; use targets=attention": (
+            chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts
+        ),
+    }
+    return first(reasons, "lora.{}")

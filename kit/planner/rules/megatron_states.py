@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.text import listed
 
 
@@ -23,13 +23,12 @@ def fp8_weights(w: Workload) -> str | None:
     layout, job = w.layout, w.job
     if not layout.fp8_param_gather:
         return None
-    broken = {
+    reasons = {
         f"precision={job.precision}; use fp8": job.precision != "fp8",
         f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
         "LoRA, whose weights nobody gathers": job.lora is not None,
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"fp8_param_gather=true with {found}, or leave it out"
+    return first(reasons, "fp8_param_gather=true with {}, or leave it out")
 
 
 _LOCAL_MODULES = frozenset({"core_attn", "mlp", "moe"})
@@ -45,13 +44,12 @@ def recompute_modules(w: Workload) -> str | None:
     absent = {name for name in named & {"moe", "moe_act", "shared_experts"} if not w.model.num_experts}
     absent |= named & {"mla_up_proj"} if w.model.latent is None else set()
     foreign = named - _LOCAL_MODULES if layout.implementation == "local" else frozenset()
-    broken = {
+    reasons = {
         f"recompute={layout.recompute}; use selective": layout.recompute != "selective",
         f"{listed(sorted(absent))}, which {w.model.name} does not have; take it out": bool(absent),
         f"implementation=local, which recomputes {listed(sorted(_LOCAL_MODULES))} alone": bool(foreign),
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return f"recompute_modules={', '.join(sorted(named))} with {found}, or leave it out" if found else None
+    return first(reasons, f"recompute_modules={', '.join(sorted(named))} with {{}}, or leave it out")
 
 
 @rule("megatron")
@@ -64,11 +62,10 @@ def optimizer_on_the_host(w: Workload) -> str | None:
         return f"{share} with offload_optimizer=none; use offload_optimizer=cpu, or leave it out"
     if place == "none":
         return None
-    broken = {
+    reasons = {
         "disks, which it does not use; use cpu": place == "nvme",
         f"zero_stage={layout.zero_stage}; use zero_stage=1": layout.zero_stage != 1,
         f"precision={w.job.precision}; use bf16": w.job.precision != "bf16",
         "LoRA, whose optimizer is small": w.job.lora is not None,
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"offload_optimizer={place} on engine=megatron with {found}, or leave it out"
+    return first(reasons, f"offload_optimizer={place} on engine=megatron with {{}}, or leave it out")

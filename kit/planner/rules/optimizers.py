@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import one_of
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.optimizers import OPTIMIZERS
 
 
@@ -34,7 +34,7 @@ def bf16_state(w: Workload) -> str | None:
     torch, zero = layout.engine == "torch", layout.engine == "deepspeed"
     alone = layout.zero_stage == 1 and summed and layout.offload_optimizer == "none" and zero
     taken = ("adamw", "adamw-8bit") if torch else ("adamw",)
-    broken = {
+    reasons = {
         f"optimizer.name={job.optimizer.name}; use {' or '.join(taken)}": job.optimizer.name not in taken,
         f"precision={job.precision}; use bf16": job.precision != "bf16",
         "autocast=true, whose weights are fp32; use false": layout.autocast,
@@ -50,8 +50,7 @@ def bf16_state(w: Workload) -> str | None:
         and layout.implementation != "transformer_engine",
         "the optimizer on the host; use one of them": megatron and layout.offload_optimizer != "none",
     }
-    found = next((why for why, is_broken in broken.items() if is_broken), None)
-    return found and f"optimizer_state_dtype={layout.optimizer_state_dtype} with {found}, or leave it out"
+    return first(reasons, f"optimizer_state_dtype={layout.optimizer_state_dtype} with {{}}, or leave it out")
 
 
 @rule(
@@ -72,14 +71,14 @@ def stochastic_round(w: Workload) -> str | None:
     layout = w.layout
     if not layout.bf16_stochastic_round:
         return None
-    if layout.optimizer_state_dtype != "bf16":
-        return "bf16_stochastic_round=true rounds weights of optimizer_state_dtype=bf16; set that too, or leave it out"
-    if layout.tp > 1:
-        return (
-            f"bf16_stochastic_round=true with tp={layout.tp}, whose ranks hold some weights twice and would round them "
-            "apart; use tp=1, or bf16_stochastic_round=false"
-        )
-    return None
+    reasons = {
+        "rounds weights of optimizer_state_dtype=bf16; set that too, or leave it out": (
+            layout.optimizer_state_dtype != "bf16"
+        ),
+        f"with tp={layout.tp}, whose ranks hold some weights twice and would round them apart; use tp=1, or "
+        "bf16_stochastic_round=false": layout.tp > 1,
+    }
+    return first(reasons, "bf16_stochastic_round=true {}")
 
 
 @rule(

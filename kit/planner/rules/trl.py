@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import rule
+from kit.planner.rules.rule import first, rule
 from kit.specs.job import GrpoSpec
 
 
@@ -45,17 +45,14 @@ def grpo(w: Workload) -> str | None:
     if job.objective != "grpo":
         return None if job.grpo is None else f"job.grpo with objective={job.objective}; leave it out, or use grpo"
     chosen = job.grpo or GrpoSpec()
-    if job.global_batch_size % chosen.num_generations:
-        return (
-            f"global_batch_size={job.global_batch_size} is not a multiple of grpo.num_generations="
-            f"{chosen.num_generations}; use {max(1, job.global_batch_size // chosen.num_generations)} · "
-            f"{chosen.num_generations}"
-        )
-    if chosen.max_completion_length >= job.seq_length:
-        return (
-            f"grpo.max_completion_length={chosen.max_completion_length} leaves no room for the prompt in seq_length="
-            f"{job.seq_length}; use a smaller one, or a larger seq_length"
-        )
-    if chosen.vllm_gpu_memory_utilization is not None and w.cluster.gpu.device == "cpu":
-        return "grpo.vllm_gpu_memory_utilization on CPU processes; leave it out"
-    return None
+    batch, each = job.global_batch_size, chosen.num_generations
+    reasons = {
+        f"global_batch_size={batch} is not a multiple of grpo.num_generations={each}; use {max(1, batch // each)} · "
+        f"{each}": batch % each,
+        f"grpo.max_completion_length={chosen.max_completion_length} leaves no room for the prompt in seq_length="
+        f"{job.seq_length}; use a smaller one, or a larger seq_length": chosen.max_completion_length >= job.seq_length,
+        "grpo.vllm_gpu_memory_utilization on CPU processes; leave it out": (
+            chosen.vllm_gpu_memory_utilization is not None and w.cluster.gpu.device == "cpu"
+        ),
+    }
+    return first(reasons)
