@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import AsJson, OutDir, count, echo_json
-from kit.errors import SpecError
+from kit.cli.options import AsJson, OutDir, answer, count
+from kit.specs.text import refuse
 
 convert = typer.Typer(
     **PLAIN, help="Convert offline: text to tokens; checkpoints and models between formats.", no_args_is_help=True
@@ -47,16 +47,21 @@ def convert_data(
 
     The files are complete or absent: after an interruption the same command starts again.
     """
-    if workers is not None:
-        raise SpecError(f"--workers {workers}: the tokenizer's threads use all cores; RAYON_NUM_THREADS limits them")
-    if objective not in ("pretrain", "sft", "seq2seq") or (objective == "pretrain" and seq_length is not None):
-        raise SpecError(
-            f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
-        )
-    if chat_template is not None and objective != "sft":
-        raise SpecError(f"--chat-template {chat_template} with --objective {objective}: only sft has chats; omit it")
-    if text_key is not None and objective != "pretrain":
-        raise SpecError(f"--text-key {text_key} with --objective {objective}, whose rows have fields of their own")
+    reasons = {
+        f"--workers {workers}: the tokenizer's threads use all cores; RAYON_NUM_THREADS limits them": (
+            workers is not None
+        ),
+        f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut": (
+            objective not in ("pretrain", "sft", "seq2seq") or (objective == "pretrain" and seq_length is not None)
+        ),
+        f"--chat-template {chat_template} with --objective {objective}: only sft has chats; omit it": (
+            chat_template is not None and objective != "sft"
+        ),
+        f"--text-key {text_key} with --objective {objective}, whose rows have fields of their own": (
+            text_key is not None and objective != "pretrain"
+        ),
+    }
+    refuse(reasons)
     from kit.training.data.tokenise import tokenise
 
     done = tokenise(
@@ -68,7 +73,7 @@ def convert_data(
         seq_length=seq_length,
         chat_template=chat_template,
     )
-    _answer(out, str(done), as_json)
+    answer({"path": out, "what": str(done)}, str(done), as_json)
 
 
 @convert.command("model")
@@ -114,7 +119,7 @@ def convert_model(
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kB
     what += f" ({time.monotonic() - started:.1f} s, at most {peak_gib:.1f} GiB of memory)"
-    _answer(out, f"{out}: {what}", as_json)
+    answer({"path": str(out), "what": f"{out}: {what}"}, f"{out}: {what}", as_json)
 
 
 @convert.command("inspect")
@@ -129,14 +134,4 @@ def convert_inspect(
     from kit.training.checkpoint.inspected import inspected
 
     found = inspected(path)
-    if as_json:
-        echo_json(found)
-    else:
-        typer.echo(str(found))
-
-
-def _answer(out: Path | str, what: str, as_json: bool) -> None:
-    if as_json:
-        echo_json({"path": str(out), "what": what})
-    else:
-        typer.echo(what)
+    answer(found, str(found), as_json)

@@ -55,6 +55,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+from kit.specs.text import refuse
 from kit.specs.trl import TRL
 from kit.units import human_count
 
@@ -125,30 +126,30 @@ def plan(
     if (reader := reader_of(model)) is not None:
         reader(Path(model), gpus, row_tokens, patch, as_json)
         return
-    if patch or row_tokens is not None:
-        raise SpecError("--patch and --row-tokens are of another trainer's file, such as axolotl.yaml or train.sh")
-    if calibrate is not None and calibration is None:
-        raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
-    changes = recipe_changes(overrides, engine, attention)
-    given = asked(context)
+    chooses, recipe = any(wish is not None for wish in (deadline, budget, max_gpus, by)), is_recipe(model)
+    reasons = {
+        "--patch and --row-tokens are of another trainer's file, such as axolotl.yaml or train.sh": (
+            patch or row_tokens is not None
+        ),
+        "--calibrate records a run; name the file to record it in: --calibration calibration.yaml": (
+            calibrate is not None and calibration is None
+        ),
+        "--clusters prints a table of clusters and no plan; leave out --gpus, --save, --html, --calibrate, --deadline, "
+        "--budget, --max-gpus and --by": clusters is not None and (gpus or chooses or save or html or calibrate),
+        "--price is of clusters that --gpus or --clusters name": clusters is None and price and (chooses or recipe),
+        "--deadline, --budget, --max-gpus and --by choose a cluster, and a recipe names its own; use the model's name "
+        "instead of the recipe": chooses and recipe,
+        "--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen": (
+            not (recipe or chooses or clusters or gpus)
+        ),
+    }
+    refuse(reasons)
+    changes, given = recipe_changes(overrides, engine, attention), asked(context)
     known = None if calibration is None or (calibrate is not None and not calibration.exists()) else calibration
-    chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
     if clusters is not None:
-        if gpus or chooses or save or html or calibrate:
-            raise SpecError(
-                "--clusters prints a table of clusters and no plan; leave out --gpus, --save, --html, --calibrate, "
-                "--deadline, --budget, --max-gpus and --by"
-            )
         _compare_clusters(model, clusters, price or [], changes, given, known, as_json)
         return
-    if price and (chooses or is_recipe(model)):
-        raise SpecError("--price is of clusters that --gpus or --clusters name")
-    if is_recipe(model):
-        if chooses:
-            raise SpecError(
-                "--deadline, --budget, --max-gpus and --by choose a cluster, and a recipe names its own; "
-                "use the model's name instead of the recipe"
-            )
+    if recipe:
         of_file_alone(context, Path(model))
         with searching(model):
             result, _ = plan_recipe(Path(model), changes, known, tight)
@@ -158,8 +159,7 @@ def plan(
         if chooses:
             pins, job = pins_of(model, changes), job_for(spec, 1, **given)
             gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known, as_json)
-        if gpus is None:
-            raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
+        assert gpus is not None, "it was named, or chosen"
         with searching(f"{spec.name} on {gpus}"):
             cluster = _priced(gpus, price) if price else parse_cluster(gpus)
             cluster, job, pins = with_changes(model, spec, cluster, given, changes)

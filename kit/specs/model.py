@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Annotated, Literal
 
 from kit.cached import cached
-from kit.errors import SpecError
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -23,7 +21,7 @@ from kit.specs.families import (
     Traits,
     families_with,
 )
-from kit.specs.text import listed
+from kit.specs.text import listed, refuse
 from kit.specs.validation import Count, Name, Text, TextMapping, Within, spec
 
 __all__ = [
@@ -230,8 +228,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         # One after the other: heads are those of a family that is known.
-        for problem in itertools.chain.from_iterable(of(self) for of in (_of_the_family, _of_heads, _of_experts)):
-            raise SpecError(problem)
+        refuse(_of_the_family(self))
+        refuse(_of_heads(self) | _of_experts(self))
 
     @cached
     def _hash(self) -> int:
@@ -340,72 +338,62 @@ class ModelSpec:
         return any(self.window(layer) is not None for layer in range(self.num_layers))
 
 
-def _of_the_family(model: ModelSpec) -> list[str]:
-    if (model.family == "transformers") != (model.approximate is not None):
-        return [f"family={model.family} of {model.name}: approximate belongs to family transformers, and to no other"]
-    if model.approximate is not None:
-        named = isinstance(model.approximate.config.get("model_type"), str)
-        return [] if named else [f"approximate.config of {model.name} has no model_type; give transformers' name of it"]
-    traits, found = FAMILIES[model.family], []
+def _of_the_family(model: ModelSpec) -> dict[str, object]:
+    """Reason to refuse the shape → whether it holds."""
+    known, family = model.approximate, f"family {model.family}"
+    reasons: dict[str, object] = {
+        f"family={model.family} of {model.name}: approximate belongs to family transformers, and to no other": (
+            (model.family == "transformers") != (known is not None)
+        ),
+        f"approximate.config of {model.name} has no model_type; give transformers' name of it": (
+            known is not None and not isinstance(known.config.get("model_type"), str)
+        ),
+    }
+    if known is not None or model.family == "transformers":
+        return reasons
+    traits = FAMILIES[model.family]
     for item in dataclasses.fields(ModelSpec):
-        value = getattr(model, item.name)
-        known = families_with(item.name)
-        if not known or value == item.default:
-            continue
-        if model.family not in known:
-            found.append(
-                f"{item.name}={value} of {model.name}: family {model.family} has none here; leave it out, or use one "
-                f"of {listed(known)}"
-            )
-        elif value not in (allowed := traits.choices.get(item.name, (value,))):
-            found.append(
-                f"{item.name}={value} of {model.name}: family {model.family} has {' or '.join(allowed)}; "
-                "use one of these"
-            )
-    found += [
-        f"{name} of {model.name} is missing, which family {model.family} needs; give it, or use another family"
+        value, takers = getattr(model, item.name), families_with(item.name)
+        given = bool(takers) and value != item.default
+        allowed = traits.choices.get(item.name, (value,))
+        reasons |= {
+            f"{item.name}={value} of {model.name}: {family} has none here; leave it out, or use one of "
+            f"{listed(takers)}": given and model.family not in takers,
+            f"{item.name}={value} of {model.name}: {family} has {' or '.join(map(str, allowed))}; use one of these": (
+                given and value not in allowed
+            ),
+        }
+    return reasons | {
+        f"{name} of {model.name} is missing, which {family} needs; give it, or use another family": (
+            not getattr(model, name)
+        )
         for name in traits.needs
-        if not getattr(model, name)
-    ]
-    return found
+    }
 
 
-def _of_heads(model: ModelSpec) -> list[str]:
-    traits, found = model.traits, []
-    heads, groups = model.num_attention_heads, model.num_key_value_heads
-    if heads % groups:
-        found.append(
-            f"num_key_value_heads={groups} does not divide num_attention_heads={heads} of {model.name}; every "
-            f"key/value head serves the same number of query heads: use a divisor of {heads}"
-        )
-    if groups != heads and (model.latent or not traits.grouped_queries):
-        found.append(
-            f"num_key_value_heads={groups} of {model.name}: family {model.family} has no grouped-query attention; "
-            f"use {heads}"
-        )
-    if traits.even_heads and model.head_dim * heads != model.hidden_size:
-        found.append(
-            f"head_dim={model.head_dim} of {model.name}: in family {model.family} the {heads} heads split the hidden "
-            f"size {model.hidden_size} evenly; use a hidden_size of {heads}·head_dim"
-        )
-    if model.latent and model.head_dim != model.latent.query_head_dim:
-        found.append(
-            f"head_dim={model.head_dim} of {model.name} is not nope_head_dim + rope_head_dim; "
-            f"use {model.latent.query_head_dim}"
-        )
-    return found
+def _of_heads(model: ModelSpec) -> dict[str, object]:
+    traits, latent, heads, groups = model.traits, model.latent, model.num_attention_heads, model.num_key_value_heads
+    width = latent.query_head_dim if latent else model.head_dim
+    return {
+        f"num_key_value_heads={groups} does not divide num_attention_heads={heads} of {model.name}; every key/value "
+        f"head serves the same number of query heads: use a divisor of {heads}": heads % groups,
+        f"num_key_value_heads={groups} of {model.name}: family {model.family} has no grouped-query attention; use "
+        f"{heads}": groups != heads and (latent or not traits.grouped_queries),
+        f"head_dim={model.head_dim} of {model.name}: in family {model.family} the {heads} heads split the hidden size "
+        f"{model.hidden_size} evenly; use a hidden_size of {heads}·head_dim": (
+            traits.even_heads and model.head_dim * heads != model.hidden_size
+        ),
+        f"head_dim={model.head_dim} of {model.name} is not nope_head_dim + rope_head_dim; use {width}": (
+            model.head_dim != width
+        ),
+    }
 
 
-def _of_experts(model: ModelSpec) -> list[str]:
-    found = []
-    if model.experts_per_token > model.num_experts:
-        found.append(
-            f"experts_per_token={model.experts_per_token} of {model.name} is more than num_experts="
-            f"{model.num_experts}; use at most {model.num_experts}"
-        )
-    if model.num_experts % model.router_groups or model.router_top_groups > model.router_groups:
-        found.append(
-            f"router_groups={model.router_groups}, router_top_groups={model.router_top_groups} of {model.name}: groups "
-            f"are equal parts of num_experts={model.num_experts}, and a token goes to at most all of them; change them"
-        )
-    return found
+def _of_experts(model: ModelSpec) -> dict[str, object]:
+    experts, groups, top = model.num_experts, model.router_groups, model.router_top_groups
+    return {
+        f"experts_per_token={model.experts_per_token} of {model.name} is more than num_experts={experts}; use at most "
+        f"{experts}": model.experts_per_token > experts,
+        f"router_groups={groups}, router_top_groups={top} of {model.name}: groups are equal parts of num_experts="
+        f"{experts}, and a token goes to at most all of them; change them": experts % groups or top > groups,
+    }

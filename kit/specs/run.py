@@ -13,7 +13,7 @@ from kit.object_storage import check_address, is_address
 from kit.specs.frozen import FrozenMap
 from kit.specs.hub import is_elsewhere
 from kit.specs.job import MOST_SEQUENCES
-from kit.specs.text import check_line, shown
+from kit.specs.text import check_line, refuse, shown
 from kit.specs.validation import Checked, Count, Text, Within, spec
 
 _MOST_STEPS = 10**11
@@ -68,15 +68,18 @@ class StreamSpec:
     for."""
 
     def __post_init__(self) -> None:
-        if self.path in _FILE_READERS and not self.data_files:
-            raise SpecError(f"path={self.path} without data_files; list the files, patterns or addresses to read")
-        if self.path.startswith(("/", ".", "~")) or is_address(self.path):
-            raise SpecError(
-                f"path={self.path} is a file or directory; use path={' or '.join(_FILE_READERS)} and list files in "
-                f"data_files"
-            )
-        if "[" in self.split or "+" in self.split:
-            raise SpecError(f"split={self.split} is not one whole split; name one, and list its files in data_files")
+        files = self.path.startswith(("/", ".", "~")) or is_address(self.path)
+        reasons = {
+            f"path={self.path} without data_files; list the files, patterns or addresses to read": (
+                self.path in _FILE_READERS and not self.data_files
+            ),
+            f"path={self.path} is a file or directory; use path={' or '.join(_FILE_READERS)} and list files in "
+            "data_files": files,
+            f"split={self.split} is not one whole split; name one, and list its files in data_files": (
+                "[" in self.split or "+" in self.split
+            ),
+        }
+        refuse(reasons)
         for file in self.data_files:
             if is_address(file):
                 check_address("data_files", file)
@@ -115,17 +118,23 @@ class DataSpec:
     """Says that a run of more than 20 epochs is meant."""
 
     def __post_init__(self) -> None:
-        if not self.named and (self.validation is not None or self.validation_sets or self.packing):
-            raise SpecError("train is required and missing; give the prefix of one set, or several as blend")
-        if self.stream is not None and (self.train is not None or self.blend):
-            other = "blend" if self.train is None else f"train={self.train}"
-            raise SpecError(f"{other} and stream are both there, and a run trains on one of them; leave out one")
-        if self.stream is not None and self.packing:
-            raise SpecError("packing with stream, whose text fills every sequence; leave out packing")
-        if self.train is not None and self.blend:
-            raise SpecError(f"train={self.train} and blend are both there; leave out train, or list it in blend")
-        if self.blend and not self.wrap:
-            raise SpecError("wrap=false with blend, whose sets end at different times; leave out wrap, or use train")
+        other = "blend" if self.train is None else f"train={self.train}"
+        reasons = {
+            "train is required and missing; give the prefix of one set, or several as blend": (
+                not self.named and (self.validation is not None or self.validation_sets or self.packing)
+            ),
+            f"{other} and stream are both there, and a run trains on one of them; leave out one": (
+                self.stream is not None and (self.train is not None or self.blend)
+            ),
+            "packing with stream, whose text fills every sequence; leave out packing": self.stream and self.packing,
+            f"train={self.train} and blend are both there; leave out train, or list it in blend": (
+                self.train is not None and self.blend
+            ),
+            "wrap=false with blend, whose sets end at different times; leave out wrap, or use train": (
+                self.blend and not self.wrap
+            ),
+        }
+        refuse(reasons)
         for name in (*self.blend, *self.validation_sets):
             if not _SET_NAME.fullmatch(name):
                 raise SpecError(f"the data set {shown(name)} has a name for metrics: use letters, digits, _ and -")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kit.errors import SpecError
@@ -79,6 +79,17 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     if len(names) <= MOST_NAMES:
         return f"valid are {', '.join(sorted(names))}"
     return f"the nearest of {len(names)} are {', '.join(alike(word, names, MOST_NAMES, 0.0))}"
+
+
+def first(reasons: Mapping[str, object], sentence: str = "{}") -> str | None:
+    """``sentence`` with the first reason that holds in the place of ``{}``; None where none does."""
+    return next((sentence.replace("{}", reason) for reason, holds in reasons.items() if holds), None)
+
+
+def refuse(reasons: Mapping[str, object]) -> None:
+    """Raises ``SpecError`` with the first reason that holds."""
+    if (reason := first(reasons)) is not None:
+        raise SpecError(reason)
 
 
 def dotted(location: Location) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
-from kit.planner.rules.rule import first, rule
+from kit.planner.rules.rule import rule
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
-from kit.specs.trl import TRL
 
 # ---------------------------------------------------------------- sizes
+from kit.specs.text import first
+from kit.specs.trl import TRL
 
 
 @rule()

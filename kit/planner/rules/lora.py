@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import first, rule
-from kit.specs.text import listed
+from kit.planner.rules.rule import rule
+from kit.specs.text import first, listed
 
 _FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import first, rule
-from kit.specs.text import listed
+from kit.planner.rules.rule import rule
+from kit.specs.text import first, listed
 
 
 @rule(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kit.cost.workload import Workload
 from kit.planner.divisors import one_of
-from kit.planner.rules.rule import first, rule
+from kit.planner.rules.rule import rule
 from kit.specs.optimizers import OPTIMIZERS
+from kit.specs.text import first
 
 
 @rule(

@@ -5,7 +5,7 @@ Most rules are a predicate and a message. If the message depends on the violatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from kit.cost.workload import Workload
@@ -57,8 +57,3 @@ def rule(*engines: EngineName, message: Message = "") -> Callable[[C], C]:
         return check
 
     return register
-
-
-def first(reasons: Mapping[str, object], sentence: str = "{}") -> str | None:
-    """``sentence`` with the first reason that holds in the place of ``{}``; None where none does."""
-    return next((sentence.replace("{}", reason) for reason, holds in reasons.items() if holds), None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules.rule import first, rule
+from kit.planner.rules.rule import rule
 from kit.specs.job import GrpoSpec
+from kit.specs.text import first
 
 
 @rule(
