@@ -88,7 +88,6 @@ class Workload:
     attention_dropout = False
     capacity_factor = 1.0
     grouped_gemm = True
-    recompute_every = 1
     recomputed_share = 1.0
     cross_entropy = "unfused"
     deterministic = False
@@ -200,39 +199,14 @@ class Workload:
         c mod pp."""
         return chunk_layers(self.num_layers, self.layout)
 
-    def stage_chunks(self, stage: int) -> tuple[tuple[int, ...], ...]:
-        """Layer numbers of each of a stage's virtual chunks."""
-        return self.chunks[stage :: self.layout.pp]
-
     def stage_layers(self, stage: int) -> tuple[int, ...]:
         """All layer numbers of a stage."""
-        return tuple(layer for chunk in self.stage_chunks(stage) for layer in chunk)
+        return tuple(layer for chunk in self.chunks[stage :: self.layout.pp] for layer in chunk)
 
     @cached
-    def _stages(self) -> _Stages:
+    def stages(self) -> Stages:
+        """What kinds of layers the pipeline's stages and chunks have."""
         return _stages_of(self.model, self.chunks, self.layout.pp)
-
-    @property
-    def chunk_kinds(self) -> tuple[tuple[int, int], ...]:
-        """(dense layers, layers with experts) of each chunk."""
-        return self._stages.chunk_kinds
-
-    @property
-    def stage_kinds(self) -> tuple[tuple[int, int], ...]:
-        """(dense layers, layers with experts) of each stage."""
-        return self._stages.stage_kinds
-
-    @property
-    def distinct_stages(self) -> tuple[int, ...]:
-        """Stages of which one may need the most memory: the last, and of the others the first of each mix of dense
-        layers and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
-        return self._stages.distinct
-
-    @property
-    def equal_stages(self) -> tuple[tuple[int, int], ...]:
-        """(stage, number of stages that take as long): the first, the last, and of those between one of each mix of
-        dense layers and layers with experts."""
-        return self._stages.equal
 
     @cached
     def parameters(self) -> tuple[RankParameters, ...]:
@@ -393,21 +367,27 @@ class Workload:
         )
 
 
-class _Stages(NamedTuple):
-    """Layers of each stage and chunk, under the names of the properties of ``Workload``."""
+class Stages(NamedTuple):
+    """Kinds of layers, which have experts or not."""
 
     chunk_kinds: tuple[tuple[int, int], ...]
+    """(dense layers, layers with experts) of each chunk."""
     stage_kinds: tuple[tuple[int, int], ...]
+    """(dense layers, layers with experts) of each stage."""
     distinct: tuple[int, ...]
+    """Stages of which one may need the most memory: the last, and of the others the first of each mix of dense layers
+    and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
     equal: tuple[tuple[int, int], ...]
+    """(stage, number of stages that take as long): the first, the last, and of those between one of each mix of dense
+    layers and layers with experts."""
 
 
 @lru_cache(maxsize=512)  # layouts share them
-def _stages_of(model: ModelSpec, chunks: tuple[tuple[int, ...], ...], pp: int) -> _Stages:
+def _stages_of(model: ModelSpec, chunks: tuple[tuple[int, ...], ...], pp: int) -> Stages:
     experts = [sum(map(model.has_experts, layers)) if model.num_experts else 0 for layers in chunks]
     kinds = tuple((len(layers) - number, number) for layers, number in zip(chunks, experts, strict=True))
     stages = tuple((sum(dense), sum(moe)) for dense, moe in (zip(*kinds[i::pp], strict=True) for i in range(pp)))
     first = {kinds[stage::pp]: stage for stage in range(pp - 2, -1, -1)}
     between = tuple((stages.index(mix, 1), number) for mix, number in Counter(stages[1:-1]).items())
     equal = ((0, 1), *between, (pp - 1, 1)) if pp > 1 else ((0, 1),)
-    return _Stages(kinds, stages, (*sorted(first.values()), pp - 1), equal)
+    return Stages(kinds, stages, (*sorted(first.values()), pp - 1), equal)

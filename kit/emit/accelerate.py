@@ -69,8 +69,10 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
     if layout.engine == "torch" and layout.world_size > 1:
+        # accelerate's own fp8 converts other layers than kit's worker (utils/ao.py: all but the first and the last).
+        precision = "no" if plan.job.precision == "fp32" else "bf16"
         kind = {"distributed_type": "FSDP", "fsdp_config": _fsdp2(plan)} if layout.zero_stage else {}
-        return config | {"distributed_type": "MULTI_GPU", **kind, "mixed_precision": _mixed_precision(plan)}
+        return config | {"distributed_type": "MULTI_GPU", **kind, "mixed_precision": precision}
     raise EngineError(
         f"accelerate does not start {layout.world_size} processes of engine {layout.engine}: one process needs no "
         "launcher, and its Megatron plugin is for older versions of Megatron-LM; use torchrun (launch.sh does)"
@@ -102,11 +104,6 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
         "fsdp_activation_checkpointing": plan.layout.recompute == "full",
         **chosen(("fsdp_offload_params", plan.layout.offload_param != "none", True)),
     }
-
-
-def _mixed_precision(plan: Plan) -> str:
-    # accelerate's own fp8 converts other layers than kit's worker (utils/ao.py: all but the first and the last).
-    return "no" if plan.job.precision == "fp32" else "bf16"
 
 
 FILES = (

@@ -11,17 +11,13 @@ from typing import Any
 from kit.planner.plan import Plan
 
 
-def _every_plan(_: Plan) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class DerivedFile:
     """Describes one emitted file."""
 
     name: str
     text: Callable[[Plan], str]
-    applies: Callable[[Plan], bool] = _every_plan
+    applies: Callable[[Plan], bool] = lambda _: True
     """Whether a plan's run directory has this file."""
     plan_owned_keys: Mapping[str, str] = field(default_factory=dict)
     """Dotted key of the file → dotted key of the recipe that decides it. kit refuses manual edits of these keys at

@@ -53,10 +53,6 @@ def why_not(plan: Plan) -> str | None:
     return None
 
 
-def _expressible(plan: Plan) -> bool:
-    return plan.layout.engine == "megatron" and why_not(plan) is None
-
-
 def pretrain_gpt_arguments(plan: Plan) -> list[Args]:
     """Flags and their values, one list each, unquoted. Pure and deterministic."""
     settings = megatron_settings(plan)
@@ -316,4 +312,8 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
 """Key of megatron.yaml → the flag for its value."""
 
 
-FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, _expressible),)
+FILES = (
+    DerivedFile(
+        "pretrain_gpt.sh", pretrain_gpt_script, lambda plan: plan.layout.engine == "megatron" and why_not(plan) is None
+    ),
+)

@@ -15,6 +15,10 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.trl import TRL
 
+_WITHOUT_DATA = (
+    "kit's own training loop needs data (`run.data.train` in the recipe), which was not given: no file here starts it."
+)
+
 
 def readme(plan: Plan, own_loop: bool = True) -> str:
     """Markdown: a section for each way to run the plan, and the reasons for missing ways. ``own_loop``: whether the
@@ -25,7 +29,7 @@ def readme(plan: Plan, own_loop: bool = True) -> str:
         "Run every command in this directory.",
     ]
     if plan.job.objective not in TRL:
-        sections += _own_loop(plan) if own_loop else _without_data()
+        sections += _own_loop(plan) if own_loop else [_WITHOUT_DATA]
     if own_script.applies(plan):
         sections += _own_scripts(plan)
     elif plan.layout.implementation == "huggingface" and plan.layout.world_size > 1:
@@ -38,13 +42,6 @@ def readme(plan: Plan, own_loop: bool = True) -> str:
         sections.append("## Megatron-LM's pretrain_gpt.py")
         sections.append(f"There is no `pretrain_gpt.sh`: {reason}." if reason else "`pretrain_gpt.sh` starts it.")
     return "\n\n".join(sections) + "\n"
-
-
-def _without_data() -> list[str]:
-    return [
-        "kit's own training loop needs data (`run.data.train` in the recipe), which was not given: no file here starts "
-        "it."
-    ]
 
 
 def _own_loop(plan: Plan) -> list[str]:

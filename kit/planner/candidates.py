@@ -17,7 +17,7 @@ from kit.planner.divisors import divisors
 from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
+from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 _LARGEST_MICRO_BATCH_TOKENS = 65536
@@ -396,12 +396,7 @@ def _pinned(engine: EngineName, job: JobSpec, pins: Pins) -> Layout:
     pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
     # Weights in bf16 lose small updates otherwise.
     rounded = engine == "torch" and pins.optimizer_state_dtype == "bf16"
-    own = {"implementation": _implementation(engine, job), "bf16_stochastic_round": rounded}
+    of_megatron = "transformer_engine" if job.precision == "fp8" else "local"
+    implementation = of_megatron if engine == "megatron" else "huggingface"
+    own = {"implementation": implementation, "bf16_stochastic_round": rounded}
     return Layout(**{**own, **pinned, "engine": engine})
-
-
-def _implementation(engine: EngineName, job: JobSpec) -> Implementation:
-    """The implementation if none is pinned. Megatron uses its local layers, in fp8 those of Transformer Engine."""
-    if engine != "megatron":
-        return "huggingface"
-    return "transformer_engine" if job.precision == "fp8" else "local"

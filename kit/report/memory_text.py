@@ -38,7 +38,8 @@ def picture(report: FitReport) -> Text:
         *([f"  {model.source}"] if model.source.startswith(MADE) else []),
         f"  {describe(report.layout)}",
         "",
-        _verdict(report),
+        f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable ({report.memory_gib:.1f} "
+        f"total); largest: {report.binding}",
         "",
         "  stage " + "".join(f"{name:>12}" for name in [*shown, "peak"]) + "   GiB",
     ]
@@ -54,13 +55,6 @@ def picture(report: FitReport) -> Text:
     for line in [*_moments(report), *_node_lines(report), *report.reasons]:
         text.append(f"\n{line}")
     return text
-
-
-def _verdict(report: FitReport) -> str:
-    return (
-        f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable "
-        f"({report.memory_gib:.1f} total); largest: {report.binding}"
-    )
 
 
 def _bar(stage: StageMemory, report: FitReport) -> Text:

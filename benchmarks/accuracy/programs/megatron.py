@@ -27,7 +27,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     gathered = _gathered_bytes(workload, stage)
     recomputed = parts.recomputed_layer * workload.recompute_every
     if (workload.activation_offload or workload.offloaded_layers) and workload.layout.recompute != "full":
-        present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
+        present = [bool(kind) for kind, count in enumerate(workload.stages.stage_kinds[stage]) if count]
         recomputed = max((sum(rank_megatron.layer_terms(workload, kind).values()) for kind in present), default=0.0)
     deferred, loss = _loss_bytes(workload) if stage == workload.layout.pp - 1 else (0.0, 0.0)
     buffers = parts.buffers

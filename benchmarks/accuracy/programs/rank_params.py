@@ -19,5 +19,5 @@ def layer_parameters(workload: Workload, has_experts: bool) -> tuple[float, floa
 
 def largest_layer_parameters(workload: Workload, stage: int) -> float:
     """Of the largest layer of a stage, all kinds together; 0 where it has none."""
-    kinds = enumerate(workload.stage_kinds[stage])
+    kinds = enumerate(workload.stages.stage_kinds[stage])
     return max((sum(layer_parameters(workload, bool(kind))) for kind, number in kinds if number), default=0.0)

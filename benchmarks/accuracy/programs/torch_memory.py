@@ -25,7 +25,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     saved = sum(
         (kept_bytes(workload, dense) + (kept_bytes(workload, experts, True) if experts else 0.0)) * count
         for (dense, experts), count in zip(
-            workload.chunk_kinds[stage :: layout.pp],
+            workload.stages.chunk_kinds[stage :: layout.pp],
             in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage),
             strict=True,
         )
@@ -48,7 +48,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     if workload.layout.recompute == "none":
         recomputed = 0.0
     else:
-        experts = workload.stage_kinds[stage][1] > 0
+        experts = workload.stages.stage_kinds[stage][1] > 0
         recomputed = sum(layer_terms(workload, experts).values())
         recomputed -= kept_bytes(workload, 1, experts) if workload.layout.recompute == "selective" else 0.0
     return RankParts(

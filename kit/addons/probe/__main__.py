@@ -26,7 +26,7 @@ def main() -> int:
         from kit.planner.plan import Plan
 
         plan = Plan.load(given.plan)
-        stages = plan.workload.distinct_stages if given.stage is None else (given.stage,)
+        stages = plan.workload.stages.distinct if given.stage is None else (given.stage,)
         found = [probe(plan, stage) for stage in stages]
     except KitError as error:
         print(f"error: {error}", file=sys.stderr)

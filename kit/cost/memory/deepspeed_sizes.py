@@ -49,10 +49,15 @@ def buffer_sizes(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict
     """``Layout`` field → size in elements, for each buffer that the ZeRO stage and the offload use. A pinned size
     replaces kit's choice."""
     chosen: dict[str, int] = {}
-    if layout.engine == "deepspeed" and layout.zero_stage > 0:
-        chosen["reduce_bucket_size"] = _reduce_bucket(model, cluster, layout)
-    if layout.engine == "deepspeed" and layout.zero_stage == 3:
-        chosen["stage3_prefetch_bucket_size"] = _prefetch_bucket(model, cluster, layout)
+    stage = layout.zero_stage if layout.engine == "deepspeed" else 0
+    if stage > 0:
+        # Gradient elements per reduction: enough to fill the link, and at least a layer's largest matrix, so that it is
+        # reduced through the bucket. DeepSpeed's default, 5e8, takes 1 GB, and twice that with overlap_comm.
+        matrix, fills = largest_layer_matrix(model), fills_the_link(cluster, layout)
+        chosen["reduce_bucket_size"] = max(matrix, fills)
+    if stage == 3:
+        # One matrix, or more (up to a layer) if one does not fill the link. DeepSpeed's default is 5e7.
+        chosen["stage3_prefetch_bucket_size"] = max(matrix, min(count(model).layer.total, fills))
         chosen["stage3_max_live_parameters"] = live_parameters(model, cluster)
         # Norms and biases (a few hidden sizes each) are not sharded: gathering them costs only latency. Matrices are
         # larger than this threshold.
@@ -96,21 +101,6 @@ def largest_parameter(model: ModelSpec) -> int:
     gate_up_proj of a layer, which transformers stores as one parameter for all experts."""
     experts = model.num_experts * 2 * model.moe_ffn_hidden_size * model.hidden_size
     return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size, experts)
-
-
-def _reduce_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
-    """Gradient elements per reduction: enough to fill the link, and at least a layer's largest matrix, so that it is
-    reduced through the bucket.
-
-    DeepSpeed's default, 5e8, takes 1 GB, and twice that with overlap_comm.
-    """
-    return max(largest_layer_matrix(model), fills_the_link(cluster, layout))
-
-
-def _prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
-    """Weight elements to prefetch: one matrix, or more (up to a layer) if one matrix does not fill the link.
-    DeepSpeed's default is 5e7."""
-    return max(largest_layer_matrix(model), min(count(model).layer.total, fills_the_link(cluster, layout)))
 
 
 def live_parameters(model: ModelSpec, cluster: ClusterSpec) -> int:

@@ -102,7 +102,7 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 def peak_gib(workload: Workload) -> float:
     """Peak GiB of the fullest stage, the figure that a search compares; equal to ``peak(workload).peak_gib``."""
     engine = engine_memory(workload)
-    fullest = max(peak_bytes(_parts_of(workload, engine, stage)) for stage in workload.distinct_stages)
+    fullest = max(peak_bytes(_parts_of(workload, engine, stage)) for stage in workload.stages.distinct)
     return fullest / GIB + overhead_gib(workload)
 
 

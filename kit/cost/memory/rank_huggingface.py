@@ -23,7 +23,7 @@ from kit.specs.layout import mlp_tiles
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Memory of a rank by part; all ranks are alike, since these engines have one pipeline stage."""
     model, recompute = workload.model, workload.layout.recompute
-    counts = [(bool(kind), number) for kind, number in enumerate(workload.stage_kinds[stage]) if number]
+    counts = [(bool(kind), number) for kind, number in enumerate(workload.stages.stage_kinds[stage]) if number]
     whole = {kind: layer_bytes(workload, kind) for kind, _ in counts}
     after_forward, in_loss = engine.autocast_copies
     decoders = model.num_layers if model.is_encoder_decoder else 0
@@ -99,7 +99,7 @@ def _backward_workspace(workload: Workload, has_experts: bool) -> float:
     """
     model, h, tp = workload.model, workload.model.hidden_size, workload.layout.tp
     if workload.layout.tiled_mlp:
-        return workspace_of_tiled_layer(workload)
+        return max(_tiles(workload), _norm(workload), attention_backward(workload)) * workload.tokens
     if not has_experts:
         return workload.element * (3 * model.ffn_hidden_size / tp + 2 * h) * workload.tokens
     routed, width = workload.routed_per_token * workload.tokens, model.moe_ffn_hidden_size
@@ -128,11 +128,6 @@ def recomputed_layer_bytes(workload: Workload) -> float:
         attention + attention_backward(workload),
     )
     return (residual + max(moments)) * workload.tokens
-
-
-def workspace_of_tiled_layer(workload: Workload) -> float:
-    """Bytes of gradients and buffers in the backward of a layer with a tiled MLP, without recompute."""
-    return max(_tiles(workload), _norm(workload), attention_backward(workload)) * workload.tokens
 
 
 def _tiles(workload: Workload) -> float:

@@ -28,7 +28,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     last = stage == workload.layout.pp - 1
     recomputed = 0.0
     if workload.layout.recompute != "none":
-        recomputed = max((_recomputed(workload, kind) for kind in _kinds_of(workload, stage)), default=0.0)
+        kinds = enumerate(workload.stages.stage_kinds[stage])
+        recomputed = max((_recomputed(workload, bool(kind)) for kind, count in kinds if count), default=0.0)
     saved = saved_activations(workload, stage)
     # The retained gradients of all layers exist in the first layer's backward; the final norm's tensors are freed by
     # then.
@@ -105,18 +106,13 @@ def saved_activations(workload: Workload, stage: int, chunk_bytes: ChunkBytes | 
         chunks = zip(workload.chunks[stage::pp], counts, strict=True)
         total = sum(count * chunk_bytes(workload, layers) for layers, count in chunks)
     else:
-        layers = _layers_in_flight(workload.chunk_kinds[stage::pp], counts)
+        layers = _layers_in_flight(workload.stages.chunk_kinds[stage::pp], counts)
         total = sum(number * layer_saved(workload, bool(kind)) for kind, number in enumerate(layers) if number)
     if workload.hidden_dropout and stage == 0:
         total += counts[0] * workload.model.hidden_size * workload.shard_tokens
     last = counts[-1] if stage == pp - 1 else 0
     total += last * after_last_layer(workload, chunk_bytes) if last else 0.0
     return total + (sum(counts) - last) * layer_input(workload) if workload.keeps_outputs else total
-
-
-def _kinds_of(workload: Workload, stage: int) -> list[bool]:
-    """The kinds of layers that a stage has: False is dense, True has experts."""
-    return [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +150,7 @@ def backward_workspace(workload: Workload, stage: int) -> float:
     """Peak bytes of temporary gradients in the backward of the last layer: of the MLP's inner tensors, or of the
     attention scores."""
     if workload.implementation == "local":
-        return activations_megatron.backward_workspace_bytes(workload, workload.stage_kinds[stage][1] > 0)
+        return activations_megatron.backward_workspace_bytes(workload, workload.stages.stage_kinds[stage][1] > 0)
     model, tp, element = workload.model, workload.layout.tp, workload.element
     hidden = 2 * element * model.hidden_size * workload.tokens
     matrices = 3 if model.gated_mlp else 2
@@ -180,7 +176,7 @@ def retained_input_gradients(workload: Workload, stage: int) -> float:
     """
     if workload.layout.recompute != "full" or not workload.model.num_experts:
         return 0.0
-    counts = [experts for _, experts in workload.chunk_kinds[stage :: workload.layout.pp]]
+    counts = [experts for _, experts in workload.stages.chunk_kinds[stage :: workload.layout.pp]]
     return (counts[0] - 1 + 2 * sum(counts[1:])) * layer_input(workload) if any(counts) else 0.0
 
 

@@ -91,7 +91,7 @@ class StepTimeModel:
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component; their sum is the step time. launch: the GPU waits for the host to launch kernels."""
         layout = workload.layout
-        stages = workload.equal_stages
+        stages = workload.stages.equal
         parts = [self._stage(workload, stage) for stage, _ in stages]
         totals = [part.total for part in parts]
         longest = max(totals)
@@ -119,13 +119,13 @@ class StepTimeModel:
 
     def layers_s(self, workload: Workload) -> float:
         """Lower bound of the step: the layers of the mean stage, in every micro batch."""
-        dense, experts = map(sum, zip(*workload.stage_kinds, strict=True))
+        dense, experts = map(sum, zip(*workload.stages.stage_kinds, strict=True))
         seconds = dense * self._layer(workload, False).total if dense else 0.0
         seconds += experts * self._layer(workload, True).total if experts else 0.0
         return seconds * workload.layout.gradient_accumulation_steps / workload.layout.pp
 
     def _stage(self, workload: Workload, stage: int) -> Part:
-        kinds = enumerate(workload.stage_kinds[stage])
+        kinds = enumerate(workload.stages.stage_kinds[stage])
         parts = [(self._layer(workload, bool(kind)), number) for kind, number in kinds if number]
         total = self._once(workload, stage)
         for part, count_of in parts:
@@ -246,7 +246,7 @@ class StepTimeModel:
         (kit/engines/kernels/offloaded_inputs.py)."""
         copy = layer_input(workload) / pcie_bytes_per_s(workload.cluster.gpu)
         seconds = copy
-        for has_experts, number in enumerate(workload.stage_kinds[0]):
+        for has_experts, number in enumerate(workload.stages.stage_kinds[0]):
             if number:
                 layer = self._layer(workload, bool(has_experts))
                 seconds += number * max(0.0, copy - layer.forward)
@@ -279,7 +279,7 @@ def _muon_s(gpu: GpuPerf, workload: Workload) -> float:
         gathered = over_data.all_gather_s(size / layout.tp) + over_tensors.all_gather_s(size)
         step = sum(matmul_s(gpu.others, *shape) for shape in muon_gemms(matrix.inputs, matrix.outputs))
         seconds += matrix.number * (gathered + MUON_STEPS * step)
-    layers = [*map(sum, workload.stage_kinds)]
+    layers = [*map(sum, workload.stages.stage_kinds)]
     return seconds * max(layers) / sum(layers)
 
 
