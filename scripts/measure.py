@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -210,7 +211,8 @@ class Checkout:
         return sum(sizes[name] for name in covered) / sum(sizes.values())
 
     def walk(self, *arguments: str) -> dict[str, int]:
-        """``kit`` with these arguments in a process of its own: files of kit entered, deepest stack of its calls."""
+        """``kit`` with these arguments in a process of its own: files of kit whose functions are called, beside what
+        imports run; how often the first call into a file goes back into a package that was left; the deepest stack."""
         command = [sys.executable, __file__, "--walk", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.root)}
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=True)
@@ -273,20 +275,22 @@ def _walk(arguments: list[str]) -> int:
     from kit.cli import main
 
     inside = str(Path("kit").resolve()) + os.sep
-    entered: set[str] = set()
-    depth = deepest = calls = 0
+    entered: dict[str, None] = {}
+    depth = deepest = calls = importing = 0
 
     def profile(frame: object, event: str, _: object) -> None:
-        nonlocal depth, deepest, calls
+        nonlocal depth, deepest, calls, importing
         code = frame.f_code  # type: ignore[attr-defined]
-        if event not in ("call", "return") or not code.co_filename.startswith(inside) or code.co_name == "<module>":
+        if event in ("call", "return") and code.co_name == "<module>":
+            importing += 1 if event == "call" else -1
+        if event not in ("call", "return") or importing or not code.co_filename.startswith(inside):
             return
         if event == "return":
             depth -= 1
             return
         depth, calls = depth + 1, calls + 1
         deepest = max(deepest, depth)
-        entered.add(code.co_filename)
+        entered.setdefault(code.co_filename.removeprefix(inside))
 
     sys.argv = ["kit", *arguments]
     sys.setprofile(profile)
@@ -297,7 +301,10 @@ def _walk(arguments: list[str]) -> int:
             raise
     finally:
         sys.setprofile(None)
-    print("\n" + json.dumps({"files": len(entered), "deepest": deepest, "calls": calls}))
+    packages = [name.split("/")[0] for name in entered if "/" in name]
+    turns = [name for name, _ in itertools.groupby(packages)]
+    found = {"files": len(entered), "returns": len(turns) - len({*turns}), "deepest": deepest, "calls": calls}
+    print("\n" + json.dumps(found))
     return 0
 
 
@@ -316,7 +323,9 @@ def report(root: Path) -> dict[str, str]:
         }
         for name, arguments in walks.items():
             found = checkout.walk(*arguments)
-            rows[f"{name}: files entered, deepest stack, calls"] = "{files}, {deepest}, {calls:,}".format(**found)
+            rows[f"{name}: files entered, returns, deepest stack, calls"] = (
+                "{files}, {returns}, {deepest}, {calls:,}".format(**found)
+            )
     in_cost = [name for name in checkout.kit if name.startswith("kit.cost.") or name == "kit.cost"]
     return rows | {
         "import circles of modules": _count(checkout.module_circles()),

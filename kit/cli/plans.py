@@ -52,11 +52,10 @@ from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.models import weights_of
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import TRL, JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.text import refuse
-from kit.specs.trl import TRL
 from kit.units import human_count
 
 if TYPE_CHECKING:

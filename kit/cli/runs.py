@@ -38,8 +38,8 @@ from kit.cli.options import (
 from kit.errors import HINT, RunDirectoryError, SpecError
 from kit.planner.length import for_run
 from kit.planner.plan import Plan
+from kit.specs.job import TRL
 from kit.specs.recipe import Recipe
-from kit.specs.trl import TRL
 
 recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
 

@@ -18,10 +18,9 @@ from kit.cost.model.lora import AdaptedLayer, adapted_layers, adapter_parameters
 from kit.cost.model.params import RankParameters, count, dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import JobSpec, TrlObjective, trl_objective
 from kit.specs.layout import LOSS_CHUNK_TOKENS, Layout
 from kit.specs.model import ModelSpec
-from kit.specs.trl import TrlObjective, trl_objective
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.

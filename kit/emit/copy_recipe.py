@@ -15,11 +15,10 @@ from kit.emit.trl import trl_arguments, words
 from kit.errors import RunDirectoryError
 from kit.files import complete_directory
 from kit.planner.plan import Plan
-from kit.specs.job import Objective
+from kit.specs.job import TRL, Objective
 from kit.specs.recipe import Recipe, load_recipe, merged_text
 from kit.specs.run import RunSpec, run_paths
 from kit.specs.shipped import example_script, headline, recipe_path
-from kit.specs.trl import TRL
 
 _TRL_DATA = {
     "trl_dpo.py": "preferences",

@@ -16,8 +16,8 @@ from kit.cost.memory import deepspeed_sizes
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
 from kit.specs.extra import merged
-from kit.specs.frozen import thawed
 from kit.specs.job import OptimizerName
+from kit.specs.validation import thawed
 
 PLAN_OWNED_KEYS: dict[str, str] = {
     "train_batch_size": "job.global_batch_size",

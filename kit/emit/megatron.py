@@ -20,12 +20,11 @@ from kit.cost.model.pipeline import chunk_layers
 from kit.emit.derived_file import DerivedFile, chosen
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.balancing import BalancingSpec
 from kit.specs.extra import merged
-from kit.specs.frozen import thawed
-from kit.specs.job import JobSpec
+from kit.specs.job import BalancingSpec, JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from kit.specs.validation import thawed
 
 PLAN_OWNED_KEYS: dict[str, str] = {
     "parallel_state.tensor_model_parallel_size": "layout.tp",

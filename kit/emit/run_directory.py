@@ -68,11 +68,11 @@ from kit.planner.plan import Plan
 from kit.planner.schedule import with_usual_warmup
 from kit.specs import strict_yaml
 from kit.specs.extra import flat
+from kit.specs.job import TRL
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
 from kit.specs.text import check_line, shown
 from kit.specs.text_files import MOST_BYTES, open_regular, parse_json, read_text, reason
-from kit.specs.trl import TRL
 
 MANIFEST = "manifest.json"
 FORMAT = "kit-run-directory/1"

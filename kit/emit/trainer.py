@@ -13,8 +13,7 @@ from typing import Any
 from kit.emit.deepspeed import ds_config, runs_deepspeed
 from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
-from kit.specs.job import GrpoSpec, JobSpec, OptimizerName
-from kit.specs.trl import TRL
+from kit.specs.job import TRL, GrpoSpec, JobSpec, OptimizerName
 
 AUTO = "auto"
 

@@ -11,8 +11,7 @@ from typing import Any
 from kit.emit.derived_file import chosen
 from kit.emit.trainer import by_fsdp, script_arguments
 from kit.planner.plan import Plan
-from kit.specs.job import ATTENTION_LAYERS, JobSpec
-from kit.specs.trl import TRL
+from kit.specs.job import ATTENTION_LAYERS, TRL, JobSpec
 
 
 def words(arguments: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,8 @@ from kit.planner.explain.decisions import decisions
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, search
-from kit.specs.balancing import BalancingSpec
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import BalancingSpec, JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.validation import changed, trusted

@@ -30,10 +30,9 @@ from kit.preflight.requirements import (
 )
 from kit.preflight.versions import check_versions
 from kit.specs.catalog import load_model
-from kit.specs.job import Objective
+from kit.specs.job import TRL, Objective
 from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.run import DataSpec, data_paths
-from kit.specs.trl import TRL
 from kit.units import to_gib
 
 _SHAPE = (

@@ -23,9 +23,9 @@ from kit.preflight.run_checks import missing_packages
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster
-from kit.specs.frozen import FrozenMap
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
+from kit.specs.validation import FrozenMap
 
 STEPS = 8
 SAVE_EVERY = 3

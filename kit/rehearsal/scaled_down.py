@@ -15,10 +15,9 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, LoraSpec, Precision
+from kit.specs.job import TRL, JobSpec, LoraSpec, Precision
 from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
-from kit.specs.trl import TRL
 
 VOCAB_SIZE = 256
 """One token per byte, so that any text is data without a tokenizer."""

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kit.specs.frozen import FrozenMap
-from kit.specs.validation import TextMapping, spec
+from kit.specs.validation import FrozenMap, TextMapping, spec
 
 
 @spec

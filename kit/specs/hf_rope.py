@@ -7,10 +7,10 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs.families import FAMILIES
-from kit.specs.frozen import thawed
 from kit.specs.hf_keys import Keys
 from kit.specs.model import ModelSpec
 from kit.specs.text import shown
+from kit.specs.validation import thawed
 
 _LAYERS = ("full_attention", "sliding_attention")
 """Gemma 3 has RoPE parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""

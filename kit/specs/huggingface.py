@@ -10,13 +10,13 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs import hf_family_rules, hub, strict_yaml
 from kit.specs.families import FAMILIES, Family
-from kit.specs.frozen import thawed
 from kit.specs.hf_floats import tagged
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
 from kit.specs.text import check_line, listed, shown
 from kit.specs.text_files import parse_json, read_text, reason
+from kit.specs.validation import thawed
 
 _MOST_BYTES = 1 << 23
 """Largest config.json that is read. The longest known one has 300 kB, because classifiers list their labels."""

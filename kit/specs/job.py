@@ -3,12 +3,53 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
 
 from kit.errors import SpecError
-from kit.specs.balancing import BalancingSpec
-from kit.specs.frozen import FrozenMap
-from kit.specs.validation import Checked, Count, Text, Within, spec
+from kit.specs.validation import Checked, Count, FrozenMap, Text, Within, spec
+
+LoadBalancingType = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
+_LARGEST_COEFFICIENT = 1e3
+
+
+@spec
+class BalancingSpec:
+    """Balancing of experts while a model trains. Fields are named and mean as in megatron-core
+    (transformer/transformer_config.py); the default is none at all."""
+
+    moe_router_load_balancing_type: LoadBalancingType = "none"
+    """What the auxiliary loss of each layer is taken over (arXiv 2101.03961, equation 4). aux_loss: one micro batch of
+    one data-parallel rank, so that it depends on the layout. seq_aux_loss: each sequence. global_aux_loss: loads of all
+    ranks and of the step's micro batches so far (arXiv 2501.11873)."""
+    moe_aux_loss_coeff: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
+    """Coefficient of the auxiliary loss, which is 1 for even loads, whatever the number of experts."""
+    moe_z_loss_coeff: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
+    """Coefficient of the router's z-loss (arXiv 2202.08906, equation 5); 0 = none."""
+    moe_router_bias_update_rate: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
+    """After each step this is added to the bias of every expert with less than the mean load, and subtracted from the
+    bias of every expert with more (arXiv 2408.15664). Only for routers with sigmoid scores. 0 = biases do not
+    change."""
+    moe_expert_capacity_factor: Annotated[float, Within(gt=0, le=_LARGEST_COEFFICIENT)] | None = None
+    """An expert computes at most this many times the mean load of a micro batch: the tokens with the largest router
+    weight for it. Other tokens are dropped. Only engine=megatron. null: no token is dropped."""
+    source: Text = "user"
+    """Where these values were published."""
+
+    def __post_init__(self) -> None:
+        kind, coefficient = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        if (kind == "none") != (coefficient == 0):
+            fix = "give its type, or 0" if coefficient else "give its coefficient, or none"
+            raise SpecError(
+                f"moe_router_load_balancing_type={kind} with moe_aux_loss_coeff={coefficient:g}: an auxiliary loss "
+                f"needs both; {fix}"
+            )
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether anything is added to the gradient of a router."""
+        return bool(self.moe_aux_loss_coeff or self.moe_z_loss_coeff)
+
 
 MOST_SEQUENCES = 10**7
 """The largest batch: a hundred times the largest batches; in ``run.steps`` steps they still fit into 64 bits."""
@@ -161,3 +202,46 @@ class JobSpec:
 
 LENGTHS_OF_JOB = ("epochs", "total_tokens")
 """Keys that say how long a run is; ``run.steps`` is the third."""
+
+
+# Objectives that TRL's trainers run under kit's files: what they compute and hold beside a step of the model. One row
+# each, read in TRL 1.16 (trl/trainer/*_trainer.py).
+
+
+class TrlObjective(NamedTuple):
+    """One of TRL's trainers. Its batch counts rows."""
+
+    trainer: str
+    """TRL's class, and the script of examples/ that calls it: DPOTrainer, trl_dpo.py."""
+    sequences: int = 1
+    """Sequences of a row: a pair of answers has two."""
+    policy_forwards: int = 0
+    """Forwards of the trained model without gradient, for each sequence."""
+    reference_forwards: int = 0
+    """Forwards of the reference model, a frozen copy of the model; 0: there is none."""
+    scores: bool = False
+    """Whether the head is one score instead of the vocabulary."""
+    generates: bool = False
+    """Whether the step begins with generating the completions."""
+
+
+TRL: Mapping[Objective, TrlObjective] = {
+    "dpo": TrlObjective("DPOTrainer", sequences=2, reference_forwards=1),
+    # Both models also score each prompt with the answer of another row, for the KL term (_compute_kl_logps).
+    "kto": TrlObjective("KTOTrainer", policy_forwards=1, reference_forwards=2),
+    "reward": TrlObjective("RewardTrainer", sequences=2, scores=True),
+    "grpo": TrlObjective("GRPOTrainer", generates=True),
+}
+
+
+def trl_objective(job: JobSpec) -> TrlObjective | None:
+    """The row of the job's objective; None where kit's own loop trains. GRPO has a reference model where beta > 0, and
+    scores vLLM's completions once more, because vLLM's own probabilities differ (vllm_importance_sampling_correction).
+    """
+    row = TRL.get(job.objective)
+    if row is None or not row.generates:
+        return row
+    grpo = job.grpo or GrpoSpec()
+    return row._replace(
+        reference_forwards=int(grpo.beta > 0), policy_forwards=int(grpo.vllm_gpu_memory_utilization is not None)
+    )

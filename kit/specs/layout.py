@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from kit.specs.frozen import FrozenMap
-from kit.specs.validation import SPEC, Count, Within, changed, spec
+from kit.specs.validation import SPEC, Count, FrozenMap, Within, changed, spec
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")

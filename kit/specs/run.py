@@ -10,11 +10,10 @@ from typing import Annotated, Literal
 
 from kit.errors import SpecError
 from kit.object_storage import check_address, is_address
-from kit.specs.frozen import FrozenMap
 from kit.specs.hub import is_elsewhere
 from kit.specs.job import MOST_SEQUENCES
 from kit.specs.text import check_line, refuse, shown
-from kit.specs.validation import Checked, Count, Text, Within, spec
+from kit.specs.validation import Checked, Count, FrozenMap, Text, Within, spec
 
 _MOST_STEPS = 10**11
 """So many steps of the largest batch are fewer than 2**63 sequences, and one a millisecond takes three years."""

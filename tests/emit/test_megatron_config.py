@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from kit.emit.pretrain_gpt import pretrain_gpt_script, refusing_stream, why_not, with_blend
-from kit.specs.balancing import BalancingSpec
 from kit.specs.catalog import load_model
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import BalancingSpec, OptimizerSpec
 from tests.emit.plans import ADAM, DENSE, MEGATRON, ZERO2, check_settings, plan_of, stand_in, words
 
 M, T, D, OPT = "model.", "transformer_config.", "distributed_data_parallel.", "optimizer."

@@ -9,7 +9,7 @@ import torch
 
 from kit.engines.huggingface import models
 from kit.engines.huggingface.buffers import is_buffer
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from tests.megatron import cases
 from tests.megatron.conftest import saved_model, steps
 from tests.megatron.shapes import DEEPSEEK

@@ -14,7 +14,7 @@ from kit.cost.model.params import count
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.models import HfDirectory
 from kit.errors import SpecError
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from kit.training.checkpoint.to_huggingface import write_hf
 from tests.megatron import cases, inside
 from tests.megatron.conftest import steps

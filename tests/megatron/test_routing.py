@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from tests.megatron import cases
 from tests.megatron.conftest import saved_model
 from tests.megatron.shapes import DEEPSEEK

@@ -16,8 +16,8 @@ from kit.cli import app
 from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_size
 from kit.emit.run_directory import RunDirectory
 from kit.specs import strict_yaml
-from kit.specs.balancing import BalancingSpec
 from kit.specs.families import families_where, families_with
+from kit.specs.job import BalancingSpec
 from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
 from tests.support.refusals import refusal

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kit.planner.rules import is_legal, rule_names, violations
-from kit.specs.balancing import BalancingSpec
-from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
+from kit.specs.job import BalancingSpec, GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from tests.planning.rule_cases import Case, of_deepspeed, of_megatron, of_torch, of_trl, settled

@@ -11,10 +11,9 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.rehearsal.scaled_down import MOST_PROCESSES, _small, _tiny, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec
+from kit.specs.job import TRL, JobSpec
 from kit.specs.layout import Layout
 from kit.specs.shipped import recipe_names
-from kit.specs.trl import TRL
 from scripts.shipped_files import shipped_plan
 from tests.support.refusals import refusal
 

@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.balancing import BalancingSpec
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
 from kit.specs.families import FAMILIES
-from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
+from kit.specs.job import BalancingSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, LimitsSpec, LoggingSpec, RunSpec, ScheduleSpec, StabilitySpec
 from kit.specs.validation import adapter, trusted

@@ -14,13 +14,11 @@ from pydantic import ValidationError
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml, text, text_files
-from kit.specs.balancing import BalancingSpec
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.epoch import Epoch, epoch_on_disk
 from kit.specs.families import families_where, families_with
-from kit.specs.frozen import FrozenMap, thawed
 from kit.specs.hf_floats import decoded
-from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
+from kit.specs.job import BalancingSpec, GrpoSpec, JobSpec, LoraSpec, OptimizerSpec, trl_objective
 from kit.specs.layout import Layout, Pins, mlp_tiles
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.run import (
@@ -35,8 +33,7 @@ from kit.specs.run import (
     with_paths,
 )
 from kit.specs.sizes import _aspect, _parameters, is_size, shape_of_size
-from kit.specs.trl import trl_objective
-from kit.specs.validation import adapter, changed, trusted
+from kit.specs.validation import FrozenMap, adapter, changed, thawed, trusted
 from tests.support.refusals import refusal
 
 LLAMA = ModelSpec(

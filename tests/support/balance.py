@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from kit.specs.model import ModelSpec
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kit.cost.memory.offload import offloaded_activation_bytes
 from kit.engines.kernels.ring_attention import ring_attention
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from tests.megatron import shapes
 from tests.support import tiny
 from tests.support.workers import pool

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.planner.plan import Plan
-from kit.specs.balancing import BalancingSpec
+from kit.specs.job import BalancingSpec
 from tests.megatron import shapes
 from tests.support import tiny
 from tests.support.workers import pool

@@ -22,8 +22,7 @@ from kit.engines.protocol import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine, _device
 from kit.engines.torch.tensor_parallel import cut
 from kit.errors import CheckpointError, EngineError
-from kit.specs.balancing import BalancingSpec
-from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.job import BalancingSpec, LoraSpec, OptimizerSpec
 from tests.support import tiny
 from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal

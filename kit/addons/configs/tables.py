@@ -23,8 +23,7 @@ from typing import Any, Literal
 from kit.addons.configs.entries import word
 from kit.specs import strict_yaml
 from kit.specs.extra import merged
-from kit.specs.frozen import FrozenMap
-from kit.specs.validation import spec
+from kit.specs.validation import FrozenMap, spec
 
 Bound = Literal["most", "least"]
 """The true figure is at most kit's, or at least."""

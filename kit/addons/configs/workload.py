@@ -17,10 +17,9 @@ from kit.planner.rules import violations
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import TRL, JobSpec
 from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
-from kit.specs.trl import TRL
 
 _PRICED = frozenset(
     {

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kit.engines.routing import RoutingRecord
-from kit.specs.balancing import BalancingSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import BalancingSpec, JobSpec
 from kit.specs.model import ModelSpec
 
 _Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

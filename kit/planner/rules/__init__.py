@@ -7,10 +7,11 @@ Its rooms, in the order in which data walks:
 
     rule                          what a rule is
     common                        of several engines
-    torch, deepspeed, megatron, megatron_layers, megatron_states
+    torch, deepspeed, megatron, megatron_layers
                                   of one engine
-    context_parallel, experts, compression, optimizers, lora, fast_path, trl
+    context_parallel, experts, compression, fast_path
                                   of one feature
+    job                           of what is trained
 """
 
 from __future__ import annotations
@@ -23,13 +24,10 @@ from kit.planner.rules import (
     deepspeed,
     experts,
     fast_path,
-    lora,
+    job,
     megatron,
     megatron_layers,
-    megatron_states,
-    optimizers,
     torch,
-    trl,
 )
 from kit.planner.rules.rule import REGISTERED, Violation
 
@@ -40,13 +38,10 @@ FILES = (
     deepspeed,
     experts,
     fast_path,
-    lora,
+    job,
     megatron,
     megatron_layers,
-    megatron_states,
-    optimizers,
     torch,
-    trl,
 )
 """The files that register rules."""
 _CHECKS = {engine: tuple(rule.check for rule in rules.values()) for engine, rules in REGISTERED.items()}

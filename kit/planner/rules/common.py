@@ -9,11 +9,11 @@ from typing import Any
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
+from kit.specs.job import TRL
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
 
 # ---------------------------------------------------------------- sizes
 from kit.specs.text import first
-from kit.specs.trl import TRL
 
 
 @rule()

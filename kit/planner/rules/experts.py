@@ -7,8 +7,8 @@ from math import gcd
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
+from kit.specs.job import TRL
 from kit.specs.text import first
-from kit.specs.trl import TRL
 
 
 @rule(

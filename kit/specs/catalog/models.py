@@ -10,11 +10,10 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs.catalog.rows import rows
-from kit.specs.frozen import FrozenMap
 from kit.specs.hub import is_elsewhere, is_id
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.text import listed, nearest, shown
-from kit.specs.validation import trusted
+from kit.specs.validation import FrozenMap, trusted
 
 
 def model_names() -> list[str]:
@@ -77,7 +76,7 @@ def weights_of(model: str) -> str | None:
     SpecError for an unknown name."""
     if os.path.isdir(model):
         return model if any(name.endswith(".safetensors") for name in os.listdir(model)) else None
-    if is_elsewhere(model):
+    if "/" in model and is_elsewhere(model):
         return model
     source = rows("models").get(load_model(model).name, {}).get("source", "")
     found = re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)", source)

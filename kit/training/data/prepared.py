@@ -11,10 +11,9 @@ from typing import Any
 
 from kit.errors import DataError, SpecError
 from kit.object_storage import is_address, open_filesystem
-from kit.specs.job import JobSpec, Objective
+from kit.specs.job import TRL, JobSpec, Objective
 from kit.specs.run import DataSpec, RunSpec
 from kit.specs.text import listed
-from kit.specs.trl import TRL
 from kit.training.data.sources import DATA_SETS, SUFFIXES, TEXT_SUFFIXES, Source, find_sources, rows
 from kit.training.hub_files import local
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from kit.specs.balancing import BalancingSpec
-from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.job import BalancingSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from tests.planning.rule_cases import LLAMA, STARCODER, Case
 from tests.support.models import deepspeed, megatron, torch
