@@ -278,13 +278,16 @@ def memory(
     from kit.report.memory_report import memory_report
 
     changes = recipe_changes(overrides, engine, attention)
-    if largest:
-        if model is not None or gpus is None:
-            raise SpecError("--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100")
-        _largest(gpus, pins_of("--largest", changes), asked(context), as_json)
-        return
+    reasons = {
+        "--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100": (
+            largest and (model is not None or gpus is None)
+        ),
+        "a model, a recipe or a plan is missing; or --largest, to see which model fits": not largest and model is None,
+    }
+    refuse(reasons)
     if model is None:
-        raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
+        _largest(gpus or "", pins_of("--largest", changes), asked(context), as_json)
+        return
     known = load_calibration(calibration)
     if is_recipe(model):
         of_file_alone(context, Path(model))

@@ -40,6 +40,7 @@ from kit.planner.length import for_run
 from kit.planner.plan import Plan
 from kit.specs.job import TRL
 from kit.specs.recipe import Recipe
+from kit.specs.text import refuse
 
 recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
 
@@ -123,11 +124,16 @@ def train(
     from kit.training.hub_files import with_local_files
 
     path, given = Path(target), asked(context)
-    if data is None and (given or gpus or chat_template):
-        raise SpecError(
-            "--data is missing: options of a cluster and a job are for kit train MODEL --data FILE; a recipe is "
-            "changed by its arguments, such as job.epochs=3"
-        )
+    again, words = data is None and not is_recipe(target), overrides or [""]
+    reasons = {
+        "--data is missing: options of a cluster and a job are for kit train MODEL --data FILE; a recipe is changed by "
+        "its arguments, such as job.epochs=3": data is None and (given or gpus or chat_template),
+        f"--data is missing: rows are named by it: kit train {target} --data {words[0]}": (
+            again and overrides and "=" not in words[0]
+        ),
+        f"{words[0]!r}: a run directory is changed by changing its recipe and emitting again": again and overrides,
+    }
+    refuse(reasons)
     if out is not None:
         refuse_existing(out)
     if data is not None:
@@ -138,10 +144,6 @@ def train(
             raise SpecError(f"{loaded.name}: run.data.train is required and missing; kit's own loop trains on it")
         out = out or free_directory(loaded)
         rundir = _emit(loaded, result, out)
-    elif overrides and "=" not in overrides[0]:
-        raise SpecError(f"--data is missing: rows are named by it: kit train {target} --data {overrides[0]}")
-    elif overrides:
-        raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
         rundir = RunDirectory.open(_existing(path))
         if out is not None:

@@ -18,6 +18,7 @@ from kit.emit.launch import nodes, torchrun
 from kit.emit.megatron import megatron_settings
 from kit.object_storage import is_address
 from kit.planner.plan import Plan
+from kit.specs.text import first
 
 TAG, MUONS_TAG = "core_v0.16.1", "core_v0.19.2"
 
@@ -30,27 +31,27 @@ Args = list[str]
 
 def why_not(plan: Plan) -> str | None:
     """Why Megatron-LM's pretrain_gpt.py cannot run the plan; None if it has flags for all settings."""
-    model, objective = plan.model, plan.job.objective
-    if objective != "pretrain":
-        return (
-            f"job.objective is {objective}, and pretrain_gpt.py trains on whole documents, without a mask of the prompt"
-        )
+    model, job, scaling = plan.model, plan.job, plan.model.rope_scaling or {}
+    if job.objective != "pretrain":
+        said = f"job.objective is {job.objective}, and pretrain_gpt.py trains on whole documents"
+        return f"{said}, without a mask of the prompt"
     keys = {f"{section}.{key}" for section, values in megatron_settings(plan).items() for key in values}
-    if unknown := sorted(keys - _FLAGS.keys()):
-        return f"it has no flag for {unknown[0]} of megatron.yaml"
-    if plan.job.optimizer.name == "muon" and plan.job.precision == "fp32":
-        return "--muon-fp32-matmul-prec takes low, medium or high, and fp32 is highest"
-    if not model.traits.transformer_engine:
-        return f"its model builder has no layers for {model.family}"
-    scaling = model.rope_scaling or {}
-    kind = scaling.get("rope_type", "default")
-    if kind not in _ROPE or (kind == "llama3" and any(scaling.get(key) != value for key, value in _LLAMA3.items())):
-        return "it has no flag for the RoPE scaling of this model"
-    if not isinstance(scaling.get("factor", 1.0), int | float):
-        return f"--rope-scaling-factor is a number, and the model has {scaling['factor']!r}"
-    if not float(model.rope_theta or 0).is_integer():
-        return f"--rotary-base is an integer, and the model has {model.rope_theta}"
-    return None
+    unknown = sorted(keys - _FLAGS.keys())
+    kind, factor = scaling.get("rope_type", "default"), scaling.get("factor", 1.0)
+    reasons = {
+        f"it has no flag for {', '.join(unknown[:1])} of megatron.yaml": unknown,
+        "--muon-fp32-matmul-prec takes low, medium or high, and fp32 is highest": (
+            job.optimizer.name == "muon" and job.precision == "fp32"
+        ),
+        f"its model builder has no layers for {model.family}": not model.traits.transformer_engine,
+        "it has no flag for the RoPE scaling of this model": kind not in _ROPE
+        or (kind == "llama3" and any(scaling.get(key) != value for key, value in _LLAMA3.items())),
+        f"--rope-scaling-factor is a number, and the model has {factor!r}": not isinstance(factor, int | float),
+        f"--rotary-base is an integer, and the model has {model.rope_theta}": (
+            not float(model.rope_theta or 0).is_integer()
+        ),
+    }
+    return first(reasons)
 
 
 def pretrain_gpt_arguments(plan: Plan) -> list[Args]:

@@ -52,7 +52,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Checks packages, model, data, machine and checkpoint of a run. Raises ``RunDirectoryError`` with every problem,
     one per line."""
     plan, run = rundir.plan, rundir.run
-    require(_objective(plan.job.objective), _named(run.data))  # the others would name what kit's own loop lacks
+    require(_own_loop(plan.job.objective, run.data))  # the others would name what kit's own loop lacks
     require(
         *missing_packages(rundir),
         check_versions(),
@@ -71,17 +71,26 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     )
 
 
-def _objective(objective: Objective) -> CheckResult | None:
-    """Checks that kit's own loop trains the objective."""
+def _own_loop(objective: Objective, data: DataSpec) -> CheckResult:
+    """Checks that kit's own loop trains the objective, and that there is training data. A run directory without is for
+    a user's own script."""
     row = TRL.get(objective)
-    said = f"job.objective={objective} is trained by TRL's {row.trainer if row else ''}, not by kit's own loop"
-    return failure("objective", said, "start it as README.md in the run directory says") if row else None
-
-
-def _named(data: DataSpec) -> CheckResult | None:
-    """Checks that there is training data. A run directory without is for a user's own script."""
-    fix = "name it in the recipe and emit again; a script of your own starts as README.md in the run directory says"
-    return None if data.named else failure("data", "run.data.train is missing, which kit's own loop trains on", fix)
+    return judge(
+        "objective",
+        f"kit's own loop trains job.objective={objective}",
+        (
+            row is not None,
+            failure,
+            f"job.objective={objective} is trained by TRL's {row.trainer if row else ''}, not by kit's own loop",
+            "start it as README.md in the run directory says",
+        ),
+        (
+            not data.named,
+            failure,
+            "run.data.train is missing, which kit's own loop trains on",
+            "name it in the recipe and emit again; a script of your own starts as README.md in the run directory says",
+        ),
+    )
 
 
 _AMDS_ENGINE = "build github.com/ROCm/TransformerEngine: PyPI's package is for NVIDIA's GPUs"

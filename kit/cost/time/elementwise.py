@@ -161,7 +161,7 @@ def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     return total + _quantised(workload, width)
 
 
-def _element(workload: Workload) -> float:
+def element_bytes(workload: Workload) -> float:
     """Bytes of an element that these operators read or write."""
     return 4.0 if workload.execution.precision == "fp32" else 2.0
 
@@ -184,7 +184,7 @@ def _routing_bytes(workload: Workload, has_experts: bool) -> float:
     if not has_experts:
         return 0.0
     own = workload.tokens / workload.layout.tp
-    return 6 * _element(workload) * workload.routed_per_token * workload.model.hidden_size * own
+    return 6 * element_bytes(workload) * workload.routed_per_token * workload.model.hidden_size * own
 
 
 def recomputed_bytes(workload: Workload, has_experts: bool) -> float:
@@ -204,7 +204,7 @@ of its rows (B·A 4, cast 6, scale 8, sum 12, norm 4), per output and token for 
 
 def _operators(workload: Workload) -> tuple[float, float, float, float]:
     """Bytes moved per element: (norm, residual, RoPE, activation of the MLP)."""
-    code, gated, element = workload.execution.code, workload.model.gated_mlp, _element(workload)
+    code, gated, element = workload.execution.code, workload.model.gated_mlp, element_bytes(workload)
     if code == "huggingface":
         # RMSNorm in fp32 with casts.
         return (36.0 if element == 2 else 40.0), 3 * element, 5 * element, 5 * element

@@ -121,7 +121,7 @@ def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
     query, value = model.head_dim, model.value_width / model.num_attention_heads
     if workload.execution.attention == "unfused":
         count = heads * workload.sequences / layout.cp
-        element = 4.0 if workload.execution.precision == "fp32" else 2.0
+        element = elementwise.element_bytes(workload)
         gemms = matmul_s(gpu.matmul, s, s, query, count, element) + matmul_s(gpu.matmul, s, value, s, count, element)
         return gemms + elementwise.SCORE_PASSES * element * count * s * s / gpu.bytes_per_s
     if model.approximate is not None:

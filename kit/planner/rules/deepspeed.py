@@ -79,16 +79,22 @@ def autocast_needs_zero(w: Workload) -> bool:
 # ---------------------------------------------------------------- ways to split
 
 
-@rule("deepspeed")
-def deepspeed_pipeline(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    message=lambda w: (
+        f"pp={w.layout.pp} on engine=deepspeed: "
+        + (
+            f"zero_stage={w.layout.zero_stage} excludes pipeline parallelism"
+            if w.layout.zero_stage >= 2
+            else "its PipelineModule takes no Hugging Face model"
+        )
+        + "; use pp=1, or engine=megatron with zero_stage 0 or 1"
+    ),
+)
+def deepspeed_pipeline(w: Workload) -> bool:
     """runtime/pipe/module.py takes a list of layers, which transformers' models are not, and pipe/engine.py asserts
     ``zero_optimization_stage() < ZeroStageEnum.gradients``."""
-    pp, stage = w.layout.pp, w.layout.zero_stage
-    if pp > 1:
-        excludes = f"zero_stage={stage} excludes pipeline parallelism"
-        why = excludes if stage >= 2 else "its PipelineModule takes no Hugging Face model"
-        return f"pp={pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
-    return None
+    return w.layout.pp > 1
 
 
 @rule(

@@ -147,17 +147,17 @@ def virtual_stages_group_batches(w: Workload) -> bool:
 # ---------------------------------------------------------------- sequences
 
 
-@rule("megatron")
-def width_norm_splits_key_heads(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    message=lambda w: (
+        f"tp={w.layout.tp} with num_key_value_heads={w.model.num_key_value_heads} of {w.model.name}, whose norm is of "
+        f"all key heads together; use {one_of(divisors(w.model.num_key_value_heads))}"
+    ),
+)
+def width_norm_splits_key_heads(w: Workload) -> bool:
     """kit/engines/megatron/model/norms.py, WidthRMSNorm, sums squares over ranks. A key head on two ranks would be
     counted twice."""
-    groups = w.model.num_key_value_heads
-    if w.model.traits.qk_norm == "width" and w.layout.tp > 1 and groups % w.layout.tp:
-        return (
-            f"tp={w.layout.tp} with num_key_value_heads={groups} of {w.model.name}, whose norm is of all key heads "
-            f"together; use {one_of(divisors(groups))}"
-        )
-    return None
+    return w.model.traits.qk_norm == "width" and w.model.num_key_value_heads % w.layout.tp != 0
 
 
 @rule("megatron")

@@ -52,22 +52,19 @@ def megatron_family(w: Workload) -> bool:
 @rule("deepspeed", "megatron")
 def megatron_rope(w: Workload) -> str | None:
     """kit/engines/megatron/model/rope.py supports kinds of RoPE scaling that change only the frequencies."""
-    model = w.model
-    if not runs_megatron_layers(w.layout) or not model.rope_scaling:
-        return None
-    scaling = model.rope_scaling
+    model, scaling = w.model, w.model.rope_scaling or {}
     kind = scaling.get("rope_type", "default")
-    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
-        return None  # queries and keys then have the factor 1, and the layer applies the factor of the scores
-    if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
-        return None  # the factor of queries and keys can be applied to the scores
-    if kind not in ("default", "linear", "llama3"):
-        return (
-            f"rope_type={kind} of {model.name} with implementation={w.layout.implementation}, which computes default, "
-            "linear, llama3 and, of whole heads, yarn and longrope; use implementation=huggingface on engine=deepspeed "
-            "or torch"
-        )
-    return None
+    # Queries and keys then have the factor 1, and the layer applies the factor of the scores.
+    ones = kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0)
+    # The factor of queries and keys can be applied to the scores.
+    whole = kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1
+    if not runs_megatron_layers(w.layout) or kind in ("default", "linear", "llama3") or ones or whole:
+        return None
+    return (
+        f"rope_type={kind} of {model.name} with implementation={w.layout.implementation}, which computes default, "
+        "linear, llama3 and, of whole heads, yarn and longrope; use implementation=huggingface on engine=deepspeed "
+        "or torch"
+    )
 
 
 def _has_dense_mlp(model: ModelSpec) -> bool:

@@ -7,7 +7,7 @@ from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import FP8_MULTIPLE
-from kit.specs.text import listed
+from kit.specs.text import first, listed
 
 # ---------------------------------------------------------------- ways to split
 
@@ -42,26 +42,30 @@ def fsdp2_offload(w: Workload) -> str | None:
     layout, places = w.layout, {w.layout.offload_param, w.layout.offload_optimizer}
     if places == {"none"}:
         return None
-    said = f"offload_param={layout.offload_param}, offload_optimizer={layout.offload_optimizer} on engine=torch"
-    if places != {"cpu"}:
-        return f"{said}: FSDP2 offloads both to host memory, or none; use cpu for both, or engine=deepspeed"
-    if layout.zero_stage != 3 or layout.tp > 1:
-        return f"{said} with zero_stage={layout.zero_stage}, tp={layout.tp}; use zero_stage=3 and tp=1"
-    return f"{said} trains adapters only; set job.lora, or use engine=deepspeed" if w.job.lora is None else None
+    said = f"offload_param={layout.offload_param}, offload_optimizer={layout.offload_optimizer} on engine=torch{{}}"
+    reasons = {
+        ": FSDP2 offloads both to host memory, or none; use cpu for both, or engine=deepspeed": places != {"cpu"},
+        f" with zero_stage={layout.zero_stage}, tp={layout.tp}; use zero_stage=3 and tp=1": (
+            layout.zero_stage != 3 or layout.tp > 1
+        ),
+        " trains adapters only; set job.lora, or use engine=deepspeed": w.job.lora is None,
+    }
+    return first(reasons, said)
 
 
-@rule("torch")
-def host_memory_while_loading(w: Workload) -> str | None:
+@rule(
+    "torch",
+    message=lambda w: (
+        f"loading {w.model.name} with lora and tp={w.layout.tp} on engine=torch needs {host_load_gib_per_node(w):.0f} "
+        f"GiB of host memory a node, and {HOST_SHARE * (w.cluster.host_ram_gib or 0.0):.0f} of {w.cluster.name} are "
+        "usable; use tp=1"
+    ),
+)
+def host_memory_while_loading(w: Workload) -> bool:
     """With adapters and tensor parallelism every rank loads the whole frozen model before it is split."""
-    if w.job.lora is None or w.layout.tp == 1 or w.cluster.host_ram_gib is None:
-        return None
-    needed, usable = host_load_gib_per_node(w), HOST_SHARE * w.cluster.host_ram_gib
-    if needed <= usable:
-        return None
-    return (
-        f"loading {w.model.name} with lora and tp={w.layout.tp} on engine=torch needs {needed:.0f} GiB of host "
-        f"memory a node, and {usable:.0f} of {w.cluster.name} are usable; use tp=1"
-    )
+    there = w.cluster.host_ram_gib
+    loads = w.job.lora is not None and w.layout.tp > 1 and there is not None
+    return loads and host_load_gib_per_node(w) > HOST_SHARE * (there or 0.0)
 
 
 @rule("torch", message=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")
