@@ -36,6 +36,9 @@ class Residual(NamedTuple):
     """The kind of run whose ratio is used, if this kind has no runs of its own; else empty."""
 
 
+_UNKNOWN = Residual()
+
+
 class Calibration(NamedTuple):
     """Residuals by kind of run."""
 
@@ -44,13 +47,14 @@ class Calibration(NamedTuple):
     def of(self, workload: Workload) -> Residual:
         """Residual of the workload's kind; else the time ratio of the most similar kind on the same cluster type; else
         no correction."""
-        own = kind(workload)
-        if own in self.residuals or not self.residuals:
-            return self.residuals.get(own, Residual())
+        if not self.residuals:  # a search asks this of every layout
+            return _UNKNOWN
+        if (own := kind(workload)) in self.residuals:
+            return self.residuals[own]
         place, *traits = _parts(own)
         near = [name for name in self.residuals if _parts(name)[0] == place]
         if not near:
-            return Residual()
+            return _UNKNOWN
         nearest = max(near, key=lambda name: _likeness(_parts(name)[1:], traits))
         ran = self.residuals[nearest]
         words = ", ".join(_parts(nearest)[1:])

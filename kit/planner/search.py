@@ -70,26 +70,20 @@ class LayoutScorer:
 
     def peak_gib(self, w: Workload) -> float:
         """Peak memory of the fullest GPU, calibrated."""
-        calibration = self._request.calibration
-        extra = calibration.of(w).extra_gib if calibration.residuals else 0.0
-        return peak_gib(w) + extra
+        return peak_gib(w) + self._request.calibration.of(w).extra_gib
 
     def step_time_s(self, w: Workload) -> float:
         """Time of an optimizer step, calibrated."""
-        return sum(self._timer.components_s(w).values()) * self._factor(w)
+        return sum(self._timer.components_s(w).values()) * self._request.calibration.of(w).step_time_factor
 
     def least_s(self, w: Workload) -> float:
         """Lower bound of ``step_time_s``, which takes a tenth of the time."""
-        return self._timer.layers_s(w) * self._factor(w)
+        return self._timer.layers_s(w) * self._request.calibration.of(w).step_time_factor
 
     def candidate(self, w: Workload, limit_gib: float) -> Candidate:
         """The layout with its peak memory, and its step time unless the peak exceeds the limit."""
         peak = self.peak_gib(w)
         return Candidate(w.layout, peak, self.step_time_s(w) if peak <= limit_gib else None)
-
-    def _factor(self, w: Workload) -> float:
-        calibration = self._request.calibration
-        return calibration.of(w).step_time_factor if calibration.residuals else 1.0
 
 
 class _StepByStep(LayoutScorer):

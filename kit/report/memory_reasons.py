@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.cost.memory.offload import host_load_gib_per_node, host_ram_gib_per_node
@@ -11,7 +12,7 @@ from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.planner.rules import violations
-from kit.specs.layout import Layout, Recompute
+from kit.specs.layout import Recompute
 from kit.units import human_count, to_gib
 
 _ZERO_PAPER = 16.0
@@ -28,7 +29,9 @@ def memory_reasons(w: Workload, memory: MemoryReport) -> tuple[str, ...]:
 
 def _states(w: Workload, stage: int) -> str:
     """``weights 2 + gradients 2 + optimizer 12 = 16 bytes x 70.6B parameters = 1,051 GiB``: the unsharded states."""
-    alone = w.with_layout(_on_one_rank(w.layout))
+    sizes: dict[str, Any] = dict.fromkeys(("dp", "tp", "pp", "vp", "cp", "ep", "etp", "zero_hpz"), 1)
+    ends = {"sp": False, "first_stage_layers": None, "last_stage_layers": None}
+    alone = w.with_layout(w.layout.but(**sizes, **ends, offload_optimizer="none", offload_param="none"))
     whole = rank_states(engine_memory(alone), alone.parameters[0], 0)
     parameters = float(count(w.model).total)
     parts = (whole.weights, whole.gradients, whole.optimizer)
@@ -47,13 +50,6 @@ def _states(w: Workload, stage: int) -> str:
         line += f". {_ZERO_PAPER:.0f} bytes ({whole_gib:,.0f} GiB) is the sum with gradients in bf16; here they are "
         line += "summed in fp32"
     return line
-
-
-def _on_one_rank(layout: Layout) -> Layout:
-    whole = replace(layout, dp=1, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1, zero_hpz=1, sp=False)
-    return replace(
-        whole, first_stage_layers=None, last_stage_layers=None, offload_optimizer="none", offload_param="none"
-    )
 
 
 def _zero_3_beside_2(w: Workload) -> list[str]:

@@ -6,7 +6,7 @@ import textwrap
 
 from kit.cost.prediction import Operation, Prediction
 from kit.planner.calibration import is_corrected
-from kit.planner.plan import Decision, Plan
+from kit.planner.plan import Decision
 from kit.report.total import at_most, money, run_length
 from kit.report.view import WIDTH, PlanView, by_component, cells
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
@@ -61,6 +61,10 @@ def _memory(view: PlanView) -> str:
 def _time(view: PlanView) -> str:
     plan = view.plan
     predicted, gpus = plan.predicted, plan.cluster.num_gpus
+    days = predicted.days
+    assert days is not None, "a view's plan has a length"
+    took = human_seconds(days * SECONDS_PER_DAY)
+    whole = f"{at_most(plan)}{took} for {run_length(plan)}; {money(plan.cluster, days)}"
     parts = [f"{name} {human_seconds(seconds)}" for name, seconds in view.shown_s.items()]
     lines = [
         *textwrap.wrap(
@@ -69,17 +73,11 @@ def _time(view: PlanView) -> str:
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
-        *textwrap.wrap(_whole_run(plan), WIDTH, subsequent_indent="  "),
+        *textwrap.wrap(whole, WIDTH, subsequent_indent="  "),
     ]
     if plan.cluster.gpu.device == "cuda":
         lines.append(_operation(predicted.operation, predicted))
     return "\n".join(lines)
-
-
-def _whole_run(plan: Plan) -> str:
-    days = plan.predicted.days
-    assert days is not None, "a view's plan has a length"
-    return f"{at_most(plan)}{human_seconds(days * SECONDS_PER_DAY)} for {run_length(plan)}; {money(plan.cluster, days)}"
 
 
 def _operation(operation: Operation, predicted: Prediction) -> str:
