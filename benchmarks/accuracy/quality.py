@@ -61,7 +61,7 @@ def _job(sequence: int, batch: int) -> JobSpec:
 
 
 def _megatron(**sizes: object) -> Pins:
-    return Pins(engine="megatron", **sizes)  # type: ignore[arg-type]
+    return Pins(engine="megatron", **sizes)
 
 
 SC21 = "Narayanan et al. 2021, arXiv 2104.04473, table 1"

@@ -62,10 +62,10 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
         "rdzv_backend": "static",
         "same_network": True,
     }
-    if cluster.num_nodes > 1:
-        config |= {"main_process_ip": "node-0", "main_process_port": MAIN_PROCESS_PORT}
-    else:
-        config["main_process_port"] = 0  # any free port, so two runs on a machine do not conflict
+    several = cluster.num_nodes > 1  # 0: any free port, so two runs on a machine do not conflict
+    config |= (
+        {"main_process_ip": "node-0", "main_process_port": MAIN_PROCESS_PORT} if several else {"main_process_port": 0}
+    )
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
     if layout.engine == "torch" and layout.world_size > 1:
@@ -80,15 +80,13 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
 
 
 def _deepspeed(plan: Plan) -> dict[str, Any]:
-    config: dict[str, Any] = {
+    return {
         "deepspeed_config_file": DS_CONFIG,
         # For scripts that build their model after Accelerator(): shard it while it is built. kit's worker needs no key.
         "zero3_init_flag": plan.layout.zero_stage == 3,
-    }
-    if plan.cluster.num_nodes > 1:
         # torchrun on every node instead of pdsh from the first: Slurm and launch.sh start every node anyway.
-        config["deepspeed_multinode_launcher"] = "standard"
-    return config
+        **chosen(("deepspeed_multinode_launcher", plan.cluster.num_nodes > 1, "standard")),
+    }
 
 
 def _fsdp2(plan: Plan) -> dict[str, Any]:

@@ -70,10 +70,17 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         # the product (__init__.py, initialize). Without the key it computes the product itself.
         del config["train_batch_size"]
     dtype = _accumulation_dtype(plan)
+    aio = {  # requests of 1 MiB, submitted in batches, with the depth and the threads that keep the disks busy
+        "block_size": deepspeed_sizes.NVME_BLOCK_BYTES,
+        "queue_depth": deepspeed_sizes.nvme_queue_depth(plan.cluster),
+        "intra_op_parallelism": deepspeed_sizes.nvme_threads(plan.cluster),
+        "single_submit": False,
+        "overlap_events": True,
+    }
     config |= chosen(
         ("data_types", dtype is not None, {"grad_accum_dtype": dtype}),
         ("communication_data_type", layout.gradient_compression != "none", layout.gradient_compression),
-        ("aio", layout.uses_nvme, _aio_section(plan)),
+        ("aio", layout.uses_nvme, aio),
         # DeepSpeed asks for it with ZeRO and an optimizer that is not its own (engine.py, _do_optimizer_sanity_check).
         (
             "zero_allow_untested_optimizer",
@@ -184,9 +191,8 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
     layout = plan.layout
     auto_tp = layout.tp > 1 and layout.implementation == "huggingface"
     # Every rank needs all logits, because the loss is computed outside of the model.
-    tensor_parallel: dict[str, Any] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
-    if plan.job.lora is not None:
-        tensor_parallel["partition_config"] = _ADAPTED_LAYERS
+    adapted = chosen(("partition_config", plan.job.lora is not None, _ADAPTED_LAYERS))
+    tensor_parallel = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False, **adapted}
     return chosen(
         ("tensor_parallel", auto_tp, tensor_parallel),
         ("sequence_parallel_size", layout.cp > 1, layout.cp),
@@ -210,12 +216,9 @@ def _zero_section(plan: Plan) -> dict[str, Any]:
         "contiguous_gradients": True,
         "reduce_bucket_size": bucket,
     }
-    if stage < 3:
-        # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
-        zero["allgather_bucket_size"] = bucket + bucket % 2
-    else:
-        zero |= _stage3(plan, sizes)
-    return zero | _offload(plan, sizes)
+    # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
+    own = {"allgather_bucket_size": bucket + bucket % 2} if stage < 3 else _stage3(plan, sizes)
+    return zero | own | _offload(plan, sizes)
 
 
 def _accumulation_dtype(plan: Plan) -> str | None:
@@ -262,11 +265,11 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     layout = plan.layout
     # A GPU's copy engines need pinned memory; CPU processes do not.
     pin_memory = plan.cluster.gpu.device == "cuda"
-    optimizer: dict[str, Any] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
-    optimizer |= chosen(("buffer_count", layout.offload_optimizer == "nvme", sizes.get("optimizer_buffer_count")))
+    optimizer = {"device": layout.offload_optimizer, "pin_memory": pin_memory} | chosen(
+        ("buffer_count", layout.offload_optimizer == "nvme", sizes.get("optimizer_buffer_count"))
+    )
     to_nvme = layout.offload_param == "nvme"
-    param: dict[str, Any] = {"device": layout.offload_param, "pin_memory": pin_memory}
-    param |= chosen(
+    param = {"device": layout.offload_param, "pin_memory": pin_memory} | chosen(
         ("buffer_count", to_nvme, sizes.get("param_buffer_count")),
         ("buffer_size", to_nvme, sizes.get("param_buffer_size")),
         # Parameters that may stay in host memory instead of NVMe; DeepSpeed's default, 1e9, keeps most models there.
@@ -276,18 +279,6 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
         ("offload_optimizer", layout.offload_optimizer != "none", optimizer),
         ("offload_param", layout.offload_param != "none", param),
     )
-
-
-def _aio_section(plan: Plan) -> dict[str, Any]:
-    """Settings of DeepSpeed's asynchronous I/O: requests of 1 MiB, submitted in batches, with the queue depth and the
-    threads that keep the disks busy (``kit.cost.memory.deepspeed_sizes``)."""
-    return {
-        "block_size": deepspeed_sizes.NVME_BLOCK_BYTES,
-        "queue_depth": deepspeed_sizes.nvme_queue_depth(plan.cluster),
-        "intra_op_parallelism": deepspeed_sizes.nvme_threads(plan.cluster),
-        "single_submit": False,
-        "overlap_events": True,
-    }
 
 
 def runs_deepspeed(plan: Plan) -> bool:

@@ -100,16 +100,9 @@ def _launcher(plan: Plan) -> list[str]:
     """
     if runs_deepspeed(plan):
         args = ["-m", _INTERRUPTIBLE, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
-        if plan.cluster.num_nodes > 1:
-            args += [
-                "--machine_rank",
-                '"$NODE_RANK"',
-                "--main_process_ip",
-                '"$MASTER_ADDR"',
-                "--main_process_port",
-                '"$MASTER_PORT"',
-            ]
-        return [*args, "--module"]
+        node = {"machine_rank": "NODE_RANK", "main_process_ip": "MASTER_ADDR", "main_process_port": "MASTER_PORT"}
+        given = [word for option, name in node.items() for word in (f"--{option}", f'"${name}"')]
+        return [*args, *given * (plan.cluster.num_nodes > 1), "--module"]
     if plan.layout.world_size == 1:
         return ["-m"]
     return ["-m", _INTERRUPTIBLE, *torchrun(plan), "-m"]

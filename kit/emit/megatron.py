@@ -176,16 +176,13 @@ def padded_vocab_size(model: ModelSpec, layout: Layout) -> int:
 
 
 def _parallel_state(model: ModelSpec, layout: Layout) -> dict[str, Any]:
-    settings: dict[str, Any] = {
+    return {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
+        **chosen(("virtual_pipeline_model_parallel_size", layout.vp > 1, layout.vp)),
+        **(_expert_parallel(layout) if model.num_experts else {}),
     }
-    if layout.vp > 1:
-        settings["virtual_pipeline_model_parallel_size"] = layout.vp
-    if model.num_experts:
-        settings |= _expert_parallel(layout)
-    return settings
 
 
 def _expert_parallel(layout: Layout) -> dict[str, Any]:
@@ -209,8 +206,9 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
         "moe_token_dispatcher_type": "alltoall",
     }
     if model.traits.router == "sigmoid":
-        settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
         settings |= {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_pre_softmax": False,
             "moe_router_enable_expert_bias": True,
             "moe_router_bias_update_rate": balancing.moe_router_bias_update_rate,
         }
@@ -273,9 +271,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.sp,
+        **(_experts(model, job.balancing or BalancingSpec(), layout) if model.num_experts else {}),
     }
-    if model.num_experts:
-        settings |= _experts(model, job.balancing or BalancingSpec(), layout)
     windowed = model.sliding_window is not None and model.windowed(job.seq_length)
     clamped, scalar = model.traits.activation == "clamped_swiglu", model.query_pre_attn_scalar
     recomputes_all = layout.recompute == "full"

@@ -23,14 +23,15 @@ _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accum
 
 def own_optimizer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` without an optimizer. accelerate replaces an offloaded AdamW by DeepSpeedCPUAdam."""
-    config = ds_config(plan) | dict.fromkeys(_FILLED, AUTO)
-    config.pop("optimizer", None)
-    # DeepSpeed refuses other optimizers without this key (engine.py, _do_optimizer_sanity_check).
-    config["zero_allow_untested_optimizer"] = True
-    if plan.layout.offload_optimizer != "none" and plan.cluster.gpu.device == "cpu":
+    on_cpu = plan.layout.offload_optimizer != "none" and plan.cluster.gpu.device == "cpu"
+    own = {
+        **dict.fromkeys(_FILLED, AUTO),
+        # DeepSpeed refuses other optimizers without this key (engine.py, _do_optimizer_sanity_check).
+        "zero_allow_untested_optimizer": True,
         # torch's AdamW runs on a CPU too; DeepSpeedCPUAdam would take a minute to compile.
-        config["zero_force_ds_cpu_optimizer"] = False
-    return config
+        **({"zero_force_ds_cpu_optimizer": False} if on_cpu else {}),
+    }
+    return {key: value for key, value in (ds_config(plan) | own).items() if key != "optimizer"}
 
 
 def _yaml(plan: Plan) -> str:

@@ -126,8 +126,9 @@ def _from_anywhere(prefix: str) -> str:
 
 def _job_arguments(plan: Plan) -> list[Args]:
     """Flags for settings that are not in megatron.yaml, because kit's training loop reads them from the plan."""
-    model, job, layout = plan.model, plan.job, plan.layout
-    args = [
+    model, job, layout, scaling = plan.model, plan.job, plan.layout, plan.model.rope_scaling or {}
+    factor = [["--use-rope-scaling"], ["--rope-scaling-factor", str(scaling.get("factor"))]]
+    return [
         ["--seq-length", str(job.seq_length)],
         ["--micro-batch-size", str(layout.micro_batch_size)],
         ["--global-batch-size", str(job.global_batch_size)],
@@ -140,15 +141,10 @@ def _job_arguments(plan: Plan) -> list[Args]:
         # the same.
         ["--transformer-impl", "transformer_engine"],
         ["--ckpt-format", "torch_dist"],
+        *([["--group-query-attention"]] if model.num_key_value_heads != model.num_attention_heads else []),
+        *([] if model.rope_theta is None else [["--rotary-base", str(int(model.rope_theta))]]),
+        *(factor if scaling.get("rope_type", "default") == "llama3" else []),
     ]
-    if model.num_key_value_heads != model.num_attention_heads:
-        args.append(["--group-query-attention"])
-    if model.rope_theta is not None:
-        args.append(["--rotary-base", str(int(model.rope_theta))])
-    scaling = model.rope_scaling or {}
-    if scaling.get("rope_type", "default") == "llama3":
-        args += [["--use-rope-scaling"], ["--rope-scaling-factor", str(scaling["factor"])]]
-    return args
 
 
 def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Args]:

@@ -47,12 +47,11 @@ def _host(cluster: ClusterSpec) -> str:
         return ""
     known = cluster.host_ram_gib is not None
     words = "--cpus-per-task=N" + " --mem=MEMORY" * (not known)
-    lines = [
-        f"# A part of a node, whose cores {'' if known else 'and memory '}kit does not know: ask for your share by"
-    ]
-    lines += [f"# sbatch {words} slurm.sbatch."]
-    lines += [f"#SBATCH --mem={math.floor(cluster.host_ram_gib)}G"] if cluster.host_ram_gib is not None else []
-    return "".join(f"{line}\n" for line in lines)
+    memory = f"#SBATCH --mem={math.floor(cluster.host_ram_gib or 0.0)}G\n" * known
+    return (
+        f"# A part of a node, whose cores {'' if known else 'and memory '}kit does not know: ask for your share by\n"
+        f"# sbatch {words} slurm.sbatch.\n{memory}"
+    )
 
 
 def sbatch(plan: Plan) -> str:

@@ -67,22 +67,23 @@ def table(found: LargestModels) -> str:
     """A text table, one row per model: GiB per GPU, host memory and disk per node; then the layout of the largest."""
     cluster, job = found.cluster, found.job
     limits = [f"{next(iter(found.needs.values())).usable_gib:.1f} GiB usable a GPU"]
-    limits += [f"{cluster.host_ram_gib:,.0f} GiB of host memory a node"] if cluster.host_ram_gib else []
-    limits += [f"{cluster.nvme_gib:,.0f} GiB of NVMe a node"] if cluster.nvme_gib else []
-    head = f"{'':<34}" + "".join(f"{way:>24}" for way in WAYS)
+    of_a_node = (("host memory", cluster.host_ram_gib), ("NVMe", cluster.nvme_gib))
+    limits += [f"{gib:,.0f} GiB of {name} a node" for name, gib in of_a_node if gib]
+    largest = {way: found.largest(way) for way in WAYS}
     lines = [
         f"{cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); {job.precision}, sequences of {job.seq_length}, "
         f"{job.global_batch_size} a step",
         f"  {', '.join(limits)}",
         "",
-        head,
+        f"{'':<34}" + "".join(f"{way:>24}" for way in WAYS),
         f"  {'model':<20}{'parameters':>12}" + f"{'GPU    host    disk':>24}" * len(WAYS) + "   GiB",
+        *_rows(found),
+        "",
+        *(
+            f"largest, {way}: " + (f"{name}: {describe(found.needs[name, way].layout)}" if name else "none")
+            for way, name in largest.items()
+        ),
     ]
-    lines += _rows(found)
-    lines.append("")
-    for way in WAYS:
-        name = found.largest(way)
-        lines.append(f"largest, {way}: " + (f"{name}: {describe(found.needs[name, way].layout)}" if name else "none"))
     return "\n".join(lines)
 
 

@@ -82,13 +82,13 @@ def _moments(report: FitReport) -> list[str]:
 
 def _node_lines(report: FitReport) -> list[str]:
     """Lines about host memory, disks, and changes that help."""
-    lines = []
-    for name, needed, there in (
-        ("host memory", report.host_ram_gib_per_node, report.cluster.host_ram_gib),
-        ("host memory while loading,", report.host_load_gib_per_node, report.cluster.host_ram_gib),
-        ("NVMe", report.nvme_gib_per_node, report.cluster.nvme_gib),
-    ):
-        if needed:
-            of = f"of {there:.0f} " if there is not None else ""
-            lines.append(f"  {name} of a node: {needed:.0f} {of}GiB")
+    host, disks = (
+        "" if gib is None else f"of {gib:.0f} " for gib in (report.cluster.host_ram_gib, report.cluster.nvme_gib)
+    )
+    needs = (
+        ("host memory", report.host_ram_gib_per_node, host),
+        ("host memory while loading,", report.host_load_gib_per_node, host),
+        ("NVMe", report.nvme_gib_per_node, disks),
+    )
+    lines = [f"  {name} of a node: {needed:.0f} {of}GiB" for name, needed, of in needs if needed]
     return lines + [f"it fits with {change}" for change in report.changes]

@@ -46,15 +46,13 @@ def _memory(view: PlanView) -> str:
     rows = [f"  {name:<8}{cells(stage, shown)}" for name, stage in zip(names, stages, strict=True)]
     if len(rows) > _STAGES_SHOWN:
         rows[_STAGES_SHOWN - 1 : -1] = ["  …"]
+    nodes = (("host memory", predicted.host_ram_gib_per_node), ("NVMe", predicted.nvme_gib_per_node))
     lines = [
         f"peak memory per GPU: {predicted.peak_gib:.1f} GiB of {limits}{band}",
         "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"]),
         *rows,
+        *(f"  {name} of a node: {gib:.0f} GiB" for name, gib in nodes if gib),
     ]
-    if predicted.host_ram_gib_per_node:
-        lines.append(f"  host memory of a node: {predicted.host_ram_gib_per_node:.0f} GiB")
-    if predicted.nvme_gib_per_node:
-        lines.append(f"  NVMe of a node: {predicted.nvme_gib_per_node:.0f} GiB")
     return "\n".join(lines)
 
 
