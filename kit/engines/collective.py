@@ -79,6 +79,12 @@ def _words(error: Exception, doing: str) -> str:
     return f"{doing} failed: {line}; check the free space and the permissions there"
 
 
+def host_group() -> dist.ProcessGroup | None:
+    """Collective. A group of all ranks for values on the host, which no rank's GPU delays; None for one process."""
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return dist.new_group(backend="gloo") if several else None
+
+
 class StatusAllReduce:
     """All-reduces a few values per step, so that all ranks stop after the same step. The constructor is collective.
 
@@ -86,8 +92,7 @@ class StatusAllReduce:
     them after the optimizer."""
 
     def __init__(self) -> None:
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if several else None
+        self._group = host_group()
         self._values: list[torch.Tensor] = []
         self._work: list[dist.Work] = []
 
@@ -107,20 +112,3 @@ class StatusAllReduce:
         self._work = []
         maxima, sums = self._values
         return maxima.tolist(), sums.tolist()
-
-
-class GatheredFloat:
-    """Gathers one number of each rank, on the host. The constructor is collective."""
-
-    def __init__(self) -> None:
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if several else None
-
-    def __call__(self, value: float) -> list[float]:
-        """Collective. The value of every rank, in rank order."""
-        if self._group is None:
-            return [value]
-        mine = torch.tensor(value, dtype=torch.float64)
-        values = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(values, mine, group=self._group)
-        return [each.item() for each in values]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -114,13 +113,6 @@ def metrics(rundir: Path) -> list[dict[str, Any]]:
     """Rows of ``metrics.jsonl``, without an incomplete last line after a kill."""
     file = rundir / "metrics.jsonl"
     return [row for _, row in logged_rows(file) if row is not None] if file.exists() else []
-
-
-def free_port() -> int:
-    """A TCP port of this machine that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def tail(rundir: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kit.engines.collective import GatheredFloat, gather
+from kit.engines.collective import gather, host_group
 from kit.engines.protocol import Engine, MicroBatch
 from kit.planner.plan import Plan
 from kit.training.logging.metrics import RunOutput
@@ -53,7 +53,7 @@ class Stragglers:
         self._engine, self._log, self._stages = engine, log, plan.layout.pp
         self._nominal_tokens = plan.layout.global_batch_size * plan.job.seq_length / engine.dp_size
         self._hosts = gather(platform.node())
-        self._exchange = GatheredFloat()
+        self._group = host_group()
         self._timer: _Timer | None = None
         self._times_s: list[float] = []
         self._last: int | None = None
@@ -84,7 +84,7 @@ class Stragglers:
         if step % EVERY_STEPS or len(self._hosts) == 1:
             return None
         mine, self._times_s = min(self._times_s, default=0.0), []
-        worst = slowest(self._exchange(mine), self._stages)
+        worst = slowest(gather(mine, self._group), self._stages)
         if worst is not None:
             self._name(worst, step, step_s)
         return worst

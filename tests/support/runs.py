@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,13 @@ def torchrun(num_processes: int, module: str, *arguments: object) -> list[str]:
     """The command that starts a module on processes of this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
     return [*launcher, "-m", module, *map(str, arguments)]
+
+
+def free_port() -> int:
+    """A TCP port of this machine that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def run(command: Sequence[str], rundir: RunDirectory) -> None:

@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from kit.errors import CheckpointError
-from kit.rehearsal.processes import free_port
 from kit.specs.run import CheckpointSpec, LoggingSpec
 from kit.training.logging import prometheus
 from kit.training.logging.terminal import LiveLine, live_line
@@ -25,6 +24,7 @@ from kit.training.logging.trackers import PACKAGES, Trackers, _wandb_mode
 from tests.support import tiny
 from tests.support.calls import before
 from tests.support.refusals import refusal
+from tests.support.runs import free_port
 from tests.training import runs
 from tests.training.test_metrics import metrics
 

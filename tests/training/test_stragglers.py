@@ -100,8 +100,8 @@ class TestTimes:
         """Their stragglers; the module takes two seconds and the other rank's work three, of half as many tokens."""
         times, said = iter(range(0, 2000, 2)), []
         monkeypatch.setattr(stragglers.time, "perf_counter", lambda: next(times))
-        monkeypatch.setattr(stragglers, "gather", lambda value: ["here", "there"])
-        monkeypatch.setattr(stragglers, "GatheredFloat", lambda: lambda mine: [mine, 3.0])
+        answers = {str: lambda host: ["here", "there"], float: lambda mine: [mine, 3.0]}
+        monkeypatch.setattr(stragglers, "gather", lambda value, group=None: answers[type(value)](value))
         log = SimpleNamespace(
             log=said.append, log_event=lambda event, step, **values: said.append((event, step, values))
         )

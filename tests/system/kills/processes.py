@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from kit.rehearsal.processes import free_port
+from tests.support.runs import free_port
 
 WORLD_SIZE = 2
 LIMIT_S = 240

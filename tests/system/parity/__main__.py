@@ -23,11 +23,11 @@ import typer
 import kit
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
-from kit.rehearsal.processes import free_port
 from tests.support import runs
 from tests.support.assets import COMMON, FAMILIES, RECIPE, model_variant, prepare
 from tests.support.compare import compare_gradients, compare_runs
 from tests.support.program import faults, run
+from tests.support.runs import free_port
 from tests.system.parity.cases import BY_NAME, CASES, CHANGES, STEPS, Case, reference
 from tests.system.parity.faults import FAULTS
 from tests.system.rehearsal_faults import environment

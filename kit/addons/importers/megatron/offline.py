@@ -18,7 +18,7 @@ from kit.addons.importers.megatron.names import WEIGHT, stored_location
 from kit.addons.importers.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
-from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
 from kit.engines.protocol import StateKind, TensorSource, as_matrix, place
@@ -63,7 +63,7 @@ class MegatronSource(TensorSource):
                 (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length).copy_(block)
         return full
 
-    def _parameter(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
+    def _parameter(self, mapped: ParamMapping, shapes: list[Shape]) -> torch.Tensor:
         if self._held is not None and self._held[0] == mapped.megatron:
             return self._held[1]
         self._held = None  # frees it before reading the next parameter
@@ -148,7 +148,7 @@ def _blocks(
 
 def _put_together(
     source: TensorSource,
-    mapped: MappedParam,
+    mapped: ParamMapping,
     shapes: list[Shape],
     shape: Shape,
     model: ModelSpec,

@@ -19,7 +19,7 @@ import torch
 from kit.engines.closed_list import Inert, load_restricted, unknown_names
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
-from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import Shape, ShardSlice, VocabParallel
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
@@ -218,7 +218,7 @@ class _Source(TensorSource):
         return full
 
     def _slices(
-        self, mapped: MappedParam, shapes: list[Shape], shards: list[torch.Tensor]
+        self, mapped: ParamMapping, shapes: list[Shape], shards: list[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, list[ShardSlice]]]:
         if isinstance(mapped.sharding, VocabParallel):  # Megatron-LM pads to make_vocab_size_divisible_by, too
             rows, *rest = shapes[0]

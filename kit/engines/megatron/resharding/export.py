@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import torch
 
 from kit.engines.collective import from_own_place
 from kit.engines.megatron.resharding.huggingface import HfResharder
-from kit.engines.megatron.weights.sharding import Block
+from kit.engines.megatron.weights.sharding import ShardSlice
 from kit.engines.protocol import StateBlock, StateKind, rectangles
-
-_AnyBlock = TypeVar("_AnyBlock", bound=Block)
 
 
 @torch.no_grad()
@@ -42,18 +39,18 @@ def export_blocks(
 
 
 def parts(
-    start: int, values: torch.Tensor, shape: Sequence[int], blocks: Sequence[_AnyBlock]
-) -> Iterator[tuple[_AnyBlock, tuple[int, int], torch.Tensor]]:
-    """Intersect a range of a flattened shard with ``blocks``. Yields (block, (row, column) in the block's whole tensor,
+    start: int, values: torch.Tensor, shape: Sequence[int], slices: Sequence[ShardSlice]
+) -> Iterator[tuple[ShardSlice, tuple[int, int], torch.Tensor]]:
+    """Intersect a range of a flattened shard with ``slices``. Yields (slice, (row, column) in the slice's whole tensor,
     matrix of the values).
 
     The range is ``values``, from element ``start`` on; ``shape``: shape of the shard.
     """
     for row, column, rectangle in rectangles(start, values, math.prod(shape[1:])):
-        for block in blocks:
-            at = row if block.dim == 0 else column
-            lower, upper = max(at, block.at), min(at + rectangle.shape[block.dim], block.at + block.length)
+        for piece in slices:
+            at = row if piece.dim == 0 else column
+            lower, upper = max(at, piece.at), min(at + rectangle.shape[piece.dim], piece.at + piece.length)
             if lower < upper:
-                moved = block.start + lower - block.at
-                where = (moved, column) if block.dim == 0 else (row, moved)
-                yield block, where, rectangle.narrow(block.dim, lower - at, upper - lower)
+                moved = piece.start + lower - piece.at
+                where = (moved, column) if piece.dim == 0 else (row, moved)
+                yield piece, where, rectangle.narrow(piece.dim, lower - at, upper - lower)

@@ -18,9 +18,9 @@ from megatron.core.utils import unwrap_model
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
-from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
+from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.mapping import LAST_EMBEDDING
-from kit.engines.megatron.weights.sharding import Block, Shape, ShardSlice, blocks
+from kit.engines.megatron.weights.sharding import Replicated, Shape, ShardSlice
 from kit.engines.protocol import StateKind, TensorSource, as_matrix
 from kit.specs.model import ModelSpec
 
@@ -35,7 +35,7 @@ class HfResharder:
         chunks: list[torch.nn.Module],
         dense: ShardGroups,
         experts: ShardGroups,
-        adapters: tuple[Sequence[MappedParam], Mapping[str, Shape]] | None = None,
+        adapters: tuple[Sequence[ParamMapping], Mapping[str, Shape]] | None = None,
     ) -> None:
         """``adapters``: LoRA's entries and shapes on disk, which are read and listed instead of the model's weights."""
         self.model, self._dense, self._experts = model, dense, experts
@@ -68,33 +68,27 @@ class HfResharder:
             for param in mine:
                 _clear_padding(groups, kind, param, slices)
 
-    def held(self, mapped: MappedParam) -> list[torch.nn.Parameter]:
+    def held(self, mapped: ParamMapping) -> list[torch.nn.Parameter]:
         """This rank's Megatron parameters of ``mapped``: none, one, or two for a tied embedding."""
         return [self.parameters[name] for name in (mapped.megatron, mapped.copy) if name in self.parameters]
 
-    def shard_groups(self, mapped: MappedParam) -> ShardGroups:
+    def shard_groups(self, mapped: ParamMapping) -> ShardGroups:
         """The groups of the ranks that have slices of this parameter."""
         groups = self._dense if mapped.expert is None else self._experts
         return replace(groups, state=BufferState(groups.data)) if mapped.frozen else groups
 
-    def slices(self, mapped: MappedParam, rank: int) -> list[ShardSlice]:
+    def slices(self, mapped: ParamMapping, rank: int) -> list[ShardSlice]:
         """The slices of the Hugging Face tensors on tensor-parallel rank ``rank``."""
         return mapped.sharding.slices(self.shapes(mapped), self.model, self.shard_groups(mapped).tensor.size(), rank)
 
-    def blocks(self, mapped: MappedParam) -> list[Block]:
-        """This rank's blocks of the whole Megatron parameter."""
-        tensor = self.shard_groups(mapped).tensor
-        return blocks(mapped.sharding, self.shapes(mapped), self.model, tensor.size(), tensor.rank())
-
-    def writes(self, number: int, mapped: MappedParam) -> bool:
+    def writes(self, number: int, mapped: ParamMapping) -> bool:
         """Whether this rank writes a part of parameter ``number``. If all tensor-parallel ranks have the whole
         parameter, one of them writes it, in turns."""
         tensor = self.shard_groups(mapped).tensor
-        return mapped.megatron in self.parameters and (
-            mapped.sharding.sharded or tensor.rank() == number % tensor.size()
-        )
+        mine = not isinstance(mapped.sharding, Replicated) or tensor.rank() == number % tensor.size()
+        return mine and mapped.megatron in self.parameters
 
-    def shapes(self, mapped: MappedParam) -> list[Shape]:
+    def shapes(self, mapped: ParamMapping) -> list[Shape]:
         """Shapes of the Hugging Face tensors of this parameter."""
         return [self._shapes[name] for name in mapped.hugging_face]
 

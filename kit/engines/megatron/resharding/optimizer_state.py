@@ -17,7 +17,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.megatron.optimizer import inner_optimizers, inner_parameter
-from kit.engines.protocol import StateKind, place
+from kit.engines.protocol import StateKind, place, rectangles
 
 
 class ShardState(ABC):
@@ -143,20 +143,11 @@ def _copy_into_range(held: torch.Tensor, start: int, width: int, block: torch.Te
     """Copy the intersection of ``block`` and a flat range of a matrix into the range.
 
     ``held``: the range, from element ``start`` of the flattened matrix on. ``block`` begins at (``row``, ``column``) of
-    the matrix, which has ``width`` columns. Copies whole rows at once, and partial rows one by one.
+    the matrix, which has ``width`` columns.
     """
-    end = start + held.numel()
-    first, last = -(-start // width), end // width  # whole rows of the range
-    cut = {index for index in (start // width, last) if not first <= index < last}
-    lower, upper = max(first, row), min(last, row + block.shape[0])
-    if lower < upper:
-        rows = held[lower * width - start : upper * width - start].view(-1, width)
-        rows[:, column : column + block.shape[1]].copy_(block[lower - row : upper - row])
-    for index in cut:
-        if not row <= index < row + block.shape[0]:
-            continue
-        left = max(start, index * width + column)
-        right = min(end, index * width + column + block.shape[1])
-        if left < right:
-            offset = index * width + column
-            held[left - start : right - start].copy_(block[index - row, left - offset : right - offset])
+    for first, begin, part in rectangles(start, held, width):
+        top, bottom = max(first, row), min(first + part.shape[0], row + block.shape[0])
+        left, right = max(begin, column), min(begin + part.shape[1], column + block.shape[1])
+        if top < bottom and left < right:
+            found = block[top - row : bottom - row, left - column : right - column]
+            part[top - first : bottom - first, left - begin : right - begin].copy_(found)

@@ -13,6 +13,6 @@ Its rooms, in the order in which data walks:
 """
 
 from kit.engines.megatron.weights.families import weight_map
-from kit.engines.megatron.weights.mapping import MappedParam, ParamMapping, mapped_params
+from kit.engines.megatron.weights.mapping import ParamMapping, mapped_params
 
-__all__ = ["MappedParam", "ParamMapping", "mapped_params", "weight_map"]
+__all__ = ["ParamMapping", "mapped_params", "weight_map"]

@@ -17,7 +17,8 @@ LAST_EMBEDDING = "mtp.embedding.word_embeddings.weight"
 class ParamMapping:
     """One Megatron parameter and the Hugging Face tensors that it consists of.
 
-    In names, ``{layer}`` stands for each layer and ``{expert}`` for each expert of the layer.
+    In the names of a weight map, ``{layer}`` stands for each layer and ``{expert}`` for each expert of the layer.
+    ``mapped_params`` makes of it an entry for each of them, whose names count over the whole model.
     """
 
     megatron: str
@@ -29,21 +30,8 @@ class ParamMapping:
     """True: only in layers with experts. False: only in layers without experts. None: in every layer."""
     frozen: bool = False
     """True for a buffer, which is not trained (``kit/engines/huggingface/buffers.py``)."""
-
-
-@dataclass(frozen=True)
-class MappedParam:
-    """One entry at one layer, and for one expert: one Megatron parameter."""
-
-    megatron: str
-    """Global parameter name, which counts layers and experts over the whole model."""
-    hugging_face: tuple[str, ...]
-    sharding: Sharding
-    copy: str | None = None
     expert: int | None = None
-    """Number of the expert; None for parameters outside of the experts."""
-    frozen: bool = False
-    """As in ``ParamMapping``."""
+    """Number of the expert; None for parameters outside of the experts, and in a weight map."""
 
 
 _OF_PREDICTION_HEAD: Mapping[str, tuple[str, Sharding]] = {
@@ -78,7 +66,7 @@ def weight_and_bias(
     )
 
 
-def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Iterator[MappedParam]:
+def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Iterator[ParamMapping]:
     """Expand the entries: parameters before the layers, the layers one by one, heads of multi-token prediction,
     parameters after the layers."""
     for in_layers, group in groupby(mappings, key=lambda mapping: "{layer}" in mapping.megatron):
@@ -90,7 +78,7 @@ def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Itera
                 yield from _of_prediction_head(of_layer, model, head)
 
 
-def _of_layer(mappings: Iterable[ParamMapping], model: ModelSpec, layer: int) -> Iterator[MappedParam]:
+def _of_layer(mappings: Iterable[ParamMapping], model: ModelSpec, layer: int) -> Iterator[ParamMapping]:
     for mapping in mappings:
         if mapping.experts not in (None, model.has_experts(layer)):
             continue
@@ -98,10 +86,10 @@ def _of_layer(mappings: Iterable[ParamMapping], model: ModelSpec, layer: int) ->
         for expert in experts:
             names = tuple(name.format(layer=layer, expert=expert) for name in mapping.hugging_face)
             megatron = mapping.megatron.format(layer=layer, expert=expert)
-            yield MappedParam(megatron, names, mapping.sharding, mapping.copy, expert, mapping.frozen)
+            yield replace(mapping, megatron=megatron, hugging_face=names, expert=expert)
 
 
-def _of_prediction_head(mappings: Iterable[ParamMapping], model: ModelSpec, head: int) -> Iterator[MappedParam]:
+def _of_prediction_head(mappings: Iterable[ParamMapping], model: ModelSpec, head: int) -> Iterator[ParamMapping]:
     """The transformer layer, norms and projection of a head. On disk a head is a layer after the last one
     (DeepSeek-V3's README_WEIGHTS.md)."""
     ours, layer = f"mtp.layers.{head}.", model.num_layers + head
@@ -109,4 +97,4 @@ def _of_prediction_head(mappings: Iterable[ParamMapping], model: ModelSpec, head
         within = mapped.megatron.removeprefix(f"decoder.layers.{layer}.")
         yield replace(mapped, megatron=f"{ours}transformer_layer.{within}")
     for name, (stored, sharding) in _OF_PREDICTION_HEAD.items():
-        yield MappedParam(f"{ours}{name}.weight", (f"model.layers.{layer}.{stored}.weight",), sharding)
+        yield ParamMapping(f"{ours}{name}.weight", (f"model.layers.{layer}.{stored}.weight",), sharding)

@@ -19,8 +19,8 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """Contiguous rows (``dim`` 0) or columns (1) of a whole tensor that a shard contains."""
+class ShardSlice:
+    """Contiguous rows (``dim`` 0) or columns (1) of one Hugging Face tensor that a shard contains."""
 
     dim: int
     at: int
@@ -28,21 +28,15 @@ class Block:
     start: int
     """First row or column in the whole tensor."""
     length: int
+    tensor: int = 0
+    """Index of the Hugging Face tensor in the mapping."""
+    transposed: bool = False
+    """True if the tensor on disk is (input, output). The shard and ``dim`` are of (output, input)."""
 
     @property
     def corner(self) -> tuple[int, int]:
         """First row and column in the shard."""
         return (self.at, 0) if self.dim == 0 else (0, self.at)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSlice(Block):
-    """A block of one Hugging Face tensor."""
-
-    tensor: int = 0
-    """Index of the Hugging Face tensor in the mapping."""
-    transposed: bool = False
-    """True if the tensor on disk is (input, output). The shard and ``dim`` are of (output, input)."""
 
     @property
     def disk_dim(self) -> int:
@@ -53,11 +47,6 @@ class ShardSlice(Block):
 class Sharding(ABC):
     """A rule that splits the Hugging Face tensors of a parameter over tensor-parallel ranks."""
 
-    @property
-    def sharded(self) -> bool:
-        """False if every rank has the whole parameter."""
-        return True
-
     @abstractmethod
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         """The slices of the Hugging Face tensors, of shapes ``shapes``, in the shard of rank ``rank`` of ``tp``. The
@@ -67,10 +56,6 @@ class Sharding(ABC):
 @dataclass(frozen=True)
 class Replicated(Sharding):
     """Every rank has the whole tensor, for example norms. Several tensors are stacked."""
-
-    @property
-    def sharded(self) -> bool:
-        return False
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         starts = accumulate((rows for rows, *_ in shapes), initial=0)
@@ -131,10 +116,6 @@ class Transposed(Sharding):
 
     sharding: Sharding
 
-    @property
-    def sharded(self) -> bool:
-        return self.sharding.sharded
-
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         turned = [shape[::-1] for shape in shapes]
         return [dataclasses.replace(each, transposed=True) for each in self.sharding.slices(turned, model, tp, rank)]
@@ -146,10 +127,6 @@ class ConcatenatedRows(Sharding):
 
     sharding: Sharding
     rows: tuple[int, ...]
-
-    @property
-    def sharded(self) -> bool:
-        return self.sharding.sharded
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         ((_, *rest),) = shapes
@@ -190,37 +167,3 @@ def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -
     shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
     shape[slices[0].dim] = sum(piece.length for piece in slices)
     return tuple(shape)
-
-
-def blocks(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Block]:
-    """This rank's blocks of the whole Megatron parameter, without padding. The blocks of all ranks cover the
-    parameter."""
-    whole = sharding.slices(shapes, model, 1, 0)
-    found: list[Block] = []
-    for mine in sharding.slices(shapes, model, tp, rank):
-        # The slice of a replicated tensor has ``dim`` 0, also if the whole parameter's slice has ``dim`` 1.
-        for other in (piece for piece in whole if piece.tensor == mine.tensor and piece.dim == mine.dim):
-            if (block := _common(mine, other)) is not None:
-                found.append(block)
-    return _merged(sorted(found, key=lambda block: block.at))
-
-
-def _common(mine: ShardSlice, whole: ShardSlice) -> Block | None:
-    lower, upper = max(mine.start, whole.start), min(mine.start + mine.length, whole.start + whole.length)
-    if lower >= upper:
-        return None
-    return Block(
-        dim=mine.dim, at=mine.at + lower - mine.start, start=whole.at + lower - whole.start, length=upper - lower
-    )
-
-
-def _merged(parts: list[Block]) -> list[Block]:
-    """Merge blocks that are adjacent both in the shard and in the whole parameter."""
-    merged: list[Block] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if last is not None and last.at + last.length == part.at and last.start + last.length == part.start:
-            merged[-1] = dataclasses.replace(last, length=last.length + part.length)
-        else:
-            merged.append(part)
-    return merged
