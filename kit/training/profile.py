@@ -7,17 +7,16 @@ ranges.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kit.engines.collective import rank
@@ -27,6 +26,15 @@ _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
 """Environment variable that ``nsys profile`` sets."""
 PREFIX = "kit:"
 """Prefix of the names of the loop's parts in a trace."""
+_PARTS = {"data": "data wait", "forward_backward": "forward and backward", "optimizer": "optimizer"}
+"""Part of the loop → its words in the report."""
+_COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
+"""How names of communication begin, after punctuation: NCCL's kernels, gloo's operations."""
+_NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
+"""How names of operators begin that only start or wrap other operators."""
+_TOP = 8
+"""Kernels or operators that the report lists."""
+_Interval = tuple[float, float]
 
 
 class Profiler:
@@ -67,10 +75,11 @@ class Profiler:
         self._directory.mkdir(exist_ok=True)
         path = self._directory / f"rank-{rank():05d}.json"
         self._trace.export_chrome_trace(str(path))
+        events = self._trace.events()
         self._trace, self._steps = None, None
         steps = f"{self._first}-{step}"
         log(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
-        for line in trace_report(read_trace(path), seconds, PREFIX):
+        for line in report(events, seconds):
             log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:
@@ -80,124 +89,51 @@ class Profiler:
         return torch.cuda.nvtx.range(name) if self._for_nsight else nullcontext()
 
 
-_Interval = tuple[float, float]
-
-_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of GPU activities in a trace (libkineto's names)."""
-_COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
-"""How names of communication begin, after punctuation: NCCL's kernels, gloo's operations."""
-_NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
-"""How names of operators begin that only start or wrap other operators."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """One kernel or operator that ran."""
-
-    name: str
-    begin_us: float
-    end_us: float
-    communicates: bool
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The values that the report needs from a trace."""
-
-    work: tuple[Work, ...]
-    parts: Mapping[str, float]
-    """Name of a part of the loop → microseconds."""
-    on_gpu: bool
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Fractions of the traced time."""
-
-    compute: float
-    communication: float
-    exposed: float
-    """Communication without simultaneous compute."""
-    idle: float
-    """Time with neither compute nor communication."""
-
-
-def read_trace(path: Path) -> Trace:
-    """Read a trace that ``export_chrome_trace`` wrote."""
-    return parse(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
-
-
-def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Build a ``Trace`` from the complete events ("X") of a Chrome trace."""
-    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    on_gpu = any(event.get("cat") in _ON_GPU for event in complete)
-    parts: dict[str, float] = defaultdict(float)
-    work = []
-    for event in complete:
-        name, category = str(event["name"]), event.get("cat")
-        if category == "user_annotation" and ":" in name:
-            parts[name] += float(event["dur"])
-        communicates = name.lstrip("_").lower().startswith(_COMMUNICATES)
-        counts = category in _ON_GPU if on_gpu else category == "cpu_op" or communicates
-        if counts and not name.startswith(_NOT_WORK):
-            begin = float(event["ts"])
-            work.append(Work(name, begin, begin + float(event["dur"]), communicates))
-    return Trace(tuple(work), dict(parts), on_gpu)
-
-
-def shares(work: Sequence[Work], whole_us: float) -> Shares:
-    """Fractions of ``whole_us``. Overlapping intervals count once."""
-    computing = union([(each.begin_us, each.end_us) for each in work if not each.communicates])
-    talking = union([(each.begin_us, each.end_us) for each in work if each.communicates])
-    both = union([*computing, *talking])
-    return Shares(
-        compute=total(computing) / whole_us,
-        communication=total(talking) / whole_us,
-        exposed=(total(both) - total(computing)) / whole_us,
-        idle=max(0.0, 1 - total(both) / whole_us),
-    )
-
-
-def own_times(work: Sequence[Work]) -> dict[str, tuple[float, int]]:
-    """Name → (microseconds without nested work, number of calls). Operators on a CPU call each other; kernels on one
-    stream do not."""
-    own: dict[str, float] = defaultdict(float)
-    count: dict[str, int] = defaultdict(int)
-    stack: list[Work] = []
-    for each in sorted(work, key=lambda one: (one.begin_us, -one.end_us)):
-        while stack and stack[-1].end_us <= each.begin_us:
-            stack.pop()
-        duration = each.end_us - each.begin_us
-        if stack and each.end_us <= stack[-1].end_us:
-            own[stack[-1].name] -= duration
-        own[each.name] += duration
-        count[each.name] += 1
-        stack.append(each)
-    return {name: (time, count[name]) for name, time in own.items()}
-
-
-def trace_report(trace: Trace, seconds: float, prefix: str, top: int = 8) -> list[str]:
-    """Lines of text: shares of the time, and the ``top`` longest kernels or operators."""
+def report(events: Sequence[FunctionEvent], seconds: float) -> list[str]:
+    """Lines of text about the events of a trace of so many seconds: shares of the time, of which overlapping intervals
+    count once, and the longest kernels, or on a CPU operators without those that they call."""
     whole_us = 1e6 * seconds
-    found = shares(trace.work, whole_us)
-    parts = {
-        name.removeprefix(prefix): time / whole_us for name, time in trace.parts.items() if name.startswith(prefix)
-    }
-    where = "GPU" if trace.on_gpu else "CPU"
-    lines = [
-        "  " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in _named(parts).items()),
-        f"  {where}: computes {100 * found.compute:.1f} %, communicates {100 * found.communication:.1f} % (exposed "
-        f"{100 * found.exposed:.1f} %), idles {100 * found.idle:.1f} %",
+    on_gpu = [each for each in events if not (_is_on_cpu(each) or each.is_user_annotation)]
+    on_cpu = [each for each in events if not each.is_user_annotation or _communicates(each)]
+    work = [each for each in on_gpu or on_cpu if not each.name.startswith(_NOT_WORK)]
+    computing, talking = (
+        _intervals(each for each in work if _communicates(each) == wanted) for wanted in (False, True)
+    )
+    busy_us = total(union([*computing, *talking]))
+    parts: dict[str, float] = defaultdict(float)
+    own_us: dict[str, float] = defaultdict(float)
+    for each in events:
+        if _is_on_cpu(each) and each.name.startswith(PREFIX):
+            parts[each.name.removeprefix(PREFIX)] += each.time_range.elapsed_us()
+    for each in work:  # torch counts no time of its own for kernels, and for what runs beside its caller
+        nested = not on_gpu and not each.is_async
+        own_us[each.name] += each.self_cpu_time_total if nested else each.time_range.elapsed_us()
+    times = Counter(each.name for each in work)
+    told = {words: parts[name] for name, words in _PARTS.items()}
+    told["between"] = max(0.0, whole_us - sum(parts.values()))
+    return [
+        "  " + ", ".join(f"{words} {100 * time_us / whole_us:.1f} %" for words, time_us in told.items()),
+        f"  {'GPU' if on_gpu else 'CPU'}: computes {100 * total(computing) / whole_us:.1f} %, "
+        f"communicates {100 * total(talking) / whole_us:.1f} % (exposed "
+        f"{100 * (busy_us - total(computing)) / whole_us:.1f} %), idles {100 * max(0.0, 1 - busy_us / whole_us):.1f} %",
+        *(
+            f"  {100 * time_us / whole_us:5.1f} %  {time_us / 1000:9.2f} ms  {times[name]:6d} ×  {name[:90]}"
+            for name, time_us in sorted(own_us.items(), key=lambda item: -item[1])[:_TOP]
+        ),
     ]
-    ranked = sorted(own_times(trace.work).items(), key=lambda item: -item[1][0])[:top]
-    for name, (time_us, times) in ranked:
-        lines.append(f"  {100 * time_us / whole_us:5.1f} %  {time_us / 1000:9.2f} ms  {times:6d} ×  {name[:90]}")
-    return lines
 
 
-def _named(parts: Mapping[str, float]) -> dict[str, float]:
-    words = {"data": "data wait", "forward_backward": "forward and backward", "optimizer": "optimizer"}
-    return {word: parts.get(name, 0.0) for name, word in words.items()} | {"between": max(0.0, 1 - sum(parts.values()))}
+def _is_on_cpu(event: FunctionEvent) -> bool:
+    return bool(event.device_type.name == "CPU")
+
+
+def _communicates(event: FunctionEvent) -> bool:
+    return bool(event.name.lstrip("_").lower().startswith(_COMMUNICATES))
+
+
+def _intervals(events: Iterable[FunctionEvent]) -> list[_Interval]:
+    """The time of any of the events, in microseconds."""
+    return union([(each.time_range.start, each.time_range.end) for each in events])
 
 
 def union(intervals: Sequence[_Interval]) -> list[_Interval]:

@@ -2,94 +2,74 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 
 import pytest
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
+from kit.training import profile
 from kit.training.__main__ import main, steps_range
-from kit.training.profile import Work, own_times, parse, shares, trace_report
 from tests.support import tiny
 from tests.support.workers import Pool
 from tests.training import runs
 
 
-def test_overlapping_communication_is_not_exposed():
-    work = [
-        Work("matmul", 0, 40, False),
-        Work("matmul", 50, 80, False),
-        Work("ncclDevKernel_AllReduce", 30, 60, True),  # 10 of 30 beside nothing
-        Work("ncclDevKernel_AllGather", 85, 95, True),
-    ]
-    assert dataclasses.astuple(shares(work, 100)) == pytest.approx((0.7, 0.4, 0.2, 0.1))
-    assert shares(work, 80).idle == 0.0, "what began before the clock"
+def event(name, begin, end, *called, annotation=False, device=DeviceType.CPU, is_async=False):
+    """One event as torch makes them; ``called``: the operators that it calls."""
+    made = FunctionEvent(
+        0, name, 0, begin, end, device_type=device, is_async=is_async, is_user_annotation=annotation, use_device="cuda"
+    )
+    for each in called:
+        made.append_cpu_child(each)
+    return made
 
 
-@pytest.mark.parametrize(
-    ("work", "own"),
-    [
-        ([("linear", 0, 10), ("addmm", 2, 9), ("linear", 20, 25)], {"linear": (8, 2), "addmm": (7, 1)}),
-        (
-            [("a", 0, 10), ("b", 1, 8), ("c", 2, 5), ("c", 5, 6), ("d", 9, 10)],
-            {"a": (2, 1), "b": (3, 1), "c": (4, 2), "d": (1, 1)},
-        ),
-        ([("a", 0, 10), ("b", 5, 15)], {"a": (10, 1), "b": (10, 1)}),  # two streams: neither called the other
-        ([("a", 0, 10), ("b", 0, 4)], {"a": (6, 1), "b": (4, 1)}),  # the longer one called
-    ],
-)
-def test_an_operator_does_not_pay_for_those_it_calls(work, own):
-    assert own_times([Work(*each, False) for each in work]) == own
+def lines(*events, whole_us):
+    said = profile.report(events, whole_us / 1e6)
+    return said[0].strip(), said[1].strip(), [line.split(maxsplit=6)[0::3] for line in said[2:]]
 
 
-def event(name, category, begin, duration, kind="X"):
-    return {"ph": kind, "name": name, "cat": category, "ts": begin, "dur": duration}
-
-
+MATMUL = event("aten::mm", 0, 5)
 EVENTS = [
-    event("aten::mm", "cpu_op", 0, 5),
-    event("c10d::allreduce_", "cpu_op", 0, 4),
-    event("gloo:all_reduce", "user_annotation", 6, 2),
-    event("kit:data", "user_annotation", 0, 7),
-    event("kit:data", "user_annotation", 9, 2),
-    event("ProfilerStep#3", "user_annotation", 0, 9),
-    event("async", "cpu_op", 0, 9, kind="b"),
-    {"ph": "i", "name": "instant", "ts": 1},
+    MATMUL,
+    event("aten::linear", 0, 7, MATMUL),
+    event("c10d::allreduce_", 0, 4),
+    event("gloo:all_reduce", 6, 9, annotation=True, is_async=True),
+    event("kit:data", 0, 7, annotation=True),
+    event("kit:data", 9, 11, annotation=True),
+    event("ProfilerStep#3", 0, 9, annotation=True),
 ]
+ON_GPU = {"device": DeviceType.CUDA}
 KERNELS = [
-    event("ampere_sgemm", "kernel", 3, 50),
-    event("ncclDevKernel_ReduceScatter_Sum_bf16", "kernel", 40, 30),
-    event("Memcpy HtoD", "gpu_memcpy", 80, 1),
+    event("ampere_sgemm", 0, 40, **ON_GPU),
+    event("ampere_sgemm", 50, 80, **ON_GPU),
+    event("ncclDevKernel_AllReduce_Sum_bf16", 30, 60, **ON_GPU),  # 10 of 30 beside nothing
+    event("ncclDevKernel_AllGather", 85, 95, **ON_GPU),
+    event("kit:forward_backward", 0, 95, annotation=True, **ON_GPU),
 ]
 
 
-@pytest.mark.parametrize(
-    ("events", "work"),
-    [
-        (EVENTS, [("aten::mm", 0, 5, False), ("gloo:all_reduce", 6, 8, True)]),
-        (
-            [*EVENTS, *KERNELS],
-            [
-                ("ampere_sgemm", 3, 53, False),
-                ("ncclDevKernel_ReduceScatter_Sum_bf16", 40, 70, True),
-                ("Memcpy HtoD", 80, 81, False),
-            ],
-        ),
-    ],
-)
-def test_work_is_a_gpu_s_kernels_or_a_cpu_s_operators(events, work):
-    trace = parse(events)
-    assert trace.on_gpu == (events != EVENTS)
-    assert [dataclasses.astuple(each) for each in trace.work] == work
-    assert trace.parts["kit:data"] == 9
+def test_a_report_is_of_the_time_that_was_traced_and_of_operators_without_those_that_they_call():
+    """20 microseconds: 9 of data, 7 of operators, and 3 of communication, of which one is beside an operator."""
+    assert lines(*EVENTS, whole_us=20) == (
+        "data wait 45.0 %, forward and backward 0.0 %, optimizer 0.0 %, between 55.0 %",
+        "CPU: computes 35.0 %, communicates 15.0 % (exposed 10.0 %), idles 55.0 %",
+        [["25.0", "ms", "aten::mm"], ["15.0", "ms", "gloo:all_reduce"], ["10.0", "ms", "aten::linear"]],
+    )
 
 
-def test_a_report_is_of_the_time_that_was_traced():
-    """20 microseconds: 9 of data, 5 and 2 of work that do not meet."""
-    assert trace_report(parse(EVENTS), 20e-6, "kit:", top=1) == [
-        "  data wait 45.0 %, forward and backward 0.0 %, optimizer 0.0 %, between 55.0 %",
-        "  CPU: computes 25.0 %, communicates 10.0 % (exposed 10.0 %), idles 65.0 %",
-        "   25.0 %       0.01 ms       1 ×  aten::mm",
-    ]
+def test_work_on_a_gpu_is_its_kernels_and_overlapping_communication_is_not_exposed():
+    parts, shares, longest = lines(*EVENTS, *KERNELS, whole_us=100)
+    assert parts == "data wait 9.0 %, forward and backward 0.0 %, optimizer 0.0 %, between 91.0 %"
+    assert shares == "GPU: computes 70.0 %, communicates 40.0 % (exposed 20.0 %), idles 10.0 %"
+    assert [name for _, _, name in longest] == [each.name for each in (KERNELS[0], KERNELS[2], KERNELS[3])]
+    assert longest[0][0] == "70.0"
+
+
+def test_what_began_before_the_clock_is_no_negative_time():
+    assert lines(event("aten::mm", 0, 90), whole_us=80)[1].endswith("idles 0.0 %")
 
 
 def _profiled(rundir):
@@ -104,12 +84,11 @@ def test_a_run_of_two_ranks(tmp_path, capfd):
     finally:
         alone.close()
     assert runs.names(rundir.path / "profile") == ["rank-00000.json", "rank-00001.json"]
-    trace = parse(json.loads((rundir.path / "profile" / "rank-00000.json").read_text())["traceEvents"])
-    assert not trace.on_gpu
-    assert {"kit:data", "kit:forward_backward", "kit:optimizer"} <= trace.parts.keys()
-    talked = {work.name for work in trace.work if work.communicates}
-    assert any("gloo:all_reduce" in name or "gloo:allreduce" in name for name in talked), talked
-    assert any(work.name == "aten::addmm" or work.name == "aten::mm" for work in trace.work)
+    trace = json.loads((rundir.path / "profile" / "rank-00000.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"kit:data", "kit:forward_backward", "kit:optimizer", "gloo:all_reduce", "aten::mm"} <= names
+    (share,) = re.findall(r"CPU: computes .* communicates (\S+) %", capfd.readouterr().out)
+    assert float(share) > 0
 
 
 def test_what_is_printed(tmp_path, capsys, one_process):
@@ -118,6 +97,7 @@ def test_what_is_printed(tmp_path, capsys, one_process):
     (at,) = (k for k, line in enumerate(lines) if line.startswith("profile of steps 2-3 (rank 0, profile/rank-"))
     assert lines[at + 1].startswith("  data wait ")
     assert any("aten::" in line for line in lines[at + 3 : at + 11])
+    assert not any("kit:" in line or "autograd::engine" in line for line in lines[at + 3 : at + 11])
     assert sum(float(word.split()[-2]) for word in lines[at + 1].split(",")) == pytest.approx(100, abs=0.3)
 
 

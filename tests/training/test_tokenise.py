@@ -101,6 +101,15 @@ def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, la
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_of_whoever_fills_a_pair_is_told_as_it_is(tmp_path):
+    with (
+        pytest.raises(OSError, match="No such file"),
+        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+    ):
+        writer.add_document(Path("missing").read_bytes())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_special_tokens_truncation_and_padding_of_the_tokenizers_file_do_not_count(tokenizer, tmp_path):
     """Llama's puts a BOS before every text: a document ends with one token, and begins with none."""
     loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
@@ -259,7 +268,7 @@ def test_killed_at_any_operation_it_is_complete_or_starts_again(tmp_path):
 
 
 def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
-    (tmp_path / "x.bin.partial").write_bytes(b"half")
+    (tmp_path / ".x.bin.partial").write_bytes(b"half")
     (tmp_path / "x.json").write_text("mine")
     assert "x.json exists" in refusal(DataError, small_pair, tmp_path / "x")
     assert (tmp_path / "x.json").read_text() == "mine"

@@ -10,7 +10,7 @@ from typing import Any
 
 from kit.errors import DataError
 from kit.specs.job import Objective
-from kit.training.data.indexed_writer import PairFormat
+from kit.training.data.indexed import PairFormat
 from kit.training.data.row_parts import Parts, learns, row_parts, shortened
 from kit.training.data.sources import Advance, Source, rows, texts
 from kit.training.data.tokenizers import fingerprint, load_tokenizer, model_config

@@ -30,26 +30,41 @@ TOKEN_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 
 """Dtype code in the index → integer dtype. Codes 6 and 7 are floats, which cannot be tokens."""
 
 
+_UINT16_VOCABULARY = 65500
+"""Below this vocabulary size Megatron stores two bytes per token (indexed_dataset.py, DType.optimal_dtype)."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sidecar:
-    """Content of ``PREFIX.json``."""
+class PairFormat:
+    """What a sidecar says before there are tokens."""
 
     tokenizer: str
     vocab_size: int
     """Largest id of the tokenizer plus one."""
+    objective: Objective = "pretrain"
+    """Kind of documents: text (pretrain), rows for sft, or (source, target) for seq2seq."""
+    decoder_start_token_id: int | None = None
+    """First input of the decoder, for seq2seq."""
+    chat_template: str | None = None
+    """Jinja text by which chats became tokens, for sft; None if there was none."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """A token on disk."""
+        return np.dtype(np.uint16 if self.vocab_size < _UINT16_VOCABULARY else np.int32).newbyteorder("<")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecar(PairFormat):
+    """Content of ``PREFIX.json``."""
+
     max_token_id: int
     """Largest token id in the data."""
     num_tokens: int
     num_documents: int
     bin_sha256: str
-    objective: Objective = "pretrain"
-    """Kind of documents: text (pretrain), rows for sft, or (source, target) for seq2seq."""
     longest: int = 0
     """Tokens of the longest row; for seq2seq, of the longest source or target; 0 for text."""
-    decoder_start_token_id: int | None = None
-    """First input of the decoder, for seq2seq."""
-    chat_template: str | None = None
-    """Jinja text by which chats became tokens, for sft; None if there was none."""
 
 
 class IndexedTokens:

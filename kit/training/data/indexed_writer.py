@@ -5,45 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from kit.errors import DataError
-from kit.files import complete_file, fsync, locked
+from kit.files import complete_file, locked, partial_name
 from kit.specs.job import Objective
-from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, Sidecar
-
-_UINT16_VOCABULARY = 65500
-"""Below this vocabulary size Megatron stores two bytes per token (indexed_dataset.py, DType.optimal_dtype)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairFormat:
-    """What a sidecar says before there are tokens."""
-
-    tokenizer: str
-    vocab_size: int
-    objective: Objective = "pretrain"
-    decoder_start_token_id: int | None = None
-    chat_template: str | None = None
-
-    @property
-    def dtype(self) -> np.dtype:
-        """A token on disk."""
-        return np.dtype(np.uint16 if self.vocab_size < _UINT16_VOCABULARY else np.int32).newbyteorder("<")
+from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, PairFormat, Sidecar
 
 
 class IndexedWriter:
     """Context manager that writes a new pair. Leaves a complete pair or none.
 
-    While it is written, PREFIX.bin.partial has its tokens; this process has four bytes for each sequence. .bin gets
+    While it is written, .PREFIX.bin.partial has its tokens; this process has four bytes for each sequence. .bin gets
     its name last, so a pair without it is not complete: a process that was killed leaves one, and the next one removes
     it. Raises DataError if a file of a pair has this prefix, if another process writes it, if it cannot be written, or
     if it has no documents.
@@ -67,7 +46,7 @@ class IndexedWriter:
             decoder_start_token_id=decoder_start_token_id,
             chat_template=chat_template,
         )
-        self._partial = self._path(".bin.partial")
+        self._partial = partial_name(self._path(".bin"))
         self._lengths = array("i")
         """Length of each sequence; ``~length`` for the last sequence of a document."""
         self._hash = hashlib.sha256()
@@ -84,9 +63,9 @@ class IndexedWriter:
                 stack.enter_context(locked(self._partial, wait=False))
                 stack.callback(self._partial.unlink, missing_ok=True)
                 self._refuse_existing()  # another process may have been at its end
-                self._remove_half_named()
-                self._bin: IO[bytes] = open(self._partial, "wb")
-                stack.callback(self._close)
+                self._remove_incomplete()
+                stack.callback(self._remove_incomplete)
+                self._bin: IO[bytes] = stack.enter_context(complete_file(self._path(".bin")))
             except BlockingIOError:
                 raise DataError(
                     f"{self._partial} is being written by another process; wait for it, or choose another prefix"
@@ -97,18 +76,15 @@ class IndexedWriter:
         return self
 
     def _refuse_existing(self) -> None:
-        for path in map(self._path, (".bin", ".idx", ".json")):
-            if path.exists() and not self._half_named():
-                raise DataError(f"{path} exists; choose another prefix or remove it yourself")
+        found = [path for path in map(self._path, (".bin", ".idx", ".json")) if path.exists()]
+        killed = self._partial.exists() and self._path(".idx").exists() and not self._path(".bin").exists()
+        if found and not killed:
+            raise DataError(f"{found[0]} exists; choose another prefix or remove it yourself")
 
-    def _half_named(self) -> bool:
-        """Whether the other files have their names, and .bin has not."""
-        return self._partial.exists() and self._path(".idx").exists() and not self._path(".bin").exists()
-
-    def _remove_half_named(self) -> None:
-        if self._half_named():
-            self._path(".json").unlink(missing_ok=True)
-            self._path(".idx").unlink()
+    def _remove_incomplete(self) -> None:
+        """Remove the other files, which were complete, beside a .bin that was not."""
+        for path in map(self._path, (".json", ".idx") if not self._path(".bin").exists() else ()):
+            path.unlink(missing_ok=True)
 
     def add_document(self, tokens: Sequence[int]) -> None:
         """Append one document. ``tokens`` includes the end-of-document token. Drops empty documents."""
@@ -152,11 +128,9 @@ class IndexedWriter:
         return Sidecar(**dataclasses.asdict(self._pair), **self._counts, bin_sha256=self._hash.hexdigest())
 
     def _complete(self) -> None:
-        """Write the index and the sidecar, and give .bin its name."""
+        """Write the index and the sidecar."""
         if not self._lengths:
             raise DataError(f"nothing to write to {self._prefix}: the sources have no text")
-        self._bin.flush()
-        os.fsync(self._bin.fileno())
         marked = np.array(self._lengths, dtype="<i4")
         lengths = np.where(marked < 0, ~marked, marked)
         pointers = np.zeros(len(lengths), dtype="<i8")
@@ -168,22 +142,17 @@ class IndexedWriter:
             index.writelines((header, lengths.astype("<i4").tobytes(), pointers.tobytes(), boundaries.tobytes()))
         with complete_file(self._path(".json")) as sidecar:
             sidecar.write(json.dumps(dataclasses.asdict(self.sidecar()), indent=2).encode() + b"\n")
-        self._partial.rename(self._path(".bin"))
-        fsync(self._partial.parent)
 
-    def __exit__(self, exception_type: type | None, *_: object) -> None:
-        with self._stack:
-            try:
-                if exception_type is None:
-                    self._complete()
-            except OSError as error:
-                raise self._failed(error) from error
-            finally:
-                self._remove_half_named()
-
-    def _close(self) -> None:
-        with suppress(OSError):  # what a full disk could not take
-            self._bin.close()
+    def __exit__(self, kind: type | None, raised: BaseException | None, *_: object) -> None:
+        try:
+            with self._stack:
+                if raised is not None:
+                    raise raised
+                self._complete()
+        except OSError as error:
+            if error is raised:
+                raise
+            raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> DataError:
         return DataError(f"writing {self._prefix} failed: {error}; check the free space and the permissions there")
