@@ -35,7 +35,7 @@ class Patch:
     symbol: str
     """Dotted path of module and attribute."""
     needed_by: str
-    """File that uses the symbol, below ``megatron/core``; for kit's own symbols, below this package."""
+    """Files that call the symbol, below ``megatron/core``."""
     reason: str
     replacement: Any
 
@@ -196,13 +196,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
-        "transformer/moe/token_dispatcher.py",
-        "experts with tensor parallelism gather unequal numbers of tokens",
+        "tensor_parallel/mappings.py",
+        "experts with tensor parallelism (transformer/moe/token_dispatcher.py) gather unequal numbers of tokens",
         _gather_first_dim,
     ),
     Patch(
         "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
-        "transformer/moe/token_dispatcher.py",
+        "tensor_parallel/mappings.py",
         "and scatter them back",
         _reduce_scatter_first_dim,
     ),
