@@ -20,7 +20,7 @@ from deepspeed.utils import groups
 from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.data_parallel import DataParallel
-from kit.engines.deepspeed.eight_bit import EightBit
+from kit.engines.deepspeed.eight_bit import EightBitAndVectors
 from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState, PartitionedState, UnshardedState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
@@ -117,7 +117,8 @@ def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 def _client_optimizer(groups: list[dict[str, Any]], job: JobSpec) -> torch.optim.Optimizer | None:
     """An optimizer that DeepSpeed does not have, so that ds_config.json cannot name it; None for the others."""
-    return EightBit(groups, job.optimizer, job.learning_rate) if job.optimizer.name.endswith("-8bit") else None
+    in_8_bits = job.optimizer.name.endswith("-8bit")
+    return EightBitAndVectors(groups, job.optimizer, job.learning_rate) if in_8_bits else None
 
 
 def _complete_environment() -> None:

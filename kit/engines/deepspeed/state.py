@@ -30,7 +30,7 @@ from deepspeed.utils import (
 )
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
-from kit.engines.deepspeed.eight_bit import EightBit
+from kit.engines.deepspeed.eight_bit import EightBitAndVectors
 from kit.engines.protocol import StateKind
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
@@ -53,7 +53,7 @@ class ParameterState(ABC):
         self._kinds: tuple[StateKind, ...] = (StateKind.EXP_AVG,) if sgd or lion else _MOMENTS
         if adafactor:
             self._kinds = (StateKind.EXP_AVG_SQ,)
-        if isinstance(self._adam, EightBit):
+        if isinstance(self._adam, EightBitAndVectors):
             self._kinds = self._adam.kinds
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
@@ -103,13 +103,13 @@ class ParameterState(ABC):
         """Create moments if there are none, and, of 8-bit moments of this kind, fp32 copies until ``close_moments``: 4
         bytes for each element of this rank's partition."""
         self.create_moments()
-        if isinstance(self._adam, EightBit):
+        if isinstance(self._adam, EightBitAndVectors):
             self._adam.open(kind)
             self._link()
 
     def close_moments(self, store: bool) -> None:
         """Free the copies of ``open_moments``; ``store``: they were set."""
-        if isinstance(self._adam, EightBit):
+        if isinstance(self._adam, EightBitAndVectors):
             self._adam.close(store)
             self._link()
 
@@ -165,7 +165,7 @@ class ParameterState(ABC):
     def private_tensors(self) -> dict[str, torch.Tensor]:
         """``Engine.private_tensors``: 8-bit codes and scales of partitions, and Adafactor's means of rows and
         columns."""
-        if not isinstance(self._adam, (EightBit, torch.optim.Adafactor)):
+        if not isinstance(self._adam, (EightBitAndVectors, torch.optim.Adafactor)):
             return {}
         self.create_moments()
         return {

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.protocol import StateKind
-from kit.engines.torch.eight_bit import EightBitOptimizer
+from kit.engines.torch.eight_bit import CODES, SCALES, EightBit, moments_of
 from kit.engines.torch.fsdp import local_shard
 from kit.engines.torch.gathered_optimizers import Adafactor, Muon
 from kit.engines.torch.lion import Lion
-from kit.engines.torch.paged import PagedOptimizer
+from kit.engines.torch.paged import Paged
 from kit.engines.torch.stochastic_rounding import Rounding, build_stochastic
 from kit.specs.job import OptimizerSpec
 
@@ -43,14 +43,15 @@ class Optimizer:
         parameters = list(parameters)
         eight_bit = [p for p in parameters if p.ndim > 1] if spec.name.endswith("-8bit") else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
-        self._eight_bit: EightBitOptimizer | PagedOptimizer | None = None
-        if eight_bit:
-            paged = spec.name.startswith("paged")
-            own = PagedOptimizer(eight_bit, spec) if paged else EightBitOptimizer(eight_bit, spec, rounding is not None)
-            self._eight_bit = own
         self._rounding = rounding
         of_vocabulary = {id(parameter) for parameter in vocabulary}
         self._optimizers = _build(whole, spec, learning_rate, of_vocabulary, muon_dtype, rounding is not None)
+        if eight_bit:
+            kind = Paged if spec.name.startswith("paged") else EightBit
+            own = kind([{"params": eight_bit}], spec, learning_rate, rounding is not None)
+            for matrix in eight_bit:
+                own.moments(matrix)  # zeros, from the start
+            self._optimizers.append(own)
         self._parameters = parameters
         self._state = {parameter: state for each in self._optimizers for parameter, state in each.state.items()}
         self.steps = 0
@@ -63,16 +64,16 @@ class Optimizer:
         with nullcontext() if self._rounding is None else self._rounding.of_step(self.steps):
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
-                    # torchao's optimizers have a tensor.
-                    group["lr"] = learning_rate if self._rounding is None else group["lr"].fill_(learning_rate)
+                    is_tensor = isinstance(group["lr"], torch.Tensor)  # of torchao's optimizers
+                    group["lr"] = group["lr"].fill_(learning_rate) if is_tensor else learning_rate
+                if isinstance(optimizer, EightBit):
+                    optimizer.of_short = of_short
                 optimizer.step()
-            if self._eight_bit is not None:
-                self._eight_bit.step(self.steps, learning_rate, of_short)
 
     def casts(self, parameter: torch.nn.Parameter) -> bool:
         """Whether the step clips an fp32 copy of the gradient (``of_short``), not the gradient itself."""
         short = parameter.grad is not None and parameter.grad.dtype is not torch.float32
-        return short and self._eight_bit is not None and parameter in self._eight_bit.moments
+        return short and bool(moments_of(self._state[parameter]))
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -89,16 +90,15 @@ class Optimizer:
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
         """EXP_AVG or EXP_AVG_SQ, fp32: the live state, sharded like the parameter; a copy of an 8-bit moment; zeros of
         a moment that the optimizer does not have. Of Adafactor the whole matrix, the product of its two factors."""
-        if self._eight_bit is None or parameter not in self._eight_bit.moments:
-            state = self._state[parameter]
+        state = self._state[parameter]
+        moments = moments_of(state)
+        if kind not in moments:
             if kind is StateKind.EXP_AVG and "momentum_buffer" in state:
                 return state["momentum_buffer"]
             if kind is StateKind.EXP_AVG_SQ and isinstance(self._optimizers[0], Adafactor):
                 return second_moment(state)
             return state[kind.value] if kind.value in state else torch.zeros_like(parameter)
-        if kind not in self._eight_bit.moments[parameter]:
-            return torch.zeros_like(parameter)
-        values = self._eight_bit.moments[parameter][kind].read()
+        values = moments[kind].read()
         if not isinstance(parameter, DTensor):
             return values
         return DTensor.from_local(
@@ -113,26 +113,20 @@ class Optimizer:
     def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
         """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments, and take the means
         of rows and columns for Adafactor. No-op for others, where ``moment`` is the live state."""
-        if self._eight_bit is not None and kind in self._eight_bit.moments.get(parameter, ()):
-            self._eight_bit.moments[parameter][kind].write(local_shard(moment))
+        if own := moments_of(self._state[parameter]).get(kind):
+            own.write(local_shard(moment))
         elif kind is StateKind.EXP_AVG_SQ and self._optimizers and isinstance(self._optimizers[0], Adafactor):
             set_second_moment(self._state[parameter], moment)
 
     def private_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
         """The state of which ``moment`` returns a rounded copy: this rank's 8-bit codes and their scales, and
         Adafactor's means of rows and columns, which every rank has."""
-        moments = {} if self._eight_bit is None else self._eight_bit.moments.get(parameter, {})
-        codes = {f"{kind.value}_codes": moment.codes for kind, moment in moments.items()}
-        scales = {f"{kind.value}_scales": moment.scales for kind, moment in moments.items()}
-        state = self._state.get(parameter, {})
-        return codes | scales | {key: state[key] for key in ("row_var", "col_var") if key in state}
+        state = self._state[parameter]
+        return {key: state[key] for key in state if key.endswith((CODES, SCALES, "row_var", "col_var"))}
 
     def moments(self) -> list[torch.Tensor]:
         """This rank's slices of all moments, as they are held: 8-bit moments as codes and scales."""
-        state = [value for each in self._state.values() for key, value in each.items() if key != "step"]
-        of_matrices = self._eight_bit.moments.values() if self._eight_bit is not None else ()
-        codes = [tensor for each in of_matrices for moment in each.values() for tensor in (moment.codes, moment.scales)]
-        return [*map(local_shard, state), *codes]
+        return [local_shard(value) for each in self._state.values() for key, value in each.items() if key != "step"]
 
 
 def vocabulary(model: torch.nn.Module) -> set[torch.nn.Parameter]:
