@@ -17,7 +17,7 @@ from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from kit.extras import install
 from kit.specs.job import OptimizerSpec
-from kit.specs.optimizers import BLOCK, OPTIMIZERS
+from kit.specs.optimizers import BLOCK
 
 PIECE = 2**24
 """Most elements of a call: bitsandbytes' kernels count in 32 bits (backends/cuda/ops.py), and ZeRO's flat partitions
@@ -59,11 +59,6 @@ class EightBitMoment:
             codes, state = F.quantize_blockwise(values.reshape(-1)[part], code=self.table, blocksize=BLOCK)
             self.codes.view(-1)[part].copy_(codes)
             self.scales[blocks].copy_(state.absmax)
-
-
-def kinds_of(spec: OptimizerSpec) -> tuple[StateKind, ...]:
-    """The moments of an 8-bit optimizer."""
-    return tuple(map(StateKind, OPTIMIZERS[spec.name].state))
 
 
 def zero_moment(kind: StateKind, like: torch.Tensor) -> EightBitMoment:

@@ -175,6 +175,16 @@ def test_megatron_lm_and_megatron_core_take_bf16_moments():
     )
 
 
+def test_kits_worker_refuses_weights_in_fp8():
+    from kit.engines.megatron.engine import MegatronEngine
+
+    layout = {"zero_stage": 1, "dp": 2, "fp8_param_gather": True}
+    plan = tiny.plan(tiny.model(), job={"precision": "fp8"}, **FUSED, **layout)
+    said = refusal(EngineError, MegatronEngine, SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
+    assert said.startswith("layout.fp8_param_gather=true: ")
+    assert said.endswith("; start Megatron-LM by pretrain_gpt.sh, or use false")
+
+
 def test_muon_has_the_flags_of_the_megatron_lm_that_has_it():
     job = {"precision": "bf16", "optimizer": OptimizerSpec(name="muon")}
     layout = FUSED | {"tp": 2}

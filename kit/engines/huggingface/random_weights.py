@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 
@@ -11,10 +9,10 @@ from kit.emit.run_directory import RunDirectory
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.experts import split_experts
 from kit.engines.huggingface.models import build_model, tensor_shapes
-from kit.engines.protocol import TensorSource
+from kit.engines.protocol import GeneratedSource
 
 
-class RandomWeights(TensorSource):
+class RandomWeights(GeneratedSource):
     """transformers' random weights of ``run.seed``, under their names on disk.
 
     Rank 0 builds the model in host memory, in fp32, and sends each tensor to all that read it."""
@@ -24,18 +22,12 @@ class RandomWeights(TensorSource):
     def __init__(self, rundir: RunDirectory, dtype: torch.dtype, device: torch.device) -> None:
         """``dtype``: that the weights are rounded to. ``device``: of the collectives."""
         model, self._dtype, self._device = rundir.plan.model, dtype, device
-        self._shapes = tensor_shapes(model)
+        super().__init__(tensor_shapes(model), rundir.run.seed)
         self._built: dict[str, torch.Tensor] = {}
         if dist.get_rank() == 0:
             built = build_model(rundir, torch.float32, "cpu")
             every = [*built.named_parameters(), *(pair for pair in built.named_buffers() if is_buffer(pair[0]))]
             self._built = {each: t.detach() for name, whole in every for each, t in split_experts(model, name, whole)}
-
-    def names(self) -> Sequence[str]:
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, on the CPU, in ``dtype``."""

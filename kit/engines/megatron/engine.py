@@ -39,22 +39,27 @@ class MegatronEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
-        if settings["transformer_config"].get("overlap_moe_expert_parallel_comm"):
-            raise EngineError(
+        for only_megatron_lm, why, otherwise in (
+            (
+                settings["transformer_config"].get("overlap_moe_expert_parallel_comm"),
                 "transformer_config.overlap_moe_expert_parallel_comm=true: kit's worker has no schedule that runs two "
-                "micro batches beside each other; start Megatron-LM by pretrain_gpt.sh, or remove the key"
-            )
-        if plan.layout.optimizer_state_dtype != "fp32":
-            raise EngineError(
+                "micro batches beside each other",
+                "remove the key",
+            ),
+            (
+                plan.layout.optimizer_state_dtype != "fp32",
                 f"layout.optimizer_state_dtype={plan.layout.optimizer_state_dtype}: Megatron's precision-aware "
-                "optimizer is Transformer Engine's, which kit's worker does not step; start Megatron-LM by "
-                "pretrain_gpt.sh, or use fp32"
-            )
-        if plan.layout.fp8_param_gather:
-            raise EngineError(
-                "layout.fp8_param_gather=true: kit's worker reads and writes master weights beside bf16 weights; start "
-                "Megatron-LM by pretrain_gpt.sh, or use false"
-            )
+                "optimizer is Transformer Engine's, which kit's worker does not step",
+                "use fp32",
+            ),
+            (
+                plan.layout.fp8_param_gather,
+                "layout.fp8_param_gather=true: kit's worker reads and writes master weights beside bf16 weights",
+                "use false",
+            ),
+        ):
+            if only_megatron_lm:
+                raise EngineError(f"{why}; start Megatron-LM by pretrain_gpt.sh, or {otherwise}")
         self.optimizer_name = plan.job.optimizer.name
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)

@@ -10,6 +10,7 @@ from kit.engines import eight_bit
 from kit.engines.protocol import StateKind
 from kit.engines.torch.fsdp import local_shard
 from kit.specs.job import OptimizerSpec
+from kit.specs.optimizers import OPTIMIZERS
 
 CODES, SCALES = "_codes", "_scales"
 
@@ -29,7 +30,8 @@ class EightBit(torch.optim.Optimizer):
     ) -> None:
         """``stochastic``: how new weights are rounded to bf16. Raises EngineError if bitsandbytes is missing."""
         eight_bit.require_bitsandbytes(spec.name)
-        self.kinds, self._spec, self._stochastic = eight_bit.kinds_of(spec), spec, stochastic
+        self.kinds = tuple(map(StateKind, OPTIMIZERS[spec.name].state))
+        self._spec, self._stochastic = spec, stochastic
         super().__init__(groups, {"lr": learning_rate, "weight_decay": spec.weight_decay})
 
     @torch.no_grad()

@@ -60,23 +60,18 @@ class DualRotaryEmbedding(torch.nn.Module):
     """Angles for layers without a window and for layers with a window, stacked: megatron-core passes one tensor to all
     layers."""
 
+    positions: torch.Tensor | None = None
+    """Positions of the tokens (``HfRotaryEmbedding.positions``)."""
+
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
         self._both: Any = torch.nn.ModuleList(HfRotaryEmbedding(model, cp_group, local) for local in (False, True))
         self.get_rotary_seq_len = self._both[0].get_rotary_seq_len
 
-    @property
-    def positions(self) -> torch.Tensor | None:
-        """Positions of the tokens (``HfRotaryEmbedding.positions``)."""
-        return self._both[0].positions
-
-    @positions.setter
-    def positions(self, positions: torch.Tensor | None) -> None:
-        for rotation in self._both:
-            rotation.positions = positions
-
     def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
         """Angles: (2, sequence of this rank, 1 or batch, 1, head_dim)."""
+        for rotation in self._both:
+            rotation.positions = self.positions
         return torch.stack([rotation(max_seq_len, **kwargs) for rotation in self._both])
 
 
