@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts import compile_catalog, readme, recipe_schema, shipped_files
+from tests.system import versions
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
@@ -31,11 +32,9 @@ def other(files: dict[str, str]) -> list[str]:
     return [name for name, text in files.items() if (ROOT / name).read_text(encoding="utf-8") != text]
 
 
-def tables() -> list[str]:
-    """What the installed launchers and trainers read; all in one process, because importing them is what takes time."""
-    words = [sys.executable, "-c", WRITE_TABLES, *TABLES]
-    made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    return other(json.loads(made.stdout.splitlines()[-1]))
+def printed(*words: str) -> str:
+    """What a program writes, in a process of its own: some import engines."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 WRITERS: dict[str, Callable[[], list[str]]] = {
@@ -47,11 +46,19 @@ WRITERS: dict[str, Callable[[], list[str]]] = {
     "python scripts/recipe_schema.py > recipes/recipe.schema.json": lambda: other(
         {"recipes/recipe.schema.json": json.dumps(recipe_schema.json_schema(), indent=2) + "\n"}
     ),
-    "python scripts/TABLE.py > kit/addons/lint/TABLE.yaml": tables,
+    "python scripts/TABLE.py > kit/addons/lint/TABLE.yaml": lambda: other(
+        json.loads(printed("-c", WRITE_TABLES, *TABLES).splitlines()[-1])
+    ),
+    "python -m tests.addons.corpus_readers > tests/addons/corpus/expected.yaml": lambda: other(
+        {"tests/addons/corpus/expected.yaml": printed("-m", "tests.addons.corpus_readers")}
+    ),
+    "python -m tests.system.versions": lambda: other(
+        {versions.SECTION.page: versions.SECTION.updated((ROOT / versions.SECTION.page).read_text(encoding="utf-8"))}
+    ),
 }
 
 
-@pytest.mark.everyday(*(name for name in WRITERS if "TABLE" not in name))
+@pytest.mark.everyday(*(name for name in WRITERS if "TABLE" not in name and "corpus" not in name))
 @pytest.mark.parametrize("command", WRITERS)
 def test_generated_files_are_todays(command: str) -> None:
     assert WRITERS[command]() == [], f"run: {command}"

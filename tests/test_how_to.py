@@ -43,9 +43,3 @@ def test_a_diff_applies_and_touches_few_files(page: Path) -> None:
     touched = [name for name in re.findall(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE) if "test" not in name]
     assert 1 <= len(touched) <= MOST_FILES, touched
     done("git", "apply", "--check", "-", given=diff, tree=ROOT)
-
-
-def test_there_is_a_page_for_each_thing() -> None:
-    assert {page.stem.removeprefix("add-a-") for page in PAGES} == {
-        "checkpoint-format", "family", "gpu", "launcher", "layout-flag", "rule",
-    }  # fmt: skip
