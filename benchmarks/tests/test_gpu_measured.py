@@ -25,10 +25,3 @@ def test_peaks_of_memory_are_within_half_a_percent(name, monkeypatch, tmp_path):
     assert {key: getattr(plan.layout, key) for key in row["layout"]} == row["layout"]
     memory = {key: row[key] for key in ("measured_allocated_gib", "measured_reserved_gib")}
     assert beside_prediction(plan, row["steps_s"], memory)["memory_ratio"] == pytest.approx(1, abs=5e-3)
-
-
-def test_every_engine_computed_the_gradients_of_the_cpu():
-    rows = {row["name"]: row for row in RESULTS["rows"]["devices"]}
-    compared = {name.split()[0]: row["compared"] for name, row in rows.items() if "compared" in row}
-    assert sorted(compared) == ["deepspeed", "megatron", "torch"]
-    assert max(one["gradient_error"] for each in compared.values() for one in each) < 1.1e-6

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,6 @@ import torch
 
 import kit
 from benchmarks.gpu import cases, devices, measured, run, worker
-from tests.support import host_syncs
-from tests.support.page import ROOT
 
 
 @pytest.fixture
@@ -76,50 +71,6 @@ def test_an_allocation_that_fails_inside_of_a_compiler_is_out_of_memory(tmp_path
     monkeypatch.setattr(measured, "measure", fails)
     assert worker.outcome(spec("case", "1B, torch", tmp_path))["status"] == "out of memory"
     assert worker.out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
-
-
-WITHOUT = """
-import json, sys
-from pathlib import Path
-packages, scratch = json.loads(sys.argv[1]), Path(sys.argv[2])
-sys.modules |= dict.fromkeys(packages)  # importing one raises ModuleNotFoundError
-from benchmarks.gpu import worker
-for number, (package, case) in enumerate(packages.items()):
-    (place := scratch / str(number)).mkdir()
-    spec = {"kind": "case", "name": case, "device": "cpu", "scratch": str(place)}
-    print(json.dumps([package, worker.outcome(spec)]))
-"""
-
-
-@pytest.mark.nightly
-def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
-    """Whole rows in a process that lacks the packages; the last one asks for none of them."""
-    packages = {
-        "deepspeed": "1B, deepspeed",
-        "megatron": "1B, megatron",
-        "peft": "8B, LoRA",
-        "bitsandbytes": "8B, QLoRA",
-        "liger_kernel": "1B, eager mode",
-    }
-    command = [sys.executable, "-c", WITHOUT, json.dumps(packages), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=run.environment("cpu"))
-    rows = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
-    assert rows.keys() == packages.keys()
-    assert rows.pop("liger_kernel")["status"] == "ok"
-    assert all(row["status"] in ("skipped", "refused") and package in row["why"] for package, row in rows.items())
-
-
-def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
-    """torch's sync debug mode warns at each wait. A place that waits twice counts twice; other warnings do not
-    count."""
-    modes: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with host_syncs.cuda_waits() as places:
-        for _ in range(2):
-            warnings.warn(f"{host_syncs.SYNCHRONISED} (Triggered internally)", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    assert (modes, list(places.values())) == (["warn", "default"], [2])
-    assert next(iter(places)).startswith("test_gpu_run.py:")
 
 
 def test_a_wrong_gradient_disagrees(tmp_path):
