@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import kit
-from kit.cli import app
 from kit.emit import deepspeed, megatron
 from kit.emit.extra import NOT_PREDICTED, with_extra
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import SpecError
 from kit.planner.plan import Plan
-from kit.rehearsal.scaled_down import scaled_down
 from kit.specs import strict_yaml
 from kit.specs.extra import Extra, flat, merged
 from kit.specs.recipe import merged_text
 from kit.specs.run import RunSpec
 from kit.training.__main__ import _announce_edits
 from tests.emit.plans import DENSE, FSDP2, ZERO3, plan_of
+from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 
 BUCKETS = "zero_optimization.use_multi_rank_bucket_allreduce"
@@ -57,21 +55,31 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
 
 
 def test_only_the_named_keys_of_the_file_change() -> None:
+    """Lists are tuples in a spec; YAML has no tuples."""
     plan = plan_of(**ZERO3)
     before, after = deepspeed.ds_config(plan), deepspeed.ds_config(with_extra(plan, Extra(deepspeed=KEYS)))
     assert flat(after) == flat(before) | flat(KEYS)
     assert before == deepspeed.ds_config(plan), "nothing was changed in place"
-    config = {"gradient_accumulation_fusion": False, "moe_router_dtype": None}
-    plan = plan_of(**DENSE)
-    settings = megatron.megatron_settings(with_extra(plan, Extra(megatron={"transformer_config": config})))
-    assert settings == merged(megatron.megatron_settings(plan), {"transformer_config": config})
+    config = {"gradient_accumulation_fusion": False, "moe_router_dtype": None, "moe_a": [1, {"b": [2]}]}
+    extra = Extra(deepspeed=KEYS, megatron={"transformer_config": config})
+    both = with_extra(plan_of(**OVER_MEGATRON), extra)
+    settings = strict_yaml.parse_text(files_of(both)["megatron.yaml"], "x").data
+    expected = merged(megatron.megatron_settings(plan_of(**OVER_MEGATRON)), {"transformer_config": config})
+    assert json.dumps(settings, sort_keys=True) == json.dumps(expected, sort_keys=True)
+    assert deepspeed.ds_config(both)["memory_breakdown"] == 1
 
 
-@pytest.mark.parametrize("name", ["ds_config.json", "ds_config.trainer.json", "ds_config.own_optimizer.json"])
-def test_other_programs_get_it_too(name: str) -> None:
-    files = files_of(with_extra(plan_of(**ZERO3), Extra(deepspeed=KEYS)))
-    assert json.loads(files[name])["zero_optimization"]["use_multi_rank_bucket_allreduce"] is True
+def test_it_is_in_every_file_of_the_plan_and_not_in_the_prediction(tmp_path: Path) -> None:
+    plan = plan_of(**ZERO3)
+    other = with_extra(plan, Extra(deepspeed=KEYS))
+    files = files_of(other)
+    for name in ("ds_config.json", "ds_config.trainer.json", "ds_config.own_optimizer.json"):
+        assert json.loads(files[name])["zero_optimization"]["use_multi_rank_bucket_allreduce"] is True
     assert f"| `{BUCKETS}` | `true` | `extra` of the recipe: {NOT_PREDICTED} |" in files["ds_config.md"]
+    assert (other.predicted, other.digest == plan.digest) == (plan.predicted, False), "another native checkpoint"
+    other.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == other
+    assert with_extra(plan, Extra()) is plan
 
 
 SECTIONS = ("parallel_state", "transformer_config", "model", "distributed_data_parallel", "optimizer")
@@ -84,17 +92,16 @@ OWNED = [
 @pytest.mark.parametrize(("layout", "name", "key"), OWNED, ids=[key for _, _, key in OWNED])
 def test_what_the_plan_decides_is_refused_with_the_key_to_change(layout: Any, name: str, key: str) -> None:
     """The key itself, a key below it, and the section around it as a value."""
-    table = {"deepspeed": deepspeed.PLAN_OWNED_KEYS, "megatron": megatron.PLAN_OWNED_KEYS}[name]
-    said = refusal(SpecError, with_extra, plan_of(**layout), Extra(**{name: nested(key, 3)}))
-    assert f"extra.{name}.{key}=3: the plan decides {key} of " in said
-    assert said.endswith(f"; change {table[key]} in the recipe")
-    assert f"{key}.a=1: the plan decides {key}" in refusal(
-        SpecError, with_extra, plan_of(**layout), Extra(**{name: nested(f"{key}.a", 1)})
-    )
+    owner = {"deepspeed": deepspeed.PLAN_OWNED_KEYS, "megatron": megatron.PLAN_OWNED_KEYS}[name][key]
     section, dot, _ = key.partition(".")
-    if dot and name == "deepspeed":
-        said = refusal(SpecError, with_extra, plan_of(**layout), Extra(deepspeed={section: 1}))
-        assert said.startswith(f"extra.deepspeed.{section}=1: the plan decides {section}.")
+    for given, begins in (
+        (nested(key, 3), f"extra.{name}.{key}=3: the plan decides {key} of "),
+        (nested(f"{key}.a", 1), f"extra.{name}.{key}.a=1: the plan decides {key}"),
+        ({section: 1}, f"extra.{name}.{section}=1: the plan decides {section}{dot}"),
+    ):
+        said = refusal(SpecError, with_extra, plan_of(**layout), Extra(**{name: given}))
+        assert said.startswith(begins)
+        assert said.endswith(f"; change {owner} in the recipe") or given == {section: 1}
 
 
 @pytest.mark.parametrize(
@@ -111,22 +118,6 @@ def test_what_no_engine_would_read_is_refused(layout: Any, extra: dict[str, Any]
     assert said in refusal(SpecError, with_extra, plan_of(**layout), Extra(**extra))
 
 
-def test_zero_over_megatron_has_both_files() -> None:
-    plan = with_extra(plan_of(**OVER_MEGATRON), Extra(deepspeed=KEYS, megatron={"model": {"rotary_percent": 0.5}}))
-    assert deepspeed.ds_config(plan)["memory_breakdown"] == 1
-    assert megatron.megatron_settings(plan)["model"]["rotary_percent"] == 0.5
-
-
-def test_it_is_of_the_plan_and_not_of_the_prediction(tmp_path: Path) -> None:
-    plan = plan_of(**ZERO3)
-    other = with_extra(plan, Extra(deepspeed=KEYS))
-    assert other.predicted == plan.predicted
-    assert other.digest != plan.digest, "a native checkpoint may be cut in another way"
-    other.save(tmp_path / "plan.yaml")
-    assert Plan.load(tmp_path / "plan.yaml") == other
-    assert with_extra(plan, Extra()) is plan
-
-
 def test_a_recipe_s_variant_adds_to_it_and_null_takes_away(recipe: Path) -> None:
     assert flat(kit.load_recipe(recipe).extra.deepspeed) == {BUCKETS: True, "memory_breakdown": True}
     copy = recipe.with_name("copy.yaml")
@@ -138,29 +129,32 @@ def test_a_recipe_s_variant_adds_to_it_and_null_takes_away(recipe: Path) -> None
 
 
 def test_plan_explain_and_emit_say_it(recipe: Path, tmp_path: Path, capfd: Any) -> None:
-    runner = CliRunner(env={"COLUMNS": "300"})
-    line = f"extra=deepspeed.{BUCKETS}=True: {NOT_PREDICTED}"
-    assert line in " ".join(runner.invoke(app, ["plan", str(recipe)]).stdout.split())
-    assert f"deepspeed.{BUCKETS}=True" in runner.invoke(app, ["explain", str(recipe)]).stdout
-    refused = runner.invoke(app, ["plan", str(recipe), "extra.deepspeed.zero_optimization.stage=2"])
-    assert "change layout.zero_stage in the recipe" in str(refused.exception)
-    saved, out = tmp_path / "plan.yaml", tmp_path / "run"
-    assert runner.invoke(app, ["plan", str(recipe), "--save", str(saved)]).exit_code == 0
-    assert runner.invoke(app, ["emit", str(saved), "run.data.train=a", "run.steps=9", "--out", str(out)]).exit_code == 0
+    saved, out = str(tmp_path / "plan.yaml"), tmp_path / "run"
+    said = kit_main("plan", str(recipe), "--save", saved).out
+    assert f"extra=deepspeed.{BUCKETS}=True: {NOT_PREDICTED}" in " ".join(said.split())
+    assert f"deepspeed.{BUCKETS}=True" in kit_main("explain", str(recipe)).out
+    refused = kit_refusal(["plan", str(recipe), "extra.deepspeed.zero_optimization.stage=2"])
+    assert "change layout.zero_stage in the recipe" in refused
+    assert kit_main("emit", saved, "run.data.train=a", "run.steps=9", "--out", str(out)).code == 0
     rundir = RunDirectory.open(out)
     assert (rundir.settings["memory_breakdown"], rundir.edits) == (True, ())
     _announce_edits(rundir)
     assert f"extra: deepspeed.{BUCKETS}=True: {NOT_PREDICTED}\n" in capfd.readouterr().out
+    file = out / "ds_config.json"
+    file.write_text(file.read_text().replace('"use_multi_rank_bucket_allreduce": true', '"memory_breakdown": 2'))
+    assert {(edit.key, edit.planned) for edit in RunDirectory.open(out).edits} >= {(BUCKETS, True)}
 
 
-def test_an_edit_by_hand_after_it_is_still_found(recipe: Path, tmp_path: Path) -> None:
-    CliRunner().invoke(app, ["emit", str(recipe), "--out", str(tmp_path / "run")])
-    file = tmp_path / "run" / "ds_config.json"
-    config = json.loads(file.read_text())
-    config["zero_optimization"]["use_multi_rank_bucket_allreduce"] = False
-    file.write_text(json.dumps(config))
-    (edit,) = RunDirectory.open(tmp_path / "run").edits
-    assert (edit.key, edit.planned, edit.found) == (BUCKETS, True, False)
+def test_a_plan_that_a_run_corrects_keeps_it(recipe: Path, tmp_path: Path) -> None:
+    before = kit.plan(kit.load_recipe(recipe)).predicted
+    summary, known, saved = (str(tmp_path / name) for name in ("summary.json", "known.yaml", "plan.yaml"))
+    measured = {"measured_step_time_s": 2 * before.step_time_s, "measured_memory_gib": 60.0}
+    Path(summary).write_text(json.dumps(measured))
+    said = kit_main("plan", str(recipe), "--calibration", known, "--calibrate", summary, "--save", saved)
+    assert f"{known}: what {summary} says of runs like it" in said.out
+    after = Plan.load(Path(saved))
+    assert (after.predicted.step_time_s, after.predicted.peak_gib) == pytest.approx((2 * before.step_time_s, 60.0))
+    assert after.extra == kit.load_recipe(recipe).extra
 
 
 def test_a_plan_file_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
@@ -171,33 +165,10 @@ def test_a_plan_file_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None
     )
 
 
-def test_a_rehearsal_leaves_it_out_and_says_so(recipe: Path) -> None:
-    shrunk = scaled_down(kit.plan(kit.load_recipe(recipe)))
-    assert f"extra: deepspeed.{BUCKETS}=True -> left out: not of the plan" in shrunk.replaced
-
-
-def test_values_are_plain_again_in_the_file() -> None:
-    """Lists are tuples in a spec; YAML has no tuples."""
-    plan = with_extra(plan_of(**DENSE), Extra(megatron={"transformer_config": {"moe_a": [1, {"b": [2]}]}}))
-    text = files_of(plan)["megatron.yaml"]
-    assert strict_yaml.parse_text(text, "x").data["transformer_config"]["moe_a"] == [1, {"b": [2]}]
-
-
-def test_a_plan_that_a_run_corrects_keeps_it(recipe: Path, tmp_path: Path) -> None:
-    summary, saved = tmp_path / "summary.json", tmp_path / "plan.yaml"
-    summary.write_text(json.dumps({"measured_step_time_s": 60.0, "measured_memory_gib": 60.0}))
-    words = ["--calibration", str(tmp_path / "known.yaml"), "--calibrate", str(summary), "--save", str(saved)]
-    done = CliRunner().invoke(app, ["plan", str(recipe), *words])
-    assert done.exit_code == 0, done.exception
-    assert Plan.load(saved).extra == kit.load_recipe(recipe).extra
-
-
 def test_no_key_or_value_ends_its_cell_of_the_page() -> None:
     plan = with_extra(plan_of(**ZERO3), Extra(deepspeed={"a|`b": "c` | <i>"}))
     page = files_of(plan)["ds_config.md"]
     assert f'| ``a\\|`b`` | ``"c` \\| <i>"`` | `extra` of the recipe: {NOT_PREDICTED} |' in page
-    assert "U+000A" in refusal(SpecError, parsed_extra, {"deepspeed": {"a": [{"b": "x\ntouch CANARY"}]}})
-
-
-def parsed_extra(data: dict[str, Any]) -> Extra:
-    return strict_yaml.parse(Extra, data, strict_yaml.Document(name="own.yaml", data=data, lines={}))
+    data = {"deepspeed": {"a": [{"b": "x\ntouch CANARY"}]}}
+    own = strict_yaml.Document(name="own.yaml", data=data, lines={})
+    assert "U+000A" in refusal(SpecError, strict_yaml.parse, Extra, data, own)

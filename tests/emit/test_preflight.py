@@ -175,10 +175,12 @@ def test_a_run_is_checked_before_it_starts(
     check(with_(rundir, **changes), *said)
 
 
-def test_all_problems_are_told_at_once(rundir: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "model" / "config.json").unlink()
-    (tmp_path / "train.idx").unlink()
+def test_all_problems_are_told_at_once_also_by_the_command(rundir: RunDirectory, tmp_path: Path) -> None:
+    for name in ("model/config.json", "train.idx"):
+        (tmp_path / name).unlink()
     check(rundir, "no config.json there", "train.idx is missing")
+    assert "train.idx is missing" in kit_refusal(["train", str(rundir.path)])
+    assert "not a checkpoint" in refusal(KitError, preflight, rundir, tmp_path)
 
 
 def test_a_checkpoint_to_resume_from_is_one(tmp_path: Path) -> None:
@@ -258,9 +260,9 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 
 
 def test_a_package_whose_parent_is_missing_is_not_installed() -> None:
-    assert [run_checks._is_installed(name) for name in ("json", "json.decoder", "no_such.part", "no_such")] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    assert [name for name in ("json.decoder", "no_such.part", "no_such") if run_checks._is_installed(name)] == [
+        "json.decoder"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -317,25 +319,19 @@ def test_other_gpus_than_planned_are_refused(cluster: Any, found: Any, said: str
     judged(check_gpus(plan_of("llama-3.2-1b", spec, **TORCH, dp=spec.num_gpus), found), *parts)
 
 
-def test_a_run_ends_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole command, on a machine whose nvidia-smi lists two A100."""
-    run = RunSpec(data=DataSpec(train=written(tmp_path, "train", GOOD)))
-    path = write(plan_of("llama-3.2-1b", "4xH100", **ZERO2 | {"dp": 4}), run, tmp_path / "run").path
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, "01"), ("1", "1"), ("1, 0,7", "10"), ("GPU-8f0a", "01"), ("1,GPU-8f0a", "01")],
+)
+def test_gpus_are_those_that_a_process_sees(
+    visible: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose nvidia-smi lists two of them."""
     rows = "#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\necho 'NVIDIA H100 PCIe, 81559'\n"
     monkeypatch.setenv("PATH", stand_in(tmp_path, **{"nvidia-smi": rows})["PATH"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said = kit_refusal(["train", str(path)])
-    assert f"the plan is for 4 x H100 ({GIB:.0f} GiB) a node" in said
-    assert "1 x NVIDIA A100-SXM4-40GB (40 GiB), 1 x NVIDIA H100 PCIe (80 GiB)" in said
-    first, second = ("NVIDIA A100-SXM4-40GB", 40.0), ("NVIDIA H100 PCIe", 81559 / 1024)
-    for visible, expected in (
-        ({}, [first, second]),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, [second]),
-        ({"CUDA_VISIBLE_DEVICES": "1, 0,7"}, [second, first]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8f0a"}, [first, second]),
-        ({"CUDA_VISIBLE_DEVICES": "1,GPU-8f0a"}, [first, second]),
-    ):
-        assert gpus_here(visible) == expected
+    listed = (("NVIDIA A100-SXM4-40GB", 40.0), ("NVIDIA H100 PCIe", 81559 / 1024))
+    given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert gpus_here(given) == [listed[int(number)] for number in expected]
 
 
 SWAPPING = ZERO3 | ON_CPU | {"cluster": replace(parse_cluster("2xcpu"), host_ram_gib=8.0, nvme_gib=10.0), "job": JOB}
@@ -363,6 +359,7 @@ def test_a_good_disk_passes_and_is_left_empty(tmp_path: Path) -> None:
     [
         (None, 1.0, 1 << 40, ["run.nvme_path is missing"]),
         ("absent", 1.0, 1 << 40, ["no such directory"]),
+        ("train.bin", 1.0, 1 << 40, ["run.nvme_path=", "mount the disk there"]),
         (".", 1.0, PermissionError(13, "Permission denied"), ["not writable on", "Permission denied"]),
         (".", 1.0, ValueError("tmpfs"), ["its file system refuses direct I/O (tmpfs)"]),
         (".", 1.51, 3 << 29, ["1.50 GiB free on ", " and the swap files take 1.51; make room"]),
@@ -385,6 +382,23 @@ def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: 
     file.write_bytes(b"")
     os.truncate(file, 1 << 28)
     assert check_nvme(*asked, tmp_path / "run") is None
+
+
+def test_offload_to_disks_needs_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "find_library", lambda name: None)
+    judged(requirements.check_libaio(swapping(None)[0]), "which this machine lacks", "libaio-dev", "libaio-devel")
+    assert requirements.check_libaio(swapping(None, offload_optimizer="cpu")[0]) is None
+
+
+def test_fewer_processes_than_planned_are_refused(
+    rundir: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.training.__main__ import main
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    assert main([str(rundir.path)]) == 2
+    assert "3 processes were started where the plan has 1" in capsys.readouterr().err
 
 
 def test_host_memory_that_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,17 +455,3 @@ def test_a_set_in_object_storage_is_checked_as_one_on_a_disk(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     check(with_(rundir, {"data": remote}), "reading a.bin of s3://bucket/sets failed", "credentials")
-
-
-def test_an_address_stays_one_in_the_run_directory(rundir: RunDirectory) -> None:
-    address = "s3://bucket/sets/a"
-    blend = {"x": BlendedSetSpec(path=address, weight=1)}
-    data = DataSpec(blend=blend, validation=address, validation_sets={"v": address})
-    made = write(rundir.plan, RunSpec(data=data), rundir.path.parent / "another")
-    assert RunDirectory.open(made.path).run.data == data
-
-
-def test_the_command_says_so_before_anything_starts(rundir: RunDirectory) -> None:
-    (rundir.path.parent / "train.idx").unlink()
-    assert "train.idx is missing" in kit_refusal(["train", str(rundir.path)])
-    assert "not a checkpoint" in refusal(KitError, preflight, rundir, rundir.path.parent)

@@ -23,7 +23,6 @@ from kit.specs.shipped import headline, recipe_names, recipe_path
 from scripts import shipped_files
 from scripts.shipped_files import TEMPLATES, WAYS
 from tests.emit.plans import stand_in
-from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).parents[2]
@@ -97,20 +96,19 @@ def test_a_way_is_a_whole_run_and_its_first_command_starts_it(name: str, tmp_pat
     assert done.stdout.splitlines()[-1] == STARTED[name]
 
 
-def test_accelerate_and_torchrun_are_told_what_launch_sh_tells_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["accelerate", "torchrun"])
+def test_a_page_tells_a_launcher_what_launch_sh_tells_it(name: str, tmp_path: Path) -> None:
     """Its own words stand around the command of the page: the launcher as a module that Ctrl-C reaches."""
-    for name, words in (
-        ("accelerate", STARTED["accelerate"].split()[2:]),
-        ("torchrun", STARTED["torchrun"].split()[-3:]),
-    ):
-        made = shutil.copytree(ROOT / "launch" / name / "run", tmp_path / name)
-        given = stand_in(tmp_path, python=SAYS)
-        done = subprocess.run([made / "launch.sh"], env=given, text=True, capture_output=True, check=True)
-        assert " ".join(words) in done.stdout
-        assert ("--nproc-per-node 8" in done.stdout) == (name == "torchrun")
-    assert yaml.safe_load((tmp_path / "accelerate/accelerate.yaml").read_text())["num_processes"] == 8
+    words = STARTED[name].split()[2:] if name == "accelerate" else STARTED[name].split()[-3:]
+    made = shutil.copytree(ROOT / "launch" / name / "run", tmp_path / name)
+    given = stand_in(tmp_path, python=SAYS)
+    done = subprocess.run([made / "launch.sh"], env=given, text=True, capture_output=True, check=True)
+    assert " ".join(words) in done.stdout
+    assert ("--nproc-per-node 8" in done.stdout) == (name == "torchrun")
+    assert yaml.safe_load((made / "accelerate.yaml").read_text())["num_processes"] == 8
 
 
+@pytest.mark.slow
 def test_templates_have_their_disk_and_a_reason_for_every_key(shipped: dict[str, str]) -> None:
     """The disk is a placeholder, which a run directory has from its recipe."""
     for template in TEMPLATES:
@@ -153,17 +151,10 @@ SFT, DPO = "llama-3.1-8b-sft-zero2-8xh100", "llama-3.1-8b-trl-dpo-zero3-8xh100"
 
 
 def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
-    made = copy_recipe(SFT, tmp_path / "new" / "mine")
-    text, page = (made / "recipe.yaml").read_text(), (made / "README.md").read_text()
+    made = copy_recipe(SFT, tmp_path / "mine")
+    text = (made / "recipe.yaml").read_text()
     assert "extends" not in text
     assert text.startswith(f"# {headline(recipe_path(SFT))}\n# A copy of kit's {SFT}: change it, then kit emit")
-    for part in (
-        "- `data/train`\n- `data/validation`\n- `models/llama-3.1-8b`\n",
-        "kit convert data rows/*.jsonl --tokenizer models/llama-3.1-8b --objective sft --out data/train",
-        "\nkit train run   ",
-    ):  # fmt: skip
-        assert part in page
-    assert ("trl" in page, (made / "run/launch.sh").is_file()) == (False, True)
     original, copied = load_recipe(recipe_path(SFT)), load_recipe(made / "recipe.yaml")
     for part in ("model", "cluster", "job", "layout"):
         assert getattr(copied, part) == getattr(original, part)
@@ -174,10 +165,38 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
         (SFT, made / "README.md" / "x", KitError, "cannot be written: Not a directory"),
     ):
         assert re.search(said, refusal(error, copy_recipe, name, place))
-    assert {path.name for path in tmp_path.iterdir()} == {"new"}
-    page = (copy_recipe("llama-3-70b-pretrain-64xh100", tmp_path / "pretrain") / "README.md").read_text()
-    assert ("text/*.jsonl --tokenizer" in page, "--objective" in page) == (True, False)
-    assert ("cd run && sbatch slurm.sbatch" in page, "\nkit train run  " in page) == (True, False)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+
+
+PAGES: dict[str, tuple[list[str], list[str]]] = {
+    # recipe → what the page of its copy says, in this order, and what it does not say
+    SFT: (
+        ["- `data/train`\n- `data/validation`\n- `models/llama-3.1-8b`\n",
+         "kit convert data rows/*.jsonl --tokenizer models/llama-3.1-8b --objective sft --out data/train",
+         "\nkit train run   "], ["trl"]),
+    "llama-3-70b-pretrain-64xh100": (
+        ["text/*.jsonl --tokenizer", "cd run && sbatch slurm.sbatch"], ["--objective", "\nkit train run  "]),
+    DPO: (
+        ["cd run && accelerate launch --config_file accelerate.yaml own_script.py trl_dpo.py --model "
+         "../models/llama-3.1-8b --preferences ../data/preferences.jsonl --output_dir out --bf16 true ",
+         "--per_device_train_batch_size 1 "], ["kit train"]),  # a pair is two sequences
+    "llama-3.1-8b-trl-sft-zero3-8xh100": (
+        ["With TRL's trainer:",
+         "trl_sft.py --model ../models/llama-3.1-8b --chats ../data/chats.jsonl --output_dir out",
+         "With kit's own loop:", "--objective sft --out data"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_of_a_copy_says_how_to_go_on(name: str, tmp_path: Path) -> None:
+    made = copy_recipe(name, tmp_path / "mine")
+    page, (said, unsaid) = (made / "README.md").read_text(), PAGES[name]
+    places = [page.find(part) for part in said]
+    assert (min(places) >= 0, places) == (True, sorted(places))
+    assert [part for part in unsaid if part in page] == []
+    for script in (made / "run").glob("trl_*.py"):
+        assert script.read_text() == (ROOT / "examples" / script.name).read_text()
+    assert (made / "run/trl_dpo.py").is_file() == (name == DPO)
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,29 +204,3 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError):
         copy_recipe(SFT, tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
-    page = (copy_recipe(DPO, tmp_path / "dpo") / "README.md").read_text()
-    assert (
-        "cd run && accelerate launch --config_file accelerate.yaml own_script.py trl_dpo.py --model "
-        "../models/llama-3.1-8b --preferences ../data/preferences.jsonl --output_dir out --bf16 true "
-    ) in page
-    assert "--per_device_train_batch_size 1 " in page  # a pair is two sequences
-    assert "kit train" not in page
-    assert (tmp_path / "dpo/run/trl_dpo.py").read_text() == (ROOT / "examples/trl_dpo.py").read_text()
-    page = (copy_recipe("llama-3.1-8b-trl-sft-zero3-8xh100", tmp_path / "sft") / "README.md").read_text()
-    assert "trl_sft.py --model ../models/llama-3.1-8b --chats ../data/chats.jsonl --output_dir out" in page
-    assert (
-        page.index("With TRL's trainer:")
-        < page.index("With kit's own loop:")
-        < page.index("--objective sft --out data")
-    )
-
-
-def test_the_command_line_lists_and_copies(tmp_path: Path) -> None:
-    listed = kit_main("recipes").out
-    assert all(f"{name}\n    " in listed for name in recipe_names())
-    copies = [kit_main("recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(tmp_path / "mine")) for _ in range(2)]
-    assert [done.code for done in copies] == [0, 2]
-    assert "not overwritten" in copies[1].err

@@ -63,7 +63,7 @@ def edit(file: Path, path: tuple[str, ...], value: object) -> None:
     inner = data = json.loads(text) if is_json else strict_yaml.parse_text(text, file.name).data
     for key in path[:-1]:
         inner = inner[key]
-    assert inner[path[-1]] != value, "the edit must change something"
+    assert inner.get(path[-1]) != value, "the edit must change something"
     inner[path[-1]] = value
     file.write_text(json.dumps(data) if is_json else strict_yaml.dump(data))
 
@@ -91,13 +91,15 @@ def test_what_was_written_is_what_is_read(kind: str, tmp_path: Path) -> None:
 
 def test_an_existing_directory_is_not_overwritten(rundir: RunDirectory) -> None:
     before = {p.name: p.read_bytes() for p in rundir.path.iterdir()}
-    (rundir.path.parent / "run2").mkdir()
+    for name in ("run2", "file"):
+        (rundir.path.parent / name).mkdir() if name == "run2" else (rundir.path.parent / name).touch()
     ways = rf"exists already and is not overwritten; use --out {rundir.path}3, .*kit train {rundir.path} --resume auto"
-    assert re.search(ways, refusal(RunDirectoryError, write, rundir.plan, RUN, rundir.path))
+    for place, said in (
+        (rundir.path, ways),
+        (rundir.path.parent / "file" / "run", "^run cannot be written: Not a directory; make room"),
+    ):
+        assert re.search(said, refusal(RunDirectoryError, write, rundir.plan, RUN, place))
     assert {p.name: p.read_bytes() for p in rundir.path.iterdir()} == before
-    (rundir.path.parent / "file").touch()
-    said = refusal(RunDirectoryError, write, rundir.plan, RUN, rundir.path.parent / "file" / "run")
-    assert said.startswith("run cannot be written: Not a directory; make room")
 
 
 @pytest.mark.parametrize(
@@ -106,42 +108,44 @@ def test_an_existing_directory_is_not_overwritten(rundir: RunDirectory) -> None:
         ("deepspeed", "ds_config.json", ("train_batch_size",), 1024, "job.global_batch_size"),
         ("deepspeed", "ds_config.json", ("train_micro_batch_size_per_gpu",), 32, "layout.micro_batch_size"),
         ("deepspeed", "ds_config.json", ("zero_optimization", "stage"), 0, "layout.zero_stage"),
+        ("deepspeed", "ds_config.json", ("fp16",), {"enabled": True}, "job.precision"),
+        ("deepspeed", "ds_config.json", ("sequence_parallel_size",), 2, "layout.cp"),
+        ("deepspeed", "ds_config.json", ("tensor_parallel",), {"autotp_size": 2}, "layout.tp"),
         ("deepspeed", "accelerate.yaml", ("num_processes",), 4, "cluster"),
         ("megatron", "megatron.yaml", ("parallel_state", "tensor_model_parallel_size"), 16, "layout.tp"),
         ("megatron", "megatron.yaml", ("parallel_state", "pipeline_model_parallel_size"), 16, "layout.pp"),
     ],
 )
 def test_an_edit_of_what_the_plan_decides_is_refused(
-    tmp_path: Path, engine: str, file: str, path: tuple[str, ...], value: int, recipe_key: str
+    tmp_path: Path, engine: str, file: str, path: tuple[str, ...], value: object, recipe_key: str
 ) -> None:
     rundir = write(plan_of(**PLANS[engine]), RUN, tmp_path / "run")
     edit(rundir.path / file, path, value)
-    said = rf"^run/{file}: {'.'.join(path)}: .* was planned, the file has {value}; change {recipe_key} in the recipe"
+    found = next(iter(value.values())) if isinstance(value, dict) else value
+    said = rf"^run/{file}: {'.'.join(path)}\S*: .* was planned, the file has {found}; change {recipe_key} in the recipe"
     assert re.search(said, refusal(RunDirectoryError, RunDirectory.open, rundir.path))
 
 
 def test_any_other_edit_is_honoured_and_recorded(tmp_path: Path) -> None:
-    rundir = write(plan_of(**PLANS["deepspeed"]), RUN, tmp_path / "run")
-    config = rundir.path / "ds_config.json"
-    data = json.loads(config.read_text()) | {"steps_per_print": 7, "dump_state": True}
-    del data["wall_clock_breakdown"]
-    config.write_text(json.dumps(data))
-    for name in ("launch.sh", "ds_config.md"):
-        (rundir.path / name).write_text("mine")
-    (rundir.path / "accelerate.yaml").write_text("# mine\n" + (rundir.path / "accelerate.yaml").read_text())
-    again = RunDirectory.open(rundir.path)
+    path = write(plan_of(**PLANS["deepspeed"]), RUN, tmp_path / "run").path
+    config = json.loads((path / "ds_config.json").read_text()) | {"steps_per_print": 7, "dump_state": True}
+    del config["wall_clock_breakdown"]
+    accelerate = (path / "accelerate.yaml").read_text()
+    edited = {"launch.sh": "mine", "ds_config.md": "mine", "accelerate.yaml": f"# mine\n{accelerate}"}
+    for name, text in (edited | {"ds_config.json": json.dumps(config)}).items():
+        (path / name).write_text(text)
+    again = RunDirectory.open(path)
     assert again.settings["steps_per_print"] == 7
-    assert [(e.file, e.key, e.planned, e.found) for e in again.edits] == [
+    expected = [
         ("ds_config.json", "wall_clock_breakdown", False, None),
         ("ds_config.json", "steps_per_print", None, 7),
         ("ds_config.json", "dump_state", None, True),
         ("ds_config.md", "(text)", "as emitted", "edited"),
         ("launch.sh", "(text)", "as emitted", "edited"),
     ]
+    assert [(e.file, e.key, e.planned, e.found) for e in again.edits] == expected
     again.record_edits()
-    assert json.loads((rundir.path / "edits.json").read_text())[1] == {
-        "file": "ds_config.json", "key": "steps_per_print", "planned": None, "found": 7,
-    }  # fmt: skip
+    assert [tuple(row.values()) for row in json.loads((path / "edits.json").read_text())] == expected
 
 
 def test_a_file_that_the_manifest_does_not_name_is_an_edit_where_kit_would_write_one(tmp_path: Path) -> None:
