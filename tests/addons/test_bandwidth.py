@@ -24,42 +24,53 @@ echo "a warning"; echo '{"all_reduce_inside": 7.0, "write": 5.0, "read": 6.0}'
 MEASURED = "kit.addons.doctor.machines.measurements collectives"
 
 
-@pytest.mark.slow
-def test_ranks_of_a_measurement_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun does: beside a stand-in for the interpreter."""
+@pytest.fixture
+def stood_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ranks write who they are: beside stand-ins for ssh and the interpreter."""
     monkeypatch.setenv("PATH", stand_in(tmp_path, ssh=SSH, python=RANK)["PATH"])
     monkeypatch.setattr(remote.sys, "executable", str(tmp_path / "python"))
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(seen))
-    for plan, each, size in (
-        (None, 2, 16 << 20),
-        (plan_of(**TORCH, dp=4, cluster="2x2xcpu"), 2, 16 << 20),
-        (plan_of(**ZERO2 | {"dp": 16}, cluster="hgx-h100:2"), 8, 256 << 20),
-    ):
-        found = bandwidth.collectives([remote.Place("node-0"), remote.Place("node-1")], plan, 29501)
-        assert found["all_reduce_inside"] == 7.0
-        assert sorted(seen.read_text().splitlines()) == sorted(
-            f"{rank}/{2 * each} {rank % each}/{each} node-0:29501 eth7 {MEASURED} {size} 1.0"
-            for rank in range(2 * each)
-        )
-        seen.unlink()
-    here = [remote.Place("localhost")]
-    bandwidth.collectives(here, None, 29501)
-    assert min(seen.read_text().splitlines()).startswith("0/2 0/2 127.0.0.1:29501 lo ")
-    assert bandwidth.collectives(here, plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
-    for name, layout in (("disk-speed", {}), ("nvme", {"offload_optimizer": "nvme"})):
-        seen.unlink()
-        made = run_of(tmp_path / name, **ZERO3 | {"dp": 2} | layout, cluster="2xcpu")
-        judged = states(bandwidth.measure([], made, 29501))
-        disk = made.run.nvme_path if layout else made.path
-        assert f" kit.addons.doctor.machines.measurements disk {disk} {512 << 20}" in seen.read_text()
-        assert ("5.0" in judged[name][1], judged["node-bandwidth"][1][:10]) == (True, "all_reduce")
-        monkeypatch.setenv("FAULT", "no room")
-        judged = states(bandwidth.measure([], made, 29501))
-        assert (*judged[name], judged["collectives"][1]) == (
-            "failure" if layout else "skipped", f"{disk}: no room", "did not run: no room",
-        )  # fmt: skip
-        monkeypatch.delenv("FAULT")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    return tmp_path / "seen"
+
+
+@pytest.mark.parametrize(
+    ("plan", "places", "each", "size", "address"),
+    [
+        (None, ("node-0", "node-1"), 2, 16 << 20, "node-0:29501 eth7"),
+        (TORCH | {"dp": 4, "cluster": "2x2xcpu"}, ("node-0", "node-1"), 2, 16 << 20, "node-0:29501 eth7"),
+        (ZERO2 | {"dp": 16, "cluster": "hgx-h100:2"}, ("node-0", "node-1"), 8, 256 << 20, "node-0:29501 eth7"),
+        (None, ("localhost",), 2, 16 << 20, "127.0.0.1:29501 lo"),
+    ],
+)
+def test_ranks_of_a_measurement_are_told_who_they_are(
+    plan: dict[str, Any] | None, places: tuple[str, ...], each: int, size: int, address: str, stood_in: Path
+) -> None:
+    """As torchrun does."""
+    made = None if plan is None else plan_of(**plan)
+    found = bandwidth.collectives([remote.Place(name) for name in places], made, 29501)
+    assert found["all_reduce_inside"] == 7.0
+    ranks = each * len(places)
+    assert sorted(stood_in.read_text().splitlines()) == sorted(
+        f"{rank}/{ranks} {rank % each}/{each} {address} {MEASURED} {size} 1.0" for rank in range(ranks)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout"), [("disk-speed", {}), ("nvme", {"offload_optimizer": "nvme"})])
+def test_the_disk_of_a_run_is_measured(
+    name: str, layout: dict[str, str], stood_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_of(stood_in.parent / name, **ZERO3 | {"dp": 2} | layout, cluster="2xcpu")
+    judged = states(bandwidth.measure([], made, 29501))
+    disk = made.run.nvme_path if layout else made.path
+    assert f" kit.addons.doctor.machines.measurements disk {disk} {512 << 20}" in stood_in.read_text()
+    assert ("5.0" in judged[name][1], judged["node-bandwidth"][1][:10]) == (True, "all_reduce")
+    monkeypatch.setenv("FAULT", "no room")
+    judged = states(bandwidth.measure([], made, 29501))
+    assert (*judged[name], judged["collectives"][1]) == (
+        "failure" if layout else "skipped", f"{disk}: no room", "did not run: no room",
+    )  # fmt: skip
+    assert bandwidth.collectives([], plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
 
 
 def test_a_slow_link_is_judged_by_this_plan() -> None:
