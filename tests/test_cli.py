@@ -14,12 +14,13 @@ import sys
 import termios
 from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-import yaml
 
 import kit.cli
 from kit import Plan, __version__
+from tests.emit.plans import CONFIG
 from tests.support.assets import ROOT
 from tests.support.in_process import kit_main
 
@@ -150,17 +151,12 @@ def test_bad_input_is_one_error_and_exit_code_2(
 
 
 def test_a_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, said in (("numpy", "pip install 'deepspeed-megatron-kit[torch]'"), ("no_such", None)):
-
-        def lacking(name: str = name, **_: object) -> None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
-
-        monkeypatch.setattr(kit.cli, "app", lacking)
-        if said is None:
-            with pytest.raises(ModuleNotFoundError):
-                kit_main("plan")
-        else:
-            assert said in kit_main("plan").err
+    """One that is no extra of kit's is our own bug."""
+    lacking = [ModuleNotFoundError("x", name=f"{name}.part") for name in ("numpy", "no_such")]
+    monkeypatch.setattr(kit.cli, "app", Mock(side_effect=lacking))
+    assert "pip install 'deepspeed-megatron-kit[torch]'" in kit_main("plan").err
+    with pytest.raises(ModuleNotFoundError):
+        kit_main("plan")
 
 
 @pytest.mark.parametrize(
@@ -181,51 +177,20 @@ def test_a_hint_can_be_added_as_it_stands(words: list[str], tmp_path: Path, monk
 
 
 def test_commands_that_are_shown_can_be_typed(tmp_path: Path) -> None:
-    """Of a model without a length, of one with weights, and of a price."""
+    """Of a model with weights, and of a name; without a price."""
     (tmp_path / "x.safetensors").touch()
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64}
-        )
-    )
-    out = kit_main(
-        "plan",
-        str(tmp_path),
-        "--gpus",
-        "1xRTX-4090",
-        "--objective",
-        "sft",
-        "--price",
-        "2",
-        "--save",
-        str(tmp_path / "p"),
-    ).out
-    assert f"kit train {tmp_path} --data chats.jsonl --gpus 1xRTX-4090 --objective sft --out runs/a" in out
-    assert f"kit explain {tmp_path} --gpus 1xRTX-4090 --objective sft" in out
-    shown = kit_main("plan", "gpt2", "--gpus", "1xRTX-4090", "--objective", "sft", "--lora", "--price", "2").out
-    assert "kit train gpt2 --data chats.jsonl --gpus 1xRTX-4090 --objective sft --lora --out runs/a" in shown
-
-
-def test_a_run_is_recorded_and_corrects_the_plan(tmp_path: Path) -> None:
-    summary, known = tmp_path / "summary.json", str(tmp_path / "known.yaml")
-    before = json.loads(kit_main(*PLAN, "--json").out)["predicted"]
-    summary.write_text(json.dumps({"measured_step_time_s": 2 * before["step_time_s"], "measured_memory_gib": 60.0}))
-    out = kit_main(*PLAN, "--calibration", known, "--calibrate", str(summary), "--save", str(tmp_path / "p.yaml")).out
-    assert f"{known}: what {summary} says of runs like it" in out
-    assert next(iter(yaml.safe_load(Path(known).read_text()).values()))["step_time_factor"] == pytest.approx(2)
-    after = Plan.load(tmp_path / "p.yaml").predicted
-    assert (after.step_time_s, after.peak_gib) == pytest.approx((2 * before["step_time_s"], 60.0))
-    assert sum(after.step_time_components_s.values()) == pytest.approx(after.step_time_s)
-    assert f"--calibration {known}" in kit_main(*PLAN, "--calibration", known).out
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for model, method in ((str(tmp_path), ""), ("gpt2", " --lora")):
+        asked = ("--gpus", "1xRTX-4090", "--objective", "sft", *method.split())
+        out = kit_main("plan", model, *asked, "--price", "2").out
+        assert f"kit train {model} --data chats.jsonl {' '.join(asked)} --out runs/a" in out
+        assert f"kit explain {model} {' '.join(asked)}" in out
 
 
 def test_a_chosen_cluster_is_printed_beside_the_json() -> None:
-    done = kit_main(
-        "plan", "llama-3.2-1b", "--max-gpus", "8", "--total-tokens", "1B", "--gpus", "p5.48xlarge", "--json"
-    )
-    assert json.loads(done.out)["cluster"]["name"] == "p5.48xlarge"
-    assert "p5.48xlarge" in done.err
-    assert "above the budget" in kit_main("plan", "llama-3.2-1b", "--budget", "0.01", "--total-tokens", "1B").err
+    asked = ("--max-gpus", "8", "--total-tokens", "1B", "--gpus", "p5.48xlarge", "--json")
+    done = kit_main("plan", "llama-3.2-1b", *asked)
+    assert (json.loads(done.out)["cluster"]["name"], "p5.48xlarge" in done.err) == ("p5.48xlarge", True)
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])
@@ -241,30 +206,26 @@ def test_a_narrow_terminal_is_not_overrun(no_color: bool) -> None:
     """Colours only where they are wanted; commands to copy are never broken by kit."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {})}
-    environment.pop("COLUMNS", None)
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {})}
     words = [sys.executable, "-m", "kit", "plan", "llama-3.2-1b", "--gpus", "8xH100"]
-    with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
+    said = b""
+    with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment):
         os.close(terminal)
-        said = b""
         with contextlib.suppress(OSError):  # the end of a pseudo terminal
             while part := os.read(master, 65536):
                 said += part
     os.close(master)
-    assert process.returncode == 0
-    text = said.decode()
-    assert ("\x1b[" in text) != no_color
-    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
+    assert (b"\x1b[" in said) != no_color
+    lines = re.sub(r"\x1b\[\d*m", "", said.decode()).splitlines()
+    assert len(lines) > 5
     assert max(len(line) for line in lines if "kit " not in line) <= 60
 
 
 def test_a_shell_can_complete_commands_and_asks_for_the_version() -> None:
     asked = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit me", "COMP_CWORD": "1"}
     program = "import sys; sys.argv = ['kit']; from kit.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **asked},
-    )  # fmt: skip
-    assert done.stdout.split() == ["memory"], done.stderr
-    assert kit_main("--version").out == f"kit {__version__}\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
+    words = [sys.executable, "-c", program]
+    assert subprocess.run(words, stdout=-1, text=True, check=False, env=environment).stdout == "memory\n"
     assert kit_process("--version").stdout == f"kit {__version__}\n"

@@ -77,50 +77,45 @@ def test_a_model_is_planned_by_its_id_and_fetched_once(place: Place) -> None:
     assert f"config.json of org/tiny at {REVISION}" in (place.path / "plan.yaml").read_text()
 
 
-def test_a_gated_model_says_what_to_do_and_comes_with_a_token(place: Place) -> None:
-    place.hub.gated.add("org/tiny")
-    said = place.refusal("plan", "org/tiny", *PLAN)
-    assert (
-        f"model org/tiny is gated: accept its licence at {place.hub.address}/org/tiny; then run hf auth login" in said
-    )
-    assert "HF_TOKEN" in said
-    assert "gated" in place.refusal("plan", "org/tiny", *PLAN, HF_TOKEN=f"{TOKEN}_of_another")
-    place.kit("plan", "org/tiny", *PLAN, HF_TOKEN=TOKEN)
-    assert place.hub.tokens == {TOKEN, f"{TOKEN}_of_another"}
+LIKE = ("has no model org/qwen3-8, or it is private", "did you mean qwen3-8b?")
+GATED = ("model org/tiny is gated: accept its licence at ", "/org/tiny; then run hf auth login", "HF_TOKEN")
+REFUSED: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+    # model, variables, what is said
+    "missing": ("org/qwen3-8", {}, LIKE),
+    "missing for who has a token": ("org/qwen3-8", {"HF_TOKEN": TOKEN}, LIKE),
+    "gated": ("org/tiny", {}, GATED),
+    "gated for another's token": ("org/tiny", {"HF_TOKEN": f"{TOKEN}_of_another"}, GATED[:1]),
+    "empty": ("org/empty", {}, ("org/empty has no config.json",)),
+    "large": ("org/large", {}, ("config.json of org/large has 9,437,184 bytes",)),
+    "cut": ("org/cut", {}, ("gave no whole answer",)),
+    "no hub": ("org/tiny", {"HF_ENDPOINT": "http://127.0.0.1:9"}, (
+        "http://127.0.0.1:9 gave no whole answer", "run hf download org/tiny where there is a network")),
+    "no network": ("org/tiny", {"HF_HUB_OFFLINE": "1"}, ("HF_HUB_OFFLINE is set",)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("token", [{}, {"HF_TOKEN": TOKEN}])
-def test_a_model_that_is_missing_is_refused_with_names_like_it(place: Place, token: dict[str, str]) -> None:
-    said = place.refusal("plan", "org/qwen3-8", *PLAN, **token)
-    assert f"{place.hub.address} has no model org/qwen3-8, or it is private" in said
-    assert "did you mean qwen3-8b?" in said
-
-
-def test_what_is_no_model_is_refused(place: Place) -> None:
-    place.hub.models["org/empty"] = place.path / "empty"
-    place.hub.models["org/large"] = place.path / "large"
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_fetched_is_one_line(case: str, place: Place) -> None:
+    model, variables, said = REFUSED[case]
     for name in ("empty", "large"):
+        place.hub.models[f"org/{name}"] = place.path / name
         (place.path / name).mkdir()
     (place.path / "large" / "config.json").write_text(" " * (9 << 20))
-    assert "org/empty has no config.json" in place.refusal("plan", "org/empty", *PLAN)
-    assert "config.json of org/large has 9,437,184 bytes" in place.refusal("plan", "org/large", *PLAN)
-    assert "config.json" not in place.hub.fetched()
+    place.hub.models["org/cut"] = prepare().model
+    place.hub.cut |= {"config.json"} if case == "cut" else set()
+    place.hub.gated.add("org/tiny")
+    refused = place.refusal("plan", model, *PLAN, **variables)
+    assert [part for part in said if part not in refused] == []
+    assert bool(place.hub.asked) == (not case.startswith("no "))
 
 
-def test_a_cut_connection_is_one_line_and_leaves_no_half_file(place: Place) -> None:
+def test_a_cut_connection_leaves_no_half_file_and_a_token_opens_a_gate(place: Place) -> None:
     place.hub.cut.add("config.json")
-    assert "gave no whole answer" in place.refusal("plan", "org/tiny", *PLAN)
+    place.refusal("plan", "org/tiny", *PLAN)
     place.hub.cut.clear()
-    place.kit("plan", "org/tiny", *PLAN)
-
-
-def test_a_hub_that_is_not_there(place: Place) -> None:
-    said = place.refusal("plan", "org/tiny", *PLAN, HF_ENDPOINT="http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 gave no whole answer" in said
-    assert "run hf download org/tiny where there is a network" in said
-    offline = place.refusal("plan", "org/tiny", *PLAN, HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE is set" in offline
-    assert place.hub.asked == []
+    place.hub.gated.add("org/tiny")
+    place.kit("plan", "org/tiny", *PLAN, HF_TOKEN=TOKEN)
+    assert place.hub.tokens == {TOKEN}
 
 
 @pytest.mark.slow
@@ -295,13 +290,17 @@ def test_the_form_of_an_id(name: str, id_form: bool) -> None:
     assert of_kit.is_id(name) is id_form
 
 
-def test_a_path_wins_over_an_id(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "given", "there"),
+    [
+        ("model_path", "org/name", False), ("model_path", "org/name", True), ("model_path", "models/name", False),
+        ("nvme_path", "fast/disk", False),
+    ],
+)  # fmt: skip
+def test_a_path_wins_over_an_id(field: str, given: str, there: bool, tmp_path: Path) -> None:
     """Also a path whose end is not there yet, if its first folder is."""
-    run = RunSpec(model_path="org/name")
-    assert absolute_paths(run, tmp_path).model_path == "org/name"
-    (tmp_path / "org").mkdir()
-    assert absolute_paths(run, tmp_path).model_path == str(tmp_path / "org" / "name")
-    placeholder = RunSpec(model_path="models/name")
-    assert absolute_paths(placeholder, tmp_path).model_path == str(tmp_path / "models" / "name")
-    disk = RunSpec(nvme_path="fast/disk")
-    assert absolute_paths(disk, tmp_path).nvme_path == str(tmp_path / "fast" / "disk")
+    if there:
+        (tmp_path / "org").mkdir()
+    is_id = given == "org/name" and not there
+    found = getattr(absolute_paths(RunSpec(**{field: given}), tmp_path), field)
+    assert found == (given if is_id else str(tmp_path / given))

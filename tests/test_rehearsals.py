@@ -34,6 +34,7 @@ from kit.specs.shipped import recipe_path
 from kit.training.__main__ import main
 from kit.training.data.indexed import IndexedTokens
 from tests.emit.plans import TORCH, plan_of
+from tests.planning.shapes import by_hand
 from tests.support.refusals import refusal
 from tests.system import rehearsal_faults, rehearsals
 
@@ -92,7 +93,6 @@ def test_a_copy_trains_resumes_and_exports_what_plain_torch_does(kind: str, in_p
     assert 1e-6 < rounded.loss_difference < rounded.norm_difference < rounded.update_difference
     assert rounded.moment_difference > 1e-4
     assert rounded.bound == rounding.gradient_bound(4 if kind == "pairs" else 2), "two layers in each stack"
-    assert f"{kind}: rehearsed in " in render(found)
     assert f"  in bf16   8 steps, from plain torch in fp32: loss {rounded.loss_difference:.1e}" in render(found)
 
 
@@ -166,22 +166,21 @@ def test_a_curve_has_every_step_once_as_it_was_after_the_resume(tmp_path: Path) 
     assert refusal(EngineError, _curve, run) == "a: steps [1, 2, 4, 5, 6, 7, 8] were logged, not 1 to 8"
 
 
-def test_figures_by_hand() -> None:
-    """One layer: 2 · (12 + 3) roundings of 2⁻⁸. In fp8 four products forward and back, and the weights' gradient."""
-    squares = 2.0**-16 * 30
-    assert rounding.gradient_bound(1) == pytest.approx(math.sqrt(squares / 3), rel=1e-12)
-    weights, back = 2 * 2.0**-8, 2.0**-8 + 2.0**-6
-    fp8 = squares + 4 * (weights + back) + back
-    assert rounding.gradient_bound(1, "fp8") == pytest.approx(math.sqrt(fp8 / 3), rel=1e-12)
-    assert rounding.update_bound(0.1, 4e-4, 1e-4) == pytest.approx(0.2)
-    assert rounding.update_bound(0.1, 1e-5, 1e-4) == 0.1
-    expected, found = {1: {"loss": 2.0}, 2: {"loss": 4.0}}, {1: {"loss": 2.1}, 2: {"loss": 3.0}}
-    assert rounding.largest(expected, found, "loss") == 0.25
-    one, other = ({"a": torch.tensor([3.0, a]), "b": torch.tensor([b])} for a, b in ((0.0, 4.0), (3.0, 0.0)))
-    assert rounding._distance(one, one.__getitem__, other.__getitem__) == pytest.approx(1.0)
-    held = rehearsal_faults._Held({"a": torch.tensor([0.0, 1.5, 1.001]), "b": torch.tensor([2.0])})
-    assert rounding._rounded_share(["a", "b"], held) == pytest.approx(2 / 3)
-    assert rounding._root_mean_square(["b"], held) == 2.0
+SQUARES, BACK = 2.0**-16 * 30, 2.0**-8 + 2.0**-6
+"""One layer: 2 · (12 + 3) roundings of 2⁻⁸. In fp8 four products forward and back, and the weights' gradient."""
+ONE, OTHER = ({"a": torch.tensor([3.0, a]), "b": torch.tensor([b])} for a, b in ((0.0, 4.0), (3.0, 0.0)))
+HELD = rehearsal_faults._Held({"a": torch.tensor([0.0, 1.5, 1.001]), "b": torch.tensor([2.0])})
+test_value = by_hand([
+    ("a gradient", lambda: rounding.gradient_bound(1), math.sqrt(SQUARES / 3)),
+    ("in fp8", lambda: rounding.gradient_bound(1, "fp8"),
+     math.sqrt((SQUARES + 4 * (2 * 2.0**-8 + BACK) + BACK) / 3)),
+    ("an update", lambda: [rounding.update_bound(0.1, eps, 1e-4) for eps in (4e-4, 1e-5)], [0.2, 0.1]),
+    ("the largest of all steps", lambda: rounding.largest(
+        {1: {"loss": 2.0}, 2: {"loss": 4.0}}, {1: {"loss": 2.1}, 2: {"loss": 3.0}}, "loss"), 0.25),
+    ("a distance", lambda: rounding._distance(ONE, ONE.__getitem__, OTHER.__getitem__), 1.0),
+    ("what was rounded", lambda: rounding._rounded_share(["a", "b"], HELD), 2 / 3),
+    ("a mean square", lambda: rounding._root_mean_square(["b"], HELD), 2.0),
+])  # fmt: skip
 
 
 def test_settings_are_the_recipes_but_for_data_and_steps(tmp_path: Path) -> None:
@@ -209,19 +208,26 @@ def test_the_reference_is_plain_torch_and_another_layout_than_asked_for_is_no_ev
     assert said == "zero_stage=0 was planned for the scaled-down copy, not 3"
 
 
-@pytest.mark.parametrize(("objective", "start"), [("pretrain", None), ("sft", None), ("seq2seq", 0)])
-def test_data_are_rows_of_unequal_length_or_one_text(objective: str, start: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("objective", "start", "shape"),
+    [
+        ("pretrain", None, [(1, None), (1, [4096])]),  # one text
+        ("sft", None, [(64, [8, 16, 9, 22]), (8, [8, 16, 9, 22])]),
+        ("seq2seq", 0, [(64, [8, 16, 9, 22]), (8, [8, 16, 9, 22])]),
+    ],
+)
+def test_data_are_rows_of_unequal_length_or_one_text(
+    objective: str, start: int | None, shape: list[Any], tmp_path: Path
+) -> None:
     assets.write_data(JobSpec(objective=objective), tmp_path)
-    train, held_out = (IndexedTokens(tmp_path / name) for name in ("train", "validation"))
-    shape = [(len(each.document_indices) - 1, each.sequence_lengths[:4].tolist()) for each in (train, held_out)]
-    if objective == "pretrain":
-        assert shape == [(1, [len(train)]), (1, [4096])]
-    else:
-        assert shape == [(64, [8, 16, 9, 22]), (8, [8, 16, 9, 22])]
+    sets = [IndexedTokens(tmp_path / name) for name in ("train", "validation")]
+    for each, (documents, lengths) in zip(sets, shape, strict=True):
+        assert len(each.document_indices) - 1 == documents
+        assert each.sequence_lengths[:4].tolist() == (lengths or [len(each)])
     assert json.loads((tmp_path / "train.json").read_text()).get("decoder_start_token_id") == start
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
-    assert bytes(held_out.read(0, 8).astype("uint8")) == text[:8]
-    assert bytes(train.read(0, 8).astype("uint8")) == text[4096:4104]
+    begins = [bytes(each.read(0, 8).astype("uint8")) for each in sets]
+    assert begins == [text[4096:4104], text[:8]]
 
 
 def test_an_export_that_is_not_finite_is_no_evidence(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:

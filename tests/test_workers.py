@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import torch.distributed as dist
 
 from tests.support import workers
 from tests.support.refusals import refusal
-from tests.support.workers import IMPORTED, Pool, WorkerError
+from tests.support.workers import Pool, WorkerError
 
 
 def _sum_of_ranks(offset):
@@ -33,28 +31,11 @@ def _one_rank(fault, *arguments):
     dist.barrier()
 
 
-KEPT = []
-
-
-def _keep_groups():
-    """What an engine does that outlives its case; threads of this process by name."""
-    KEPT.extend(dist.new_group() for _ in range(3))
-    for group in KEPT[-3:]:
-        dist.barrier(group)
-    return [thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm")]
-
-
 @pytest.fixture(scope="module")
 def pair():
     made = Pool("torch", 2)
     yield made
     made.close()
-
-
-def test_groups_that_are_kept_do_not_poll(pair):
-    """A loop for each group wakes a hundred times a second, for as long as the pool lives."""
-    pair.run(_keep_groups)
-    assert pair.run(_keep_groups)[0].count("gloo_tcp_loop") == 1
 
 
 def test_results_in_rank_order_and_processes_are_kept(pair):
@@ -75,17 +56,6 @@ def test_a_group_is_not_let_go_of_by_its_own_thread(pair):
     pair.run(_end_before_its_callback)
     time.sleep(1)
     assert [pid for _, pid in pair.run(_sum_of_ranks, 0)] == pids
-
-
-def _imported():
-    return [name for name in IMPORTED if name in sys.modules], time.process_time()
-
-
-def test_imports_are_paid_once_for_all_pools(pair):
-    """A pool of plain torch has the other engines too: it is a fork of what imported them, for next to nothing."""
-    for names, seconds in pair.run(_imported):
-        assert names == list(IMPORTED)
-        assert seconds < 4, "the imports alone take 9"
 
 
 @pytest.mark.parametrize(

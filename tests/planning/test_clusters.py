@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 
 import pytest
-from pydantic import TypeAdapter
 
 import kit
 from kit.cost.reliability import operation
 from kit.errors import PlanError, SpecError
 from kit.planner.cluster_selection import Constraints, cluster_options, node_type
 from kit.planner.make_plan import make_plan
-from kit.report.clusters import ClusterAnswer, clusters_named
+from kit.report.clusters import clusters_named
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
-from tests.support.in_process import kit_main
 from tests.support.models import job
 from tests.support.refusals import refusal
 
@@ -73,13 +70,6 @@ def test_a_bad_cluster_or_price_is_an_error(names: list[str], prices: list[str],
     assert says in refusal(SpecError, clusters_named, names, prices)
 
 
-def test_the_command_and_its_json() -> None:
-    done = kit_main("plan", MODEL, "--clusters", ",".join(NAMES), "--price", "8xH100=20", "--json")
-    rows = TypeAdapter(list[ClusterAnswer]).validate_python(json.loads(done.out), strict=False)
-    assert [each.price_per_node_hour_usd for each in rows][:1] == [20]
-    assert "$20.00 a node and hour" in kit_main("plan", MODEL, "--gpus", "8xH100", "--price", "20").out
-
-
 @pytest.mark.parametrize("text", ["p5.48xlarge", "aws:p5.48xlarge", "p5.48xlarge:1"])
 def test_a_node_type_as_clusters_are_written(text: str) -> None:
     assert (node_type(text), node_type("8xH100")) == ("p5.48xlarge", "dgx-h100")
@@ -115,9 +105,3 @@ def test_the_nearest_misses_come_first(tokens: int, wish: Constraints, said: str
     assert (len(misses), all(said in miss for miss in misses)) == (3, True)
     costs = [int(miss.split("$")[1].split()[0].replace(",", "")) for miss in misses if said == "$"]
     assert costs == sorted(costs)
-
-
-def test_a_node_without_a_fabric_is_not_taken_where_it_has_too_many_gpus() -> None:
-    limits = Constraints(max_gpus=3)
-    said = refusal(PlanError, cluster_options, LLAMA, job(total_tokens=10**9), Pins(), limits, "workstation-rtx-4090")
-    assert said.splitlines()[1:] == ["workstation-rtx-4090: 4 GPUs a node, at most 3 wanted"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kit.errors import PlanError, SpecError
-from kit.planner.cluster_selection import Constraints, cluster_options, render_options
+from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.pipeline_schedule import BACKWARD, simulate
 from kit.report.what_if import explain, pinned, what_if
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -22,22 +18,6 @@ from tests.support.refusals import refusal
 
 def plan_70b(pins: Pins | None = None) -> Plan:
     return make_plan(load_model("llama-3-70b"), parse_cluster("64xA100-80"), job(), pins)
-
-
-@pytest.mark.parametrize(("pp", "vp", "m"), [(1, 1, 3), (4, 1, 8), (4, 1, 2), (4, 2, 8), (2, 3, 4), (8, 1, 16)])
-def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: int, m: int) -> None:
-    passes = simulate(pp, vp, m)
-    assert len(passes) == 2 * pp * vp * m
-    each = 1 + BACKWARD
-    ideal = m * vp * each
-    end = max(entry.end for entry in passes)
-    if m >= pp:
-        assert end == ideal + (pp - 1) * each  # (p−1)/(v·m) of the ideal time
-    else:
-        assert end >= ideal + (pp - 1) * each
-    for stage in range(pp):
-        own = sorted((entry for entry in passes if entry.stage == stage), key=lambda entry: entry.start)
-        assert all(a.end <= b.start for a, b in pairwise(own))  # one at a time
 
 
 @pytest.mark.slow
@@ -85,47 +65,3 @@ def test_the_next_best_layouts_say_what_separates_them() -> None:
     (decision,) = [entry for entry in plan_70b().decisions if entry.rule == "next"]
     assert 1 <= len(decision.rejected) <= 4
     assert all("% a step" in words and "GiB" in words for words in decision.rejected)
-
-
-def test_clusters_by_deadline_and_money() -> None:
-    model, the_job = load_model("llama-3-8b"), job(total_tokens=10**12, global_batch_size=512)
-    pins = Pins(engine="megatron")
-    found = cluster_options(model, the_job, pins, Constraints(deadline_days=40), "p5.48xlarge")
-    fewer = make_plan(model, parse_cluster(f"p5.48xlarge:{found[0].cluster.num_nodes // 2}"), the_job, pins).predicted
-    assert found[0].days <= 40 < (fewer.total_days or 0)  # half of the nodes would be late
-    assert "p5.48xlarge" in render_options(found)
-    for wish, node, said in (
-        (Constraints(budget_usd=10.0, max_gpus=16), "p5.48xlarge", "above the budget"),
-        # A sum that no type could do with at the highest MFU is refused before anything is searched.
-        (Constraints(budget_usd=10.0), None, "at 65% MFU already, above the budget"),
-        (Constraints(deadline_days=1), "p9.huge", "is not in the catalog"),
-    ):
-        assert re.search(said, refusal((PlanError, SpecError), cluster_options, model, the_job, pins, wish, node))
-
-
-@pytest.mark.slow
-def test_what_is_not_searched_could_not_have_come_first() -> None:
-    model, the_job, pins = load_model("llama-3-8b"), job(total_tokens=10**10), Pins(engine="torch")
-    for goal in ("gpus", "money", "time"):
-        constraints = Constraints(goal=goal, deadline_days=20, max_gpus=16)  # type: ignore[arg-type]
-        first = cluster_options(model, the_job, pins, constraints)[0]
-        for node in ("p5.48xlarge", "p4de.24xlarge"):
-            (alone,) = cluster_options(model, the_job, pins, constraints, node)
-            measure = {"gpus": "num_gpus", "money": "cost_usd", "time": "days"}[goal]
-            ours, theirs = (getattr(each.cluster if goal == "gpus" else each, measure) for each in (first, alone))
-            assert ours <= theirs
-
-
-def test_a_band_is_of_the_code_that_runs() -> None:
-    """On Ampere others have run torch's kernels under Megatron's split."""
-    native, like, zero = (
-        make_plan(load_model("llama-3-70b"), parse_cluster(gpus), job(), pins).predicted
-        for gpus, pins in (
-            ("64xH100", Pins(engine="megatron")), ("64xA100-80", Pins(engine="megatron")),
-            ("64xA100-80", Pins(engine="deepspeed", implementation="huggingface")),
-        )
-    )  # fmt: skip
-    assert native.step_time_band is None
-    assert "no published run of Megatron's local layers" in native.step_time_evidence
-    assert "runs of similar code" in like.step_time_evidence
-    assert 0 < (zero.step_time_band or 0) < 0.5 > (like.step_time_band or 0) > 0

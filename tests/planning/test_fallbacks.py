@@ -16,7 +16,7 @@ from kit.planner.fallbacks import FALLBACKS, Fallback
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
-from kit.planner.search import EQUALLY_FAST, can_fit, search, step_s
+from kit.planner.search import EQUALLY_FAST, can_fit, search
 from kit.report.clusters import cluster_table, compare_clusters
 from kit.report.html import page
 from kit.report.memory_report import memory_report
@@ -100,15 +100,6 @@ def test_a_node_with_too_little_memory_for_all_of_it_takes_a_share() -> None:
     assert search(Request(model=load_model("llama-3-70b"), cluster=tiny, job=JobSpec(), pins=pins)).fallback != HOST
 
 
-@pytest.mark.nightly
-def test_where_nobody_says_how_much_host_memory_there_is_the_refusal_asks() -> None:
-    assert re.search(
-        rf"cluster\.host_ram_gib=846 for {HOST.what}, ", refusal(PlanError, planned, "deepseek-v3", h20(12, None))
-    )
-    assert said(planned("deepseek-v3", h20(12, 846.0))).chosen == HOST.what
-    assert "does not fit" in refusal(PlanError, planned, "deepseek-v3", h20(12, 845.0))
-
-
 # ---------------------------------------------------------------- the order, and what forbids
 
 
@@ -141,18 +132,6 @@ def test_time_is_paid_before_accuracy_and_moments_before_master_weights(
     assert not can_fit(pinned, fallbacks=False)
 
 
-@pytest.mark.nightly
-def test_the_fastest_layout_of_the_group_is_taken() -> None:
-    request = Request(model=load_model("deepseek-v3"), cluster=h20(12), job=JobSpec())
-    found = search(request)
-    assert found.best is not None
-    assert found.fallback is HOST
-    fitting = [each for each in found.considered if each.step_time_s is not None]
-    assert {each.layout.offload_optimizer for each in fitting} == {"cpu"}
-    assert min(map(step_s, fitting)) <= step_s(found.best) <= EQUALLY_FAST * min(map(step_s, fitting))
-    assert len({each.layout.optimizer_offload_fraction for each in fitting}) > 1
-
-
 def test_a_refusal_names_the_pins_that_forbid_what_would_fit() -> None:
     for gib, pins, free in (
         (16.0, Pins(engine="megatron", offload_optimizer="none", optimizer_state_dtype="fp32"), "offload_optimizer"),
@@ -163,27 +142,6 @@ def test_a_refusal_names_the_pins_that_forbid_what_would_fit() -> None:
             rf"it fits with layout\.{free} left to the planner instead of",
             refusal(PlanError, make_plan, asked.model, asked.cluster, asked.job, pins),
         )
-
-
-@pytest.mark.nightly
-def test_what_costs_accuracy_is_proposed_last_where_the_user_decided_where_state_is() -> None:
-    """Without these pins moments in bf16 are taken; with them, what costs no accuracy comes first."""
-    asked = small(16.0, Pins(offload_optimizer="none"))
-    _, *first, last = refusal(PlanError, make_plan, asked.model, asked.cluster, asked.job, asked.pins).splitlines()
-    assert first[:1] == [
-        "hint: it fits with layout.offload_optimizer left to the planner instead of none",
-    ]
-    lossy = "layout.engine=megatron layout.implementation=transformer_engine layout.optimizer_state_dtype=bf16"
-    assert last == f"hint: it fits with {lossy}, at a loss of accuracy"
-    asked_for = {"engine": "megatron", "implementation": "transformer_engine", "optimizer_state_dtype": "bf16"}
-    assert make_plan(asked.model, asked.cluster, asked.job, asked.pins.but(**asked_for)).layout.dp == 1
-    staged = Pins(zero_stage=3, offload_optimizer="cpu")
-    lossy = "layout.engine=deepspeed layout.optimizer_state_dtype=bf16"
-    assert refusal(PlanError, planned, "llama-2-7b", parse_cluster("1xRTX-4090"), staged).splitlines()[1:] == [
-        "hint: it fits with --lora (or job.lora.four_bit=false): adapters trained instead of all weights",
-        "hint: it fits with cluster.host_ram_gib=168 instead of 128, for offload",
-        f"hint: it fits with {lossy}, at a loss of accuracy",
-    ]
 
 
 # ---------------------------------------------------------------- what is said

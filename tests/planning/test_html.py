@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,26 +17,6 @@ from kit.report.html import _round_numbers, page
 from kit.report.view import view_of
 
 
-class Elements(HTMLParser):
-    """Names of all elements and attributes; each element that is opened is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found, self.open = set[str](), list[str]()
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found |= {tag, *(name for name, _ in attrs)}
-        self.open += [tag] * (tag != "meta" and f"/{tag}" != self.get_starttag_text())
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found |= {tag, *(name for name, _ in attrs)}
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 @pytest.mark.slow
 def test_a_page_has_every_layout_that_is_near_and_loads_nothing(tmp_path: Path) -> None:
     plan = kit.plan("llama-3.2-1b", "8xH100")
@@ -48,7 +27,7 @@ def test_a_page_has_every_layout_that_is_near_and_loads_nothing(tmp_path: Path) 
     text = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert text.count("<circle") == len(near) > 20
     assert text.count('stroke-width="3"') == 1
-    assert not {"script", "link", "img", "iframe", "src", "href"} & Elements(text).found
+    assert not re.search(r"<(script|link|img|iframe)\b|\b(src|href)\s*=|url\(", text)
     assert "File exists" in str(CliRunner().invoke(app, words).exception)
     hostile = dataclasses.replace(plan, model=dataclasses.replace(plan.model, name="<script>alert(1)</script>"))
     assert not re.search("<script", page(view_of(hostile)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +24,6 @@ ORDER = [
     "addons",
 ]
 """A package imports those before it, and no other."""
-KNOWN_CIRCLES = {
-    "kit.training.anomalies.handler": {"kit.training.loop"},
-    "kit.training.finalize": {"kit.training.loop"},
-}
-"""Module → imports that close a circle: to be cut, never to be added to."""
 WITHOUT_TORCH = ORDER[: ORDER.index("engines")]
 BLOCKED = ["torch", "transformers", "deepspeed", "megatron", "numpy", "accelerate", "safetensors"]
 
@@ -52,7 +46,8 @@ print(make_plan(load_model("llama-3-8b"), parse_cluster("8xH100"), JobSpec()).la
 
 
 def modules(package: str) -> list[str]:
-    return [module_name(file) for file in sorted((KIT / package).rglob("*.py"))]
+    places = (file.relative_to(KIT.parent).with_suffix("") for file in sorted((KIT / package).rglob("*.py")))
+    return [".".join(place.parts).removesuffix(".__init__") for place in places]
 
 
 def test_planning_needs_no_torch() -> None:
@@ -79,26 +74,6 @@ def test_imports_run_one_way(package: str) -> None:
 
 def test_every_package_has_a_place() -> None:
     assert sorted(path.parent.name for path in KIT.glob("*/__init__.py")) == sorted(ORDER)
-
-
-@pytest.mark.slow
-def test_no_circle_between_modules() -> None:
-    """Lazy imports and those for types alone count too, but for the ones that are known."""
-    files = {module_name(file): file for file in KIT.rglob("*.py")}
-    graph = {
-        name: {found if found in files else found.rpartition(".")[0] for found in imported(file)}
-        for name, file in files.items()
-    }
-    for name, circle in KNOWN_CIRCLES.items():
-        graph[name] -= circle
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(" → ".join(error.args[1]))
-
-
-def module_name(file: Path) -> str:
-    return ".".join(file.relative_to(KIT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(file: Path) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -14,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.addons.lint import SCRIPTS, lint
 from kit.cost.memory.peak import peak_gib
-from kit.emit.run_directory import write
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.fallbacks import FALLBACKS
@@ -27,7 +24,6 @@ from kit.planner.search import LayoutScorer, can_fit, search, step_s
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import PINNABLE, ZERO_KEYS, Pins
-from kit.specs.run import DataSpec, RunSpec
 from kit.units import human_seconds
 from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
 from tests.support.refusals import refusal
@@ -65,15 +61,8 @@ def asked(request: Request) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_enough_of_the_questions_have_a_plan() -> None:
-    found = [plan for _, plan in plans()]
-    assert len(found) > CASES / 4
-    assert {plan.layout.engine for plan in found} >= {"torch", "megatron"}
-
-
-@pytest.mark.slow
 def test_components_add_up_to_the_peak_and_to_the_step() -> None:
+    assert len([*plans()]) > CASES / 4
     for request, plan in plans():
         fullest = max(sum(stage.components_gib.values()) for stage in plan.predicted.memory)
         assert fullest == pytest.approx(plan.predicted.peak_gib), asked(request)
@@ -83,6 +72,7 @@ def test_components_add_up_to_the_peak_and_to_the_step() -> None:
         assert sum(plan.predicted.step_time_components_s.values()) == pytest.approx(plan.predicted.step_time_s)
 
 
+@pytest.mark.slow
 def test_a_plan_pinned_to_its_own_layout_is_the_same_plan() -> None:
     for request, plan in plans():
         pins = Pins(**{name: getattr(plan.layout, name) for name in PINNABLE})
@@ -91,12 +81,9 @@ def test_a_plan_pinned_to_its_own_layout_is_the_same_plan() -> None:
         assert again.predicted == plan.predicted, asked(request)
 
 
+@pytest.mark.slow
 def test_no_mfu_above_what_the_precision_allows() -> None:
     assert [asked(request) for request, plan in plans() if not 0 < plan.predicted.mfu <= 1] == []
-
-
-def test_more_memory_still_has_a_plan() -> None:
-    assert [asked(request) for request, _ in plans() if not can_fit(with_more_memory(request))] == []
 
 
 @pytest.mark.slow
@@ -135,20 +122,16 @@ def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest
 @pytest.mark.slow
 def test_twice_the_nodes_are_faster_or_the_answer_says_that_fewer_are() -> None:
     for request, plan in plans():
-        doubled = with_twice_the_nodes(request)
-        fewer = request.cluster.num_gpus
-        larger, refusal = None, ""
+        doubled, larger, refused = with_twice_the_nodes(request), None, ""
         try:
             larger = make_plan(doubled.model, doubled.cluster, doubled.job)
-        except PlanError as refused:
-            refusal = str(refused)
+        except PlanError as error:
+            refused = str(error)
         if larger is None:
-            assert f"with {fewer} GPUs it takes " in refusal, asked(doubled)
-            assert "with job.global_batch_size=" in refusal, asked(doubled)
-            continue
-        said = [decision.why for decision in larger.decisions if decision.rule == "num_gpus"]
-        if larger.predicted.step_time_s > plan.predicted.step_time_s:
-            assert said, asked(doubled)
+            said = (f"with {request.cluster.num_gpus} GPUs it takes ", "with job.global_batch_size=")
+            assert [part for part in said if part not in refused] == [], asked(doubled)
+        elif larger.predicted.step_time_s > plan.predicted.step_time_s:
+            assert "num_gpus" in {decision.rule for decision in larger.decisions}, asked(doubled)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_what_does_and_its_step() -> None:
@@ -168,32 +151,11 @@ def test_whether_something_fits_is_said_as_the_search_says_it() -> None:
         assert can_fit(request) == (search(request).best is not None) == (plan is not None), asked(request)
 
 
+@pytest.mark.slow
 def test_no_answer_takes_more_than_three_seconds() -> None:
     """Refusals too, which look for what would help."""
     slow = {asked(request): seconds for request, _, seconds in answers() if seconds > LONGEST_S}
     assert slow == {}
-
-
-_NO_CONFIGURATION = {"manifest.json", "plan.yaml", "run.yaml", "megatron.yaml"}
-"""Files of a run directory that no launcher reads; lint reads them with the directory."""
-
-
-@pytest.mark.nightly
-def test_run_directories_and_all_their_files_lint_without_errors(tmp_path: Path) -> None:
-    linted: Counter[str] = Counter()
-    for number, (request, plan) in enumerate(plans(max(CASES, 40))):
-        data = DataSpec(train=str(tmp_path / "rows"))
-        run = RunSpec(data=data, steps=3000, model_path=str(tmp_path / "model"), nvme_path=str(tmp_path))
-        directory = write(plan, run, tmp_path / str(number)).path
-        for path in [directory, *directory.iterdir()]:
-            read = path.suffix in (".json", ".yaml", *SCRIPTS) and path.name not in _NO_CONFIGURATION
-            if read or path == directory:
-                found = [str(finding) for finding in lint(path) if finding.severity == "error"]
-                assert found == [], f"{path.name}: {asked(request)}"
-                linted[path.name if read else "directory"] += 1
-        linted["on disks"] += plan.layout.uses_nvme
-    asked_for = ("directory", "ds_config.json", "ds_config.trainer.json", "accelerate.yaml", "launch.sh", "on disks")
-    assert all(linted[name] for name in asked_for), linted
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from kit.cli import app
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.request import Request
-from kit.planner.search import search
 from kit.report.plan_text import render
 from kit.report.summary import summary
 from kit.report.view import WIDTH, view_of
@@ -80,12 +78,3 @@ def test_the_next_command_emits_the_plan_on_the_screen(tmp_path: Path) -> None:
     (emit,) = (line for line in shown.splitlines() if " kit emit " in line)
     arguments = shlex.split(emit.removeprefix("  next").strip())
     assert arguments == ["kit", "emit", str(own), "layout.micro_batch_size=1", "--out", "runs/a"]
-
-
-def test_runners_up_are_as_much_slower_as_their_steps() -> None:
-    free = make_plan(load_model("llama-3.1-8b"), parse_cluster("8xH100"), job())
-    considered = search(Request(model=free.model, cluster=free.cluster, job=free.job)).considered
-    others = [each.step_time_s for each in considered if each.layout.engine == "deepspeed" and each.step_time_s]
-    behind = min(others) / free.predicted.step_time_s - 1
-    (line,) = [line for line in summary(view_of(free)).splitlines() if line.startswith("  also")]
-    assert re.search(rf"DeepSpeed .*{re.escape(f'{behind:+.1%}')}", line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,6 @@ from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
-from tests.support.refusals import refusal
 
 BASE = Request(model=load_model("llama-3.2-1b"), cluster=parse_cluster("8xH100"), job=JobSpec())
 
@@ -37,16 +37,15 @@ def number(asked: Request, seen: list[int]) -> int | None:
 
 
 def test_each_variant_has_its_own_outcome_in_their_order() -> None:
+    """Another error than that of a plan is none."""
     seen: list[int] = []
     variants = batches(4, 3, 5, 1)
-    outcomes = list(sweep(variants, lambda asked: number(asked, seen)))
-    assert outcomes == [
-        Outcome(variants[0], 40),
-        Outcome(variants[1], None, "3 is refused\nwith a second line"),
-        Outcome(variants[2], None),
-        Outcome(variants[3], 10),
-    ]
+    refused = Outcome(variants[1], None, "3 is refused\nwith a second line")
+    outcomes = [Outcome(variants[0], 40), refused, Outcome(variants[2], None), Outcome(variants[3], 10)]
+    assert list(sweep(variants, lambda asked: number(asked, seen))) == outcomes
     assert seen == [4, 3, 5, 1]
+    with pytest.raises(SpecError):
+        list(sweep(variants, Mock(side_effect=SpecError("a value that is not one"))))
 
 
 def test_nothing_is_asked_before_it_is_read() -> None:
@@ -77,13 +76,6 @@ def test_a_larger_model_is_not_asked_after_one_that_does_not_fit(monkeypatch: py
     found = largest_model.largest_models(BASE.cluster, BASE.job, Pins())
     assert [name for name, full in seen if full] == [*largest_model.SIZES[:2]]
     assert (found.largest("full"), found.largest("LoRA")) == (largest_model.SIZES[0], largest_model.SIZES[-1])
-
-
-def test_another_error_is_no_outcome() -> None:
-    def broken(_: Request) -> None:
-        raise SpecError("a value that is not one")
-
-    assert "not one" in refusal(SpecError, lambda: list(sweep(batches(1), broken)))
 
 
 def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

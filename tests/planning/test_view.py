@@ -111,13 +111,14 @@ def asked() -> tuple[Recipe, PlanView]:
 
 def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> None:
     recipe, seen = asked
-    predicted, ui = seen.plan.predicted, answer(recipe)
-    memory = picture(report_of(seen.plan.workload)).plain
-    html = unescape(re.sub("<[^>]*>", " ", page(seen)))
+    predicted, gpu = seen.plan.predicted, seen.plan.cluster.gpu
     texts = {
         "summary": summary(seen, width=1000), "whole": render(seen), "explained": str(explain(seen.plan)),
-        "html": html, "memory": memory,
+        "html": re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", " ", page(seen)))),
+        "memory": picture(report_of(seen.plan.workload)).plain,
     }  # fmt: skip
+    rows = [cells(each, by_component(predicted.memory)) for each in predicted.memory]
+    assert len(rows) == 4
     said: dict[str, tuple[str, ...]] = {
         f"{predicted.peak_gib:.1f} ": ("summary", "whole", "explained", "html", "memory"),
         f"{seen.usable_gib:.1f} ": ("summary", "whole", "explained", "html", "memory"),
@@ -126,19 +127,14 @@ def test_every_renderer_has_the_same_figures(asked: tuple[Recipe, PlanView]) -> 
         f"${predicted.total_cost_usd:,.0f}": ("summary", "whole", "explained", "html"),
         describe(seen.plan.layout): ("whole", "explained", "html", "memory"),
         seen.parameters: ("summary", "whole", "explained", "html", "memory"),
-    }
+        **{f"{name} {human_seconds(seconds)}": ("whole", "html") for name, seconds in seen.shown_s.items()},
+        **dict.fromkeys(rows, ("whole", "memory")),
+        **{f"Stage {each.stage}: {each.peak_gib:.1f} of {gpu.memory_gib:.1f} GiB": ("html",)
+           for each in predicted.memory},
+    }  # fmt: skip
     assert [(text, name) for text, names in said.items() for name in names if text not in texts[name]] == []
-    for name, seconds in seen.shown_s.items():
-        assert f"{name} {human_seconds(seconds)}" in texts["whole"]
-        assert f"{name} {human_seconds(seconds)}" in re.sub(r"\s+", " ", texts["html"])
-    rows = [cells(each, by_component(predicted.memory)) for each in predicted.memory]
-    assert [row for row in rows if row not in texts["whole"] or row not in texts["memory"]] == []
-    assert len(rows) == 4
-    whole = seen.plan.cluster.gpu.memory_gib
-    stages = [f"Stage {each.stage}: {each.peak_gib:.1f} of {whole:.1f} GiB" for each in predicted.memory]
-    assert [each for each in stages if each not in texts["html"]] == []
+    ui, own = answer(recipe), by_component(predicted.memory, 0.005)
     assert numbers(charts.step(ui)) == pytest.approx(sorted(seen.step_s.values(), reverse=True), abs=1e-5)
-    own = by_component(predicted.memory, 0.005)
     assert numbers(charts.memory(ui)) == pytest.approx([gib for sizes in own.values() for gib in sizes], abs=1e-3)
 
 
