@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kit
 from kit import api
-from kit.errors import EngineError
-from tests.support.assets import RECIPE, ROOT, prepare
+from tests.support.assets import ROOT
 
 FUNCTIONS = (
     "compare", "compare_clusters", "convert", "convert_data", "emit_run", "explain", "memory", "plan",
@@ -40,16 +38,3 @@ def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [
         part for part in ("GiB", "MFU", "cluster=16xH200", "stage3_prefetch", "[unknown-key]") if part not in printed
     ] == []
-
-
-@pytest.mark.nightly
-def test_a_run_is_trained_and_converted(tmp_path: Path) -> None:
-    assets = prepare()
-    changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]
-    run = kit.emit_run(kit.load_recipe(RECIPE, changes), tmp_path / "run")
-    kit.train(run.path)
-    step = run.path / "checkpoints" / "step-00000002"
-    assert "float32" in kit.convert(step, tmp_path / "model", dtype="float32")
-    assert (tmp_path / "model" / "config.json").is_file()
-    with pytest.raises(EngineError, match="exit code"):
-        kit.train(run.path)  # a run that is done is not begun again

@@ -49,8 +49,8 @@ WRITERS: dict[str, Callable[[], list[str]]] = {
     "python scripts/TABLE.py > kit/addons/lint/TABLE.yaml": lambda: other(
         json.loads(printed("-c", WRITE_TABLES, *TABLES).splitlines()[-1])
     ),
-    "python -m tests.addons.corpus_readers > tests/addons/corpus/expected.yaml": lambda: other(
-        {"tests/addons/corpus/expected.yaml": printed("-m", "tests.addons.corpus_readers")}
+    "python scripts/lint_corpus.py > tests/addons/corpus/expected.yaml": lambda: other(
+        {"tests/addons/corpus/expected.yaml": printed("scripts/lint_corpus.py")}
     ),
     "python -m tests.system.versions": lambda: other(
         {versions.SECTION.page: versions.SECTION.updated((ROOT / versions.SECTION.page).read_text(encoding="utf-8"))}

@@ -154,14 +154,6 @@ def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None
     place.kit("convert", "model", step, "--out", "model", "--merge-into", "org/tiny", HF_HUB_OFFLINE="1")
     assert (place.path / "model" / "tokenizer.json").is_file()
     assert place.hub.asked == []
-    place.kit(
-        "train", "org/tiny", "--data", "org/rows", "--gpus", "2xH100", "--seq-length", "32", "--dry-run", "-o", "first"
-    )
-    first, run = (yaml.safe_load((place.path / "first" / name).read_text()) for name in ("recipe.yaml", "run.yaml"))
-    data = {"model_path": "org/tiny", "data": {"train": "hf://datasets/org/rows"}}
-    assert (first["model"], first["job"]["objective"], first["run"]) == ("org/tiny", "pretrain", data)
-    assert run["model_path"] == "org/tiny"
-    assert (place.path / "first" / f"{run['data']['train']}.idx").is_file()
 
 
 def test_pickles_and_code_are_never_fetched(place: Place) -> None:
@@ -244,31 +236,29 @@ def test_configurations_and_splits_of_a_data_set(place: Place) -> None:
     assert [name for name in place.hub.fetched() if name.endswith(".jsonl")] == ["test.jsonl", "train.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("place", "main", "layers"), [("HF_HOME", "r0", 1), ("HF_HOME", None, 2), ("HF_HUB_CACHE", None, 2)]
+)
 def test_the_cache_of_another_program_is_read_without_the_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, main: str | None, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """main's revision wins; without it the newest snapshot."""
-    snapshots = tmp_path / "hub" / "models--org--tiny" / "snapshots"
-    for number, layers in enumerate((1, 2)):
-        revision = snapshots / f"r{number}"
-        shutil.copytree(prepare().model, revision)
-        config = json.loads((revision / "config.json").read_text()) | {"num_hidden_layers": layers}
+    cached = tmp_path / "hub" / "models--org--tiny"
+    for number in (0, 1):
+        revision = shutil.copytree(prepare().model, cached / "snapshots" / f"r{number}")
+        config = json.loads((revision / "config.json").read_text()) | {"num_hidden_layers": number + 1}
         (revision / "config.json").write_text(json.dumps(config))
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    main = snapshots.parent / "refs" / "main"
-    main.parent.mkdir()
-    main.write_text("r0")
-    model = load_model("org/tiny")
-    assert (model.num_layers, model.name) == (1, "tiny")
-    main.unlink()
-    assert load_model("org/tiny").num_layers == 2
-    assert "pip install 'deepspeed-megatron-kit[hub]'" in refusal(SpecError, load_model, "org/other")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HOME", "/nowhere")
-    assert load_model("org/tiny").num_layers == 2
+    monkeypatch.setenv(place, str(tmp_path if place == "HF_HOME" else tmp_path / "hub"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    if main:
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text(main)
+    model = load_model("org/tiny")
+    assert (model.num_layers, model.name) == (layers, "tiny")
+    assert "pip install 'deepspeed-megatron-kit[hub]'" in refusal(SpecError, load_model, "org/other")
 
 
 def test_adapters_name_their_model_by_its_id() -> None:

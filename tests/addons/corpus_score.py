@@ -12,7 +12,7 @@ import sys
 from kit.addons.lint import lint
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from tests.addons.corpus_readers import CORPUS
+from scripts.lint_corpus import CORPUS
 
 LEAST = 0.95
 Pairs = set[tuple[str, str]]

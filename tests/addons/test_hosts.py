@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,6 @@ from kit.errors import SpecError
 from kit.preflight.check_result import CheckResult
 from tests.addons.machines import H100S, HEALTHY, ROOT, SSH, gpus, run_of, states, told
 from tests.emit.plans import TORCH, stand_in
-from tests.support import namespaces
 from tests.support.refusals import refusal
 
 
@@ -208,18 +206,3 @@ def test_the_interpreter_of_another_host_finds_this_kit(monkeypatch: pytest.Monk
             "env", "A=1", *expected, sys.executable, "-m", "x",
         ]  # fmt: skip
     assert remote.Place("node").words(["a b"])[-2:] == ["node", f"env {shlex.quote(sys.executable)} 'a b'"]
-
-
-@pytest.mark.nightly
-def test_hosts_of_namespaces_differ_where_planted() -> None:
-    """One fault of ``tests.system.preflight``: real hosts, a real difference; the only test here that
-    needs root."""
-    try:
-        namespaces.check()
-    except namespaces.NoNamespaces as error:
-        pytest.skip(f"nothing was looked at over several hosts, which needs root: {error}")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.system.preflight", "content"],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr

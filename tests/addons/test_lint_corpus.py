@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from kit.specs import strict_yaml
-from tests.addons.corpus_readers import CORPUS
+from scripts.lint_corpus import CORPUS
 from tests.addons.corpus_score import LEAST, compared
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from kit.errors import SpecError
 from tests.addons.written import OOM, TIMED_OUT, read, say
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
-from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
+from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(__file__).parent / "logs"
@@ -27,13 +27,6 @@ def test_provoked_failure(failure: Failure) -> None:
     files = [LOGS / f"{failure.name}.log", *sorted((LOGS / f"{failure.name}-flight").glob("flight_*"))]
     causes = diagnose(files, plan_of(failure))
     assert found(failure, causes), [str(cause) for cause in causes]
-
-
-@pytest.mark.nightly
-def test_a_failure_provoked_now(tmp_path: Path) -> None:
-    killed = next(failure for failure in FAILURES if failure.name == "killed")
-    causes = provoke(killed, tmp_path / "killed")
-    assert found(killed, causes), [str(cause) for cause in causes]
 
 
 def test_a_rank_that_may_not_start_threads_and_what_its_launcher_then_kills() -> None:

@@ -52,8 +52,6 @@ def test_batches_memory_and_keys_hold_in_every_case() -> None:
     engines = {plan.layout.engine for plan in plans()}
     assert engines == {"torch", "deepspeed", "megatron"}
     assert len(plans()) > CASES / 8  # the rest has no legal layout that fits
-    files = {name: len(distinct(name)) for name in ("ds_config.json", "accelerate.yaml", "megatron.yaml")}
-    print(f"{CASES} cases, {len(plans())} with a plan; distinct files: {files}")
 
 
 def test_deepspeed_takes_every_config_at_its_world_size() -> None:

@@ -81,29 +81,24 @@ CALIBRATION: Rows = [
 test_value = by_hand(CALIBRATION)
 
 
-def test_runs_of_a_kind_are_averaged(tmp_path: Path) -> None:
-    predicted = PLAN.predicted
-    one = learned(
-        tmp_path,
-        calibration.NONE,
-        measured_step_time_s=2 * predicted.step_time_s,
-        measured_memory_gib=predicted.peak_gib + 3,
-    )
-    assert flat(one) == pytest.approx([2.0, 3.0, 1, ""])
-    known = Calibration({calibration.kind(PLAN.workload): one, "other": Residual(5.0, 5.0, 5)})
-    two = learned(tmp_path, known, measured_step_time_s=predicted.step_time_s, measured_memory_is="peak allocated")
-    assert flat(two) == pytest.approx([1.5, 3.0, 2, ""])
-    on_cpu = learned(
-        tmp_path,
-        known,
-        measured_step_time_s=predicted.step_time_s,
-        measured_memory_gib=1.0,
-        measured_memory_is="of the process",
-    )
-    assert flat(on_cpu) == pytest.approx([1.5, 3.0, 2, ""])
-    memory = learned(tmp_path, known, measured_memory_gib=predicted.peak_gib + 1, measured_memory_is="peak allocated")
-    assert flat(memory) == pytest.approx([2.0, 2.0, 2, ""])
-    path = tmp_path / "kept.yaml"
-    calibration.save(known, path)
-    assert calibration.load(path) == known
-    assert calibration.load(None) == calibration.NONE
+STEP_S, PEAK_GIB = PLAN.predicted.step_time_s, PLAN.predicted.peak_gib
+ONE_RUN = Calibration({calibration.kind(PLAN.workload): Residual(2.0, 3.0, 1), "other": Residual(5.0, 5.0, 5)})
+
+
+@pytest.mark.parametrize(
+    ("known", "measured", "taught"),
+    [
+        (calibration.NONE, {"step_time_s": 2 * STEP_S, "memory_gib": PEAK_GIB + 3}, [2.0, 3.0, 1, ""]),
+        (ONE_RUN, {"step_time_s": STEP_S, "memory_is": "peak allocated"}, [1.5, 3.0, 2, ""]),
+        (ONE_RUN, {"step_time_s": STEP_S, "memory_gib": 1.0, "memory_is": "of the process"}, [1.5, 3.0, 2, ""]),
+        (ONE_RUN, {"memory_gib": PEAK_GIB + 1, "memory_is": "peak allocated"}, [2.0, 2.0, 2, ""]),
+    ],
+    ids=["first", "step", "of a CPU", "memory"],
+)
+def test_runs_of_a_kind_are_averaged(
+    known: Calibration, measured: dict[str, Any], taught: list[Any], tmp_path: Path
+) -> None:
+    found = learned(tmp_path, known, **{f"measured_{name}": value for name, value in measured.items()})
+    assert flat(found) == pytest.approx(taught)
+    calibration.save(known, tmp_path / "kept.yaml")
+    assert (calibration.load(tmp_path / "kept.yaml"), calibration.load(None)) == (known, calibration.NONE)

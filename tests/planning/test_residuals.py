@@ -34,19 +34,17 @@ def learned(plan: Plan, folder: Path, **measured: Any) -> Calibration:
 
 
 def test_a_run_slower_than_predicted_does_not_send_the_search_to_what_never_ran(tmp_path: Path) -> None:
-    """The split of a node by Megatron and by ZeRO over it are predicted alike; only one was measured."""
-    plan = plan_of()
+    """The split of a node by Megatron and by ZeRO over it are predicted alike; only one was measured. Memory of one
+    engine says nothing of another's."""
+    plan, on_torch = plan_of(), Pins(engine="torch")
     known = learned(plan, tmp_path, measured_step_time_s=1.4 * plan.predicted.step_time_s)
-    again = plan_of(known)
-    assert again.layout == plan.layout
-    assert again.predicted.step_time_s == pytest.approx(1.4 * plan.predicted.step_time_s)
-    other = plan_of(known, Pins(engine="torch"))
-    assert "calibrated by 1 run of megatron local, bf16, dense" in other.predicted.step_time_evidence
-    uncorrected = plan_of(pins=Pins(engine="torch")).predicted
-    assert other.predicted.step_time_s == pytest.approx(1.4 * uncorrected.step_time_s)
-    assert other.predicted.peak_gib == uncorrected.peak_gib  # memory of one engine says nothing of another's
-    elsewhere = make_plan(MODEL, parse_cluster("8xH200"), job(), None, known)
-    assert not calibration.is_corrected(elsewhere.predicted)
+    assert plan_of(known).layout == plan.layout
+    for pins in (None, on_torch):
+        found, uncorrected = plan_of(known, pins).predicted, plan_of(pins=pins).predicted
+        assert found.step_time_s == pytest.approx(1.4 * uncorrected.step_time_s)
+        assert found.peak_gib == uncorrected.peak_gib
+    assert "calibrated by 1 run of megatron local, bf16, dense" in found.step_time_evidence
+    assert not calibration.is_corrected(make_plan(MODEL, parse_cluster("8xH200"), job(), None, known).predicted)
 
 
 def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:

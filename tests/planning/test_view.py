@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from html import unescape
 from typing import Any
@@ -24,30 +25,29 @@ from kit.report.what_if import explain
 from kit.specs.recipe import Recipe, recipe_of_document
 from kit.specs.strict_yaml import Document
 from kit.units import human_seconds
+from tests.planning.shapes import by_hand
 from tests.planning.test_printed import DECISIONS, plan, stage
 
-
-def test_a_view_has_what_follows_from_the_plan() -> None:
-    alike = Decision(
-        rule="next", chosen="", why="", rejected=("torch, dp=16, FSDP2, micro batch 1 x 32: +3.0%, 1 GiB",)
-    )
-    given = plan(decisions=(*DECISIONS, alike))
-    found = view_of(given)
-    assert (found.parameters, found.nodes, found.usable_gib) == ("8.03B", "2 × p5.48xlarge", 95.0)
-    assert found.layout == "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"
-    assert found.words == "Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1\u00a0×\u00a0128"
-    assert found.step_s == {
-        "compute": 6.0, "tensor parallel": 2.0, "data parallel": 1.5, "pipeline bubble": 0.495, "optimizer": 0.005,
-    }  # fmt: skip
-    assert [*found.shown_s] == ["compute", "tensor parallel", "data parallel", "pipeline bubble"]  # not 0.05 %
-    assert found.alternatives == ("DeepSpeed TP 2 ZeRO-3 +12.5%",)
-    assert found.notes == DECISIONS[2:]
-    shares = {each.what: each.share for each in bottlenecks(given)}
-    assert [*shares][:4] == ["compute", "NVLink", "fabric", "bubble"]
-    assert [shares[name] for name in ("compute", "fabric", "memory")] == pytest.approx([0.6, 0.15, 43 / 95], abs=1e-4)
-    assert found.drawn == (2, 1, 16)
-    assert view_of(plan(layout={"pp": 1})).drawn is None
-    assert view_of(plan(cluster={"num_nodes": 1})).nodes == "p5.48xlarge"
+ALIKE = Decision(rule="next", chosen="", why="", rejected=("torch, dp=16, FSDP2, micro batch 1 x 32: +3.0%, 1 GiB",))
+GIVEN = plan(decisions=(*DECISIONS, ALIKE))
+STEP_S = {"compute": 6.0, "tensor parallel": 2.0, "data parallel": 1.5, "pipeline bubble": 0.495, "optimizer": 0.005}
+test_value = by_hand([
+    ("sizes", lambda: operator.attrgetter("parameters", "nodes", "usable_gib")(view_of(GIVEN)),
+     ("8.03B", "2 × p5.48xlarge", 95.0)),
+    ("one node", lambda: view_of(plan(cluster={"num_nodes": 1})).nodes, "p5.48xlarge"),
+    ("the layout", lambda: view_of(GIVEN).layout,
+     "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"),
+    ("its words", lambda: view_of(GIVEN).words,
+     "Megatron-core TP 2 · PP 2 · DP 4, distributed optimizer · micro-batch 1\u00a0×\u00a0128"),
+    ("the step", lambda: view_of(GIVEN).step_s, STEP_S),
+    ("what is shown of it", lambda: [*view_of(GIVEN).shown_s], [*STEP_S][:4]),  # not 0.05 %
+    ("alternatives and notes", lambda: [view_of(GIVEN).alternatives, view_of(GIVEN).notes],
+     [("DeepSpeed TP 2 ZeRO-3 +12.5%",), DECISIONS[2:]]),
+    ("bottlenecks", lambda: [each.what for each in bottlenecks(GIVEN)][:4], ["compute", "NVLink", "fabric", "bubble"]),
+    ("their shares", lambda: [round(each.share, 4) for each in bottlenecks(GIVEN) if each.what in (
+        "compute", "fabric", "memory")], [0.6, 0.15, round(43 / 95, 4)]),
+    ("what is drawn", lambda: [view_of(GIVEN).drawn, view_of(plan(layout={"pp": 1})).drawn], [(2, 1, 16), None]),
+])  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -456,38 +457,30 @@ def test_what_cannot_be_approximated(kind: dict[str, Any], answer: dict[str, Any
 
 def test_a_count_is_asked_for_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked = []
-
-    def run(words: list[str], **how: Any) -> Any:
-        asked.append((words[1:], how["input"], how["env"]["HF_HUB_OFFLINE"], how["env"]["CUDA_VISIBLE_DEVICES"]))
-        return SimpleNamespace(stdout=json.dumps(ANSWER) if "mine" in how["input"] else "Traceback")
-
+    run = Mock(return_value=SimpleNamespace(stdout=json.dumps(ANSWER)))
     monkeypatch.setattr(subprocess, "run", run)
     for config in ({"b": 1, "model_type": "mine"}, {"model_type": "mine", "b": 1}):
         assert counting.counted(config, "m") == ANSWER
-    assert asked == [
-        (["-m", "kit.engines.huggingface.count_parameters"], '{"b": 1, "model_type": "mine"}', "1", ""),
-    ]  # fmt: skip
-    (kept,) = (tmp_path / "kit" / "counted").iterdir()
-    assert kept.suffix == ".json"
-    counting.counted({"b": 2, "model_type": "mine"}, "m")
-    assert len(asked) == 2, "another configuration has another count"
-    assert "no answer for config.json of m (JSONDecodeError)" in refusal(
-        SpecError, counting.counted, {"model_type": "other"}, "m"
-    )
-    assert model_from_config({"b": 1, "model_type": "mine"}, "m", "c").approximate == approximated(
-        {"model_type": "mine"}, ANSWER, "m", "c").approximate  # fmt: skip
+    ((words,), how) = run.call_args
+    assert (run.call_count, words[1:]) == (1, ["-m", "kit.engines.huggingface.count_parameters"])
+    asked = (how["input"], how["env"]["HF_HUB_OFFLINE"], how["env"]["CUDA_VISIBLE_DEVICES"])
+    assert asked == ('{"b": 1, "model_type": "mine"}', "1", "")
+    assert [kept.suffix for kept in (tmp_path / "kit" / "counted").iterdir()] == [".json"]
+    read_back = model_from_config({"b": 1, "model_type": "mine"}, "m", "c").approximate
+    assert read_back == approximated({"model_type": "mine"}, ANSWER, "m", "c").approximate
+    run.return_value.stdout = "Traceback"  # of another configuration, which has a count of its own
+    refused = refusal(SpecError, counting.counted, {"model_type": "other"}, "m")
+    assert "no answer for config.json of m (JSONDecodeError)" in refused
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_text_part_of_a_model_of_pictures_is_read(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "version", Mock(side_effect=PackageNotFoundError("transformers")))
     text = {**LLAMA, "num_hidden_layers": 3}
-    monkeypatch.setattr(counting, "version", absent)
-    for tied in (True, False):
-        shown = {"model_type": "pictures", "text_config": text, "tie_word_embeddings": tied}
-        found = model_from_config(shown, "m", "config.json")
-        assert (found.family, found.num_layers, found.tied_embeddings) == ("llama", 3, tied)
-        assert found.source == "config.json, text part of pictures"
-
-
-def absent(name: str) -> NoReturn:
-    raise PackageNotFoundError(name)
+    shown = {"model_type": "pictures", "text_config": text, "tie_word_embeddings": tied}
+    found = model_from_config(shown, "m", "config.json")
+    assert (found.family, found.num_layers, found.tied_embeddings) == ("llama", 3, tied)
+    assert found.source == "config.json, text part of pictures"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What the programs that read a configuration say of it: the findings that lint is held to on public files.
 
-    python -m tests.addons.corpus_readers > tests/addons/corpus/expected.yaml
+    python scripts/lint_corpus.py > tests/addons/corpus/expected.yaml
 
 Nothing here comes from kit: DeepSpeed's own parser, accelerate's own loader and the launchers' own argparse read each
 file. What they pass over in silence and run otherwise is written here from their sources, one line a rule.
@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-CORPUS = Path(__file__).parent / "corpus"
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = ROOT / "tests" / "addons" / "corpus"
 FILLED = re.compile(
     r"train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps|gradient_clipping|(fp16|bf16)\.enabled|"
     r"optimizer\.params\.(lr|betas|eps|weight_decay)|scheduler\.params\.(warmup_(min|max)_lr|(warmup|total)_num_steps)|"
