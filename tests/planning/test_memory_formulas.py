@@ -182,6 +182,9 @@ HUGGING_FACE: Rows = [
     ("casts to fp8", lambda: [hf.fp8_cast_workspace(work(FSDP.but(compile_layers=each), precision="fp8"))
                               for each in (False, True)], [9 * 896 * T, 2 * 896 * T]),
     ("casts of short rows", lambda: hf.fp8_cast_workspace(work(FSDP, GPT, seq_length=16)), 9 * 1600 * 384),
+    # Megatron: 16-bit logits and an fp32 copy; in fp32 the gradients of logits, head and input are more.
+    ("Megatron's loss", lambda: [local.local_loss_bytes(work(megatron(), **each), 5003 * T) for each in ({}, FP32)],
+     [(2 + 4) * 5003 * T, 4 * (5003 * T + 5003 * 320 + 2 * 320 * T)]),
     ("logits", lambda: [hf.loss_bytes(work(ZERO, each)) / T / 5003 for each in (DENSE, GEMMA)], [12, 14]),
     # 2,048 tokens in 16 and 32 bits; the head's gradient and the product added to it; gradients of all inputs.
     ("chunks of logits", lambda: [hf.loss_bytes(work(each.but(chunked_loss=True), model, **more)) for each, model, more

@@ -159,6 +159,18 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "windows in all layers": ({**GEMMA3, "layer_types": ["sliding_attention"] * 6}, {"full_attention_every": 0}),
     "a window that is not used": ({**LLAMA, "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False},
         {}),
+    # Text parts of models of images: multimodal RoPE is that of the family where there are no images.
+    "a whole model's file": (
+        {**LLAMA, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        {"family": "qwen2", "rope_scaling": None, "num_layers": 6},
+    ),
+    "a text part with experts, always normalised": (
+        {"model_type": "qwen3_vl_moe", "tie_word_embeddings": True, "text_config": {
+            **QWEN_MOE, "model_type": "qwen3_vl_moe_text", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 16,
+            "num_key_value_heads": 6, "norm_topk_prob": False,
+            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True}}},
+        {"family": "qwen3_moe", "rope_scaling": None, "num_experts": 8, "tied_embeddings": True},
+    ),
     # Two stacks.
     "t5": (T5, {"num_layers": 5, "encoder_layers": 5, "tied_embeddings": True, "norm_eps": 1e-6,
         "feed_forward_proj": "relu",
