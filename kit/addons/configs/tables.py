@@ -41,8 +41,8 @@ class Row:
     sets: dict[str, dict[str, Any]] = FrozenMap({})
     gap: dict[str, tuple[Bound, str]] = FrozenMap({})
     refuse: dict[str, str] = FrozenMap({})
-    kind: Literal["", "list", "deepspeed", "accelerate"] = ""
-    """list: layers' names. deepspeed, accelerate: that program's file, or one of ``named``."""
+    kind: Literal["", "list", "names", "deepspeed", "accelerate"] = ""
+    """list: layers. names: other names. deepspeed, accelerate: that program's file, or one of ``named``."""
     named: dict[str, dict[str, Any]] = FrozenMap({})
     """Files that the program brings: name → its ``zero_optimization``."""
 

@@ -71,6 +71,9 @@ def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened:
         if others:
             gaps.append(Gap("least", key, f"adapters on {', '.join(others[:4])} are not counted", line))
         return
+    if row.kind == "names":
+        yield row.field, value if isinstance(value, list) else str(value).split()
+        return
     if row.kind and word(value).lower() not in OFF:
         made = (
             deepspeed_fields(value, row.named, opened) if row.kind == "deepspeed" else accelerate_fields(value, opened)

@@ -23,6 +23,7 @@ from kit.specs.model import ModelSpec
 
 _PRICED = frozenset(
     {
+        "bf16_state",
         "chunked_loss_fp16",
         "dora",
         "fast_path_family",
@@ -34,6 +35,7 @@ _PRICED = frozenset(
         "nvme",
         "objective",
         "optimizer",
+        "paged_needs_whole_matrices",
         "tiled_mlp_dense",
         "torch_cp_needs_fsdp2",
         "transformer_engine_family",
@@ -41,6 +43,13 @@ _PRICED = frozenset(
     }
 )
 """Rules of kit's own engines, of layouts that the cost model has figures for all the same."""
+_NEAREST: Mapping[str, tuple[str, Any, str]] = {
+    "compile_below_zero_3": ("compile_layers", False, "torch.compile is not counted"),
+    "compile_whole_layers": ("compile_layers", False, "torch.compile is not counted"),
+    "selective_recompute": ("recompute", "none", "selective recompute is counted as none"),
+    "torch_expert_parallel": ("ep", 1, "experts that ranks share out are gathered a layer at a time in the figures"),
+}
+"""Rule → the field of a layout that breaks it, the nearest value with figures, and how these are too large."""
 _model = cache(load_model)
 _AUTO = {
     "reduce_bucket_size": 1.0,
@@ -77,8 +86,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     if row_tokens is not None and not given.get("packing"):
         length = min(length, row_tokens)
     layout = _layout(given, model, cluster)
-    layout, short = _regime(layout, given)
-    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
+    gaps = (*reading.gaps, *_left_out(model, given, layout))
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
     workload, approximated = _priced(workload)
@@ -89,17 +97,15 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
 
 def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
     """The nearest workload that the cost model has figures for. Raises ``SpecError`` where there is none."""
-    layout, gaps = workload.layout, list[Gap]()
-    if (broken := _broken(workload)) and layout.compile_layers:
-        workload = workload.with_layout(layout.but(compile_layers=False))
-        broken, gaps = _broken(workload), [Gap("most", "torch_compile", "torch.compile is not counted")]
-    if broken:
-        raise SpecError("\n".join(broken))
+    gaps = list[Gap]()
+    while broken := [each for each in violations(workload) if each.rule not in _PRICED]:
+        nearest = next((_NEAREST[each.rule] for each in broken if each.rule in _NEAREST), None)
+        if nearest is None:
+            raise SpecError("\n".join(map(str, broken)))
+        field, plain, why = nearest
+        workload = workload.with_layout(workload.layout.but(**{field: plain}))
+        gaps.append(Gap("most", field, why))
     return workload, tuple(gaps)
-
-
-def _broken(workload: Workload) -> list[str]:
-    return [str(each) for each in violations(workload) if each.rule not in _PRICED]
 
 
 def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec, tuple[str, ...]]:
@@ -135,6 +141,8 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
     known = {name: value for name, value in vars(pins).items() if value is not None}
     known["sp"] = known.get("sp", False) and known.get("tp", 1) > 1
+    unread = {"cp_comm_type": known.get("cp", 1) == 1, "recompute_modules": known.get("recompute") != "selective"}
+    known = {name: value for name, value in known.items() if not unread.get(name)}
     if known["engine"] == "megatron":
         alone = known.get("tp", 1) if model.num_experts else 1
         known["etp"] = known.get("etp", 1) if known.get("ep", 1) > 1 else alone
@@ -152,7 +160,17 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
         accumulation = int(rows) // (micro * dp)
     made = Layout(**known, dp=dp, micro_batch_size=micro, gradient_accumulation_steps=int(accumulation))
     made = made.but(engine="torch") if made.engine == "deepspeed" and made.zero_stage == 0 else made
+    if _in_16_bits(made, given):
+        made = made.but(optimizer_state_dtype="bf16")
     return made.with_sizes(_sizes(sizes, model, cluster, made))
+
+
+def _in_16_bits(layout: Layout, given: Mapping[str, Any]) -> bool:
+    """Whether weights, gradients and moments are in 16 bits: where the program trains what it loads, and neither FSDP
+    nor DeepSpeed makes fp32 of it."""
+    kept = given.get("states") == "always" or (given.get("states") == "loaded" and layout.zero_stage == 0)
+    whole = not given.get("job.lora") and given.get("job.precision") != "fp32"
+    return layout.engine == "torch" and kept and whole
 
 
 def _sizes(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, int | None]:
@@ -164,14 +182,6 @@ def _sizes(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec, lay
             value = _AUTO[name] * square if name in _AUTO else 10 * model.hidden_size
         sizes[name] = chosen if value is None else int(float(value))
     return sizes
-
-
-def _regime(layout: Layout, given: Mapping[str, Any]) -> tuple[Layout, list[Gap]]:
-    """16-bit weights, gradients and moments, where the program trains what it loads."""
-    alone = layout.engine == "torch" and (given.get("states") == "always" or layout.zero_stage == 0)
-    if given.get("job.lora") or not given.get("states") or not alone or given.get("job.precision") == "fp32":
-        return layout, []
-    return layout, [Gap("most", "states", "weights, gradients and moments in 16 bits are counted as 32")]
 
 
 def _left_out(model: ModelSpec, given: Mapping[str, Any], layout: Layout) -> list[Gap]:

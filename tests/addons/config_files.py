@@ -1,0 +1,57 @@
+"""Files of other trainers that the tests of ``kit plan FILE`` read."""
+
+from __future__ import annotations
+
+AXOLOTL = """\
+base_model: Qwen/Qwen3-8B   # any spelling
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 3
+adapter: lora
+lora_r: 32
+lora_alpha: 16
+lora_target_modules: [q_proj, v_proj]
+optimizer: adamw_bnb_8bit
+learning_rate: 1e-4
+bf16: auto
+gradient_checkpointing: true
+# the end
+"""
+FACTORY = """\
+### model
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+finetuning_type: lora
+lora_rank: 4
+bf16: true
+"""
+SWIFT = """\
+# one node
+GPUS=4
+NPROC_PER_NODE=$GPUS \\
+CUDA_VISIBLE_DEVICES=0,1,2,3 \\
+swift sft \\
+    --model Qwen/Qwen2.5-7B-Instruct \\
+    --tuner_type full \\
+    --torch_dtype bfloat16 \\
+    --max_length ${LENGTH:-2048} \\
+    --per_device_train_batch_size 2 \\
+    --packing true \\
+    --deepspeed zero3
+"""
+MEGATRON_SWIFT = """\
+NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --tensor_model_parallel_size 2 --sequence_parallel true \\
+  --expert_model_parallel_size 4 --micro_batch_size 1 --global_batch_size 16 --max_length 4096 --packing true
+"""
+TIGHT = {
+    "axolotl.yaml": (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 16"), "2xRTX-4090"),
+    "f.yaml": (FACTORY.replace("type: lora", "type: full"), "8xA100-40"),
+    "train.sh": (SWIFT.replace("zero3", "zero2").replace("7B", "14B"), "4xH100"),
+    "megatron.sh": (MEGATRON_SWIFT, "8xH100"),
+}
+"""Files that do not fit where they are asked about."""

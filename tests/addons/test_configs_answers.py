@@ -1,0 +1,114 @@
+"""What ``kit plan`` says of another trainer's file: verdict, findings, the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.addons.configs.answer import answer
+from kit.cli.app import app
+from kit.errors import SpecError
+from tests.addons.config_files import AXOLOTL, TIGHT
+from tests.support.refusals import refusal
+
+
+def test_rows_that_are_not_packed_are_a_worst_case(file: Callable[[str, str], Path]) -> None:
+    path = file("axolotl.yaml", AXOLOTL.replace("sample_packing: true", "sample_packing: false"))
+    packed = answer(file("packed.yaml", AXOLOTL), "1xH100", row_tokens=256)
+    assert (packed.worst_case, packed.plan.job.seq_length) == (False, 4096)
+    worst, usual = answer(path, "1xH100"), answer(path, "1xH100", row_tokens=256)
+    assert (worst.worst_case, worst.bound, worst.plan.job.seq_length) == (True, "most", 4096)
+    assert (usual.worst_case, usual.bound, usual.plan.job.seq_length) == (False, None, 256)
+    assert usual.now.peak_gib < worst.now.peak_gib
+    assert answer(path, "1xH100", row_tokens=9000).plan.job.seq_length == 4096
+
+
+def test_a_bound_is_never_called_a_fit(file: Callable[[str, str], Path]) -> None:
+    """Exit code 0 for what certainly fits alone."""
+    verdicts = {}
+    for gpu in ("RTX-4090", "H200"):
+        for line in ("", "load_in_8bit: true", "lora_modules_to_save: [lm_head]"):
+            found = answer(file("axolotl.yaml", f"{AXOLOTL}{line}\n".replace("size: 2", "size: 4")), f"1x{gpu}")
+            verdicts[gpu, line[:6]] = (found.verdict, found.exit_code)
+    assert verdicts == {
+        ("RTX-4090", ""): ("does not fit", 1),
+        ("RTX-4090", "load_i"): ("may fit", 1),
+        ("RTX-4090", "lora_m"): ("does not fit", 1),
+        ("H200", ""): ("fits", 0),
+        ("H200", "load_i"): ("fits", 0),
+        ("H200", "lora_m"): ("may not fit", 1),
+    }
+
+
+def test_pages_of_an_optimizer_may_leave_the_gpu(file: Callable[[str, str], Path]) -> None:
+    """So what is too much for it may fit, and what fits needs none."""
+    text = "base_model: Qwen/Qwen3-8B\noptimizer: paged_adamw_8bit\ngradient_checkpointing: true\n"
+    found = [answer(file("a.yaml", text + "sample_packing: true\n"), f"1x{gpu}") for gpu in ("RTX-4090", "H200")]
+    assert [each.verdict for each in found] == ["may fit", "fits"]
+    assert {each.plan.job.optimizer.name for each in found} == {"paged-adamw-8bit"}
+    assert found[1].bound is None
+
+
+def test_a_misspelt_key_is_found(file: Callable[[str, str], Path]) -> None:
+    path = file("axolotl.yaml", AXOLOTL + "sequense_len: 8192\nwandb_project: mine\n")
+    (finding,) = answer(path, "8xH100").findings
+    assert (finding.rule, finding.line, finding.key) == ("unknown-key", 19, "sequense_len")
+    assert "did you mean sequence_len?" in finding.fix
+
+
+def kit(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command(file: Callable[[str, str], Path]) -> None:
+    path = file("axolotl.yaml", AXOLOTL)
+    said = kit("plan", path, "--gpus", "2xH200")
+    assert said.exit_code == 0, said.output
+    for text in ("axolotl.yaml: axolotl's, as it is", "verdict   fits", "GiB       weights", "micro-batch 2 × 3"):
+        assert text in said.output
+    assert max(map(len, said.output.splitlines())) <= 110
+    data = json.loads(kit("plan", path, "--gpus", "2xH200", "--json").output)
+    assert (data["verdict"], data["bound"], data["gaps"], data["findings"]) == ("fits", None, [], [])
+    assert data["plan"]["layout"]["dp"] == 2
+    big = file("big.yaml", TIGHT["axolotl.yaml"][0])
+    said = kit("plan", big, "--gpus", "2xRTX-4090")
+    assert said.exit_code == 1
+    assert max(map(len, said.output.splitlines())) <= 110  # a bar is not longer than the GPU
+    patch = kit("plan", big, "--gpus", "2xRTX-4090", "--patch")
+    assert patch.exit_code == 0
+    assert patch.output.startswith("--- a/big.yaml\n+++ b/big.yaml\n")
+    assert re.search(r"^-micro_batch_size: 16$", patch.output, re.M)
+
+
+def test_the_command_that_is_printed_patches_a_file_in_another_folder(
+    file: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = file("a b.yaml", TIGHT["axolotl.yaml"][0]).resolve()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = kit("plan", big, "--gpus", "2xRTX-4090").output
+    typed = re.sub(r"\s+", " ", said[said.index("next ") + 4 :].replace("kit plan", f"{sys.executable} -m kit plan", 1))
+    subprocess.run(typed, shell=True, check=True)
+    assert kit("plan", big, "--gpus", "2xRTX-4090").exit_code == 0
+
+
+def test_what_the_command_refuses(file: Callable[[str, str], Path]) -> None:
+    path = file("axolotl.yaml", AXOLOTL)
+    assert "--gpus 8xH100" in refusal(SpecError, answer, path, None)
+    for words, why in (
+        ((path,), "--gpus is missing"),
+        (("qwen3-8b", "--gpus", "8xH100", "--patch"), "are of another trainer's file"),
+        (("qwen3-8b", "--gpus", "8xH100", "--row-tokens", 8), "are of another trainer's file"),
+    ):
+        said = kit("plan", *words)
+        assert isinstance(said.exception, SpecError)
+        assert why in str(said.exception)
