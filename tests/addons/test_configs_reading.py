@@ -16,7 +16,7 @@ from kit.addons.configs.tables import tables
 from kit.addons.configs.workload import Described
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.errors import SpecError
-from kit.specs.job import GrpoSpec, LoraSpec
+from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT
 from tests.support.refusals import refusal
@@ -283,6 +283,7 @@ GAPS = {
     "lora_modules_to_save: [embed_tokens]": ("least", "lora_modules_to_save"),
     "attn_implementation: eager": ("least", "attn_implementation"),
     "quantize_moe_experts: true": ("most", "quantize_moe_experts"),
+    "chunked_cross_entropy: true": ("most", "chunked_cross_entropy"),
     "peft_layers_to_transform: [0, 1]": ("most", "peft_layers_to_transform"),
 }
 
@@ -341,25 +342,16 @@ def test_linked_files(file: Callable[[str, str], Path]) -> None:
 
 
 def test_every_row_decides_a_field_that_kit_has() -> None:
-    mine = {
-        "model",
-        "accumulation",
-        "packing",
-        "world",
-        "gpus_per_node",
-        "nodes",
-        "visible",
-        "states",
-        "vllm",
-        "packed_length",
-    }
-    mine |= {"vllm.mode", "vllm.share", "job.epochs", "job.learning_rate"}
-    job = {"objective", "lora", "seq_length", "global_batch_size", "precision", "mtp_num_layers"}
-    known = mine | {f"layout.{each.name}" for each in fields(Pins)} | {f"job.{name}" for name in job}
+    mine = "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share"
+    known = (
+        {*mine.split()}
+        | {f"layout.{each.name}" for each in fields(Pins)}
+        | {f"job.{each.name}" for each in fields(JobSpec)}
+    )
     known |= {f"job.lora.{each.name}" for each in fields(LoraSpec)} | {
         f"job.grpo.{each.name}" for each in fields(GrpoSpec)
     }
-    known |= {"job.optimizer.name", "job.optimizer.weight_decay"}
+    known |= {f"job.optimizer.{each.name}" for each in fields(OptimizerSpec)}
     for table in tables():
         named = [row.field for row in table.keys.values() if row.field] + list(table.always)
         named += [field for row in table.keys.values() for sets in row.sets.values() for field in sets]

@@ -109,6 +109,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
             "split": ({"tp": 2, "dp": 4}, OF_FILES),
             "cpu": ({"cluster": "8xcpu"}, OF_FILES),
             "stage 2": ({"zero_stage": 2}, OF_FILES),  # its fsdp_config always reshards
+            "16 bits": ({"zero_stage": 0, "job": {"lora": None}}, OF_FILES),  # as it loads a model for DDP
+            "selective recompute": ({"recompute": "selective"}, OF_FILES),
+            "ring": ({"cp": 2, "dp": 4}, OF_FILES),
+            "tiles": ({"tiled_mlp": True}, OF_FILES),
             "megatron": ({"engine": "megatron", "implementation": "local", "zero_stage": 0}, OF_FILES),
         },
     ),
@@ -117,8 +121,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
         {"split": ({"tp": 2, "dp": 4}, OF_FILES), "cpu": ({"cluster": "8xcpu"}, OF_FILES)},
     ),
     "ms-swift": (
-        FSDP2 | {"zero_stage": 0},
-        {"fp8": ({"job": {"precision": "fp8"}}, OF_FILES), "stage 2": ({"zero_stage": 2}, OF_FILES)},
+        FSDP2,
+        {
+            "fp8": ({"job": {"precision": "fp8"}}, OF_FILES),
+            "stage 2": ({"zero_stage": 2}, OF_FILES),
+            "16 bits": ({"zero_stage": 0}, OF_FILES),
+        },
     ),
     "torchtitan": (
         FSDP2 | {"tp": 2, "dp": 4},
@@ -177,7 +185,7 @@ def test_every_target_is_here() -> None:
         ZERO2 | {"zero_stage": 1, "gradient_accumulation_steps": 1},
         ZERO3 | {"offload_optimizer": "cpu"},
         FSDP2 | {"job": {"lora": LoraSpec()}},
-        FSDP2 | {"cluster": "1xH100", "dp": 1, "zero_stage": 0},
+        FSDP2 | {"cluster": "1xH100", "dp": 1, "zero_stage": 0, "job": {"lora": LoraSpec()}},
     ],
     ids=["verl", "openrlhf", "openrlhf", "deepcompile", "deepcompile", "llamafactory", "axolotl"],
 )

@@ -8,6 +8,8 @@
         sets: {offload: {layout.activation_offloading: true}}   # a value that decides other fields too
         gap: {"*": [most, why]}        # values that kit does not model: the answer is a bound, at most or at least
         refuse: {lomo: why}            # values without an answer
+    file:                              # the file that kit writes: key → "always", "on" (unless it is off), or its value
+      gradient_checkpointing: always
 
 A pattern is a value as YAML writes it, with ``*`` for any that is on.
 """
@@ -71,6 +73,8 @@ class Table:
     """Keys that a change may use, and the values to try."""
     batch: tuple[str, ...] = ()
     """Keys of the micro batch, and of gradient accumulation where the program counts it."""
+    file: dict[str, Any] = FrozenMap({})
+    """Keys of the file that ``kit emit --target`` writes, in its order (``writing.py``)."""
 
 
 def matched(patterns: Mapping[str, Any], value: Any) -> Any:

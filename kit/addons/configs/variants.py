@@ -83,6 +83,8 @@ def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
 
 def _differs(source: Source, table: Table, key: str, value: Any) -> bool:
     entry = source.entries.get(key)
+    if isinstance(value, list | tuple) and entry is not None:
+        return False  # a list that the file has stays as it is
     now = table.keys[key].default if entry is None or entry.value in (None, "") else entry.value
     return word(now) != word(value)
 

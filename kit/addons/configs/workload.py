@@ -169,7 +169,7 @@ def _in_16_bits(layout: Layout, given: Mapping[str, Any]) -> bool:
     """Whether weights, gradients and moments are in 16 bits: where the program trains what it loads, and neither FSDP
     nor DeepSpeed makes fp32 of it."""
     kept = given.get("states") == "always" or (given.get("states") == "loaded" and layout.zero_stage == 0)
-    whole = not given.get("job.lora") and given.get("job.precision") != "fp32"
+    whole = not given.get("job.lora") and given.get("job.precision", "fp32") != "fp32"
     return layout.engine == "torch" and kept and whole
 
 

@@ -9,17 +9,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.addons.configs.writing import written
 from kit.addons.targets.programs import version_line
 from kit.emit.accelerate import accelerate_config
 from kit.emit.derived_file import DerivedFile, chosen
-from kit.emit.trainer import for_trainer, optim, training_arguments
+from kit.emit.trainer import for_trainer
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.job import LoraSpec
+from kit.specs.layout import DEFAULTS
 
 _OWN = "REPLACE-ME"
 _DEEPSPEED = "ds_config.trainer.json"
 _NOTE = "# kit decided batch, sharding, precision and recomputation. Model, data and length of the run are yours.\n"
 _OF_EPOCHS = "# kit decided batch, sharding, precision and recomputation; model and data are yours.\n"
+_OBJECTIVES = {"pretrain": "pt", "sft": "sft"}
+_UNSAID = (
+    "cp",
+    "activation_offloading",
+    "tiled_mlp",
+    "optimizer_state_dtype",
+    "gradient_dtype",
+    "gradient_compression",
+)
+"""Fields of a layout that the files of all three programs leave out; with another value a plan has no such file."""
+_FSDP = {
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "reshard_after_forward": True,
+    "state_dict_type": "SHARDED_STATE_DICT",
+    "cpu_ram_efficient_loading": True,
+}
 _TITAN = {
     "llama-3-8b": ("llama3", "llama3_8b"),
     "llama-3.1-8b": ("llama3", "llama3_8b"),
@@ -48,8 +67,15 @@ def _fine_tunes(plan: Plan) -> bool:
         and not (job.lora.rank_pattern or job.lora.alpha_pattern)
     )
     known = job.objective in ("pretrain", "sft") and job.precision != "fp8" and job.optimizer.name == "adamw"
-    of_torch = _on_torch(plan) and layout.tp == 1
+    known = known and not {name for name in _UNSAID if getattr(layout, name) != DEFAULTS[name]}
+    of_torch = _on_torch(plan) and layout.tp == 1 and layout.recompute != "selective"
     return adapted and known and plan.cluster.gpu.device == "cuda" and (for_trainer(plan) or of_torch)
+
+
+def _loads_in_fp32(plan: Plan) -> bool:
+    """Axolotl and ms-swift train the 16 bits that they load, unless FSDP or DeepSpeed makes fp32 of them."""
+    sharded = plan.layout.engine == "deepspeed" or plan.layout.zero_stage > 0
+    return _fine_tunes(plan) and (sharded or plan.job.lora is not None or plan.job.precision == "fp32")
 
 
 def _dumped(target: str, how: str, data: dict[str, Any], epochs: float | None = None) -> str:
@@ -64,17 +90,12 @@ def _launched(plan: Plan, program: str) -> str:
     return f"torchrun --nnodes {nodes} --nproc-per-node {plan.cluster.gpus_per_node} {program}"
 
 
-def _arguments(plan: Plan) -> dict[str, Any]:
-    """transformers' arguments, and LoRA's, which LLaMA-Factory and ms-swift call alike. Without DeepSpeed ``bf16``
-    means autocast."""
-    arguments = training_arguments(plan) | chosen(
-        (plan.job.precision, plan.job.precision != "fp32", True),
-        ("deepspeed", plan.layout.engine == "deepspeed", _DEEPSPEED),
-    )
-    if (lora := plan.job.lora) is not None:
-        arguments |= {"lora_rank": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
-        arguments |= chosen(("use_rslora", lora.use_rslora, True), ("use_dora", lora.use_dora, True))
-    return arguments
+def _written(target: str, plan: Plan, of_adapters: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """The target's keys by its table, and those that no field of kit decides alone."""
+    own = others | ({"deepspeed": _DEEPSPEED} if plan.layout.engine == "deepspeed" else {})
+    if plan.job.lora:
+        own |= {"lora_alpha": round(plan.job.lora.alpha)} | of_adapters
+    return written(target, plan, own)
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:
@@ -87,88 +108,32 @@ def parallelism(plan: Plan) -> dict[str, Any]:
 
 def axolotl(plan: Plan) -> dict[str, Any]:
     """``axolotl train axolotl.yaml``."""
-    job, layout, lora = plan.job, plan.layout, plan.job.lora
-    fsdp = {
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": True,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_ram_efficient_loading": True,
-        **chosen(("offload_params", layout.offload_param != "none", True)),
-    }
-    sharded = layout.engine == "torch" and layout.zero_stage == 3
-    data: dict[str, Any] = {
-        "base_model": _OWN,
-        "datasets": [{"path": _OWN, "type": "completion" if job.objective == "pretrain" else "chat_template"}],
-        "sequence_len": job.seq_length,
-        "micro_batch_size": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.gradient_accumulation_steps,
-        "num_epochs": job.epochs or 1,
-        "optimizer": optim(plan) or "adamw_torch",
-        "lr_scheduler": "cosine",
-        "learning_rate": job.learning_rate,
-        "adam_beta1": job.optimizer.beta1,
-        "adam_beta2": job.optimizer.beta2,
-        "adam_epsilon": job.optimizer.eps,
-        "weight_decay": job.optimizer.weight_decay,
-        "max_grad_norm": job.grad_clip,
-        "gradient_checkpointing": layout.recompute == "full",
-        "bf16": job.precision == "bf16",
-        "fp16": job.precision == "fp16",
-    }
-    data |= chosen(
-        ("deepspeed", layout.engine == "deepspeed", _DEEPSPEED),
-        ("fsdp_version", sharded, 2),
-        ("fsdp_config", sharded, fsdp),
-        ("dp_shard_size", sharded, layout.dp),
-    )
-    if lora is not None:
-        data |= {"adapter": "qlora" if lora.four_bit else "lora", "load_in_4bit": lora.four_bit}
-        data |= {"lora_r": lora.rank, "lora_alpha": round(lora.alpha), "lora_dropout": lora.dropout}
-        data |= (
-            {"lora_target_modules": list(lora.target_modules)} if lora.target_modules else {"lora_target_linear": True}
-        )
-        data |= chosen(("peft_use_rslora", lora.use_rslora, True), ("peft_use_dora", lora.use_dora, True))
-    return data
+    layout, lora = plan.layout, plan.job.lora or LoraSpec()
+    own = {"load_in_4bit": lora.four_bit} | chosen(("adapter", lora.four_bit, "qlora"))
+    if lora.target_modules:
+        own |= {"lora_target_modules": list(lora.target_modules), "lora_target_linear": None}
+    kind = "completion" if plan.job.objective == "pretrain" else "chat_template"
+    others: dict[str, Any] = {"datasets": [{"path": _OWN, "type": kind}]}
+    if layout.engine == "torch" and layout.zero_stage == 3:
+        fsdp = _FSDP | chosen(("offload_params", layout.offload_param != "none", True))
+        others |= {"fsdp_version": 2, "fsdp_config": fsdp, "dp_shard_size": layout.dp}
+    if layout.chunked_loss:
+        others["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
+    return _written("axolotl", plan, own, **others)
 
 
 def llamafactory(plan: Plan) -> dict[str, Any]:
     """``llamafactory-cli train``: transformers' arguments with LLaMA-Factory's own."""
-    job, lora = plan.job, plan.job.lora
-    data = {
-        "stage": "pt" if job.objective == "pretrain" else "sft",
-        "do_train": True,
-        "model_name_or_path": _OWN,
-        "dataset": _OWN,
-        "template": "default",
-        "cutoff_len": job.seq_length,
-        "output_dir": "llamafactory",
-        "finetuning_type": "full" if lora is None else "lora",
-        **_arguments(plan),
-    }
-    if data.pop("gradient_checkpointing", False) is False:
-        data["disable_gradient_checkpointing"] = True  # which LLaMA-Factory turns on by itself
-    if lora is not None:
-        data["lora_target"] = ",".join(lora.target_modules) or "all"
-        data |= {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
-    return data
+    lora = plan.job.lora or LoraSpec()
+    in_4_bits = {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
+    return _written("llamafactory", plan, {"lora_target": ",".join(lora.target_modules) or "all"} | in_4_bits)
 
 
 def ms_swift(plan: Plan) -> dict[str, Any]:
     """``swift sft ms_swift.yaml``: transformers' arguments with ms-swift's own."""
-    job, lora = plan.job, plan.job.lora
-    data = {
-        "model": _OWN,
-        "dataset": [_OWN],
-        "max_length": job.seq_length,
-        "torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[job.precision],
-        "output_dir": "ms-swift",
-        "tuner_type": "full" if lora is None else "lora",
-        **({"gradient_checkpointing": False} | _arguments(plan)),
-    }
-    if lora is not None:
-        data["target_modules"] = list(lora.target_modules) or ["all-linear"]
-        data |= {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
-    return data
+    lora = plan.job.lora or LoraSpec()
+    in_4_bits = {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
+    return _written("ms-swift", plan, {"target_modules": list(lora.target_modules) or ["all-linear"]} | in_4_bits)
 
 
 def for_torchtitan(plan: Plan) -> bool:
@@ -227,7 +192,7 @@ FILES = (
     DerivedFile(
         "axolotl.yaml",
         lambda plan: _dumped("axolotl", "axolotl train axolotl.yaml", axolotl(plan), plan.job.epochs),
-        _fine_tunes,
+        _loads_in_fp32,
         target="axolotl",
     ),
     DerivedFile(
@@ -244,9 +209,12 @@ FILES = (
     DerivedFile(
         "ms_swift.yaml",
         lambda plan: _dumped(
-            "ms-swift", _launched(plan, "-m swift.cli.sft ms_swift.yaml"), ms_swift(plan), plan.job.epochs
+            "ms-swift",
+            _launched(plan, f"-m swift.cli.{_OBJECTIVES[plan.job.objective]} ms_swift.yaml"),
+            ms_swift(plan),
+            plan.job.epochs,
         ),
-        _fine_tunes,
+        _loads_in_fp32,
         target="ms-swift",
     ),
     DerivedFile("torchtitan.sh", _torchtitan_script, for_torchtitan, target="torchtitan"),
