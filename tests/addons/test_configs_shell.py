@@ -6,7 +6,7 @@ import pytest
 
 from kit.addons.configs.entries import UNRESOLVED
 from kit.addons.configs.reading import source_of
-from kit.addons.configs.shell_words import shell_lines
+from kit.addons.lint.shell_words import shell_lines
 
 WORDS = {
     "run 'b c' \"d $X\" e\\ f": ["run", "b c", "d 1", "e f"],
@@ -23,7 +23,7 @@ WORDS = {
     "cat <<EOF\nrun wrong\nEOF\nrun right": ["run", "right"],
     "Q=3 run $Q": ["run", None],
     "run '$X' \"\\$X\"": ["run", "$X", "$X"],
-    'run "$@" a': ["run", "a"],
+    'run "$@" a': ["run", "$@", "a"],
     "export Q=5\nrun x$Q": ["run", "x5"],
 }
 

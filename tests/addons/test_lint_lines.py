@@ -36,9 +36,16 @@ def test_the_words_are_those_that_the_shell_hands_over(script: str, tmp_path: Pa
     assert [word for word in (*read, command.program, *command.words) if word.strip()] == handed
 
 
-def test_a_variable_under_a_condition_is_not_put_in() -> None:
+def test_a_script_that_is_handed_over_is_read() -> None:
+    """With what is set above it; an apostrophe in it ends with it."""
+    script = "N=8\nsbatch <<EOF\necho don't\nEOF\nsbatch <<EOF\ntorchrun --nproc_per_node $N a.py\nEOF\ntorchrun b.py\n"
+    found = [(each.program, each.line, each.value("nproc_per_node")) for each in commands(script, "run.sh")]
+    assert found == [("b.py", 8, None), ("a.py", 6, "8")]
+
+
+def test_a_variable_under_a_condition_is_put_in_where_it_has_one_value() -> None:
     script = (
         'N=8\nif [ -n "$X" ]; then\n  N=4\nfi\nif true; then\n  M=2\nfi\ntorchrun --nproc_per_node $N --nnodes $M t.py'
     )
     (command,) = commands(script, "run.sh")
-    assert (command.value("nproc_per_node"), command.value("nnodes")) == ("$N", "$M")
+    assert (command.value("nproc_per_node"), command.value("nnodes")) == ("$N", "2")

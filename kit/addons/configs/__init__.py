@@ -4,7 +4,7 @@ Its rooms, in the order in which data walks:
 
     command                       ``kit plan FILE``
     entries                       a file's values, with the place of each
-    yaml_entries, shell_words, shell_entries
+    yaml_entries, shell_entries
                                   the forms that a file has
     tables                        what each key of a program means: data below ``tables``
     linked                        files that a file names
@@ -13,6 +13,7 @@ Its rooms, in the order in which data walks:
     reading                       a path, its table, its workload
     variants                      what the program could run instead
     known                         misspelt keys
+    writing                       a plan in a program's keys: the walk backwards
     patch                         a file with some values changed
     answer, text                  what there is to say
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from kit.addons.configs.entries import UNRESOLVED, Entry, Source
-from kit.addons.configs.shell_words import Line, Word, shell_lines
+from kit.addons.lint.shell_words import Line, Word, shell_lines
 
 LAUNCHER, ENVIRONMENT = "launcher.", "env."
 """Prefixes of the keys that are not the program's own."""
@@ -30,7 +30,7 @@ def _place(words: Sequence[Word], start: tuple[str, ...]) -> int:
 
 
 def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -> Source:
-    before, words = line.words[:at], line.words[at + len(start) :]
+    before, words = line.words[:at], [word for word in line.words[at + len(start) :] if word.value not in ("$@", "$*")]
     entries = {f"{ENVIRONMENT}{key}": Entry(value, 0) for key, value in line.variables.items() if value is not None}
     entries |= {f"{LAUNCHER}{key}": entry for key, entry in _flags(text, before)}
     entries |= dict(_flags(text, words))

@@ -8,7 +8,7 @@ Its rooms, in the order in which data walks:
 
     command                       ``kit lint``
     finding, rule                 what a finding is, and what a rule
-    json_text, shell_text, scripts, kubernetes_job
+    json_text, shell_words, scripts, kubernetes_job
                                   files with the line of every key and word
     commands, job, accelerate_line
                                   launch lines, the job that runs them, what accelerate makes of them

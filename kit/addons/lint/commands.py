@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -11,7 +10,7 @@ from importlib.resources import files
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 from kit.addons.lint.job import Job
-from kit.addons.lint.shell_text import expanded, lines, values
+from kit.addons.lint.shell_words import Line, shell_lines
 from kit.specs import strict_yaml
 
 
@@ -57,8 +56,6 @@ _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone"
 """After these words a launcher's name is only an argument."""
 _NO_TRAINING = {"pip", "venv", "ensurepip", "http.server", "json.tool", "pytest"}
 """Modules that python -m runs beside a training."""
-_ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
-"""Shell arithmetic: one word that may contain spaces."""
 _TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
 _HOST_STARTERS = {"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "dsh"}
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
@@ -134,26 +131,27 @@ def known_options() -> Mapping[str, Mapping[str, int]]:
     return table
 
 
-_LONGEST_LINE = 1 << 16
-"""Longest launch line that is parsed, in characters; shlex takes many seconds for a line of a megabyte."""
-
-
 def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
-    """Every launch in a script, in order. Lines with invalid quoting are skipped."""
+    """Every launch in a script, in order. A word whose value is not known is as it is written."""
     job = job or Job.of_batch(text)
-    exported, known = "", values(text)
-    for number, line in lines(text):
-        if not line.strip() or len(line) > _LONGEST_LINE:
-            continue
-        whole = expanded(line, known)
-        try:
-            words = shlex.split(_ARITHMETIC.sub("$N", whole[:_LONGEST_LINE]), comments=True)
-        except ValueError:
-            continue
-        devices = next((w.split("=", 1)[1] for w in words if w.startswith("CUDA_VISIBLE_DEVICES=")), exported)
-        exported = devices if words and (words[0] == "export" or len(words) == 1) else exported
-        if (found := _command(words, file, number)) is not None:
-            yield replace(found, starter=_starter(words), visible=devices, job=job, text=line)
+    for line in shell_lines(text, written=True):
+        words = said(line, text)
+        if (found := _command(words, file, number_of(line, text))) is not None:
+            of_line = (word.partition("=")[2] for word in words if word.startswith("CUDA_VISIBLE_DEVICES="))
+            devices = next(of_line, line.variables.get("CUDA_VISIBLE_DEVICES") or "")
+            whole = text[line.words[0].start : line.words[-1].end].replace("\\\n", " ")
+            yield replace(found, starter=_starter(words), visible=devices, job=job, text=whole)
+
+
+def number_of(line: Line, text: str) -> int:
+    """The number of the line of the script where a command begins."""
+    return text.count("\n", 0, line.words[0].start) + 1
+
+
+def said(line: Line, text: str) -> list[str]:
+    """The words of a command."""
+    written = ((word.value, text[word.start : word.end]) for word in line.words)
+    return [source.replace('"', "") if value is None else value for value, source in written]
 
 
 def _starter(words: Sequence[str]) -> str:
@@ -181,13 +179,11 @@ def unread(text: str, file: str, read: int) -> list[Finding]:
     """What a script starts beside the launches that were read: a warning where none was."""
     severity: Severity = "note" if read else "warning"
     found = []
-    for line, joined in lines(text):
-        words = (
-            word for word in joined[:_LONGEST_LINE].split() if not (word in _BEFORE or "=" in word or word[0] == "-")
-        )
+    for line in shell_lines(text):
+        words = (word for word in said(line, text) if not (word in _BEFORE or "=" in word or word.startswith("-")))
         if (name := next(words, "").rsplit("/", 1)[-1]) in _OTHERS:
-            why = f"what {name} starts is not read"
-            found.append(Finding("not-read", severity, file, line, "", why, "name the configuration that it reads"))
+            why, number = f"what {name} starts is not read", number_of(line, text)
+            found.append(Finding("not-read", severity, file, number, "", why, "name the configuration that it reads"))
     if read or found:
         return found
     why = "no line starts torchrun, deepspeed, accelerate launch or a Python script: nothing was read"

@@ -54,7 +54,8 @@ def _found(node: Any, nodes: int, kubeflow: bool, depth: int) -> Iterator[PodScr
 
 
 def _script(container: Mapping[str, Any], nodes: int, kubeflow: bool) -> PodScript:
-    words = [str(word) for key in ("command", "args") for word in container.get(key) or () if isinstance(word, str)]
+    given = (container.get(key) for key in ("command", "args"))
+    words = [word for each in given if isinstance(each, list) for word in each if isinstance(word, str)]
     if words and words[0] in _SHELLS:
         text = "\n".join(word for word in words[1:] if not word.startswith("-"))
     else:

@@ -7,11 +7,11 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from kit.addons.lint.commands import Command, known_options, plain_name
+from kit.addons.lint.commands import Command, known_options, number_of, plain_name, said
 from kit.addons.lint.finding import Finding, Severity
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.addons.lint.rule import Rule, check
-from kit.addons.lint.shell_text import lines, names_set
+from kit.addons.lint.shell_words import shell_lines
 
 _SIZE = re.compile(
     r"(--[\w-]{0,60}(?:size|nproc|nnodes|num_|rank|steps|length)[\w-]{0,60})[= ]+\"?(\$\(\([^)]{0,200}\)\)|\$\{?\w+\}?)"
@@ -21,6 +21,8 @@ _GIVEN = re.compile(
     r"(?:SLURM|PBS|LSB|OMPI|PMI|PET|KUBERNETES|JOB|SGE|COBALT|FLUX)_\w+|(?:WORLD_SIZE|N?NODES?|\w*RANK)$"
 )
 """Variables that a scheduler or a launcher sets."""
+_SET = re.compile(r"(?m)^[ \t]*(?:(?:export|local|readonly|declare)(?: -\w+)?[ \t]+)?(\w+)\+?=")
+_SET_TOO = re.compile(r"\b(?:read|for|getopts|mapfile|printf -v)\b[^\n;]*|\$\{\w+:?=")
 
 
 @check(
@@ -32,15 +34,14 @@ def broken_line(text: str, found: Sequence[Command]) -> Iterator[Finding]:
     launches = {command.line: command for command in found}
     raw = text.splitlines()
     last: Command | None = None
-    for number, line in lines(text):
-        if last is not None and re.match(r"\s*--\w", line):
+    for line in shell_lines(text):
+        number, first = number_of(line, text), said(line, text)[0]
+        if last is not None and first.startswith("--"):
             blank = re.search(r"\\[ \t]+$", raw[number - 2]) if number > 1 else None
-            why = f"{line.split()[0][:60]} is a command of its own here: the launch ends before it"
+            why = f"{first[:60]} is a command of its own here: the launch ends before it"
             fix = "remove the blank behind the backslash above" if blank else "end the line above with a backslash"
             yield Finding("broken-line", "error", last.file, number, "", why, fix)
-            last = None
-        elif number in launches or (line.strip() and not line.lstrip().startswith("#")):
-            last = launches.get(number)
+        last = launches.get(number)
 
 
 def _known(command: Command) -> dict[str, bool]:
@@ -92,7 +93,7 @@ def unset_variables(text: str, found: Sequence[Command], given: Sequence[str] = 
     """``given``: variables that the job sets. The environment may have others, which is a note."""
     if re.search(r"(?m)^[ \t]*(?:source|\.)[ \t]", text):
         return  # another file may set them
-    known = {*names_set(text), *given}
+    known = {*_SET.findall(text), *re.findall(r"\w+", " ".join(_SET_TOO.findall(text))), *given}
     for command in found:
         for option, value in _SIZE.findall(command.text):
             arithmetic = value.startswith("$((")

@@ -6,6 +6,7 @@ variable of the caller or another program decides is None.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?)^\s*\2[ \t]*$", re.M 
 _OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _PREFIXES = {"then", "else", "elif", "do", "export", "local", "declare", "readonly", "{", "!", "set"} | _OPENS
 _MOST_CHARACTERS = 1 << 18
+_MOST_WRITTEN = 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class _Scanner:
     text: str
     at: int = 0
     depth: int = 0
+    put_in: int = 0
+    """Characters and words that variables put in so far."""
     variables: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
 
@@ -189,12 +193,15 @@ class _Scanner:
             return None
         self.at = match.end()
         name = match[1] or match[2]
-        if name is None:  # the caller's arguments
-            parts += [] if match[0] in ("$@", "$*") else [None]
-            return [] if match[0] in ("$@", "$*") else None
-        if name in self.arrays and match[3]:
-            return self.arrays[name]
-        value = self.variables.get(name)
+        if name is None:
+            parts.append(match[0] if match[0] in ("$@", "$*") else None)
+            return None
+        array, value = self.arrays.get(name) if match[3] else None, self.variables.get(name)
+        self.put_in += len(array or value or "")
+        if self.put_in > _MOST_CHARACTERS:  # a script may nest them
+            array = value = None
+        if array is not None:
+            return array
         if not value and match[4] is not None:
             value = _Scanner(match[4].strip("\"'") + " ", variables=self.variables).only_value() if match[4] else ""
         parts.append(value)
@@ -227,7 +234,18 @@ class _Scanner:
             return None
 
 
-def shell_lines(text: str) -> list[Line]:
-    """Every command of a script, in order."""
-    plain = _HEREDOC.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text[:_MOST_CHARACTERS])
-    return _Scanner(plain).lines()
+def shell_lines(text: str, written: bool = False) -> list[Line]:
+    """Every command of a script, in order; ``written``: then those of the scripts that it writes or hands over by
+    ``<<EOF`` too."""
+    text = text[:_MOST_CHARACTERS]
+    scanner = _Scanner(_HEREDOC.sub(_blank, text))
+    found = scanner.lines()
+    for each in itertools.islice(_HEREDOC.finditer(text), _MOST_WRITTEN if written else 0):
+        before = re.sub(r"[^\n]", " ", text[: each.start(3)])
+        found += _Scanner(before + each[3], variables=dict(scanner.variables)).lines()
+    return found
+
+
+def _blank(found: re.Match[str]) -> str:
+    """As many lines, and nothing in them."""
+    return re.sub(r"[^\n]", " ", found[0])
