@@ -48,10 +48,21 @@ MEGATRON_SWIFT = """\
 NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --tensor_model_parallel_size 2 --sequence_parallel true \\
   --expert_model_parallel_size 4 --micro_batch_size 1 --global_batch_size 16 --max_length 4096 --packing true
 """
+OPENRLHF = """\
+deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path Qwen/Qwen3-14B \\
+   --train.batch_size 32 --train.micro_batch_size 4 --ds.zero_stage 2 --ds.packing_samples --data.max_len 4096
+"""
+VERL = """\
+torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer \\
+    model.path=Qwen/Qwen3-8B data.max_token_len_per_gpu=16384 \\
+    model.enable_gradient_checkpointing=False
+"""
 TIGHT = {
     "axolotl.yaml": (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 16"), "2xRTX-4090"),
     "f.yaml": (FACTORY.replace("type: lora", "type: full"), "8xA100-40"),
     "train.sh": (SWIFT.replace("zero3", "zero2").replace("7B", "14B"), "4xH100"),
     "megatron.sh": (MEGATRON_SWIFT, "8xH100"),
+    "openrlhf.sh": (OPENRLHF, "4xH100"),
+    "verl.sh": (VERL, "8xH100"),
 }
 """Files that do not fit where they are asked about."""

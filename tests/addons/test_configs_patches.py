@@ -53,6 +53,12 @@ EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "swift sft \\\n  --a 1 \\\n  --b_c 'x y'\necho\n",
     ),
     "variable": ("s.sh", 'A=1\nswift sft --a "$A" --b $A\n', {"a": 5}, "A=1\nswift sft --a 5 --b $A\n"),
+    "switch on": (
+        "s.sh",
+        "python -m openrlhf.cli.train_sft --ds.zero_stage 2\n",
+        {"ds.adam_offload": True, "ds.zero_stage": 3},
+        "python -m openrlhf.cli.train_sft --ds.zero_stage 3 \\\n    --ds.adam_offload\n",
+    ),
     "in a variable": ("s.sh", 'O="--a 1"\nswift sft $O\n', {"a": 5}, 'O="--a 1"\nswift sft $O \\\n    --a 5\n'),
     "array": (
         "s.sh",

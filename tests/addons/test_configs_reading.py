@@ -65,6 +65,43 @@ SILENT = {
         "bf16",
         LoraSpec(rank=4, alpha=8.0),
     ),
+    "trl.yaml": (
+        "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n",
+        1024,
+        ON_TORCH | {"dp": 8, "recompute": "full", "micro_batch_size": 8},
+        "bf16",
+        LoraSpec(rank=16, alpha=32.0, dropout=0.05, target_modules=("q_proj", "v_proj")),
+    ),
+    "run_clm.sh": (
+        "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen3-8B --fp16 true\n",
+        40960,
+        ON_TORCH | {"dp": 8, "micro_batch_size": 8},
+        "bf16",
+        None,
+    ),
+    "dpo.sh": (
+        "deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --model.model_name_or_path Qwen/Qwen3-8B\n",
+        512,
+        {
+            "engine": "deepspeed",
+            "implementation": "huggingface",
+            "dp": 8,
+            "zero_stage": 2,
+            "micro_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "reduce_bucket_size": 500_000_000,
+        },
+        "bf16",
+        None,
+    ),
+    "verl.sh": (
+        "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B\n",
+        1024,
+        ON_TORCH
+        | {"dp": 8, "zero_stage": 3, "recompute": "full", "micro_batch_size": 8, "gradient_accumulation_steps": 4},
+        "bf16",
+        None,
+    ),
     "v1.yaml": (
         "model: Qwen/Qwen3-8B\nmodel_class: llm\ndist_config: {name: fsdp2}\nglobal_batch_size: 32\n",
         2048,
@@ -226,6 +263,53 @@ def test_what_trains_the_16_bits_that_it_loads(file: Callable[[str, str], Path],
     )
 
 
+TRL = "accelerate launch --num_processes 8 trl/scripts/{}.py --model_name_or_path Qwen/Qwen3-8B {}\n"
+COMMANDS = {
+    "dpo": (TRL.format("dpo", "--beta 0.1"), "dpo", 1024, {"optimizer_state_dtype": "fp32"}),
+    "sft": (TRL.format("sft", "--dtype bfloat16 --max_length 4096"), "sft", 4096, {"optimizer_state_dtype": "bf16"}),
+    "kto": (TRL.format("kto", "--gradient_checkpointing false"), "kto", 1024, {"recompute": "none"}),
+    "reward": ("trl reward --model_name_or_path Qwen/Qwen3-8B --bf16 --optim sgd\n", "reward", 1024, {"dp": 8}),
+    "completions": (
+        TRL.format("grpo", "--max_completion_length 2048 --use_liger_kernel"), "grpo", 2049, {"chunked_loss": False},
+    ),
+    "flags": (
+        "deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path Qwen/Qwen3-8B --ds.adam_offload "
+        "--ds.use_liger_kernel --model.gradient_checkpointing_enable --ds.lora.rank 8 --train.micro_batch_size 4\n",
+        "sft", 2048, {"offload_optimizer": "cpu", "chunked_loss": True, "recompute": "full", "micro_batch_size": 4},
+    ),
+    "read into a variable": (
+        "read -r -d '' words <<EOF\nopenrlhf.cli.train_rm --model.model_name_or_path \\\n  Qwen/Qwen3-8B\nEOF\n"
+        "deepspeed --module $words\n", "reward", 512, {"micro_batch_size": 1, "gradient_accumulation_steps": 16},
+    ),
+    "hydra": (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=64 data.max_prompt_length=1024 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.actor.use_kl_loss=True\n",
+        "grpo", 1536, {"micro_batch_size": 2, "gradient_accumulation_steps": 16, "zero_stage": 3},
+    ),
+}  # fmt: skip
+"""Command → objective, length, fields of the layout."""
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_what_a_command_trains(file: Callable[[str, str], Path], case: str) -> None:
+    text, objective, length, decided = COMMANDS[case]
+    found = read(file("train.sh", text)).workload
+    assert (found.job.objective, found.job.seq_length) == (objective, length)
+    assert {key: getattr(found.layout, key) for key in decided} == decided
+    if case == "hydra":
+        assert found.job.grpo == GrpoSpec(num_generations=4, beta=0.001, vllm_gpu_memory_utilization=0.5)
+
+
+def test_micro_batches_that_are_filled(file: Callable[[str, str], Path]) -> None:
+    """As many whole rows as they hold, and the rest of them is left out."""
+    command = "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B data.max_length={}\n"
+    for length, micro, gaps in ((2048, 4, []), (3000, 2, ["use_dynamic_bsz"]), (8192, 1, [])):
+        found = read(file("train.sh", command.format(length)))
+        assert (found.workload.layout.micro_batch_size, found.workload.layout.global_batch_size) == (micro, 256)
+        assert ([gap.key for gap in found.gaps], found.packed) == (gaps, True)
+
+
 MEGATRON = {
     "--main_grads_dtype bf16": ({"gradient_dtype": "bf16"}, set[str]()),
     "--exp_avg_dtype bf16": ({"optimizer_state_dtype": "bf16"}, set[str]()),
@@ -309,6 +393,12 @@ REFUSED = {
     "batch": ("s.sh", MEGATRON_SWIFT.replace("size 16", "size 15"), "15 is no multiple of micro batch 1 · 4 ranks"),
     "no model": ("axolotl.yaml", "base_model:\nsequence_len: 8\n", "the file names no model"),
     "nothing": ("s.sh", "echo swift sft\npip install x\n", "no command that kit knows"),
+    "critic": (
+        "s.sh",
+        "python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B\n",
+        "with a critic",
+    ),
+    "engine": ("s.sh", "python -m verl.trainer.main_ppo model_engine=megatron\n", "engine of verl's other than FSDP"),
     "another": (
         "a.yaml",
         "trainer: 1\nexp_manager: 2\nmodel: qwen3-8b\n",
@@ -342,7 +432,10 @@ def test_linked_files(file: Callable[[str, str], Path]) -> None:
 
 
 def test_every_row_decides_a_field_that_kit_has() -> None:
-    mine = "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share"
+    mine = (
+        "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share "
+    )
+    mine += "prompts prompt_tokens filled micro_tokens"
     known = (
         {*mine.split()}
         | {f"layout.{each.name}" for each in fields(Pins)}
@@ -362,7 +455,8 @@ def test_every_key_of_a_table_is_a_setting_of_its_program() -> None:
     for table in tables():
         if table.target:
             names = recorded(table.target) | set(trainer_arguments().defaults)
-            own = {key for key in table.keys if not key.startswith(("env.", "launcher.")) and key != "command"}
+            rows = {key: row for key, row in table.keys.items() if not key.startswith(("env.", "launcher."))}
+            own = {key for key, row in rows.items() if key != "command" and (row.field or not row.refuse)}
             unknown = {key for key in own if not {key, key.split(".")[-1], key.split(".")[0]} & names}
             assert unknown == set(), table.program
             assert {*table.choices, *table.batch} <= table.keys.keys()

@@ -43,6 +43,8 @@ class Source:
     """The words of a script that start the training, such as ``swift sft``."""
     end: int = -1
     """The place behind the last word of a script's command."""
+    switches: bool = False
+    """Whether a script's flags that are on have no value."""
 
     def with_values(self, values: Mapping[str, Any]) -> Source:
         """With other values, as if the file had them. Its text stays."""

@@ -49,7 +49,8 @@ def _of_shell(source: Source, key: str, value: Any) -> _Edit:
     indent = re.match(r"\s*", source.text[line:])
     hydra = re.search(r"(?m)^\s*[\w.]+\.[\w.]+=", source.text) is not None
     dashes = re.search(r"\s--\w+-\w+", source.text) is not None
-    flag = f"{key}={text}" if hydra else f"--{key.replace('_', '-') if dashes else key} {text}"
+    flag = f"--{key.replace('_', '-') if dashes else key}"
+    flag = f"{key}={text}" if hydra else flag if source.switches and value is True else f"{flag} {text}"
     return source.end, source.end, f" \\\n{(indent[0] if indent else '') or '    '}{flag}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def source_of(text: str, name: str) -> tuple[Source, Table]:
         table = table_of(program_of(dict.fromkeys(keys)), keys)
     if table is None:
         raise SpecError(f"{name}: {_unread(source)}")
-    return source, table
+    return replace(source, switches=table.switches), table
 
 
 @dataclass(frozen=True)

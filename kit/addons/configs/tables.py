@@ -59,8 +59,8 @@ class Table:
     """Keys of which one is in a file of this form, where a program has several."""
     commands: tuple[str, ...] = ()
     """Words that start it in a script."""
-    flags: bool = True
-    """Whether its script has ``--key value``; else hydra's ``key=value``."""
+    switches: bool = False
+    """Whether a flag that is on has no value in a script."""
     extends: str = ""
     target: str = ""
     """Name of ``kit emit --target`` whose names of settings are recorded."""

@@ -115,6 +115,8 @@ _LAYERS = ATTENTION_LAYERS | MLP_LAYERS
 def adapted(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     """The layers that get adapters, None for all linear ones; and the names that are none of them. A text with the
     signs of a regular expression is tried on the layers' full names, as peft does."""
+    if isinstance(value, str) and value.startswith("["):  # hydra's list
+        value = value.strip("[]").split(",")
     names: Sequence[str] = [str(each) for each in value] if isinstance(value, list | tuple) else str(value).split(",")
     names = [name.strip() for name in names if name.strip()]
     if len(names) == 1 and re.search(r"[\\|*()\[]", names[0]):

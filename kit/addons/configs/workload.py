@@ -18,7 +18,7 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import TRL, JobSpec
-from kit.specs.layout import ZERO_KEYS, Layout, Pins
+from kit.specs.layout import DEFAULTS, ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
 _PRICED = frozenset(
@@ -43,13 +43,17 @@ _PRICED = frozenset(
     }
 )
 """Rules of kit's own engines, of layouts that the cost model has figures for all the same."""
-_NEAREST: Mapping[str, tuple[str, Any, str]] = {
-    "compile_below_zero_3": ("compile_layers", False, "torch.compile is not counted"),
-    "compile_whole_layers": ("compile_layers", False, "torch.compile is not counted"),
-    "selective_recompute": ("recompute", "none", "selective recompute is counted as none"),
-    "torch_expert_parallel": ("ep", 1, "experts that ranks share out are gathered a layer at a time in the figures"),
+_NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "compile_below_zero_3": (("compile_layers",), "torch.compile is not counted"),
+    "compile_whole_layers": (("compile_layers",), "torch.compile is not counted"),
+    "selective_recompute": (("recompute",), "selective recompute is counted as none"),
+    "torch_expert_parallel": (("ep",), "experts that ranks share out are gathered a layer at a time in the figures"),
+    "trl_has_its_own_loop": (
+        ("chunked_loss", "tiled_mlp", "compile_layers", "activation_offloading", "gradient_compression"),
+        "it is not counted beside pairs and completions",
+    ),
 }
-"""Rule → the field of a layout that breaks it, the nearest value with figures, and how these are too large."""
+"""Rule → fields of a layout that break it, without which there are figures, and how these are too large."""
 _model = cache(load_model)
 _AUTO = {
     "reduce_bucket_size": 1.0,
@@ -81,18 +85,22 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     cluster, notes = cluster_of(given, gpus)
     if given.get("packed_length"):  # 0 is off
         given |= {"job.seq_length": given["packed_length"], "packing": True}
+    if "prompts" in given:  # of which each has several completions
+        given["job.global_batch_size"] = int(given["prompts"]) * given["job.grpo.num_generations"]
+        given["job.seq_length"] = int(given["prompt_tokens"]) + given["job.grpo.max_completion_length"]
     length = given.get("job.seq_length")
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
     if row_tokens is not None and not given.get("packing"):
         length = min(length, row_tokens)
+    given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
     layout = _layout(given, model, cluster)
-    gaps = (*reading.gaps, *_left_out(model, given, layout))
+    layout, short = _filled(layout, int(given["micro_tokens"]), length) if given.get("filled") else (layout, ())
+    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
     workload, approximated = _priced(workload)
-    return Described(
-        workload, (*gaps, *approximated), notes, given.get("packing") is True or job.objective == "pretrain"
-    )
+    packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
+    return Described(workload, (*gaps, *approximated), notes, packed)
 
 
 def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
@@ -102,9 +110,10 @@ def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
         nearest = next((_NEAREST[each.rule] for each in broken if each.rule in _NEAREST), None)
         if nearest is None:
             raise SpecError("\n".join(map(str, broken)))
-        field, plain, why = nearest
-        workload = workload.with_layout(workload.layout.but(**{field: plain}))
-        gaps.append(Gap("most", field, why))
+        fields, why = nearest
+        chosen = {name: DEFAULTS[name] for name in fields if getattr(workload.layout, name) != DEFAULTS[name]}
+        workload = workload.with_layout(workload.layout.but(**chosen))
+        gaps += [Gap("most", name, why) for name in chosen]
     return workload, tuple(gaps)
 
 
@@ -163,6 +172,15 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     if _in_16_bits(made, given):
         made = made.but(optimizer_state_dtype="bf16")
     return made.with_sizes(_sizes(sizes, model, cluster, made))
+
+
+def _filled(layout: Layout, tokens: int, length: int) -> tuple[Layout, tuple[Gap, ...]]:
+    """Micro batches that are filled up to so many tokens, as whole rows of the longest."""
+    rows = layout.micro_batch_size * layout.gradient_accumulation_steps
+    micro = next(each for each in range(max(1, min(tokens // length, rows)), 0, -1) if rows % each == 0)
+    less = Gap("least", "use_dynamic_bsz", f"micro batches of {tokens:,} tokens are counted as {micro * length:,}")
+    made = layout.but(micro_batch_size=micro, gradient_accumulation_steps=rows // micro)
+    return made, (less,) if micro * length < tokens else ()
 
 
 def _in_16_bits(layout: Layout, given: Mapping[str, Any]) -> bool:

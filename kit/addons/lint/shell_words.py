@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 _ASSIGNS = re.compile(r"(\w+)\+?=")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|[@*#?!$-])")
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?)^\s*\2[ \t]*$", re.M | re.S)
+_HEREDOC = re.compile(
+    r"(?:\bread\b[^\n;|]*?(?P<name>\w+)[ \t]*)?<<-?\s*(['\"]?)(?P<end>\w+)\2[^\n]*\n(?P<body>.*?)^\s*(?P=end)[ \t]*$",
+    re.M | re.S,
+)
+"""A script or a text between ``<<EOF`` and ``EOF``; ``read NAME`` before it makes a variable of it."""
 _OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _PREFIXES = {"then", "else", "elif", "do", "export", "local", "declare", "readonly", "{", "!", "set"} | _OPENS
 _MOST_CHARACTERS = 1 << 18
@@ -238,11 +242,15 @@ def shell_lines(text: str, written: bool = False) -> list[Line]:
     """Every command of a script, in order; ``written``: then those of the scripts that it writes or hands over by
     ``<<EOF`` too."""
     text = text[:_MOST_CHARACTERS]
-    scanner = _Scanner(_HEREDOC.sub(_blank, text))
+    texts = list(itertools.islice(_HEREDOC.finditer(text), _MOST_WRITTEN))
+    read = {each["name"]: each["body"].replace("\\\n", " ") for each in texts if each["name"]}
+    scanner = _Scanner(
+        _HEREDOC.sub(_blank, text), variables={name: None if "$" in body else body for name, body in read.items()}
+    )
     found = scanner.lines()
-    for each in itertools.islice(_HEREDOC.finditer(text), _MOST_WRITTEN if written else 0):
-        before = re.sub(r"[^\n]", " ", text[: each.start(3)])
-        found += _Scanner(before + each[3], variables=dict(scanner.variables)).lines()
+    for each in texts if written else ():
+        before = re.sub(r"[^\n]", " ", text[: each.start("body")])
+        found += _Scanner(before + each["body"], variables=dict(scanner.variables)).lines()
     return found
 
 
