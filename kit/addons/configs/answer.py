@@ -83,7 +83,9 @@ class Answer:
         least = any(gap.bound == "least" for gap in self.now.described.gaps)
         if self.now.fits:
             return "may not fit" if least else "fits"
-        paged = self.plan.job.optimizer.name.startswith("paged")  # pages leave the GPU before it runs out of memory
+        paged = self.now.described.workload.job.optimizer.name.startswith(
+            "paged"
+        )  # pages leave the GPU before it runs out of memory
         most = any(gap.bound == "most" for gap in self.now.described.gaps) or self.worst_case or paged
         return "may fit" if most else "does not fit"
 
