@@ -178,7 +178,9 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         LORA + "context_parallel_size: 2\nfsdp_version: 2\n",
         {"cp": 2, "dp": 4, "zero_stage": 3, "cp_comm_type": "p2p"}, [],
     ),
-    "no ring under DeepSpeed": (LORA + "deepspeed: deepspeed_configs/zero1.json\n", {"zero_stage": 1}, []),
+    "no ring under DeepSpeed": (
+        LORA + "deepspeed: deepspeed_configs/zero1.json\n", {"zero_stage": 1, "reduce_bucket_size": 500_000_000}, [],
+    ),
     "16 bits": (PLAIN, {"optimizer_state_dtype": "bf16"}, []),
     "16 bits, which FSDP makes 32": (PLAIN + "fsdp_version: 2\n", {"optimizer_state_dtype": "fp32"}, []),
     "16 bits of adapters": (LORA, {"optimizer_state_dtype": "fp32"}, []),

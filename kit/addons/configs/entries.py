@@ -9,14 +9,8 @@ from typing import Any, Literal
 Form = Literal["yaml", "json", "shell"]
 
 
-class Unresolved:
-    """The value of a shell variable that the script does not set."""
-
-    def __str__(self) -> str:
-        return "a variable that is not set here"
-
-
-UNRESOLVED = Unresolved()
+UNRESOLVED = "a variable that is not set here"
+"""The value of a shell variable that the script does not set: this very object."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,12 @@ _OFFLOADS = ("offload_optimizer", "offload_param")
 
 def opener(path: Path) -> Callable[[str], Mapping[str, Any]]:
     """Reads the files that the one at ``path`` names, each once."""
-    read: dict[str, Mapping[str, Any]] = {}
 
+    @cache
     def opened(named: str) -> Mapping[str, Any]:
-        if named not in read:
-            found = named_file(path, named)
-            if found is None:
-                raise SpecError("the file is neither here nor above this one")
-            read[named] = read_values(found)
-        return read[named]
+        if (found := named_file(path, named)) is None:
+            raise SpecError("the file is neither here nor above this one")
+        return read_values(found)
 
     return opened
 
@@ -58,7 +56,7 @@ def of_zero(zero: Mapping[str, Any]) -> dict[str, Any]:
     for name, key in ZERO_KEYS.items():
         plain = key.removeprefix("stage3_")
         found = zero.get(key, zero.get(plain))
-        fields |= {} if found is None else {f"layout.{name}": found}
+        fields |= {f"layout.{name}": found} if found == "auto" or isinstance(found, int | float) else {}
     for name in ("zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size"):
         field = {"zero_hpz_partition_size": "zero_hpz"}.get(name, name)
         fields |= {f"layout.{field}": zero[name]} if zero.get(name) else {}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from kit.addons.configs.entries import word
@@ -31,6 +31,7 @@ Bound = Literal["most", "least"]
 """The true figure is at most kit's, or at least."""
 OFF = frozenset({"null", "false", "none", "no", "off", "0", "1", "[]", "{}"})
 """Values with which a feature is off; 1 is a size that splits nothing."""
+_FOLDER = Path(__file__).with_name("tables")
 
 
 @spec
@@ -91,23 +92,13 @@ def matched(patterns: Mapping[str, Any], value: Any) -> Any:
 @cache
 def tables() -> tuple[Table, ...]:
     """Every table, in the order of the files' names."""
-    return tuple(_parsed(name) for name in sorted(_names()) if not name.startswith("_"))
+    return tuple(_parsed(path) for path in sorted(_FOLDER.glob("[!_]*.yaml")))
 
 
-def _names() -> list[str]:
-    folder = files("kit.addons.configs").joinpath("tables")
-    return [each.name.removesuffix(".yaml") for each in folder.iterdir() if each.name.endswith(".yaml")]
-
-
-def _data(name: str) -> strict_yaml.Document:
-    text = files("kit.addons.configs").joinpath(f"tables/{name}.yaml").read_text(encoding="utf-8")
-    return strict_yaml.parse_text(text, f"{name}.yaml")
-
-
-def _parsed(name: str) -> Table:
-    document = _data(name)
-    base = document.data.get("extends", "")
-    data = merged(_data(base).data, document.data) if base else document.data
+def _parsed(path: Path) -> Table:
+    document = strict_yaml.read(path)
+    data, base = document.data, document.data.get("extends", "")
+    data = merged(strict_yaml.read(path.with_name(f"{base}.yaml")).data, data) if base else data
     return strict_yaml.parse(Table, data, document)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from kit.addons.configs.walk import Gap, Reading
-from kit.cost.memory.deepspeed_sizes import buffer_sizes
+from kit.addons.lint.described import zero_sizes
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
 from kit.errors import SpecError
@@ -55,11 +55,6 @@ _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """Rule → fields of a layout that break it, without which there are figures, and how these are too large."""
 _model = cache(load_model)
-_AUTO = {
-    "reduce_bucket_size": 1.0,
-    "stage3_prefetch_bucket_size": 0.9,
-}
-"""Sizes that transformers fills in where they are "auto", in hidden sizes squared (integrations/deepspeed.py)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +93,8 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
+    sizes = {name: given.get(f"layout.{name}") for name in ZERO_KEYS}
+    workload = workload.with_layout(layout.with_sizes(zero_sizes(sizes, workload)))
     workload, approximated = _priced(workload)
     packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
     return Described(workload, (*gaps, *approximated), notes, packed)
@@ -146,7 +143,7 @@ def _count(value: Any) -> int | None:
 
 def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) -> Layout:
     chosen = {key.removeprefix("layout."): value for key, value in given.items() if key.startswith("layout.")}
-    sizes = {name: chosen.pop(name) for name in ZERO_KEYS if name in chosen}
+    chosen = {name: value for name, value in chosen.items() if name not in ZERO_KEYS}
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
     known = {name: value for name, value in vars(pins).items() if value is not None}
     known["sp"] = known.get("sp", False) and known.get("tp", 1) > 1
@@ -171,7 +168,7 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     made = made.but(engine="torch") if made.engine == "deepspeed" and made.zero_stage == 0 else made
     if _in_16_bits(made, given):
         made = made.but(optimizer_state_dtype="bf16")
-    return made.with_sizes(_sizes(sizes, model, cluster, made))
+    return made
 
 
 def _filled(layout: Layout, tokens: int, length: int) -> tuple[Layout, tuple[Gap, ...]]:
@@ -189,17 +186,6 @@ def _in_16_bits(layout: Layout, given: Mapping[str, Any]) -> bool:
     kept = given.get("states") == "always" or (given.get("states") == "loaded" and layout.zero_stage == 0)
     whole = not given.get("job.lora") and given.get("job.precision", "fp32") != "fp32"
     return layout.engine == "torch" and kept and whole
-
-
-def _sizes(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, int | None]:
-    """The sizes of DeepSpeed's buffers that its stage reads; "auto" as transformers fills it in."""
-    square, sizes = model.hidden_size**2, dict[str, int | None]()
-    for name, chosen in buffer_sizes(model, cluster, layout).items():
-        value = given.get(name)
-        if value == "auto":
-            value = _AUTO[name] * square if name in _AUTO else 10 * model.hidden_size
-        sizes[name] = chosen if value is None else int(float(value))
-    return sizes
 
 
 def _left_out(model: ModelSpec, given: Mapping[str, Any], layout: Layout) -> list[Gap]:

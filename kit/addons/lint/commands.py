@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 from kit.addons.lint.job import Job
+from kit.addons.lint.known_keys import table
 from kit.addons.lint.shell_words import Line, shell_lines
-from kit.specs import strict_yaml
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,7 @@ class Command:
 @cache
 def known_options() -> Mapping[str, Mapping[str, int]]:
     """Launcher → its options → how many words follow; written by scripts/launcher_options.py."""
-    text = files("kit.addons.lint").joinpath("launcher_options.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Mapping[str, int]] = strict_yaml.parse_text(text, "launcher_options.yaml").data
-    return table
+    return table("launcher_options.yaml")
 
 
 def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from kit.addons.lint.batch_rules import data_parallel_size
 from kit.addons.lint.config import Config, truth
@@ -30,7 +31,9 @@ def described(config: Config) -> Workload | str:
     except ValueError as error:
         return f"a number is out of its range: {' '.join(str(error).split())[:200]}"
     made = OneUnit if one_fsdp_unit(config) else Workload
-    return made(model=config.model, cluster=config.cluster, job=job, layout=layout)
+    workload = made(model=config.model, cluster=config.cluster, job=job, layout=layout)
+    given = {name: _given_size(config, name) for name in ZERO_KEYS}
+    return workload.with_layout(layout.with_sizes(zero_sizes(given, workload, config.reader != "deepspeed")))
 
 
 class OneUnit(Workload):
@@ -80,7 +83,7 @@ def _layout(config: Config) -> Layout | str:
     }
     if any(device not in get_args(Offload) for device in offload.values()):
         return f"offload to {' and '.join(map(str, offload.values()))} is not known here"
-    layout = Layout(
+    return Layout(
         engine="deepspeed",
         implementation="huggingface",
         dp=ranks,
@@ -91,10 +94,9 @@ def _layout(config: Config) -> Layout | str:
         optimizer_state_dtype="bf16" if config.on("bf16.bf16_optimizer_states") else "fp32",
         **offload,
     )
-    return layout.with_sizes(_sizes(config, layout))
 
 
-_DEFAULT_SIZES = {
+DEFAULT_SIZES = {
     "reduce_bucket_size": 5e8,
     "stage3_prefetch_bucket_size": 5e7,
     "stage3_max_live_parameters": 1e9,
@@ -108,26 +110,31 @@ _DEFAULT_SIZES = {
 _LARGEST_SIZE = 10**15
 
 
-def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
-    """Every DeepSpeed size that the stage and the offload read: the value in the file; for "auto" the value of Trainer
-    and accelerate (hidden size squared, nine tenths of it, ten hidden sizes); else DeepSpeed's default."""
-    assert config.model is not None
-    hidden = config.model.hidden_size
+def zero_sizes(given: Mapping[str, Any], workload: Workload, fills_auto: bool = True) -> dict[str, int | None]:
+    """Every DeepSpeed size that the stage and the offload read: the given one; for "auto" that of Trainer and
+    accelerate (hidden size squared, nine tenths of it, ten hidden sizes: transformers/integrations/deepspeed.py); else
+    DeepSpeed's default."""
+    model, hidden = workload.model, workload.model.hidden_size
     filled = {
         "reduce_bucket_size": hidden * hidden,
         "stage3_prefetch_bucket_size": 0.9 * hidden * hidden,
         "stage3_param_persistence_threshold": 10 * hidden,
     }
     sizes: dict[str, int | None] = {}
-    for name in buffer_sizes(config.model, config.cluster, layout) if config.cluster else ():
-        key = f"zero_optimization.{ZERO_KEYS[name]}"
-        plain = key.replace("stage3_", "")  # DeepSpeed takes both names
-        value = next((v for v in (config.number(key), config.number(plain)) if v is not None), None)
-        if value is None and "auto" in (config.get(key), config.get(plain)) and config.reader != "deepspeed":
-            value = filled.get(name)
+    for name in buffer_sizes(model, workload.cluster, workload.layout):
+        value = given.get(name)
+        if value == "auto":
+            value = filled.get(name) if fills_auto else None
         least = 1 if name.endswith("count") else 0
-        sizes[name] = int(min(max(_DEFAULT_SIZES[name] if value is None else value, least), _LARGEST_SIZE))
+        sizes[name] = int(min(max(DEFAULT_SIZES[name] if value is None else float(value), least), _LARGEST_SIZE))
     return sizes
+
+
+def _given_size(config: Config, name: str) -> Any:
+    key = f"zero_optimization.{ZERO_KEYS[name]}"
+    plain = key.replace("stage3_", "")  # DeepSpeed takes both names
+    value = next((v for v in (config.number(key), config.number(plain)) if v is not None), None)
+    return "auto" if value is None and "auto" in (config.get(key), config.get(plain)) else value
 
 
 _STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from kit.specs import strict_yaml
@@ -40,9 +40,13 @@ class KnownKeys:
         return node if isinstance(node, Mapping) else None
 
 
+def table(name: str) -> Mapping[str, Any]:
+    """A generated table, beside this file."""
+    return strict_yaml.read(Path(__file__).with_name(name)).data
+
+
 def _load(name: str, reader: str, effect: str) -> KnownKeys:
-    text = files("kit.addons.lint").joinpath(name).read_text(encoding="utf-8")
-    data = strict_yaml.parse_text(text, name).data
+    data = table(name)
     return KnownKeys(
         reader=reader,
         version=str(data["version"]),
@@ -70,9 +74,7 @@ def accelerate_keys() -> KnownKeys:
 @cache
 def layer_classes() -> Mapping[str, frozenset[str]]:
     """Family of models → the classes of its modules in transformers; written by scripts/layer_classes.py."""
-    text = files("kit.addons.lint").joinpath("layer_classes.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, list[str]] = strict_yaml.parse_text(text, "layer_classes.yaml").data["families"]
-    return {family: frozenset(names) for family, names in table.items()}
+    return {family: frozenset(names) for family, names in table("layer_classes.yaml")["families"].items()}
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,5 @@ class TrainerArguments:
 
 @cache
 def trainer_arguments() -> TrainerArguments:
-    text = files("kit.addons.lint").joinpath("trainer_arguments.yaml").read_text(encoding="utf-8")
-    data = strict_yaml.parse_text(text, "trainer_arguments.yaml").data
+    data = table("trainer_arguments.yaml")
     return TrainerArguments(str(data["version"]), data["defaults"], frozenset(data["dropped"]))

@@ -30,7 +30,8 @@ class PodScript:
 def pod_scripts(data: Mapping[str, Any]) -> Iterator[PodScript]:
     """Every container that has a command, of one document."""
     pods = {
-        name: _replicas(spec) for name, spec in _mapping(_mapping(data.get("spec")).get("pytorchReplicaSpecs")).items()
+        name: _count(_mapping(spec), "replicas")
+        for name, spec in _mapping(_mapping(data.get("spec")).get("pytorchReplicaSpecs")).items()
     }
     yield from _found(data, sum(pods.values()) or 1, bool(pods), 0)
 
@@ -76,10 +77,6 @@ def _gpus(resources: Any) -> int | None:
     limits = _mapping(_mapping(resources).get("limits")) or _mapping(_mapping(resources).get("requests"))
     count = next((value for name, value in limits.items() if str(name).endswith("/gpu")), None)
     return int(count) if isinstance(count, int | str) and str(count).isdecimal() else None
-
-
-def _replicas(spec: Any) -> int:
-    return _count(_mapping(spec), "replicas")
 
 
 def _count(node: Mapping[str, Any], key: str) -> int:

@@ -207,14 +207,10 @@ class _Scanner:
         if array is not None:
             return array
         if not value and match[4] is not None:
-            value = _Scanner(match[4].strip("\"'") + " ", variables=self.variables).only_value() if match[4] else ""
+            words = _Scanner(match[4].strip("\"'") + " ", variables=self.variables)._word() if match[4] else []
+            value = words[0].value if words else ""
         parts.append(value)
         return None
-
-    def only_value(self) -> str | None:
-        """The value of a text that is one word."""
-        words = self._word()
-        return words[0].value if words else ""
 
     def _closing(self) -> int:
         depth = 0

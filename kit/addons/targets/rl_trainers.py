@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kit.addons.lint.described import zero_sizes
 from kit.addons.targets.programs import version_line
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
@@ -23,15 +24,6 @@ from kit.emit.trainer import for_trainer
 from kit.planner.plan import Plan
 from kit.specs.job import GrpoSpec, LoraSpec
 from kit.units import GIB
-
-_DEEPSPEED_SIZES = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "sub_group_size": 1_000_000_000,
-}
-"""DeepSpeed's own (runtime/zero/config.py). OpenRLHF asks for "auto", which DeepSpeed reads as no value."""
 
 
 def _grpo(plan: Plan) -> GrpoSpec:
@@ -57,8 +49,8 @@ def _gib_of_verl(plan: Plan) -> float:
 
 
 def _gib_of_openrlhf(plan: Plan) -> float:
-    """OpenRLHF leaves the sizes of DeepSpeed's buffers to DeepSpeed (utils/deepspeed/deepspeed_utils.py)."""
-    return peak_gib(plan.workload.with_layout(plan.layout.with_sizes(_DEEPSPEED_SIZES)))
+    """OpenRLHF asks for "auto" (utils/deepspeed/deepspeed_utils.py), which DeepSpeed reads as no value."""
+    return peak_gib(plan.workload.with_layout(plan.layout.with_sizes(zero_sizes({}, plan.workload))))
 
 
 def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:
