@@ -9,6 +9,7 @@ from benchmarks.accuracy.cleaned import number_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu
+from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
 OWN = {
@@ -72,11 +73,10 @@ def cluster_of(row: Row) -> ClusterSpec:
     stated = row["cluster"]
     gpu = gpu_of(str(stated.get("gpu")))
     total = stated.get("num_gpus") or 1
-    per_node = stated.get("gpus_per_node") or 8
-    if gpu.name.startswith("GB"):
-        per_node = NVLINK_DOMAIN
-    per_node = min(per_node, total)
+    whole = NVLINK_DOMAIN if gpu.name.startswith("GB") else stated.get("gpus_per_node") or 8
+    per_node = min(whole, total)
     fabric = next((gbits for prefix, gbits in DEFAULT_FABRIC_GBITS.items() if gpu.name.startswith(prefix)), 400.0)
+    node = next((row for row in rows("nodes").values() if row["gpu"] == gpu.name and row.get("default_for_gpu")), {})
     return ClusterSpec(
         name=f"{total} x {gpu.name}",
         gpu=gpu,
@@ -84,6 +84,8 @@ def cluster_of(row: Row) -> ClusterSpec:
         num_nodes=max(1, -(-total // per_node)),
         intra_node_gbytes_per_s=_link(str(stated.get("intra_node") or ""), gpu),
         inter_node_gbytes_per_s=(number_of(stated.get("inter_node_gbps_per_gpu")) or fabric) / 8,
+        host_memory_gbytes_per_s=node.get("host_memory_gbytes_per_s", 0.0) * per_node / node.get("gpus_per_node", 1)
+        or None,
         source="published row",
     )
 

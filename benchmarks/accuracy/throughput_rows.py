@@ -12,6 +12,7 @@ from benchmarks.accuracy.fields import (
     LLM_FOUNDRY,
     OLD_MEGATRON,
     SAILOR,
+    address_of,
     compiled,
     date_of,
     deepcompile,
@@ -197,6 +198,8 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         attention=attention_of(row) or ("flash1" if foundry else "flash"),
         casts_adapters=transformers and date >= FP32_ADAPTERS,
         balanced_context=not titan,
+        # accelerate gives each rank of DeepSpeed one thread unless told otherwise (utils/launch.py).
+        host_threads=1 if "deepcompile" in address_of(row) else None,
         offload_to_step_on_device=offload_of(job).steps_on_device,
         copies_gathered=titan,
         deepcompile=deepcompile(row),

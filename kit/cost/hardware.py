@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kit.specs.catalog.rows import rows
-from kit.specs.cluster import GpuSpec
+from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.units import TFLOP
 
 
@@ -18,7 +18,9 @@ class Shared(NamedTuple):
     intra_node_link: float
     inter_node_link: float
     host_link: float
+    host_memory: float
     host_memory_gbytes_per_s: float
+    host_thread_gbytes_per_s: float
     nvme_gbytes_per_s: float
     overlap: float
     unhidden: float
@@ -108,13 +110,19 @@ def pcie_bytes_per_s(gpu: GpuSpec) -> float:
     return gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
 
 
-HOST_STEP_BYTES = {2: 48.0, 3: 66.0}
-"""ZeRO stage → bytes of host memory traffic per parameter and step: Adam (28), write fp32 gradients (4), unscale them
-(8), cast weights to 16 bits (6), read them (2). Stage 3 also stores 16-bit gradients (2), tests for infinity and NaN
-(12) and copies weights from pageable memory (4) (DeepSpeed, runtime/zero/stage3.py: has_overflow,
-unscale_and_clip_grads, _reassign_or_swap_out_partitioned_parameters)."""
+HOST_STEP_BYTES = {2: 44.0, 3: 50.0}
+"""ZeRO stage → bytes of host memory traffic per parameter and step: Adam (28), clip the gradients (8), cast weights to
+16 bits (6) into pinned memory, from where they are copied (2). Stage 3 casts into new, pageable memory, which is zeroed
+(2) and staged (4) (DeepSpeed 0.19, runtime/zero/stage_1_and_2.py and stage3.py: unscale_and_clip_grads,
+_reassign_or_swap_out_partitioned_parameters; torch, aten/src/ATen/native/cuda/Copy.cu). Gradients arrive beside
+backward, and GPUs test and norm them."""
+OVERFLOW_TEST_BYTES = 12.0
+"""More at stage 3 in fp16: tests of the 16-bit gradients for infinity and NaN (stage3.py, has_overflow)."""
 
 
-def cpu_adam_s(parameters: float, zero_stage: int) -> float:
-    """Seconds of ZeRO-Offload's CPU Adam step for ``parameters`` of one node, bound by host memory bandwidth."""
-    return HOST_STEP_BYTES[max(2, zero_stage)] * parameters / (shared().host_memory_gbytes_per_s * 1e9)
+def host_bytes_per_s(cluster: ClusterSpec, threads: int | None = None) -> float:
+    """Bytes/s at which the ranks of a node pass over host memory together. ``threads``: of each rank; None: enough for
+    the memory to be the limit."""
+    memory = (cluster.host_memory_gbytes_per_s or shared().host_memory_gbytes_per_s) * shared().host_memory
+    by_threads = shared().host_thread_gbytes_per_s * cluster.gpus_per_node * threads if threads else memory
+    return min(memory, by_threads) * 1e9

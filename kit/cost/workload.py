@@ -71,6 +71,7 @@ class ExecutionModel:
     deepcompile = False
     reduces_in_full = False
     reuse_distance = 0.0
+    host_threads: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,12 @@ def assignments(plan: Plan) -> list[str]:
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
         name = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
         lines += [f"mkdir -p {FLIGHT_RECORDS}", f'export {name}="${{{name}:-$PWD/{FLIGHT_RECORDS}/rank_}}"']
+    if plan.cluster.gpu.device == "cuda" and {plan.layout.offload_optimizer, plan.layout.offload_param} != {"none"}:
+        ranks = plan.layout.world_size // plan.cluster.num_nodes
+        lines += [
+            "# The optimizer steps on the host, on all of its cores; torchrun and accelerate set one thread a rank.",
+            f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((($(nproc) + {ranks - 1}) / {ranks}))}}"',
+        ]
     if plan.cluster.num_nodes > 1 and fabric is None:
         lines.append(
             "# Fabric not known: NCCL looks for InfiniBand and RoCE by itself; docs/launch.md has what others need."

@@ -61,6 +61,8 @@ class ClusterSpec:
     """Fabric bandwidth per GPU, GB/s per direction; 0 for a lone node."""
     host_ram_gib: Annotated[float, Within(gt=0, le=_LARGEST_GIB)] | None = None
     """Host memory of a node, GiB; null = unknown, which refuses offload."""
+    host_memory_gbytes_per_s: Annotated[Rate, Within(gt=0)] | None = None
+    """Bandwidth of a node's host memory by its data sheet, GB/s; null = a slow host's is assumed (efficiency.yaml)."""
     nvme_gib: Annotated[float, Within(ge=0, le=_LARGEST_GIB)] | None = None
     """Local NVMe of a node, GiB; null = unknown, which refuses offload to it."""
     nvme_gbytes_per_s: Annotated[Rate, Within(gt=0)] | None = None

@@ -128,6 +128,26 @@ def test_what_the_caller_set_stays(tmp_path: Path) -> None:
     assert told[told.index("--master-port") + 1] == "29600"
 
 
+@pytest.mark.parametrize(
+    ("layout", "threads"),
+    [
+        (ZERO3 | {"offload_optimizer": "cpu"}, "13"),
+        (ZERO3 | {"offload_optimizer": "nvme", "cluster": "16xH100", "dp": 16}, "13"),
+        (ZERO3 | {"offload_param": "cpu", "dp": 4}, "25"),
+        (ZERO3 | {"offload_optimizer": "cpu", "cluster": "128xcpu", "dp": 128}, "1"),
+        (ZERO3, None),
+    ],
+)
+def test_ranks_share_the_hosts_cores_for_a_step_there(
+    layout: dict[str, Any], threads: str | None, tmp_path: Path
+) -> None:
+    stand_in(tmp_path, nproc="#!/bin/sh\necho 100\n")
+    given = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    found = [run("launch.sh", layout, tmp_path, **given, **mine)[1] for mine in ({}, {"OMP_NUM_THREADS": "3"})]
+    told = [[line for line in lines if line.startswith("OMP_")] for lines in found]
+    assert told == [[f"OMP_NUM_THREADS={threads}"] if threads else [], ["OMP_NUM_THREADS=3"]]
+
+
 ELASTIC = "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29600 --rdzv-id"
 
 

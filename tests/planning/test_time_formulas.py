@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kit.cost.collectives import Group, fills_the_link, group
-from kit.cost.hardware import cpu_adam_s, generation_of, gpu_rates, has_rates, peak_flops_per_s, runs_rocm, shared
+from kit.cost.hardware import generation_of, gpu_rates, has_rates, host_bytes_per_s, peak_flops_per_s, runs_rocm, shared
 from kit.cost.model.compressed_bytes import INT4_BYTES, INT8_BYTES, ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.flops import (
     head_flops_per_token,
@@ -56,7 +56,7 @@ from tests.planning.shapes import (
 from tests.planning.shapes import (
     TOKENS as T,
 )
-from tests.support.models import deepspeed, megatron, torch
+from tests.support.models import cluster, deepspeed, megatron, torch
 
 E = shared()
 NVLINK, PORT = 450e9 * E.intra_node_link, 50e9 * E.inter_node_link
@@ -121,9 +121,14 @@ GPUS: Rows = [
     ("ROCm", lambda: [runs_rocm(replace(OLD, generation=each)) for each in ("cdna3", "hopper")], [True, False]),
     ("rates are known or the default's", lambda: (has_rates(NODE.gpu), has_rates(OLD), gpu_rates("none").measured),
      (True, False, False)),
-    # Adam's traffic of host memory: 28 + 4 + 8 + 6 + 2 bytes, and 2 + 12 + 4 more at stage 3.
-    ("Adam on the host", lambda: [cpu_adam_s(1e9, stage) for stage in (1, 2, 3)],
-     [bytes_each / E.host_memory_gbytes_per_s for bytes_each in (48, 48, 66)]),
+    # One socket of six channels is assumed; else the sheet's figure; one thread of each of eight ranks, at most that.
+    ("host memory", lambda: [host_bytes_per_s(replace(NODE, host_memory_gbytes_per_s=sheet), threads) / 1e9
+                             for sheet, threads in ((None, None), (614.4, None), (614.4, 1), (614.4, 7), (100.0, 1))],
+     [108.8, 522.24, 97.6, 522.24, 85.0]),
+    ("ZeRO-Offload's table 4: CPU Adam of ten billion", lambda: round(28e10 / host_bytes_per_s(replace(
+        NODE, host_memory_gbytes_per_s=None)), 2), 2.57),
+    ("a part of a host", lambda: [cluster(text).host_memory_gbytes_per_s for text in (
+        "8xH100", "2xA100-40", "dgx-a100-40:2", "hgx-h100", "4xRTX-4090")], [614.4, 102.4, 409.6, None, None]),
     ("rates at a precision", lambda: gpu_perf(NODE, "fp8", "cudnn", True)[1:],
      ("fp8", gpu_rates("H100"), GemmPerf(peak_flops_per_s(NODE.gpu, "fp8") * 0.60, 3350e9 * E.memory_bandwidth, 132,
          1.0),

@@ -116,6 +116,8 @@ class PublishedExecution(ExecutionModel):
     copies_of_ranks: bool = False
     """ZeRO-3 before torch gathered into one tensor (DeepSpeed of 2021): collectives of lists, which copy each rank's
     part by a kernel of its own."""
+    host_threads: int | None = None  # type: ignore[misc]
+    """Threads of a rank's step in host memory; None: all cores are shared out."""
     offload_to_step_on_device: bool = False
     """Whether optimizer state that lives in host memory is brought to the device for its step."""
 

@@ -6,7 +6,7 @@ from operator import add
 from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
-from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
+from kit.cost.hardware import HOST_STEP_BYTES, OVERFLOW_TEST_BYTES, host_bytes_per_s, pcie_bytes_per_s, shared
 from kit.cost.memory.activations_huggingface import layer_input
 from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.model.lora import adapted_layers
@@ -298,17 +298,19 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
         # Gradients are reduced on the device, and copied once, in fp32. Nothing is taken to overlap the CPU's Adam. Its
         # traffic is that of stage 2, the nearest: weights are cast on the CPU here too (hybrid_optimizer.py).
         share = layout.optimizer_offload_fraction * workload.stepped_parameters(parameters)
-        return cpu_adam_s(share * cluster.gpus_per_node, layout.zero_stage) + (4.0 + element) * share / pcie
+        return _host_step_s(workload, share) + (4.0 + element) * share / pcie
     total = workload.trained_parameters
     share = total / (layout.dp * layout.cp)
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
     if layout.offload_optimizer != "none":
-        seconds += cpu_adam_s(total / cluster.num_nodes, layout.zero_stage)
-        seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
-        # The gradient sum over micro batches is copied once more, in the optimizer's dtype.
-        seconds += layout.master_bytes * share / pcie
+        seconds += _host_step_s(workload, share)
+        # Stage 3 copies each sum to the host and back, for its norm; below, a sum is on the host between micro batches
+        # alone. The last one is copied once more, in the optimizer's dtype (partition_grads; copy_grads_in_partition).
+        sums = 2 * m if layout.zero_stage == 3 else 2 * m - 2
+        window = 2 / 3 * compute * m if workload.execution.overlaps_gradients else 0.0
+        seconds += exposed((element * sums + layout.master_bytes) * share / pcie, window)
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
         # Sub groups are processed one after the other, without overlap.
@@ -321,6 +323,14 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
             seconds += weights / disk
         seconds += m * exposed(link, compute)
     return seconds
+
+
+def _host_step_s(workload: Workload, share: float) -> float:
+    """Seconds in which every rank of a node steps ``share`` parameters in host memory."""
+    stage, cluster = workload.layout.zero_stage, workload.cluster
+    moved = HOST_STEP_BYTES[max(2, stage)]
+    moved += OVERFLOW_TEST_BYTES if stage == 3 and workload.job.precision == "fp16" else 0.0
+    return moved * share * cluster.gpus_per_node / host_bytes_per_s(cluster, workload.execution.host_threads)
 
 
 def _trl_components_s(gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float) -> dict[str, float]:

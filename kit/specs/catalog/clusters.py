@@ -208,10 +208,11 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
     data |= {"name": node_name, "gpu": load_gpu(row["gpu"]), "num_nodes": nodes}
     if gpus_per_node != whole:
-        # A part of a server has its share of memory and disks, and no price, because providers rent whole servers.
+        # A part of a server has its share of memory and disks (a rank's pinned memory lies on one NUMA node), and no
+        # price, because providers rent whole servers.
         share = 1.0 if row.get("whole_host") else gpus_per_node / whole
-        for key in ("host_ram_gib", "nvme_gib"):
-            data[key] = None if data[key] is None else data[key] * share
+        for key in ("host_ram_gib", "host_memory_gbytes_per_s", "nvme_gib"):
+            data[key] = data[key] * share if data.get(key) else None
         data |= {"gpus_per_node": gpus_per_node, "price_per_node_hour_usd": None, "price_date": None}
     return trusted(ClusterSpec, data)
 
