@@ -295,7 +295,8 @@ def _considered(
     most_gib = math.inf if request.calibration.residuals else most_gib  # calibration may lower the predicted memory
     for engine in _engines(request):
         previous: Layout | None = None
-        for index, layout in enumerate(layouts(request, engine, further, most_gib, bound)):
+        asked = _with_installed(request, engine)
+        for index, layout in enumerate(layouts(asked, engine, further, most_gib, bound)):
             if previous is not None and _needs_no_less(previous, layout):
                 continue
             workload = request.workload(layout)
@@ -307,6 +308,17 @@ def _considered(
             candidate = scorer.candidate(workload, limit_gib(layout))
             previous = layout if candidate.step_time_s is None else None
             yield candidate
+
+
+def _with_installed(request: Request, engine: EngineName) -> Request:
+    """The request with Transformer Engine's layers on Megatron, where the nodes have it and it has the model's and the
+    job's layers."""
+    if engine != "megatron" or not request.cluster.transformer_engine or request.pins.implementation is not None:
+        return request
+    asked = replace(request, pins=request.pins.but(implementation="transformer_engine"))
+    broken = (violations(asked.workload(layout)) for layout in itertools.islice(layouts(asked, engine), 1))
+    can = all(_WHATEVER_THE_SIZES.isdisjoint(each.rule for each in found) for found in broken)
+    return asked if can else request
 
 
 _WHATEVER_THE_SIZES = frozenset(

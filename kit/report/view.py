@@ -46,6 +46,7 @@ _NOTES = (
     "precision",
     "optimizer",
     "tp_across_nodes",
+    "implementation",
     "extra",
 )
 """Rules of decisions that a user must not miss."""

@@ -67,6 +67,8 @@ class ClusterSpec:
     """Local NVMe of a node, GiB; null = unknown, which refuses offload to it."""
     nvme_gbytes_per_s: Annotated[Rate, Within(gt=0)] | None = None
     """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
+    transformer_engine: bool = False
+    """Whether NVIDIA's Transformer Engine is installed on the nodes: Megatron's layers are then its own."""
     price_per_node_hour_usd: Annotated[float, Within(gt=0, le=LARGEST_PRICE)] | None = None
     """List price of a node per hour, USD, on demand; null = unknown."""
     price_date: Text | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ _SECTOR_BYTES = 512
 
 
 def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
-    """GPUs as nvidia-smi lists them, else one CPU process a core; host memory; NVMe disks.
+    """GPUs as nvidia-smi lists them, else one CPU process a core; host memory; NVMe disks; this environment's packages.
 
     ``gpus``: the catalog. Raises SpecError for a GPU that it has not, and for GPUs of several kinds.
     """
@@ -42,6 +43,7 @@ def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
         intra_node_gbytes_per_s=link,
         inter_node_gbytes_per_s=0.0,
         host_ram_gib=ram_gib,
+        transformer_engine=bool(listed) and importlib.util.find_spec("transformer_engine") is not None,
         nvme_gib=sum(disks.values()) * _SECTOR_BYTES / GIB,
         source="this machine: nvidia-smi, /proc/meminfo, /sys/block; speeds as in the catalog",
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.search import EQUALLY_FAST
+from kit.report.view import view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Pins
@@ -39,6 +42,37 @@ def test_a_host_with_too_little_memory_is_why_state_goes_to_disks() -> None:
     plan = plan_of("llama-2-13b", "1xH100")
     assert plan.layout.offload_optimizer == "nvme"
     assert re.search(r"cpu: offload needs \d+ GiB of host memory a node", reason(plan, "offload_optimizer"))
+
+
+TE = "transformer_engine"
+
+
+def test_the_faster_layout_with_transformer_engine_is_said_and_taken_where_it_is_installed() -> None:
+    def planned(machines: str, pins: Pins = NO_PINS, installed: bool = False, model: str = "llama-3-8b") -> Plan:
+        nodes = replace(parse_cluster(machines), transformer_engine=installed)
+        return make_plan(load_model(model), nodes, job(), pins)
+
+    without, with_it = planned("8xH100"), planned("8xH100", installed=True)
+    now, then = without.predicted.step_time_s, with_it.predicted.step_time_s
+    (said,) = (each for each in without.decisions if each.rule == "implementation")
+    assert said.why == (
+        f"with transformer_engine installed: {then:.2f} s a step, {1 - then / now:.1%} less "
+        f"({describe(with_it.layout)}); cluster.transformer_engine=true takes it"
+    )
+    assert said in view_of(without).notes
+    assert (with_it.layout.implementation, said.chosen, then < now / EQUALLY_FAST) == (TE, "local", True)
+    others = [
+        with_it,
+        planned("8xMI300X"),
+        planned("8xH100", Pins(implementation="local")),
+        planned("8xH100", Pins(engine="torch")),
+        planned("8xH100", Pins(implementation=TE)),
+        planned("8xcpu", model="smollm2-135m"),
+    ]
+    assert [each.rule for plan in others for each in plan.decisions].count("implementation") == 0
+    assert planned("8xH100", Pins(implementation="local"), True).layout.implementation == "local"
+    # Megatron-core has no such layers for this family.
+    assert planned("8xH100", Pins(engine="megatron"), True, "smollm3-3b").layout.implementation == "local"
 
 
 SLOW, FAST = 25 / 8 / 8, 25.0

@@ -58,6 +58,16 @@ def test_gpus_are_those_that_the_driver_lists(topology: str, link: float, machin
     assert local.nvidia_gpus() == [("NVIDIA H100 80GB HBM3", 81559 / 1024)] * 2
 
 
+@pytest.mark.parametrize(("listed", "installed"), [("NVIDIA H100 80GB HBM3, 81559", True), ("", False)])
+def test_transformer_engine_of_this_environment_counts_on_gpus(
+    listed: str, installed: bool, machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine |= {"--query-gpu": listed, "topo": ""}
+    assert not parse_cluster("local").transformer_engine
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "transformer_engine" else None)
+    assert parse_cluster("local").transformer_engine is installed
+
+
 @pytest.mark.parametrize(
     ("listed", "name", "memory_gib", "count"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from kit.cost.hardware import usable_gib
+from kit.cost.hardware import runs_rocm, usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
@@ -22,12 +22,14 @@ from kit.planner.search import (
     Candidate,
     SearchResult,
     eligible,
+    faster_than,
     illegal,
     simplicity,
     step_s,
 )
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import DEFAULTS, ENGINES, Layout
+from kit.specs.validation import changed
 from kit.units import human_seconds
 
 _CHOICES = {
@@ -59,6 +61,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         *fallback(request, result),
         *_alternatives(request, result, best),
         *faster_with_fewer(request, best),
+        *_transformer_engine(request, best),
     ]
     return (*made, *notes(request.workload(best.layout)))
 
@@ -262,6 +265,25 @@ def _reason(among: Iterable[Candidate], best: Candidate) -> str:
         f"the simplest within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} slower than "
         f"{engine_name(fastest.layout)})"
     )
+
+
+def _transformer_engine(request: Request, best: Candidate) -> Iterator[Decision]:
+    """The layout that ``cluster.transformer_engine=true`` finds on NVIDIA's GPUs, if it is faster."""
+    cluster = request.cluster
+    nvidias = cluster.gpu.device == "cuda" and not runs_rocm(cluster.gpu)
+    if not nvidias or cluster.transformer_engine or request.pins.engine not in (None, "megatron"):
+        return
+    asked = replace(
+        request, cluster=changed(cluster, transformer_engine=True), pins=request.pins.but(engine="megatron")
+    )
+    found = faster_than(asked, step_s(best) / EQUALLY_FAST)
+    if found is not None and found.layout.implementation == "transformer_engine":
+        now, then = step_s(best), step_s(found)
+        why = (
+            f"with transformer_engine installed: {human_seconds(then, like=now)} a step, {1 - then / now:.1%} less "
+            f"({describe(found.layout)}); cluster.transformer_engine=true takes it"
+        )
+        yield Decision(rule="implementation", chosen=best.layout.implementation, why=why)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
