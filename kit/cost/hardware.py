@@ -119,6 +119,10 @@ backward, and GPUs test and norm them."""
 OVERFLOW_TEST_BYTES = 12.0
 """More at stage 3 in fp16: tests of the 16-bit gradients for infinity and NaN (stage3.py, has_overflow)."""
 
+TORCH_STEP_BYTES, TORCH_SUM_BYTES = 40.0, 12.0
+"""Bytes of a step by FSDP2: AdamW's fused kernel (28), the norm (4) and clipping (8). And of each micro batch after the
+first, whose gradients are added to the sum."""
+
 
 def host_bytes_per_s(cluster: ClusterSpec, threads: int | None = None) -> float:
     """Bytes/s at which the ranks of a node pass over host memory together. ``threads``: of each rank; None: enough for

@@ -77,7 +77,8 @@ def _torch(request: Request, further: bool) -> Iterator[Layout]:
     offloads = [pinned]
     if further:
         yield from _long_sequences(request)
-        if job.lora is not None and pinned == ("none", "none") and not (pins.offload_param or pins.offload_optimizer):
+        several = job.lora is not None or cluster.num_gpus > 1  # FSDP2 has whole models
+        if several and pinned == ("none", "none") and not (pins.offload_param or pins.offload_optimizer):
             offloads.append(("cpu", "cpu"))
     for split in _torch_splits(request):
         if further and split.tp > 1:

@@ -90,6 +90,10 @@ CANDIDATES: Rows = [
     ("pinned inputs on the host", lambda: sorted({each.tiled_mlp for each in layouts(request(TORCH.but(
         activation_offloading=True), machines=ONE, lora=LORA), "torch", True) if each.offload_param == "cpu"}), [False,
         True]),
+    ("whole weights on the host of several GPUs", lambda: sorted({(each.offload_param, each.offload_optimizer,
+        each.zero_stage, each.chunked_loss) for each in layouts(request(TORCH), "torch", True)
+        if each.offload_param == "cpu" and each.zero_stage == 3}),
+     [("cpu", "cpu", 3, False), ("cpu", "cpu", 3, True)]),
     ("whole weights stay", lambda: tried("torch", "offload_param", TORCH, True, machines=ONE), [("none",)]),
     ("a pinned place", lambda: tried("torch", "offload_param", TORCH.but(offload_param="none"), True, machines=ONE,
         lora=LORA), [("none",)]),

@@ -442,9 +442,12 @@ STATES: Rows = [
     ("host of bf16 state", lambda: host_state_bytes(Z[3].but(offload_optimizer="cpu", optimizer_state_dtype="bf16"),
                                                     "bf16"), [0, 0.5, 0.75]),
     ("host of torch and Megatron", lambda: [host_state_bytes(each, "bf16") for each in (
-        FSDP, FSDP.but(offload_param="cpu"), megatron(dp=8), megatron(offload_optimizer="cpu",
+        FSDP, FSDP.but(offload_param="cpu"), FSDP.but(offload_param="cpu", gradient_dtype="bf16"), FSDP.but(
+            offload_param="cpu", optimizer_state_dtype="bf16"), megatron(dp=8), megatron(offload_optimizer="cpu",
                                                                      optimizer_offload_fraction=0.75))],
-     [[0, 0, 0], [0.25, 0.5, 1.5], [0, 0, 0], [0, 3, 9]]),
+     [[0, 0, 0], [0.5, 0.5, 1], [0.5, 0.25, 1], [0.25, 0.25, 0.5], [0, 0, 0], [0, 3, 9]]),
+    ("host of adapters by torch", lambda: host_state_bytes(FSDP.but(offload_param="cpu"), "bf16", frozen=True),
+     [0.25, 0.5, 1.5]),
     ("disks", lambda: [nvme_state_bytes(each, "bf16") for each in (
         NVME, NVME.but(offload_param="none"), NVME.but(offload_optimizer="none"))],
      [[1 / 8, 1 / 4, 3 / 4], [0, 1 / 4, 3 / 4], [1 / 8, 0, 0]]),
@@ -482,7 +485,9 @@ OFFLOAD: Rows = [
     ("layer inputs of a node", lambda: host_ram_gib_per_node(work(FSDP.but(activation_offloading=True))) * 2**30,
      8 * 6 * 2**21),
     ("weights in four bits", lambda: [stored_weight_bytes(work(FSDP, lora=each)) for each in (
-        None, LORA, replace(LORA, four_bit=True))], [2 * TOTAL, 2 * TOTAL, 0.5 * 6 * LAYER + 2 * (TOTAL - 6 * LAYER)]),
+        None, LORA, replace(LORA, four_bit=True))], [4 * TOTAL, 2 * TOTAL, 0.5 * 6 * LAYER + 2 * (TOTAL - 6 * LAYER)]),
+    ("weights of ZeRO and in bf16", lambda: [stored_weight_bytes(work(each)) for each in (
+        Z[3], FSDP.but(optimizer_state_dtype="bf16"))], [2 * TOTAL, 2 * TOTAL]),
     # A process of each rank, and the largest parameter in fp32; the first rank builds random weights.
     ("loading", lambda: [(host_load_gib_per_node(work(each, **more)) - 8 * overheads().cpu_process_gib) * 2**30
                          for each, more in (
@@ -527,6 +532,10 @@ ENGINES: Rows = [
      (14, 2 * (7 + 6 + 5 + 3 - 1) + 12)),
     ("FSDP2", lambda: engine(FSDP, "buffers", "gathered", "root_is_last"), [0, (
         2 * ROOT, 2 * (ROOT + 2 * LAYER_TOTAL + TABLE + LAYER_TOTAL - 384000) + 4 * LAYER_TOTAL, 6 * ROOT), True]),
+    # A rank's part of the next layer in fp32, and of this layer's gradients on their way: an eighth each.
+    ("FSDP2 on the host", lambda: [engine(FSDP.but(offload_param=place, gradient_dtype=dtype), "gathered")[0][1] -
+        engine(FSDP, "gathered")[0][1] for place, dtype in (("cpu", "fp32"), ("cpu", "bf16"), ("none", "bf16"))],
+     [LAYER_TOTAL, LAYER_TOTAL, LAYER_TOTAL / 2]),
     ("FSDP2 that stays gathered", lambda: engine(FSDP.but(zero_stage=2), "gathered")[0][:2], (
         2 * (ROOT + 6 * LAYER_TOTAL), 2 * (ROOT + 6 * LAYER_TOTAL + TABLE + LAYER_TOTAL - 384000) + 4 * LAYER_TOTAL)),
     ("FSDP2 over two", lambda: engine(FSDP.but(tp=2), "gathered")[0][1],

@@ -365,8 +365,9 @@ EDGES: list[tuple[str, list[tuple[Layout, ModelSpec, dict[str, Any], bool]]]] = 
     ("torch_tp_family", [(FSDP.but(tp=2), GPT, {}, True), (FSDP, GPT, {}, False), (FSDP.but(tp=2), DENSE, {}, False)]),
     ("fsdp2_offload", [(each.but(offload_param=param, offload_optimizer=place), DENSE, {"lora": lora}, broken) for each,
         param, place, lora, broken in (
-        (FSDP, "cpu", "cpu", LORA, False), (FSDP, "cpu", "none", LORA, True), (FSDP, "cpu", "cpu", None, True), (HF,
-        "cpu", "cpu", LORA, True), (FSDP.but(tp=3), "cpu", "cpu", LORA, True), (FSDP, "none", "none", None, False))]),
+        (FSDP, "cpu", "cpu", LORA, False), (FSDP, "cpu", "none", LORA, True), (FSDP, "cpu", "cpu", None, False), (HF,
+        "cpu", "cpu", LORA, True), (FSDP.but(tp=3), "cpu", "cpu", LORA, True),
+        (FSDP, "none", "none", None, False), (FSDP.but(ep=2), "cpu", "cpu", None, True))]),
     ("torch_tp_needs_fsdp2", [(HF.but(tp=3), DENSE, {}, True), (FSDP.but(tp=3), DENSE, {}, False), (HF, DENSE, {},
         False)]),
     ("torch_tp_divides", [(FSDP.but(tp=2), DENSE, {}, True), (FSDP.but(tp=3), DENSE, {}, True), (FSDP.but(tp=3),

@@ -210,6 +210,15 @@ OFFLOAD: Rows = [
         DISKS, nvme_gbytes_per_s=1e4)), [4 * SHARD / PCIE + 2 * TOTAL / 1e13, 0.5]),
     ("Megatron's", lambda: offloaded(megatron(dp=8, offload_optimizer="cpu", optimizer_offload_fraction=0.25), False),
      [stepped(TOTAL / 4, 44) + 6 * SHARD / 4 / PCIE, 0.375]),
+    # FSDP2: weights in fp32 to the GPU twice a micro batch; gradients in fp32 to the host, where the sums are added.
+    ("FSDP2 on the host", lambda: offloaded(FSDP.but(offload_param="cpu", offload_optimizer="cpu"), False),
+     [stepped(TOTAL, 40) + (4 + 2 * 4) * SHARD / PCIE, 0]),
+    ("FSDP2 on the host, three micro batches", lambda: offloaded(FSDP.but(offload_param="cpu", offload_optimizer="cpu",
+        gradient_accumulation_steps=3)),
+     [stepped(TOTAL, 64) + seen(4 * SHARD / PCIE, 2 / 3 * 4e-3) + 2 * 4 * SHARD / PCIE
+      + 3 * seen(8 * SHARD / PCIE, 4e-3), 0]),
+    ("FSDP2 on the host in bf16", lambda: offloaded(FSDP.but(offload_param="cpu", offload_optimizer="cpu",
+        optimizer_state_dtype="bf16"), False), [stepped(TOTAL, 40) + (4 + 2 * 2) * SHARD / PCIE, 0]),
     # A copy of each input beside forward, and beside recompute and backward; the last has nothing beside it.
     ("layer inputs", lambda: seconds(FSDP.but(activation_offloading=True, recompute="full",
         gradient_accumulation_steps=2), "offload"),

@@ -14,6 +14,7 @@ from kit.cost.memory.peak import parts_of
 from kit.engines.protocol import StateKind
 from kit.engines.torch import gathered_optimizers
 from kit.engines.torch.engine import TorchEngine
+from kit.engines.torch.optimizer import build_adamw
 from kit.specs.job import OptimizerName, OptimizerSpec
 from tests.support import tiny
 from tests.support.parameter_shapes import parameter_shapes
@@ -209,3 +210,19 @@ class Fp32Muon(torch.optim.Muon):
             return super().step(closure)
         finally:
             module._zeropower_via_newtonschulz = given
+
+
+def test_what_a_gpus_host_keeps_is_stepped_by_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FSDP2 leaves it there. It computes what the others do."""
+    start, gradients, ended = torch.randn(70, 30), torch.randn(5, 70, 30), []
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = build_adamw([weight], OptimizerSpec(), 1e-3)
+        assert [group["fused"] or False for group in optimizer.param_groups] == [there]
+        for weight.grad in gradients:
+            optimizer.step()
+        ended.append(weight.detach())
+    assert torch.allclose(*ended, rtol=1e-6, atol=1e-7)
+    mixed = [torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, device="meta"))]
+    assert build_adamw(mixed, OptimizerSpec(), 1e-3).defaults["fused"] is None

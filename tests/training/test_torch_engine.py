@@ -187,6 +187,9 @@ TWO = {
     "stage 2, tied head": ("gpt2", {}, {"zero_stage": 2}),
     "stage 3, experts": ("mixtral", {}, {"zero_stage": 3, "recompute": "full"}),
     "stage 3, tied head": ("gpt2", {}, {"zero_stage": 3}),
+    "stage 3, on the host": (
+        "llama", UNEVEN, {"zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"},
+    ),
     "stage 3, uneven, all flags": (
         "llama", UNEVEN, {"zero_stage": 3, "recompute": "full", "chunked_loss": True, "compile_layers": True},
     ),

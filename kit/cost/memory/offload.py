@@ -53,16 +53,19 @@ def _element(layout: Layout, precision: Precision) -> float:
     return 4.0 if precision == "fp32" or layout.autocast else 2.0
 
 
-def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
+def host_state_bytes(layout: Layout, precision: Precision, frozen: bool = False) -> OffloadedBytes:
     """Bytes per parameter in host memory on one rank, without NVMe buffers. Gradients are stored twice: summed over
     micro batches, and in fp32 for the optimizer. At stage 3 the sum is in host memory even if the optimizer is on NVMe
-    (stage3.py, grad_partitions_flat_buffer)."""
+    (stage3.py, grad_partitions_flat_buffer). ``frozen``: whether the weights are, and adapters are trained."""
     element = _element(layout, precision)
     if layout.engine == "torch":
         if layout.offload_param == "none":
             return OffloadedBytes()
-        each = 1 / _ranks(layout)
-        return OffloadedBytes(weights=element * each, gradients=4.0 * each, optimizer=12.0 * each)
+        # Weights are their own masters; adapters, in fp32, are counted with their moments.
+        each, masters = 1 / _ranks(layout), layout.master_bytes
+        state = 12.0 if frozen else moment_bytes(layout).rest
+        gradients = 2.0 if not frozen and "bf16" in (layout.gradient_dtype, layout.optimizer_state_dtype) else 4.0
+        return OffloadedBytes((element if frozen else masters) * each, gradients * each, state * each)
     if layout.engine == "megatron":
         if layout.offload_optimizer == "none":
             return OffloadedBytes()
@@ -127,7 +130,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
     cluster, layout, precision = workload.cluster, workload.layout, workload.job.precision
     if layout.engine == "megatron" and layout.offload_optimizer == "none":
         return 0.0
-    states = host_state_bytes(layout, precision)
+    states = host_state_bytes(layout, precision, workload.job.lora is not None)
     # Stages 1 and 2 also pin master weights (stage_1_and_2.py, weights_partition). Stage 3's and Megatron's
     # master weights, and Adam's moments, are pageable.
     pins_masters = layout.zero_stage < 3 and layout.engine != "megatron"
@@ -137,7 +140,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
         # Pipeline ranks are the slowest to vary, so all ranks of a node may be of the fullest stage.
         stepped = max(workload.stepped_parameters(parameters) for parameters in workload.parameters)
         return to_gib(of_trained * stepped * cluster.gpus_per_node)
-    of_weights = PINNED_ROUNDING * states.weights / _element(layout, precision) * stored_weight_bytes(workload)
+    of_weights = PINNED_ROUNDING * stored_weight_bytes(workload) / _ranks(layout) if states.weights else 0.0
     rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
     rank += offloaded_activation_bytes(workload, pinned=True)
     return to_gib(rank * layout.world_size / cluster.num_nodes) + _reference_gib_per_node(workload)
@@ -155,6 +158,8 @@ def offloaded_activation_bytes(workload: Workload, pinned: bool = False) -> floa
 def stored_weight_bytes(workload: Workload) -> float:
     """Bytes of all weights as the host stores them: those of linear layers in nf4, if they are quantised."""
     lora, element = workload.job.lora, _element(workload.layout, workload.job.precision)
+    if lora is None and workload.layout.engine == "torch":
+        element = float(workload.weight_bytes)
     total = count(workload.model).total
     if lora is None or not lora.four_bit:
         return element * total

@@ -263,7 +263,9 @@ def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, floa
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
     """FSDP2's buffers in kit's torch engine. With bf16 gradients, the reduce-scatter of a unit first writes fp32
-    gradients."""
+    gradients. With state on the host these wait there for their copy, and a rank's part of the next unit comes in fp32
+    (_fsdp_collectives.py, foreach_reduce; _fsdp_param.py, all_gather_inputs)."""
+    short, on_host = "bf16" in (layout.gradient_dtype, layout.optimizer_state_dtype), layout.offload_param != "none"
     counts = count(model)
     elsewhere = counts.layer.routed * (1 - 1 / layout.ep)  # experts of other ranks, which no one gathers here
     layers = counts.layers / layout.tp - (counts.num_layers - counts.first_layers) * elsewhere
@@ -274,9 +276,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
         attention=counts.layer.attention / layout.tp,
         after_forward=layers if layout.zero_stage == 2 else 0.0,
         element=element,
-        scattered=4.0 / (layout.dp * layout.cp)
-        if "bf16" in (layout.gradient_dtype, layout.optimizer_state_dtype)
-        else 0.0,
+        scattered=4.0 * (2 if on_host else short) / (layout.dp * layout.cp),
     )
 
 

@@ -6,7 +6,15 @@ from operator import add
 from typing import NamedTuple
 
 from kit.cost.collectives import fills_the_link
-from kit.cost.hardware import HOST_STEP_BYTES, OVERFLOW_TEST_BYTES, host_bytes_per_s, pcie_bytes_per_s, shared
+from kit.cost.hardware import (
+    HOST_STEP_BYTES,
+    OVERFLOW_TEST_BYTES,
+    TORCH_STEP_BYTES,
+    TORCH_SUM_BYTES,
+    host_bytes_per_s,
+    pcie_bytes_per_s,
+    shared,
+)
 from kit.cost.memory.activations_huggingface import layer_input
 from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.model.lora import adapted_layers
@@ -304,7 +312,12 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
-    if layout.offload_optimizer != "none":
+    if layout.engine == "torch":
+        # Each micro batch copies its reduced gradients in fp32; torch waits for all copies but the first one's, and
+        # adds them on the host (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+        copy = 4.0 * share / pcie
+        seconds += _host_step_s(workload, share) + exposed(copy, 2 / 3 * compute) + (m - 1) * copy
+    elif layout.offload_optimizer != "none":
         seconds += _host_step_s(workload, share)
         # Stage 3 copies each sum to the host and back, for its norm; below, a sum is on the host between micro batches
         # alone. The last one is copied once more, in the optimizer's dtype (partition_grads; copy_grads_in_partition).
@@ -327,9 +340,12 @@ def _offload_s(workload: Workload, parameters: RankParameters, components: dict[
 
 def _host_step_s(workload: Workload, share: float) -> float:
     """Seconds in which every rank of a node steps ``share`` parameters in host memory."""
-    stage, cluster = workload.layout.zero_stage, workload.cluster
-    moved = HOST_STEP_BYTES[max(2, stage)]
-    moved += OVERFLOW_TEST_BYTES if stage == 3 and workload.job.precision == "fp16" else 0.0
+    layout, cluster = workload.layout, workload.cluster
+    if layout.engine == "torch":
+        moved = TORCH_STEP_BYTES + TORCH_SUM_BYTES * (layout.gradient_accumulation_steps - 1)
+    else:
+        moved = HOST_STEP_BYTES[max(2, layout.zero_stage)]
+        moved += OVERFLOW_TEST_BYTES if layout.zero_stage == 3 and workload.job.precision == "fp16" else 0.0
     return moved * share * cluster.gpus_per_node / host_bytes_per_s(cluster, workload.execution.host_threads)
 
 

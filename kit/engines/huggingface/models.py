@@ -106,15 +106,15 @@ def build_skeleton(model: ModelSpec) -> PreTrainedModel:
 
 @torch.no_grad()
 def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Allocate on ``device``, and compute, the buffers of a model on meta that no checkpoint has, such as RoPE
-    frequencies.
+    """Allocate on ``device``, and compute, the buffers of a model on meta, or with weights in host memory, that no
+    checkpoint has, such as RoPE frequencies.
 
     A parameter of the same module as a buffer, if it has memory, gets random values again: set parameters afterwards.
     """
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
-            if buffer.is_meta:
+            if buffer.device.type != device.type:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
         if buffers:
             model._init_weights(module)

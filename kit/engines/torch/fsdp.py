@@ -75,7 +75,7 @@ class FsdpModel:
         # The root has embedding and output projection. Backward needs them at once, so forward does not free them.
         fully_shard(model, reshard_after_forward=False, **every)
         if next(model.parameters()).is_meta:
-            model.to_empty(device=device)
+            model.to_empty(device="cpu" if offload else device)
             fill_buffers(model, device)
         self._model = model
         self.averaged_over = mesh["dp"].size()

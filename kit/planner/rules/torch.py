@@ -37,8 +37,7 @@ def torch_tp_family(w: Workload) -> bool:
 
 @rule("torch")
 def fsdp2_offload(w: Workload) -> str | None:
-    """CPUOffloadPolicy takes weights, gradients and optimizer state to the host together, where torch's AdamW steps.
-    kit times that step for adapters alone; DeepSpeed has a kernel for whole models."""
+    """CPUOffloadPolicy takes weights, gradients and optimizer state to the host together, where torch's AdamW steps."""
     layout, places = w.layout, {w.layout.offload_param, w.layout.offload_optimizer}
     if places == {"none"}:
         return None
@@ -48,7 +47,7 @@ def fsdp2_offload(w: Workload) -> str | None:
         f" with zero_stage={layout.zero_stage}, tp={layout.tp}; use zero_stage=3 and tp=1": (
             layout.zero_stage != 3 or layout.tp > 1
         ),
-        " trains adapters only; set job.lora, or use engine=deepspeed": w.job.lora is None,
+        f" with ep={layout.ep} was not tested; use ep=1": layout.ep > 1,
     }
     return first(reasons, said)
 

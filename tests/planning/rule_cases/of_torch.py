@@ -574,13 +574,6 @@ CASES = [
         good_change={"lora": LoraSpec()},
     ),
     Case(
-        "fsdp2_offload",
-        ON_HOST,
-        "trains adapters only; set job.lora, or use engine=deepspeed",
-        ON_HOST,
-        good_change={"lora": LoraSpec()},
-    ),
-    Case(
         "host_memory_while_loading",
         torch(zero_stage=3, tp=2),
         "loading llama-3.1-405b with lora and tp=2 on engine=torch needs [0-9]+ GiB of host memory a node",
