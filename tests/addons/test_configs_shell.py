@@ -14,6 +14,7 @@ WORDS = {
     "run $((X + 15)) $(expr 16 / $X) $(nproc) `date`": ["run", "16", "16", None, None],
     'A=(--a 1\n --b "2 3" # why\n)\nrun "${A[@]}" ${A[*]} end': ["run", *["--a", "1", "--b", "2 3"] * 2, "end"],
     'A=(1); A+=(2)\nrun "${A[@]}"': ["run", "1", "2"],
+    'A=(1)\nif $Q; then A+=(--a 2); else A+=(--a 3); fi\nA+=(--b)\nrun "${A[@]}"': ["run", "1", "--a", "2", "--b"],
     'O="--a 1 --b"\nrun $O "$O"': ["run", "--a", "1", "--b", "--a 1 --b"],
     "run a > log.txt 2>&1": ["run", "a"],
     "run a \\\n  b # c \\\n": ["run", "a", "b"],

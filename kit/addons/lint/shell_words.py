@@ -121,8 +121,9 @@ class _Scanner:
                 elif self.at < len(self.text) and self.text[self.at] != ")":
                     self.at += 1
             self.at += 1
-            adds = self.text[begin - 2] == "+"
-            self.arrays[name] = [*(self.arrays.get(name, []) if adds else []), *words]
+            held = self.arrays.get(name, []) if self.text[begin - 2] == "+" else []
+            is_alternative = conditional and words and words[0].value in {word.value for word in held}
+            self.arrays[name] = held if is_alternative else [*held, *words]
             return
         at_end = self.at >= len(self.text) or self.text[self.at] in " \t\r\n;&|"
         values = [] if at_end else self._word()
