@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def pins(leg: str) -> list[str]:
     """Lines for pip, ``NAME==VERSION``. Raises KeyError for a leg that is not in the file."""
     row: dict[str, dict[str, str]] = json.loads((ROOT / "kit/preflight/versions.json").read_text())[leg]
-    packages = row["packages"] | row.get("needs", {})
+    packages = row["packages"]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     others = [line for line in lines if line.partition("==")[0] not in packages]
     return [*others, *(f"{name}=={version}" for name, version in packages.items())]

@@ -14,7 +14,7 @@ from scripts.leg import pins
 from tests.support.page import ROOT
 
 BOUNDS = (
-    {"torch": "2.9.1", "transformers": "5.17.0", "deepspeed": "0.19.8"},
+    {"torch": "2.9.1", "transformers": "5.23.0", "deepspeed": "0.19.8"},
     {"torch": "2.13.0", "transformers": "5.24.0", "deepspeed": "0.19.8"},
 )
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -24,7 +24,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
     ("here", "state", "said"),
     [
         ({}, None, ""),
-        ({"torch": "2.13.7+cpu", "transformers": "5.17.0", "deepspeed": "0.19.3", "another": "0.1"}, None, ""),
+        ({"torch": "2.13.7+cpu", "transformers": "5.23.0", "deepspeed": "0.19.3", "another": "0.1"}, None, ""),
         ({"torch": "2.9.0"}, None, ""),
         ({"torch": "2.14.0"}, "warning", "torch 2.14.0 is installed and kit is tested with 2.9.1 to 2.13.0"),
         ({"torch": "3.0"}, "warning", "torch 3.0 is"),

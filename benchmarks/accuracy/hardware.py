@@ -76,7 +76,8 @@ def cluster_of(row: Row) -> ClusterSpec:
     whole = NVLINK_DOMAIN if gpu.name.startswith("GB") else stated.get("gpus_per_node") or 8
     per_node = min(whole, total)
     fabric = next((gbits for prefix, gbits in DEFAULT_FABRIC_GBITS.items() if gpu.name.startswith(prefix)), 400.0)
-    node = next((row for row in rows("nodes").values() if row["gpu"] == gpu.name and row.get("default_for_gpu")), {})
+    like = (each for each in rows("nodes").values() if each["gpu"] == gpu.name and each.get("default_for_gpu"))
+    node: Row = next(like, {})
     return ClusterSpec(
         name=f"{total} x {gpu.name}",
         gpu=gpu,

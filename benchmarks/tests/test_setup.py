@@ -74,8 +74,8 @@ def test_uneven_stages() -> None:
 
 def test_recompute_keeps_less_in_this_order() -> None:
     """full with all layers < block of some < none; uniform over two layers halves the inputs."""
-    every_two = {"recompute": "full", "recompute_every": 2}
-    ways = (every_two, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 4}, {})
+    full: dict[str, Any] = {"recompute": "full"}
+    ways: tuple[dict[str, Any], ...] = (full | {"recompute_every": 2}, full, full | {"recompute_layers": 4}, {})
     peaks = [saved_activations(run(**way), 0, _chunk_bytes) for way in ways]  # type: ignore[arg-type]
     assert peaks == sorted({*peaks})
 

@@ -16,8 +16,7 @@ from typing import Any
 from kit.preflight.check_result import CheckResult, failure, warning
 
 LEGS: dict[str, dict[str, Any]] = json.loads(files(__package__).joinpath("versions.json").read_text("utf-8"))
-"""Leg → its ``python``, ``packages`` (exact versions), what these need besides (``needs``), and the last run of tests
-(``tested``). Oldest first."""
+"""Leg → its ``python``, ``packages`` (exact versions), and the last run of tests (``tested``). Oldest first."""
 NEWEST: dict[str, str] = {name: version for leg in LEGS.values() for name, version in leg["packages"].items()}
 OLDEST = {name: next(leg["packages"][name] for leg in LEGS.values() if name in leg["packages"]) for name in NEWEST}
 IMPORTED_BY_ALL = ("torch", "transformers")

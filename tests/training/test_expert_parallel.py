@@ -17,7 +17,6 @@ from tests.support.workers import pool
 from tests.training import cases
 from tests.training.sft_rows import gradients_of_a_step, rows_alone
 
-pytest.importorskip("transformers.distributed.expert_parallel", reason="needs transformers 5.22 or newer")
 LOSSES = BalancingSpec(moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.02, moe_z_loss_coeff=0.01)
 LONG = {"recompute": "full", "chunked_loss": True}
 CASES: dict[str, tuple[str, dict[str, Any], BalancingSpec | None]] = {

@@ -166,6 +166,8 @@ def check_exports(step: Path, hf: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["torch 0 dp", "torch 3 dp", "deepspeed 2 dp", "deepspeed 3 dp"])
 def test_quantised_weights_agree_on_every_layout(tmp_path, layout):
     """Of a model with biases, which stay as they are."""
+    if layout == "torch 3 dp" and torch.__version__ < "2.13":
+        pytest.skip("QLoRA under FSDP2 needs torch 2.13 or newer")
     lora, spec = dataclasses.replace(PLAIN, four_bit=True), tiny.model("qwen2")
     hf = cases.saved(tmp_path, tiny.plan(spec))
     one, whole = (tiny.plan(spec, job={**JOB, "lora": each}, gradient_accumulation_steps=4) for each in (lora, PLAIN))

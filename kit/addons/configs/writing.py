@@ -14,7 +14,7 @@ def written(target: str, plan: Plan, beside: Mapping[str, Any]) -> dict[str, Any
     """The keys of the target's table in the order of its ``file``. ``beside``: what kit has no field for, by the key of
     the program or by the kind of its row."""
     table = next(each for each in tables() if each.target == target and each.file)
-    given = _fields(plan) | beside
+    given = _fields(plan) | dict(beside)
     found = {key: given.get(key, _value(table, key, how, given)) for key, how in table.file.items()}
     return {key: value for key, value in found.items() if value is not None}
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,9 +99,6 @@ def _wrap(model: torch.nn.Module) -> DistributedDataParallel:
     # Buffers are RoPE frequencies, equal on all ranks; torch 2.13 has another word for leaving them alone. Gradients
     # are views of DDP's buckets: there is no second copy.
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    return DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        **{"forward_sync_buffers" if newer else "broadcast_buffers": False},
-    )
+    alone: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+    devices = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **alone)

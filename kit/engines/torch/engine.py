@@ -83,6 +83,11 @@ class TorchEngine(Engine):
         elif plan.layout.zero_stage == 0:
             self._model = build_frozen(rundir, self._lora, self._device)
         else:
+            if self._lora.four_bit and torch.__version__ < "2.13":
+                raise EngineError(
+                    f"job.lora.four_bit with FSDP2 needs torch 2.13 or newer, which shards tensors of whole numbers; "
+                    f"this is {torch.__version__}: use zero_stage=0, or engine=deepspeed"
+                )
             self._model = frozen_skeleton(rundir, self._lora, self._device)
             # Each layer is loaded and sharded alone; but tensor parallelism splits a whole model.
             place = self._device if plan.layout.tp == 1 else torch.device("cpu")

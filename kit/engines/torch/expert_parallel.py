@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
+from transformers.distributed.expert_parallel import apply_expert_parallelism
 
 from kit.errors import EngineError
 
@@ -30,14 +31,8 @@ def spread(model: PreTrainedModel, mesh: DeviceMesh, alone: DeviceMesh) -> list[
     """Give each rank of ``mesh["ep"]`` its experts of all layers, in place. Returns the modules that compute experts.
 
     ``alone``: a mesh of one rank, whose tokens no other rank has. Raises EngineError if transformers has no plan for
-    the model, or one with other styles, or is older than its AllToAllEP.
+    the model, or one with other styles.
     """
-    try:
-        from transformers.distributed.expert_parallel import apply_expert_parallelism
-    except ImportError as error:
-        raise EngineError(
-            f"ep={mesh['ep'].size()} on engine=torch needs transformers 5.22 or newer; install it, or use ep=1"
-        ) from error
     patterns: dict[str, str] = getattr(model.config, "base_model_ep_plan", None) or {}
     unknown = sorted(set(patterns.values()) - {_DISPATCH, _SHARD})
     if not patterns or unknown:
