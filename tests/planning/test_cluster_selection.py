@@ -85,6 +85,8 @@ CLUSTERS: Rows = [
          f"after the deadline of {DAYS / 4:g} days", []]),
     ("a part of a node", lambda: best_of("gpus", {}, max_gpus=7, deadline_days=DAYS / 4)[0],
      f"1 x p4d.24xlarge: {human_seconds(NODE_S)} at 65% MFU already, after the deadline of {DAYS / 4:g} days"),
+    ("at a limit, and beyond it", lambda: [bool(Constraints(deadline_days=2.0, budget_usd=9.0).miss("a", days, usd))
+        for days, usd in ((2.0, 9.0), (2.01, 9.0), (2.0, 9.01))], [False, True, True]),
     ("too few GPUs", lambda: best_of("gpus", {}, max_gpus=7), ["p4d.24xlarge: 8 GPUs a node, at most 7 wanted",
         []]),
     ("order of options", lambda: [cluster_selection._rank(ClusterOption(A100, M, 3.0, each), goal) for goal, each in (

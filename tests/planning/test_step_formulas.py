@@ -407,6 +407,8 @@ COUNTS: Rows = [
     ("chunks of kinds", lambda: work(megatron(pp=2, vp=2, first_stage_layers=3, last_stage_layers=4),
         EXPERTS).stages.chunk_kinds,
      [(1, 0), (1, 1), (0, 2), (0, 2)]),
+    ("layers of a stage", lambda: [work(megatron(pp=7), EXPERTS).stage_layers(3), work(megatron(pp=2, vp=2,
+        first_stage_layers=3, last_stage_layers=4), EXPERTS).stage_layers(1)], [(3,), (1, 2, 5, 6)]),
     ("one stage", lambda: work(megatron()).stages.equal, [(0, 1)]),
     ("precision", lambda: [(w.element, w.weight_bytes, w.autocast) for w in (
         work(FSDP), work(torch(dp=8)), work(torch(), **FP32), work(megatron()), work(megatron(), **FP32),
