@@ -21,6 +21,7 @@ from kit.files import complete_file
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.text import refuse
 from kit.specs.text_files import parse_json, read_text, reason
 
 
@@ -139,16 +140,15 @@ def _plausible(plan: Plan, seconds: float | None, gib: float | None, path: Path)
         return
     predicted = plan.predicted.step_time_s
     fix = "lay the file beside the plan.yaml of its run, or name the run's own recipe"
-    if seconds and not 1 / _FARTHEST < seconds / predicted < _FARTHEST:
-        raise SpecError(
-            f"{path}: measured_step_time_s={seconds:g}, and {describe(plan.layout)} is predicted to take "
-            f"{predicted:.3g}: a run of another plan? {fix}"
-        )
-    if gib and gib > plan.cluster.gpu.memory_gib:
-        raise SpecError(
-            f"{path}: measured_memory_gib={gib:g} is more than the {plan.cluster.gpu.memory_gib:.1f} GiB of "
-            f"{plan.cluster.gpu.name}: a run of another plan? {fix}"
-        )
+    reasons = {
+        f"{path}: measured_step_time_s={seconds or 0:g}, and {describe(plan.layout)} is predicted to take "
+        f"{predicted:.3g}: a run of another plan? {fix}": (
+            seconds and not 1 / _FARTHEST < seconds / predicted < _FARTHEST
+        ),
+        f"{path}: measured_memory_gib={gib or 0:g} is more than the {plan.cluster.gpu.memory_gib:.1f} GiB of "
+        f"{plan.cluster.gpu.name}: a run of another plan? {fix}": gib and gib > plan.cluster.gpu.memory_gib,
+    }
+    refuse(reasons)
 
 
 def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:

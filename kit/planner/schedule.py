@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs.job import JobSpec
 from kit.specs.job_defaults import defaults_of
 from kit.specs.run import BatchRampSpec, RunSpec, ScheduleSpec
+from kit.specs.text import refuse
 
 _DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda passed: 1 - passed,
@@ -90,18 +90,17 @@ def check_ramp(plan: Plan, run: RunSpec) -> None:
     if ramp is None:
         return
     unit = layout.micro_batch_size * layout.dp * (layout.pp if layout.vp > 1 else 1)
-    for key, value in (("start", ramp.start), ("increment", ramp.increment)):
-        if value % unit:
-            raise SpecError(
-                f"run.schedule.batch_ramp.{key}={value} is not a multiple of micro_batch_size · dp"
-                f"{' · pp (an interleaved pipeline)' if layout.vp > 1 else ''} = {unit}; "
-                f"use {max(unit, value // unit * unit)} or {(value // unit + 1) * unit}"
-            )
-    if ramp.start >= full or (full - ramp.start) % ramp.increment:
-        raise SpecError(
-            f"run.schedule.batch_ramp goes from {ramp.start} by {ramp.increment}, which does not meet "
-            f"job.global_batch_size={full}; choose an increment that divides the difference"
-        )
+    pipeline = " · pp (an interleaved pipeline)" if layout.vp > 1 else ""
+    reasons = {
+        f"run.schedule.batch_ramp.{key}={value} is not a multiple of micro_batch_size · dp{pipeline} = {unit}; use "
+        f"{max(unit, value // unit * unit)} or {(value // unit + 1) * unit}": value % unit
+        for key, value in (("start", ramp.start), ("increment", ramp.increment))
+    }
+    unmet = (
+        f"run.schedule.batch_ramp goes from {ramp.start} by {ramp.increment}, which does not meet "
+        f"job.global_batch_size={full}; choose an increment that divides the difference"
+    )
+    refuse(reasons | {unmet: ramp.start >= full or (full - ramp.start) % ramp.increment})
 
 
 def ramped(ramp: BatchRampSpec, full: int) -> Iterator[int]:

@@ -103,12 +103,13 @@ def _answer(outcome: Outcome[Plan], pins: Pins) -> ClusterAnswer:
 def cluster_table(answers: Sequence[ClusterAnswer]) -> str:
     """A table of at most 80 columns: two lines a cluster, then the fastest and the cheapest."""
     head = f"{'cluster':{_NAME}}{'GPUs':>6}{'$/node h':>9}{'GiB':>6}{'MFU':>7}{'days':>10}{'USD':>15}"
-    lines = [head]
-    for each in answers:
-        lines += _lines(each)
-    for what, found in (("fastest", _least(answers, "days")), ("cheapest", _least(answers, "cost_usd"))):
-        lines += [f"{what}: {found.cluster}"] if found and len(answers) > 1 else []
-    lines += [f"days and USD of {human_count(tokens)} tokens" for tokens in {each.tokens for each in answers} if tokens]
+    best = (("fastest", _least(answers, "days")), ("cheapest", _least(answers, "cost_usd")))
+    lines = [
+        head,
+        *(line for each in answers for line in _lines(each)),
+        *(f"{what}: {found.cluster}" for what, found in best if found and len(answers) > 1),
+        *(f"days and USD of {human_count(tokens)} tokens" for tokens in {each.tokens for each in answers} if tokens),
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -23,7 +23,7 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
-from kit.specs.text import alike, nearest, shown
+from kit.specs.text import alike, nearest, refuse, shown
 from kit.specs.validation import trusted
 
 _FORMS = "8xH100, 2x8xH100 (nodes x GPUs), aws:p4d.24xlarge:8 (nodes), cluster.yaml (your own), local (this machine)"
@@ -186,25 +186,25 @@ def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int,
 
 def _from_node(text: str, provider: str | None, name: str, nodes: int) -> ClusterSpec:
     row = rows("nodes")[name]
-    if provider is not None and provider != row.get("provider"):
-        offered = row.get("provider")
-        fix = f"use {offered}:{name}" if offered else f"{name} belongs to no provider: use {name}:{nodes}"
-        raise SpecError(f"cluster {shown(text)}: {provider!r} has no {name}; {fix}")
-    if nodes <= 0:
-        raise SpecError(f"cluster {shown(text)} has no node; training needs at least one, for example {name}:1")
+    offered = row.get("provider")
+    fix = f"use {offered}:{name}" if offered else f"{name} belongs to no provider: use {name}:{nodes}"
+    reasons = {
+        f"cluster {shown(text)}: {provider!r} has no {name}; {fix}": provider is not None and provider != offered,
+        f"cluster {shown(text)} has no node; training needs at least one, for example {name}:1": nodes <= 0,
+    }
+    refuse(reasons)
     return _build(text, name, int(row["gpus_per_node"]), nodes)
 
 
 def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> ClusterSpec:
     row = dict(rows("nodes")[node_name])
     whole = int(row["gpus_per_node"])
-    if nodes > MOST_NODES:
-        raise SpecError(f"cluster {shown(text)} has {nodes:,} nodes; use at most {MOST_NODES:,}")
-    if nodes > 1 and not row["inter_node_gbytes_per_s"]:
-        raise SpecError(
-            f"cluster {shown(text)}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
-            "cluster as a mapping"
-        )
+    reasons = {
+        f"cluster {shown(text)} has {nodes:,} nodes; use at most {MOST_NODES:,}": nodes > MOST_NODES,
+        f"cluster {shown(text)}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
+        "cluster as a mapping": nodes > 1 and not row["inter_node_gbytes_per_s"],
+    }
+    refuse(reasons)
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
     data |= {"name": node_name, "gpu": load_gpu(row["gpu"]), "num_nodes": nodes}
     if gpus_per_node != whole:
