@@ -134,12 +134,11 @@ def assignments(plan: Plan) -> list[str]:
             "# The optimizer steps on the host, on all of its cores; torchrun and accelerate set one thread a rank.",
             f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((($(nproc) + {ranks - 1}) / {ranks}))}}"',
         ]
-    if plan.cluster.num_nodes > 1 and fabric is None:
-        lines.append(
+    if fabric is None:
+        unknown = (
             "# Fabric not known: NCCL looks for InfiniBand and RoCE by itself; docs/launch.md has what others need."
         )
-    if fabric is None:
-        return lines
+        return [*lines, *[unknown] * (plan.cluster.num_nodes > 1)]
     lines.append(f"# Between nodes: {fabric.title}.")
     lines += [line for variable in fabric.variables if variable.value is not None for line in _assignment(variable)]
     if fabric.profile is not None:

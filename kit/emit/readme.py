@@ -46,14 +46,15 @@ def readme(plan: Plan, own_loop: bool = True) -> str:
 
 def _own_loop(plan: Plan) -> list[str]:
     """How to start kit's own training loop: on one node, or on all of them."""
-    sections = ["## kit's own training loop", "`run.yaml` names the data and the checkpoints."]
-    if plan.job.lora or plan.job.objective != "pretrain":
-        effect = "is refused" if plan.job.lora else "starts from random weights, and says so"
-        sections.append(f"`model_path` of `run.yaml` is the model to fine-tune; a run without it {effect}.")
+    effect = "is refused" if plan.job.lora else "starts from random weights, and says so"
+    tuned = f"`model_path` of `run.yaml` is the model to fine-tune; a run without it {effect}."
+    sections = [
+        "## kit's own training loop",
+        "`run.yaml` names the data and the checkpoints.",
+        *[tuned] * bool(plan.job.lora or plan.job.objective != "pretrain"),
+    ]
     if plan.cluster.num_nodes == 1:
-        sections += [_command("./launch.sh")]
-        sections += ["Under Slurm: `sbatch slurm.sbatch`."] if slurm.applies(plan) else []
-        return sections
+        return [*sections, _command("./launch.sh"), *["Under Slurm: `sbatch slurm.sbatch`."] * slurm.applies(plan)]
     return [
         *sections,
         "Under Slurm, which starts every node:",

@@ -104,10 +104,11 @@ def _limits(found: tuple[Bottleneck, ...]) -> str:
 
 def _breakdown(view: PlanView) -> str:
     step = view.plan.predicted.step_time_s
-    lines = [f"a step of {human_seconds(step)}"]
-    for name, seconds in view.shown_s.items():
-        lines.append(f"  {name:<18}{human_seconds(seconds):>9}  {'#' * max(1, round(_BAR * seconds / step))}")
-    return "\n".join(lines)
+    parts = (
+        f"  {name:<18}{human_seconds(seconds):>9}  {'#' * max(1, round(_BAR * seconds / step))}"
+        for name, seconds in view.shown_s.items()
+    )
+    return "\n".join([f"a step of {human_seconds(step)}", *parts])
 
 
 def _schedule(view: PlanView) -> str:
