@@ -65,6 +65,12 @@ def test_files_and_floors_of_the_cost_model(checkout: Checkout) -> None:
     assert 0 < checkout.floors() <= 6
 
 
+def test_the_walk_of_a_plan_does_not_grow(checkout: Checkout) -> None:
+    """Files whose functions it calls, and first calls that go back into a package that was left."""
+    found = checkout.walk("plan", "llama-3.1-8b", "--gpus", "8xH100")
+    assert (found["files"] <= 68, found["returns"] <= 13) == (True, True), found
+
+
 def test_a_package_says_which_rooms_it_has(checkout: Checkout) -> None:
     """In its docstring, each once, in indented lines before two spaces."""
     for package in (package for package, rooms in checkout.rooms().items() if len(rooms) >= 10):

@@ -130,15 +130,13 @@ def ds_config_page(plan: Plan) -> str:
     """Markdown with a row for each key, and the arguments that the Hugging Face Trainer needs together with
     ``ds_config.trainer.json``."""
     about = "A change of batch, stage, precision or offload belongs in the recipe; any other is honoured."
-    lines = key_by_key(plan, "ds_config.json", ds_config(plan), about)
-    if plan.layout.uses_nvme:
-        lines += [
-            "`nvme_path` is the run's (`run.nvme_path`): a run directory has it where the recipe names one outside a "
-            "home directory. kit's own worker swaps to a directory of its own below it.",
-            "",
-        ]
-    lines += _trainer(plan)
-    return "\n".join(lines)
+    on_disks = (
+        "`nvme_path` is the run's (`run.nvme_path`): a run directory has it where the recipe names one outside a "
+        "home directory. kit's own worker swaps to a directory of its own below it.",
+        "",
+    )
+    keys = key_by_key(plan, "ds_config.json", ds_config(plan), about)
+    return "\n".join([*keys, *on_disks * plan.layout.uses_nvme, *_trainer(plan)])
 
 
 def key_by_key(plan: Plan, name: str, config: Mapping[str, Any], about: str) -> list[str]:

@@ -47,8 +47,8 @@ def _states(w: Workload, stage: int) -> str:
         return f"{line}. Weights are frozen: the adapters alone have gradients and optimizer state"
     if w.job.precision == "bf16" and sum(per) > _ZERO_PAPER:
         whole_gib = to_gib(_ZERO_PAPER * parameters)
-        line += f". {_ZERO_PAPER:.0f} bytes ({whole_gib:,.0f} GiB) is the sum with gradients in bf16; here they are "
-        line += "summed in fp32"
+        summed = "is the sum with gradients in bf16; here they are summed in fp32"
+        line += f". {_ZERO_PAPER:.0f} bytes ({whole_gib:,.0f} GiB) {summed}"
     return line
 
 

@@ -117,9 +117,11 @@ def _schedule(view: PlanView) -> str:
         return ""
     head = "schedule (digits: forward of a micro batch, letters: its backward, dots: idle)"
     if drawn != (layout.pp, layout.vp, layout.gradient_accumulation_steps):
-        head += f", drawn with {drawn.pp} of {layout.pp} stages, {drawn.micro_batches} of "
-        head += f"{layout.gradient_accumulation_steps} micro batches"
-        head += f", {drawn.vp} of {layout.vp} virtual stages" if drawn.vp != layout.vp else ""
+        head += (
+            f", drawn with {drawn.pp} of {layout.pp} stages, {drawn.micro_batches} of "
+            f"{layout.gradient_accumulation_steps} micro batches"
+            + (f", {drawn.vp} of {layout.vp} virtual stages" if drawn.vp != layout.vp else "")
+        )
     return f"{head}\n{timeline(*drawn)}"
 
 
