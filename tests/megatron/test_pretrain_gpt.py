@@ -132,14 +132,31 @@ def test_megatron_lm_gets_the_switches_of_extra():
     )
 
 
-def test_kits_worker_refuses_the_schedule_that_it_does_not_have():
+BF16_MOMENTS = tiny.plan(
+    tiny.model(), job={"precision": "bf16"}, **FUSED, zero_stage=1, dp=2, optimizer_state_dtype="bf16"
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (
+            with_switches(tiny.plan(tiny.model("mixtral"), **FUSED), overlap_moe_expert_parallel_comm=True),
+            "transformer_config.overlap_moe_expert_parallel_comm=true: .*or remove the key",
+        ),
+        (BF16_MOMENTS, "layout.optimizer_state_dtype=bf16: .*or use fp32"),
+        (
+            tiny.plan(tiny.model(), job={"precision": "fp8"}, **FUSED, zero_stage=1, dp=2, fp8_param_gather=True),
+            "layout.fp8_param_gather=true: .*or use false",
+        ),
+    ],
+    ids=["schedule", "moments", "weights"],
+)
+def test_kits_worker_refuses_what_only_megatron_lm_runs(plan, says):
     from kit.engines.megatron.engine import MegatronEngine
 
-    plan = with_switches(tiny.plan(tiny.model("mixtral"), **FUSED), overlap_moe_expert_parallel_comm=True)
-    assert re.search(
-        r"no schedule that .*; start Megatron-LM by pretrain_gpt\.sh, or remove the",
-        refusal(EngineError, MegatronEngine, SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan))),
-    )
+    said = refusal(EngineError, MegatronEngine, SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
+    assert re.fullmatch(says, said), said
 
 
 def known_to_megatron_core(plan):
@@ -162,27 +179,10 @@ def test_megatron_lm_and_megatron_core_take_the_optimizer_on_the_host():
 
 
 def test_megatron_lm_and_megatron_core_take_bf16_moments():
-    from kit.engines.megatron.engine import MegatronEngine
-
-    layout = {"zero_stage": 1, "dp": 2, "optimizer_state_dtype": "bf16"}
-    plan = tiny.plan(tiny.model(), job={"precision": "bf16"}, **FUSED, **layout)
-    flags = parsed(plan)
+    flags = parsed(BF16_MOMENTS)
     assert "--use-precision-aware-optimizer" in flags
     assert (flags["--exp-avg-dtype"], flags["--exp-avg-sq-dtype"]) == ("bf16", "bf16")
-    assert known_to_megatron_core(plan)
-    assert "start Megatron-LM by pretrain_gpt.sh, or use fp32" in refusal(
-        EngineError, MegatronEngine, SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan))
-    )
-
-
-def test_kits_worker_refuses_weights_in_fp8():
-    from kit.engines.megatron.engine import MegatronEngine
-
-    layout = {"zero_stage": 1, "dp": 2, "fp8_param_gather": True}
-    plan = tiny.plan(tiny.model(), job={"precision": "fp8"}, **FUSED, **layout)
-    said = refusal(EngineError, MegatronEngine, SimpleNamespace(plan=plan, run=None, settings=megatron_settings(plan)))
-    assert said.startswith("layout.fp8_param_gather=true: ")
-    assert said.endswith("; start Megatron-LM by pretrain_gpt.sh, or use false")
+    assert known_to_megatron_core(BF16_MOMENTS)
 
 
 def test_muon_has_the_flags_of_the_megatron_lm_that_has_it():

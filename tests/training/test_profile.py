@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from torch.autograd import DeviceType
@@ -61,22 +60,22 @@ def test_a_report_is_of_the_time_that_was_traced_and_of_operators_without_those_
 
 
 def test_work_on_a_gpu_is_its_kernels_and_overlapping_communication_is_not_exposed():
-    parts, shares, longest = lines(*EVENTS, *KERNELS, whole_us=100)
-    assert parts == "data wait 9.0 %, forward and backward 0.0 %, optimizer 0.0 %, between 91.0 %"
-    assert shares == "GPU: computes 70.0 %, communicates 40.0 % (exposed 20.0 %), idles 10.0 %"
-    assert [name for _, _, name in longest] == [each.name for each in (KERNELS[0], KERNELS[2], KERNELS[3])]
-    assert longest[0][0] == "70.0"
-
-
-def test_what_began_before_the_clock_is_no_negative_time():
-    assert lines(event("aten::mm", 0, 90), whole_us=80)[1].endswith("idles 0.0 %")
+    assert lines(*EVENTS, *KERNELS, whole_us=100) == (
+        "data wait 9.0 %, forward and backward 0.0 %, optimizer 0.0 %, between 91.0 %",
+        "GPU: computes 70.0 %, communicates 40.0 % (exposed 20.0 %), idles 10.0 %",
+        [
+            [share, "ms", each.name]
+            for share, each in (("70.0", KERNELS[0]), ("30.0", KERNELS[2]), ("10.0", KERNELS[3]))
+        ],
+    )
+    assert lines(*KERNELS, whole_us=80)[1].endswith("idles 0.0 %"), "what began before the clock"
 
 
 def _profiled(rundir):
     return runs.run(rundir, profile=(3, 4))
 
 
-def test_a_run_of_two_ranks(tmp_path, capfd):
+def test_a_run_of_two_ranks(tmp_path):
     rundir = runs.prepare(tmp_path / "run", tiny.plan(dp=2))
     alone = Pool("torch", 2)  # torch's profiler ended a process that had served a hundred other cases
     try:
@@ -87,8 +86,6 @@ def test_a_run_of_two_ranks(tmp_path, capfd):
     trace = json.loads((rundir.path / "profile" / "rank-00000.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     assert {"kit:data", "kit:forward_backward", "kit:optimizer", "gloo:all_reduce", "aten::mm"} <= names
-    (share,) = re.findall(r"CPU: computes .* communicates (\S+) %", capfd.readouterr().out)
-    assert float(share) > 0
 
 
 def test_what_is_printed(tmp_path, capsys, one_process):
@@ -97,7 +94,6 @@ def test_what_is_printed(tmp_path, capsys, one_process):
     (at,) = (k for k, line in enumerate(lines) if line.startswith("profile of steps 2-3 (rank 0, profile/rank-"))
     assert lines[at + 1].startswith("  data wait ")
     assert any("aten::" in line for line in lines[at + 3 : at + 11])
-    assert not any("kit:" in line or "autograd::engine" in line for line in lines[at + 3 : at + 11])
     assert sum(float(word.split()[-2]) for word in lines[at + 1].split(",")) == pytest.approx(100, abs=0.3)
 
 
