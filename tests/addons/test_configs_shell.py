@@ -16,6 +16,7 @@ WORDS = {
     'A=(1); A+=(2)\nrun "${A[@]}"': ["run", "1", "2"],
     'A=(1)\nif $Q; then A+=(--a 2); else A+=(--a 3); fi\nA+=(--b)\nrun "${A[@]}"': ["run", "1", "--a", "2", "--b"],
     'O="--a 1 --b"\nrun $O "$O"': ["run", "--a", "1", "--b", "--a 1 --b"],
+    "run `date` b `date +%s`/c d": ["run", None, "b", None, "d"],
     "run a > log.txt 2>&1": ["run", "a"],
     "run a \\\n  b # c \\\n": ["run", "a", "b"],
     'if [ -z "$Q" ]; then Q=2; fi\nrun $Q': ["run", "2"],

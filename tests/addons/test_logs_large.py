@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from kit.addons.doctor.logs import Cause, diagnose
 from kit.addons.doctor.logs.curves import TIME, Curves
-from kit.addons.doctor.logs.log_lines import Place
+from kit.addons.doctor.logs.log_lines import LINE_BYTES, Piece, Place
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
 from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
+from tests.planning.shapes import by_hand
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 MB = 1_000_000
@@ -42,6 +44,16 @@ def seconds(path: Path) -> float:
     begin = time.process_time()
     diagnose([path])
     return time.process_time() - begin
+
+
+PIECE = Piece(b"one\rtwo\rthree\nfour", 0, 18, 1, "all.log", None)
+LONG = replace(PIECE, text=b"x" * (3 * LINE_BYTES))
+test_value = by_hand([
+    ("a line of a bar", lambda: PIECE.span(5), (4, 7)),
+    ("a line behind a bar", lambda: PIECE.span(9), (8, 13)),
+    ("the last line", lambda: PIECE.span(16), (14, 18)),
+    ("a long line is cut", lambda: LONG.span(LINE_BYTES + 9), (9, 2 * LINE_BYTES + 9)),
+])  # fmt: skip
 
 
 @pytest.mark.slow
