@@ -20,8 +20,9 @@ from kit.report.memory_report import report_of
 from kit.report.memory_text import picture
 from kit.report.plan_text import render
 from kit.report.summary import summary
-from kit.report.view import PlanView, by_component, cells, view_of
+from kit.report.view import PlanView, by_component, cells, method, view_of
 from kit.report.what_if import explain
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.recipe import Recipe, recipe_of_document
 from kit.specs.strict_yaml import Document
 from kit.units import human_seconds
@@ -46,6 +47,9 @@ test_value = by_hand([
     ("bottlenecks", lambda: [each.what for each in bottlenecks(GIVEN)][:4], ["compute", "NVLink", "fabric", "bubble"]),
     ("their shares", lambda: [round(each.share, 4) for each in bottlenecks(GIVEN) if each.what in (
         "compute", "fabric", "memory")], [0.6, 0.15, round(43 / 95, 4)]),
+    ("methods", lambda: [method(JobSpec(objective=each)) for each in ("pretrain", "seq2seq", "reward", "dpo")] + [
+        method(JobSpec(objective="sft", lora=LoraSpec(rank=8, four_bit=each))) for each in (True, False)],
+     ["pretraining", "sequence to sequence", "reward model", "DPO", "SFT, QLoRA nf4 r8", "SFT, LoRA r8"]),
     ("what is drawn", lambda: [view_of(GIVEN).drawn, view_of(plan(layout={"pp": 1})).drawn], [(2, 1, 16), None]),
 ])  # fmt: skip
 
