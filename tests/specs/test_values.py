@@ -253,6 +253,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: [bool(text_files.parse_json("[" * 64 + "]" * 64)),
                  text_files.parse_json(f'[{"1" * 64}, {{"a": 1}}]', None)], [True, [int("1" * 64), {"a": 1}]],
     ),
+    "what only Python writes": (lambda: text_files.parse_json("[NaN, -Infinity]", str), ["NaN", "-Infinity"]),
     "reasons": (
         lambda: [*map(text_files.reason, (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), ValueError("it is odd"),
                                           FileNotFoundError(2, "No such file")))],
