@@ -70,7 +70,7 @@ def test_the_disk_of_a_run_is_measured(
     assert (*judged[name], judged["collectives"][1]) == (
         "failure" if layout else "skipped", f"{disk}: no room", "did not run: no room",
     )  # fmt: skip
-    assert bandwidth.collectives([], plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
+    assert bandwidth.collectives([remote.Place("localhost")], plan_of(**TORCH, cluster="1xcpu"), 29501) == {}
 
 
 def test_a_slow_link_is_judged_by_this_plan() -> None:
