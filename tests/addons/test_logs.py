@@ -87,6 +87,7 @@ STEP = b'{"step": 1, "loss": 3.0}\n'
     ("written", "line", "said"),
     [
         (b"garbage", 1, "line 1 is no JSON object: "),
+        (b"x\ny\n", 1, "line 1 is no JSON object, the first of 2 such lines: "),
         (STEP + b"\x00\xff\x1b[2J\n[1]\n\n5\n", 2, "line 2 is no JSON object, the first of 3 such lines: "),
         (STEP + b'{"step": 2, "lo\n', 2, "line 2 is no JSON object: "),  # a half line with others after it
         (b"[" * 200_000 + b"\n" + STEP, 1, "line 1 is no JSON object: "),
@@ -96,7 +97,7 @@ STEP = b'{"step": 1, "loss": 3.0}\n'
         (b'{"long": "' + b"x" * 200_000 + b'"}\n5\n', 2, "line 2 is no JSON object: "),
         (b"", None, ""),
     ],
-    ids=["garbage", "bytes", "half", "long", "deep", "killed", "another's", "behind a long one", "empty"],
+    ids=["garbage", "two", "bytes", "half", "long", "deep", "killed", "another's", "behind a long one", "empty"],
 )
 def test_a_line_of_the_metrics_that_is_no_json_is_told(
     tmp_path: Path, written: bytes, line: int | None, said: str
