@@ -169,7 +169,7 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **QWEN_MOE, "model_type": "qwen3_vl_moe_text", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 16,
             "num_key_value_heads": 6, "norm_topk_prob": False,
             "rope_scaling": {"rope_type": "default", "mrope_interleaved": True}}},
-        {"family": "qwen3_moe", "rope_scaling": None, "num_experts": 8, "tied_embeddings": True},
+        {"family": "qwen3_moe", "rope_scaling": None, "norm_topk_prob": True, "tied_embeddings": True},
     ),
     # Two stacks.
     "t5": (T5, {"num_layers": 5, "encoder_layers": 5, "tied_embeddings": True, "norm_eps": 1e-6,
