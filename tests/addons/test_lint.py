@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kit
-from kit.addons.lint import Finding, fixed, lint, read_values, write_fixed
+from kit.addons.lint import Finding, _model_parallel, fixed, lint, read_values, write_fixed
 from kit.addons.lint.config import Config
 from kit.addons.lint.described import described
 from kit.addons.lint.json_text import parse_json
@@ -424,3 +424,6 @@ def test_the_files_that_a_run_directory_starts_with_are_read(tmp_path: Path) -> 
     rundir = write_run(plan, RunSpec(data=DataSpec(train="train")), tmp_path / "run")
     assert found(rundir.path, {}) == {}
     assert plan.layout.dp == 4
+    split = rundir.path / "megatron.yaml"
+    split.write_text("parallel_state: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 3}\n")
+    assert [_model_parallel(each) for each in (split, tmp_path / "megatron.yaml")] == [6, 1]
