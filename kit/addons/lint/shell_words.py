@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 _ASSIGNS = re.compile(r"(\w+)\+?=")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
+_REDIRECTED = re.compile(r"[<>]+(?:(&[\d-]+)|&)?")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|[@*#?!$-])")
 _HEREDOC = re.compile(
     r"(?:\bread\b[^\n;|]*?(?P<name>\w+)[ \t]*)?<<-?\s*(['\"]?)(?P<end>\w+)\2[^\n]*\n(?P<body>.*?)^\s*(?P=end)[ \t]*$",
@@ -99,8 +100,9 @@ class _Scanner:
                 self.at = self._find("\n")
                 return False
             elif char in "<>":
-                self.at += len(re.match(r"[<>]+[&]?[\d-]*", self.text[self.at : self.at + 8])[0])  # type: ignore[index]
-                if self._skip_blanks() and self.text[self.at - 1] not in "&0123456789":
+                found: re.Match[str] = _REDIRECTED.match(self.text, self.at)  # type: ignore[assignment]
+                self.at = found.end()
+                if found[1] is None and self._skip_blanks():
                     self._word()
             else:
                 return char not in "\n;&|()"
