@@ -4,12 +4,9 @@ command, and their blocks of bash run as they stand in a checkout."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,16 +164,6 @@ def test_the_first_command_of_a_page_runs_as_it_stands(page: str, as_a_user: Pat
 @pytest.mark.parametrize("page", FIRST)
 def test_every_block_of_bash_runs_as_it_stands(page: str, as_a_user: Path) -> None:
     assert all(ran(line) for block in blocks(USER_PAGES[page]) for line in block)
-
-
-@pytest.mark.nightly
-def test_the_first_command_of_fine_tune_trains(as_a_user: Path) -> None:
-    (line,) = blocks(USER_PAGES["fine-tune"])[0]
-    own = {"HOME": str(as_a_user), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", *shlex.split(line), "job.seq_length=64", "job.precision=fp32"]
-    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, check=True)
-    assert "trained, loss" in done.stdout
-    assert all(ran(line) for block in blocks(USER_PAGES["fine-tune"])[1:] for line in block)
 
 
 def test_what_a_page_links_to_or_names_is_there() -> None:
