@@ -195,6 +195,10 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     "zero3_offload": (
         SWIFT.replace("zero3", "zero3_offload"), {"offload_optimizer": "cpu", "offload_param": "cpu"}, [],
     ),
+    "DeepSpeed inline": (
+        SWIFT.replace("zero3", """'{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'"""),
+        {"zero_stage": 2, "offload_optimizer": "cpu", "reduce_bucket_size": 500_000_000}, [],
+    ),
     "vLLM": (GRPO.format(""), {"grpo": VLLM}, []),
     "vLLM elsewhere": (
         GRPO.format("--vllm_mode server"),
@@ -334,16 +338,14 @@ def test_linked_files(file: Callable[[str, str], Path]) -> None:
     zero = {"stage": 2, "reduce_bucket_size": 12345, "offload_optimizer": {"device": "cpu"}}
     file("mine.json", json.dumps({"zero_optimization": zero}))
     made = read(file("f.yaml", FACTORY + "deepspeed: mine.json\n")).workload.layout
-    assert (made.engine, made.zero_stage, made.reduce_bucket_size) == ("deepspeed", 2, 12345)
-    assert (made.offload_optimizer, made.offload_param) == ("cpu", "none")
-    inline = read(
-        file("s.sh", SWIFT.replace("--deepspeed zero3", f"--deepspeed '{json.dumps({'zero_optimization': zero})}'"))
-    )
-    assert (inline.workload.layout.zero_stage, inline.workload.layout.offload_optimizer) == (2, "cpu")
+    assert (made.engine, made.zero_stage, made.reduce_bucket_size, made.offload_optimizer, made.offload_param) == (
+        "deepspeed", 2, 12345, "cpu", "none"
+    )  # fmt: skip
     file("acc.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 4\n"
          "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false, fsdp_offload_params: true}\n")  # fmt: skip
-    script = "accelerate launch --config_file acc.yaml src/train.py --model_name_or_path Qwen/Qwen3-8B --bf16 true\n"
-    made = read(file("t.sh", script), "4xH100").workload.layout
+    made = read(
+        file("t.sh", f"accelerate launch --config_file acc.yaml {TRL.partition(' 8 ')[2]}".format("sft", ""))
+    ).workload.layout
     assert (made.engine, made.zero_stage, made.dp, made.offload_param) == ("torch", 2, 4, "cpu")
 
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from kit.addons.configs.reading import asked_of
 from kit.emit.accelerate import PLAN_OWNED_KEYS, accelerate_config
 from kit.emit.run_directory import files_of
 from kit.errors import EngineError
-from kit.specs.layout import ZERO_KEYS
 from tests.emit.plans import ADAPTED, DENSE, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
 from tests.support.refusals import refusal
 
@@ -171,29 +169,6 @@ CASES = (
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting_has_its_value(case: str, tmp_path: Path) -> None:
     check_settings(CASES[case], tmp_path)
-
-
-READ_BACK = [
-    case for case, (name, *_) in OTHERS.items() if name in ("axolotl.yaml", "llamafactory.yaml", "ms_swift.yaml")
-]
-
-
-@pytest.mark.parametrize("case", READ_BACK)
-def test_the_file_read_again_is_the_plan(case: str, tmp_path: Path) -> None:
-    """By ``kit plan FILE``, with what accelerate.yaml shards."""
-    name, target, fields, _ = OTHERS[case]
-    plan = plan_of(**fields)
-    files = files_of(plan, [target])
-    for each in ("ds_config.trainer.json", name):
-        (tmp_path / each).write_text(files.get(each, "{}").replace("REPLACE-ME", plan.model.name))
-    found = asked_of(tmp_path / name, "8xH100").described({}).workload
-    unread = {"offload_optimizer", "autocast", *ZERO_KEYS}
-    if plan.layout.engine == "torch" and target != "axolotl":
-        unread |= {"zero_stage", "optimizer_state_dtype"}
-    wanted = {key: value for key, value in vars(plan.layout).items() if key not in unread}
-    assert {key: getattr(found.layout, key) for key in wanted} == wanted
-    for key in ("lora", "seq_length", "precision", "global_batch_size"):
-        assert getattr(found.job, key) == getattr(plan.job, key)
 
 
 @pytest.mark.parametrize(

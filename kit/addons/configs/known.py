@@ -18,8 +18,8 @@ from kit.addons.lint.known_keys import trainer_arguments
 @cache
 def recorded(target: str) -> frozenset[str]:
     """Names of a program's settings (``kit/addons/targets/program_fields.json``)."""
-    text = files("kit.addons.targets").joinpath("program_fields.json").read_text(encoding="utf-8")
-    return frozenset(json.loads(text)[target]["fields"].split())
+    recorded = files("kit.addons.targets").joinpath("program_fields.json")
+    return frozenset(json.loads(recorded.read_text(encoding="utf-8"))[target]["fields"].split())
 
 
 def unknown_keys(table: Table, source: Source) -> Iterator[Finding]:

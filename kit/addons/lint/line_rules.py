@@ -46,12 +46,8 @@ def broken_line(text: str, found: Sequence[Command]) -> Iterator[Finding]:
 
 def _known(command: Command) -> dict[str, bool]:
     """Option → whether a word follows it, of the launcher and of the Trainer."""
-    options = {plain_name(name): words > 0 for name, words in _of(command.launcher).items()}
+    options = {plain_name(name): words > 0 for name, words in known_options().get(command.launcher, {}).items()}
     return {name: not isinstance(value, bool) for name, value in trainer_arguments().defaults.items()} | options
-
-
-def _of(launcher: str) -> dict[str, int]:
-    return dict(known_options().get(launcher, {})) if launcher != "python" else {}
 
 
 @check(

@@ -7,11 +7,12 @@ kit's cost model does not price them, so no search chooses one, and kit's own lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from kit.addons.targets.programs import file_for
 from kit.emit.deepspeed import ds_config
-from kit.emit.derived_file import DerivedFile, json_text
+from kit.emit.derived_file import json_text
 from kit.emit.trainer import for_trainer
 from kit.planner.plan import Plan
 
@@ -62,17 +63,11 @@ def superoffload(plan: Plan) -> dict[str, Any]:
     return config
 
 
-def _file(name: str, config: Callable[[Plan], dict[str, Any]], refuses: Callable[[Plan], Iterator[str]]) -> DerivedFile:
-    return DerivedFile(
-        f"ds_config.{name}.json",
-        lambda plan: json_text(config(plan)),
-        lambda plan: not any(refuses(plan)),
-        target=name,
-        refuses=lambda plan: "; ".join(refuses(plan)),
-    )
-
-
 FILES = (
-    _file("deepcompile", deepcompile, _deepcompile_refuses),
-    _file("superoffload", superoffload, _superoffload_refuses),
+    file_for(
+        "deepcompile", "ds_config.deepcompile.json", lambda plan: json_text(deepcompile(plan)), _deepcompile_refuses
+    ),
+    file_for(
+        "superoffload", "ds_config.superoffload.json", lambda plan: json_text(superoffload(plan)), _superoffload_refuses
+    ),
 )

@@ -3,7 +3,10 @@ of their settings in ``kit/addons/targets/program_fields.json``, and a test comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from kit.emit.derived_file import DerivedFile
+from kit.planner.plan import Plan
 
 PROGRAMS: Mapping[str, tuple[str, str]] = {
     "accelerate-parallelism": ("accelerate", "1.15.0"),
@@ -22,3 +25,12 @@ def version_line(target: str) -> str:
     """A comment for the file: the version whose settings it names."""
     program, version = PROGRAMS[target]
     return f"# For {program} {version}: another version may call its settings otherwise."
+
+
+def file_for(
+    target: str, name: str, text: Callable[[Plan], str], refuses: Callable[[Plan], Iterator[str]]
+) -> DerivedFile:
+    """A target's file for the plans that nothing refuses."""
+    return DerivedFile(
+        name, text, lambda plan: not any(refuses(plan)), target=target, refuses=lambda plan: "; ".join(refuses(plan))
+    )

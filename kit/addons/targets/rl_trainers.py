@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from kit.addons.lint.described import zero_sizes
-from kit.addons.targets.programs import version_line
+from kit.addons.targets.programs import file_for, version_line
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
 from kit.emit.deepspeed import ds_config
-from kit.emit.derived_file import DerivedFile, chosen
+from kit.emit.derived_file import chosen
 from kit.emit.launch import processes_per_node
 from kit.emit.trainer import for_trainer
 from kit.planner.plan import Plan
@@ -268,17 +268,7 @@ def _openrlhf_script(plan: Plan) -> str:
     return _script(plan, _gib_of_openrlhf(plan), yours, command, words)
 
 
-def _file(target: str, text: Callable[[Plan], str], refuses: Callable[[Plan], Iterator[str]]) -> DerivedFile:
-    return DerivedFile(
-        f"{target}.sh",
-        text,
-        lambda plan: not any(refuses(plan)),
-        target=target,
-        refuses=lambda plan: "; ".join(refuses(plan)),
-    )
-
-
 FILES = (
-    _file("verl", _verl_script, _verl_refuses),
-    _file("openrlhf", _openrlhf_script, _openrlhf_refuses),
+    file_for("verl", "verl.sh", _verl_script, _verl_refuses),
+    file_for("openrlhf", "openrlhf.sh", _openrlhf_script, _openrlhf_refuses),
 )
