@@ -9,7 +9,7 @@ from functools import cache
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 from kit.addons.lint.job import Job
-from kit.addons.lint.known_keys import table
+from kit.addons.lint.known_keys import generated
 from kit.addons.lint.shell_words import Line, shell_lines
 
 
@@ -125,7 +125,7 @@ class Command:
 @cache
 def known_options() -> Mapping[str, Mapping[str, int]]:
     """Launcher → its options → how many words follow; written by scripts/launcher_options.py."""
-    return table("launcher_options.yaml")
+    return generated("launcher_options.yaml")
 
 
 def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:

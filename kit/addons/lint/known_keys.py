@@ -40,13 +40,13 @@ class KnownKeys:
         return node if isinstance(node, Mapping) else None
 
 
-def table(name: str) -> Mapping[str, Any]:
+def generated(name: str) -> Mapping[str, Any]:
     """A generated table, beside this file."""
     return strict_yaml.read(Path(__file__).with_name(name)).data
 
 
 def _load(name: str, reader: str, effect: str) -> KnownKeys:
-    data = table(name)
+    data = generated(name)
     return KnownKeys(
         reader=reader,
         version=str(data["version"]),
@@ -74,7 +74,7 @@ def accelerate_keys() -> KnownKeys:
 @cache
 def layer_classes() -> Mapping[str, frozenset[str]]:
     """Family of models → the classes of its modules in transformers; written by scripts/layer_classes.py."""
-    return {family: frozenset(names) for family, names in table("layer_classes.yaml")["families"].items()}
+    return {family: frozenset(names) for family, names in generated("layer_classes.yaml")["families"].items()}
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ class TrainerArguments:
 
 @cache
 def trainer_arguments() -> TrainerArguments:
-    data = table("trainer_arguments.yaml")
+    data = generated("trainer_arguments.yaml")
     return TrainerArguments(str(data["version"]), data["defaults"], frozenset(data["dropped"]))
