@@ -189,6 +189,11 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     "32-bit moments": (
         PLAIN + "optimizer: paged_adamw_32bit\n", {"optimizer_state_dtype": "fp32"}, [("most", "optimizer")],
     ),
+    "32-bit moments of a Trainer": (
+        "model: Qwen/Qwen3-8B\ntuner_type: full\noptim: paged_adamw_32bit\n", {"optimizer_state_dtype": "fp32"},
+        [("most", "optim")],
+    ),
+    "16 bits of a Trainer": ("model: Qwen/Qwen3-8B\ntuner_type: full\n", {"optimizer_state_dtype": "bf16"}, []),
     "zero1": (SWIFT.replace("zero3", "zero1"), {"engine": "deepspeed", "zero_stage": 1, "offload_param": "none"}, []),
     "zero2": (SWIFT.replace("zero3", "zero2"), {"zero_stage": 2, "offload_optimizer": "none"}, []),
     "zero2_offload": (SWIFT.replace("zero3", "zero2_offload"), {"zero_stage": 2, "offload_optimizer": "cpu"}, []),
@@ -262,6 +267,11 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     "hydra": (
         HYDRA, {"objective": "grpo", "seq_length": 1536, "micro_batch_size": 2, "gradient_accumulation_steps": 16,
                 "zero_stage": 3, "grpo": GrpoSpec(num_generations=4, beta=0.001, vllm_gpu_memory_utilization=0.5)},
+        [("most", "actor_rollout_ref.rollout.free_cache_engine")],
+    ),
+    "hydra, silent": (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "actor_rollout_ref.rollout.n=2\n", {"global_batch_size": 512, "seq_length": 1024, "recompute": "full"},
         [("most", "actor_rollout_ref.rollout.free_cache_engine")],
     ),
     "filled": (FILLED.format(2048), {"micro_batch_size": 4, "global_batch_size": 256, "packed": True}, []),

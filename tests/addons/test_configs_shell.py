@@ -25,6 +25,7 @@ WORDS = {
     "cat <<EOF\nrun wrong\nEOF\nrun right": ["run", "right"],
     "Q=3 run $Q": ["run", None],
     "run '$X' \"\\$X\"": ["run", "$X", "$X"],
+    "read -r -d '' V <<EOF\na \\\n  b\nEOF\nrun $V": ["run", "a", "b"],
     'run "$@" a': ["run", "$@", "a"],
     "export Q=5\nrun x$Q": ["run", "x5"],
 }

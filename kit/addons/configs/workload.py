@@ -74,7 +74,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     if reading.refused:
         raise SpecError("\n".join(reading.refused))
     given = dict(reading.fields)
-    if not given.get("model"):
+    if not given.get("model") or not isinstance(given["model"], str):
         raise SpecError("the file names no model")
     model = _model(str(given["model"]))
     cluster, notes = cluster_of(given, gpus)

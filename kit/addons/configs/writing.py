@@ -10,7 +10,7 @@ from kit.addons.configs.walk import number
 from kit.planner.plan import Plan
 
 
-def written(target: str, plan: Plan, beside: Mapping[str, Any]) -> dict[str, Any]:
+def written(target: str, plan: Plan, beside: dict[str, Any]) -> dict[str, Any]:
     """The keys of the target's table in the order of its ``file``. ``beside``: what kit has no field for, by the key of
     the program or by the kind of its row."""
     table = next(each for each in tables() if each.target == target and each.file)
