@@ -14,6 +14,7 @@ import yaml
 
 from kit.addons.configs.answer import Answer
 from kit.addons.configs.entries import Entry, Source
+from kit.addons.configs.linked import opener
 from kit.addons.configs.reading import Asked
 from kit.addons.configs.tables import table_of, table_of_command
 from kit.addons.configs.variants import Variant, variant
@@ -32,7 +33,7 @@ def asked(row: Mapping[str, Any], gpu: str) -> Asked:
     assert table is not None, row["file"]
     entries = {key: Entry(value, 1) for key, value in keys.items()}
     return Asked(
-        table, Source(row["file"], "", "yaml", entries, row.get("command", "")), {}.__getitem__, f"{row['gpus']}x{gpu}"
+        table, Source(row["file"], "", "yaml", entries, row.get("command", "")), opener(Path()), f"{row['gpus']}x{gpu}"
     )
 
 
@@ -45,7 +46,7 @@ PACKED = [number for number in range(len(ROWS)) if predicted(number).described.p
 
 
 def ratio(number: int) -> float:
-    return predicted(number).peak_gib / ROWS[number]["gib"]
+    return predicted(number).peak_gib / float(ROWS[number]["gib"])
 
 
 def test_packed_rows_are_near_what_is_stated() -> None:
