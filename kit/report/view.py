@@ -47,6 +47,7 @@ _NOTES = (
     "optimizer",
     "tp_across_nodes",
     "implementation",
+    "pin",
     "extra",
 )
 """Rules of decisions that a user must not miss."""

@@ -13,6 +13,7 @@ from kit.report.view import view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Pins
+from kit.units import human_seconds
 from tests.support.models import job
 
 NO_PINS = Pins()
@@ -73,6 +74,25 @@ def test_the_faster_layout_with_transformer_engine_is_said_and_taken_where_it_is
     assert planned("8xH100", Pins(implementation="local"), True).layout.implementation == "local"
     # Megatron-core has no such layers for this family.
     assert planned("8xH100", Pins(engine="megatron"), True, "smollm3-3b").layout.implementation == "local"
+
+
+def test_where_a_pin_leads_to_offload_the_faster_layout_without_it_is_said() -> None:
+    pinned = plan_of("llama-2-13b", "8xA100-40", Pins(zero_stage=2, micro_batch_size=1), objective="sft")
+    freed = plan_of("llama-2-13b", "8xA100-40", Pins(micro_batch_size=1), objective="sft")
+    now, then = pinned.predicted.step_time_s, freed.predicted.step_time_s
+    (said,) = (each for each in view_of(pinned).notes if each.rule == "pin")
+    assert (pinned.layout.offload_optimizer, freed.layout.offload_optimizer, said.chosen) == (
+        "cpu", "none", "zero_stage=2",
+    )  # fmt: skip
+    assert said.why == (
+        f"with this pin the plan has its optimizer on the host; layout.zero_stage={freed.layout.zero_stage} needs no "
+        f"offload: {human_seconds(then, like=now)} a step, {1 - then / now:.1%} less ({describe(freed.layout)})"
+    )
+    # Not where offload is pinned, or nothing is; and no pin is named without which it is not faster.
+    asked = plan_of("llama-2-13b", "8xA100-40", Pins(offload_optimizer="cpu"), objective="sft")
+    needed = plan_of("llama-3-70b", "8xH100", Pins(recompute="full"), objective="sft")
+    assert (asked.layout.offload_optimizer, needed.layout.offload_optimizer) == ("cpu", "cpu")
+    assert all(each.rule != "pin" for plan in (freed, asked, needed) for each in plan.decisions)
 
 
 SLOW, FAST = 25 / 8 / 8, 25.0

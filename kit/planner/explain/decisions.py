@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from kit.cost.hardware import runs_rocm, usable_gib
@@ -62,6 +62,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         *_alternatives(request, result, best),
         *faster_with_fewer(request, best),
         *_transformer_engine(request, best),
+        *_without_a_pin(request, best),
     ]
     return (*made, *notes(request.workload(best.layout)))
 
@@ -284,6 +285,27 @@ def _transformer_engine(request: Request, best: Candidate) -> Iterator[Decision]
             f"({describe(found.layout)}); cluster.transformer_engine=true takes it"
         )
         yield Decision(rule="implementation", chosen=best.layout.implementation, why=why)
+
+
+def _without_a_pin(request: Request, best: Candidate) -> Iterator[Decision]:
+    """Where pins lead to offload: the fastest layout without one of them that needs none, if it is faster. The engine
+    stays."""
+    pins, quickest, changed_pin = request.pins, best, ""
+    if best.layout.offload_optimizer in ("none", pins.offload_optimizer):
+        return
+    for name in (field.name for field in fields(pins) if field.name not in ("engine", "implementation")):
+        if getattr(pins, name) is not None:
+            found = faster_than(replace(request, pins=pins.but(**{name: None})), step_s(quickest) / EQUALLY_FAST)
+            if found is not None and found.layout.offload_optimizer == "none":
+                quickest, changed_pin = found, name
+    if quickest is not best:
+        now, then = step_s(best), step_s(quickest)
+        value, other = (_text(getattr(each.layout, changed_pin)) for each in (best, quickest))
+        why = (
+            f"with this pin the plan has its optimizer on the host; layout.{changed_pin}={other} needs no offload: "
+            f"{human_seconds(then, like=now)} a step, {1 - then / now:.1%} less ({describe(quickest.layout)})"
+        )
+        yield Decision(rule="pin", chosen=f"{changed_pin}={value}", why=why)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
