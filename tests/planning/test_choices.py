@@ -89,7 +89,7 @@ def test_where_a_pin_leads_to_offload_the_faster_layout_without_it_is_said() -> 
         f"offload: {human_seconds(then, like=now)} a step, {1 - then / now:.1%} less ({describe(freed.layout)})"
     )
     # Not where offload is pinned, or nothing is; and no pin is named without which it is not faster.
-    asked = plan_of("llama-2-13b", "8xA100-40", Pins(offload_optimizer="cpu"), objective="sft")
+    asked = plan_of("llama-3.1-8b", "8xA100-80", Pins(engine="deepspeed", offload_optimizer="cpu"), objective="sft")
     needed = plan_of("llama-3-70b", "8xH100", Pins(recompute="full"), objective="sft")
     assert (asked.layout.offload_optimizer, needed.layout.offload_optimizer) == ("cpu", "cpu")
     assert all(each.rule != "pin" for plan in (freed, asked, needed) for each in plan.decisions)
