@@ -14,9 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.addons.configs.answer import answer
+from kit.addons.configs.text import _rows, text_of
 from kit.cli.app import app
 from kit.errors import SpecError
-from tests.addons.config_files import AXOLOTL, TIGHT
+from kit.report.view import by_component
+from tests.addons.config_files import AXOLOTL, MEGATRON_SWIFT, TIGHT
 from tests.support.refusals import refusal
 
 
@@ -50,6 +52,15 @@ VERDICTS = {
 def test_a_bound_is_never_called_a_fit(file: Callable[[str, str], Path], case: tuple[str, str]) -> None:
     found = answer(file("axolotl.yaml", case[0]), f"1x{case[1]}")
     assert (found.verdict, found.exit_code, found.bound) == VERDICTS[case]
+
+
+def test_the_fullest_stage_is_told_and_no_word_is_cut(file: Callable[[str, str], Path]) -> None:
+    stages = MEGATRON_SWIFT.replace("_parallel_size 2", "_parallel_size 2 --pipeline_model_parallel_size 2")
+    found = answer(file("train.sh", stages), "8xH100")
+    fullest = max(found.plan.predicted.memory, key=lambda stage: stage.peak_gib)
+    parts = " · ".join(f"{name} {gib:.1f}" for name, (gib,) in by_component([fullest]).items())
+    assert dict(_rows(found))["GiB"] == parts
+    assert "expert_model_parallel_size" in text_of(found, (), 30, str)
 
 
 def test_a_misspelt_key_is_found(file: Callable[[str, str], Path]) -> None:

@@ -103,15 +103,16 @@ def test_the_nearest_change_fits_and_its_patch_reads_back(tight: Answer, tmp_pat
 
 
 def test_a_change_keeps_what_the_file_asks_for(tight: Answer) -> None:
+    """Of what does not fit two changes are told, also where they are no faster than what does not fit."""
+    assert tight.nearest is not None
+    assert tight.fastest is not None
     for found in (tight.nearest, tight.fastest):
-        if found is not None:
-            work = found.described.workload
-            assert work.job == tight.plan.job
-            assert work.layout.global_batch_size == tight.plan.layout.global_batch_size
-            assert work.layout.world_size == tight.plan.layout.world_size
-            assert reads_back(tight.asked, found)
-    if tight.fastest is not None and tight.nearest is not None:
-        assert tight.fastest.step_s <= tight.nearest.step_s * 1.03
+        work = found.described.workload
+        assert work.job == tight.plan.job
+        assert work.layout.global_batch_size == tight.plan.layout.global_batch_size
+        assert work.layout.world_size == tight.plan.layout.world_size
+        assert reads_back(tight.asked, found)
+        assert found.step_s <= tight.nearest.step_s * 1.03
 
 
 def test_a_patch_that_would_not_read_back_is_not_printed(tight: Answer) -> None:

@@ -18,6 +18,7 @@ WORDS = {
     'O="--a 1 --b"\nrun $O "$O"': ["run", "--a", "1", "--b", "--a 1 --b"],
     "run `date` b `date +%s`/c d": ["run", None, "b", None, "d"],
     "run a > log.txt 2>&1": ["run", "a"],
+    "run a 2>&1 b > c d >& e f": ["run", "a", "b", "d", "f"],
     "run a \\\n  b # c \\\n": ["run", "a", "b"],
     'if [ -z "$Q" ]; then Q=2; fi\nrun $Q': ["run", "2"],
     "Q=1\nif true; then Q=2; fi\nrun $Q": ["run", None],
