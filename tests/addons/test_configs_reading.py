@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from kit.addons.configs.known import recorded
 from kit.addons.configs.reading import asked_of
 from kit.addons.configs.tables import tables
+from kit.addons.configs.walk import Gap
 from kit.addons.configs.workload import Described
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.errors import SpecError
@@ -43,6 +44,8 @@ optimizer: {_target_: torch.optim.AdamW}
 ON_TORCH = {"engine": "torch", "implementation": "huggingface", "dp": 8}
 FULL = {"recompute": "full"}
 IN_16 = {"optimizer_state_dtype": "bf16"}
+EXPERTS = AXOLOTL.replace("Qwen3-8B ", "Qwen3-30B-A3B ") + "load_in_4bit: true\nquantize_moe_experts: true\n"
+IN_4_BITS = LoraSpec(rank=32, alpha=16.0, target_modules=("q_proj", "v_proj"), four_bit=True, quantize_moe_experts=True)
 WHOLE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "axolotl": (
         "a.yaml", AXOLOTL, ON_TORCH | FULL | {"micro_batch_size": 2, "gradient_accumulation_steps": 3},
@@ -98,6 +101,16 @@ WHOLE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "trl.yaml", "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", ON_TORCH | FULL | {"micro_batch_size": 8},
         {"seq_length": 1024, "precision": "bf16", "objective": "sft",
          "lora": LoraSpec(rank=16, alpha=32.0, dropout=0.05, target_modules=("q_proj", "v_proj"))},
+    ),
+    "axolotl's experts in nf4": (
+        "a.yaml", EXPERTS, ON_TORCH | FULL | {"micro_batch_size": 2, "gradient_accumulation_steps": 3},
+        {"gaps": (), "lora": IN_4_BITS},
+    ),
+    "axolotl's experts in nf4, without recompute": (
+        "a.yaml", EXPERTS.replace("checkpointing: true", "checkpointing: false"),
+        ON_TORCH | {"micro_batch_size": 2, "gradient_accumulation_steps": 3},
+        {"gaps": (Gap("most", "quantize_moe_experts", "experts in nf4 are counted as 16 bits"),),
+         "lora": replace(IN_4_BITS, quantize_moe_experts=False)},
     ),
     "run_clm.py, silent": (
         "t.sh", "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen3-8B --fp16 true\n",
@@ -295,7 +308,6 @@ GAPS = {
     "lora_target_modules: [q_proj, lm_head]": ("least", "lora_target_modules"),
     "lora_modules_to_save: [embed_tokens]": ("least", "lora_modules_to_save"),
     "attn_implementation: eager": ("least", "attn_implementation"),
-    "quantize_moe_experts: true": ("most", "quantize_moe_experts"),
     "chunked_cross_entropy: true": ("most", "chunked_cross_entropy"),
     "peft_layers_to_transform: [0, 1]": ("most", "peft_layers_to_transform"),
 }

@@ -90,6 +90,10 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
     layout = _layout(given, model, cluster)
     layout, short = _filled(layout, int(given["micro_tokens"]), length) if given.get("filled") else (layout, ())
+    experts, whole = "job.lora.quantize_moe_experts", (layout.engine, layout.zero_stage, layout.recompute)
+    if given.get(experts) and whole != ("torch", 0, "full"):
+        given[experts] = False
+        short += (Gap("most", "quantize_moe_experts", "experts in nf4 are counted as 16 bits"),)
     gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
