@@ -52,6 +52,9 @@ test_value = by_hand([
     ("a line of a bar", lambda: PIECE.span(5), (4, 7)),
     ("a line behind a bar", lambda: PIECE.span(9), (8, 13)),
     ("the last line", lambda: PIECE.span(16), (14, 18)),
+    ("what is around", lambda: [each.text for each in PIECE.before(16, 2)], ["three", "two"]),
+    ("no more than is around", lambda: len(
+        replace(PIECE, text=b"first\n" + LONG.text + b"\nend").before(len(LONG.text) + 8, 2)), 1),
     ("a long line is cut", lambda: LONG.span(LINE_BYTES + 9), (9, 2 * LINE_BYTES + 9)),
 ])  # fmt: skip
 
