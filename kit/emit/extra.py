@@ -56,7 +56,7 @@ def _problems(plan: Plan, name: str, file: DerivedFile) -> Iterator[str]:
     if keys and not file.applies(plan):
         yield f"extra.{name} with {describe(plan.layout)}, which has no {file.name}: leave it out"
         return
-    if name == "megatron":
+    if keys and name == "megatron":
         known = megatron.megatron_settings(dataclasses.replace(plan, extra=Extra()))
         for section in plan.extra.megatron.keys() - known.keys():
             yield f"extra.megatron.{shown(section, str)}: {file.name} has no such section; {nearest(section, known)}"

@@ -17,6 +17,7 @@ from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.extra import Extra, flat, merged
+from kit.specs.job import OptimizerSpec
 from kit.specs.recipe import merged_text
 from kit.specs.run import RunSpec
 from kit.training.__main__ import _announce_edits
@@ -172,3 +173,9 @@ def test_no_key_or_value_ends_its_cell_of_the_page() -> None:
     data = {"deepspeed": {"a": [{"b": "x\ntouch CANARY"}]}}
     own = strict_yaml.Document(name="own.yaml", data=data, lines={})
     assert "U+000A" in refusal(SpecError, strict_yaml.parse, Extra, data, own)
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "lion-8bit", "adafactor"])
+def test_an_optimizer_that_megatron_has_not_goes_into_other_engines_files(name: str, tmp_path: Path) -> None:
+    chosen = plan_of(**FSDP2 | {"job": {"optimizer": OptimizerSpec(name=name)}})
+    assert write(chosen, RunSpec(steps=1), tmp_path / "run").plan.job.optimizer.name == name
