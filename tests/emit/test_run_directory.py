@@ -221,6 +221,11 @@ DAMAGE: dict[str, tuple[str, str | None, str]] = {
         '{"format": "kit-run-directory/1", "files": {"plan.yaml": 1}}',
         "is damaged",
     ),
+    "one hash is a number": (
+        "manifest.json",
+        '{"format": "kit-run-directory/1", "files": {"plan.yaml": "a", "run.yaml": 1}}',
+        "is damaged",
+    ),
     "another format": ("manifest.json", '{"format": "kit-run-directory/2"}', "has format .*2.*; this kit reads"),
     "half a configuration": ("ds_config.json", '{"a": 1,', r"^ds_config\.json:1: not valid JSON"),
     "a huge number": ("ds_config.json", "9" * 5000, r"^ds_config\.json: not valid JSON"),
