@@ -29,6 +29,7 @@ from kit.cost.memory.peak import overhead_gib, parts_of
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
 from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
+from kit.cost.model.lora import named_layers
 from kit.cost.model.params import RankParameters, count
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
@@ -182,6 +183,9 @@ HUGGING_FACE: Rows = [
     ("casts to fp8", lambda: [hf.fp8_cast_workspace(work(FSDP.but(compile_layers=each), precision="fp8"))
                               for each in (False, True)], [9 * 896 * T, 2 * 896 * T]),
     ("casts of short rows", lambda: hf.fp8_cast_workspace(work(FSDP, GPT, seq_length=16)), 9 * 1600 * 384),
+    ("layers that adapters may name", lambda: [named_layers(DENSE), [*named_layers(GPT)]],
+     [{"q_proj": (320, 480), "k_proj": (320, 120), "v_proj": (320, 120), "o_proj": (480, 320),
+       "gate_proj": (320, 896), "up_proj": (320, 896), "down_proj": (896, 320)}, []]),
     # Megatron: 16-bit logits and an fp32 copy; in fp32 the gradients of logits, head and input are more.
     ("Megatron's loss", lambda: [local.local_loss_bytes(work(megatron(), **each), 5003 * T) for each in ({}, FP32)],
      [(2 + 4) * 5003 * T, 4 * (5003 * T + 5003 * 320 + 2 * 320 * T)]),
