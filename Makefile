@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt kit/preflight/versions.json scripts/leg
 demo: setup  ## the main job, end to end: plan, three engines, a kill, a change of engine, export, a planted fault
 	@$(BIN)/python -m tests.support.proofs demo
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 test: setup  ## every engine and every behaviour, in ten minutes on two cores
 	@$(PYTEST) -m 'not nightly'
 

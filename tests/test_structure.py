@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (Checkout.trainings, 82),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_620, "add-ons": 6_220, "tests": 18_140, "benchmarks": 4_000}
+STATEMENTS = {"core": 18_230, "add-ons": 6_220, "tests": 18_340, "benchmarks": 4_000}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",
@@ -68,7 +68,7 @@ def test_files_and_floors_of_the_cost_model(checkout: Checkout) -> None:
 def test_the_walk_of_a_plan_does_not_grow(checkout: Checkout) -> None:
     """Files whose functions it calls, and first calls that go back into a package that was left."""
     found = checkout.walk("plan", "llama-3.1-8b", "--gpus", "8xH100")
-    assert (found["files"] <= 68, found["returns"] <= 13) == (True, True), found
+    assert (found["files"] <= 70, found["returns"] <= 14) == (True, True), found
 
 
 def test_a_package_says_which_rooms_it_has(checkout: Checkout) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from kit.addons.doctor.machines.facts import gather
@@ -17,6 +21,7 @@ BOUNDS = (
     {"torch": "2.9.1", "transformers": "5.23.0", "deepspeed": "0.19.8"},
     {"torch": "2.13.0", "transformers": "5.24.0", "deepspeed": "0.19.8"},
 )
+LIBRARIES = ("torch", "transformers", "deepspeed", "megatron")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -70,9 +75,41 @@ def test_both_legs_take_their_versions_from_the_file() -> None:
     """``make setup`` and CI's main leg read the same lines, of which constraints.txt has those of main."""
     assert {*pins("main")} <= {*(ROOT / "constraints.txt").read_text().splitlines()}
     for leg, row in LEGS.items():
-        assert {f"{name}=={each}" for name, each in (row["packages"] | row.get("needs", {})).items()} <= {*pins(leg)}
+        assert {f"{name}=={each}" for name, each in row["packages"].items()} <= {*pins(leg)}
         assert len({line.partition("==")[0] for line in pins(leg)}) == len(pins(leg))
 
 
 def test_no_leg_failed() -> None:
     assert all(row["tested"]["passed"] > 0 == row["tested"]["failed"] for row in LEGS.values())
+    nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yaml").read_text())["jobs"]["leg"]["strategy"]
+    named = {each["leg"]: each["python"] for each in nightly["matrix"]["include"]}
+    assert named == {leg: row["python"] for leg, row in LEGS.items() if leg != "main"}
+
+
+def private_words() -> set[str]:
+    """Words with an underscore that kit takes from the libraries: imported, read as an attribute, or in a dotted path.
+    An attribute that kit gives to something of its own does not count."""
+    own, read, named = {"_exit", "_make"}, set(), set()  # of os and of named tuples
+    for path in (ROOT / "kit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=word) | ast.AsyncFunctionDef(name=word) | ast.ClassDef(name=word):
+                    own.add(word)
+                case ast.Attribute(attr=word, ctx=ast.Store()) | ast.Name(id=word, ctx=ast.Store()):
+                    own.add(word)
+                case ast.Attribute(attr=word):
+                    read.add(word)
+                case ast.ImportFrom(module=str(module)) if module.split(".")[0] in LIBRARIES:
+                    named |= {*module.split("."), *(each.name for each in node.names)}
+                case ast.Constant(value=str(text)) if text.split(".")[0] in LIBRARIES:
+                    named |= {*text.split(".")}
+    return {word for word in read - own | named if re.fullmatch(r"_[a-zA-Z]\w*", word)}
+
+
+def test_private_names_of_libraries_are_listed_and_there() -> None:
+    listed = re.findall(r"^\| `(_\w+)` \| (\w+) \| `(.*)` \|$", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
+    assert {word for word, _, _ in listed} == private_words()
+    for word, library, file in listed:
+        found = importlib.util.find_spec(library)
+        path = Path(next(iter(getattr(found, "submodule_search_locations", ())), library)) / file
+        assert re.search(rf"\b{word}\b", f"{path.read_text(encoding='utf-8')} {file}"), (word, file)

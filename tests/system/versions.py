@@ -42,7 +42,7 @@ def main(leg: str, *words: str) -> int:
     subprocess.run(["bash", "scripts/setup.sh"], cwd=ROOT, env=given, check=True)
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "junit.xml"
-        asked = words or ("-n", "2", "--dist", "loadgroup", "-m", "not nightly")
+        asked = words or ("-n", "3", "--dist", "loadgroup", "-m", "not nightly")
         done = subprocess.run([python, "-m", "pytest", "-q", f"--junitxml={report}", *asked], cwd=ROOT, check=False)
         if report.exists():
             suite = ElementTree.parse(report).getroot()[0]
