@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from kit.addons.lint.finding import Changes, Finding, Severity
 from kit.addons.lint.job import Job
@@ -142,7 +143,13 @@ def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
 
 def number_of(line: Line, text: str) -> int:
     """The number of the line of the script where a command begins."""
-    return text.count("\n", 0, line.words[0].start) + 1
+    return bisect_left(_ends(text), line.words[0].start) + 1
+
+
+@lru_cache(maxsize=4)
+def _ends(text: str) -> list[int]:
+    """Where lines end: every command of a script asks."""
+    return [found.start() for found in re.finditer("\n", text)]
 
 
 def said(line: Line, text: str) -> list[str]:
