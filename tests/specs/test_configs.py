@@ -161,7 +161,8 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {}),
     # Text parts of models of images: multimodal RoPE is that of the family where there are no images.
     "a whole model's file": (
-        {**LLAMA, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        {**LLAMA, "model_type": "qwen2_5_vl", "num_key_value_heads": 3,
+         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
         {"family": "qwen2", "rope_scaling": None, "num_layers": 6},
     ),
     "a text part with experts, always normalised": (
