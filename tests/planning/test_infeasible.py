@@ -47,6 +47,8 @@ INFEASIBLE: Rows = [
         four_bit=each))[-1][2] for each in (False, True)],
      ["--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters",
       "job.lora.quantize_moe_experts=true: experts in 4 bits too"]),
+    ("experts that are in four bits", lambda: [each[0] for each in changes(infeasible._other_jobs, model=EXPERTS,
+        lora=replace(LORA, four_bit=True, quantize_moe_experts=True))].count("experts"), 0),
     ("experts in four bits", lambda: [each.request.job.lora for each in infeasible._other_jobs(request(
         model=EXPERTS, lora=replace(LORA, four_bit=True)))][-1],
      replace(LORA, four_bit=True, quantize_moe_experts=True)),

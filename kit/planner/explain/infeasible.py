@@ -209,9 +209,10 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
         elif job.lora.four_bit != four_bit:
             text = f"{typed}: {what} instead of {'adapters on 4-bit weights' if job.lora.four_bit else 'adapters'}"
             yield _Change("lora", _Cost.TRAINED, 1.0, text, changed(lora=replace(job.lora, four_bit=four_bit)))
-    if job.lora is not None and job.lora.four_bit and request.model.num_experts:
+    lora, has_experts = job.lora, request.model.num_experts > 0
+    if lora is not None and lora.four_bit and has_experts and not lora.quantize_moe_experts:
         text = "job.lora.quantize_moe_experts=true: experts in 4 bits too"
-        experts = changed(lora=replace(job.lora, quantize_moe_experts=True))
+        experts = changed(lora=replace(lora, quantize_moe_experts=True))
         yield _Change("experts", _Cost.TRAINED, 1.0, text, experts)
 
 
