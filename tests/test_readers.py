@@ -215,4 +215,4 @@ def test_what_is_no_file_is_refused_in_words(name: str, kind: str, tmp_path: Pat
 
 if __name__ == "__main__":
     os.environ.setdefault("READERS_EXAMPLES", "250")  # read when pytest imports this file again
-    sys.exit(pytest.main(["-q", "-s", __file__, *sys.argv[1:]]))
+    sys.exit(pytest.main(["-q", "-s", "-m", "not nightly", __file__, *sys.argv[1:]]))  # CI asks the same every day

@@ -18,7 +18,7 @@ from kit.emit.launch import nodes, torchrun
 from kit.emit.megatron import megatron_settings
 from kit.object_storage import is_address
 from kit.planner.plan import Plan
-from kit.specs.text import first
+from kit.specs.text import first, shown
 
 TAG, MUONS_TAG = "core_v0.16.1", "core_v0.19.2"
 
@@ -46,7 +46,7 @@ def why_not(plan: Plan) -> str | None:
         f"its model builder has no layers for {model.family}": not model.traits.transformer_engine,
         "it has no flag for the RoPE scaling of this model": kind not in _ROPE
         or (kind == "llama3" and any(scaling.get(key) != value for key, value in _LLAMA3.items())),
-        f"--rope-scaling-factor is a number, and the model has {factor!r}": not isinstance(factor, int | float),
+        f"--rope-scaling-factor is a number, and the model has {shown(factor)}": not isinstance(factor, int | float),
         f"--rotary-base is an integer, and the model has {model.rope_theta}": (
             not float(model.rope_theta or 0).is_integer()
         ),

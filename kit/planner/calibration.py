@@ -21,7 +21,7 @@ from kit.files import complete_file
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.text import refuse
+from kit.specs.text import refuse, shown
 from kit.specs.text_files import parse_json, read_text, reason
 
 
@@ -157,7 +157,7 @@ def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SpecError(f"{path}: {name}={value!r} is not a measurement; use a number above 0, or leave it out")
+        raise SpecError(f"{path}: {name}={shown(value)} is not a measurement; use a number above 0, or leave it out")
     return float(value)
 
 

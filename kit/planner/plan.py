@@ -17,6 +17,7 @@ from kit.specs.extra import Extra
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
 from kit.specs.validation import SPEC, Text
 
 SCHEMA_VERSION = 3
@@ -91,7 +92,7 @@ class Plan:
         version = document.data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise SpecError(
-                f"{document.where(('schema_version',))}: schema_version={version!r}; "
+                f"{document.where(('schema_version',))}: schema_version={shown(version)}; "
                 f"this kit reads {SCHEMA_VERSION}: plan again from the recipe"
             )
         return strict_yaml.parse(cls, document.data, document)

@@ -47,7 +47,12 @@ def test_the_hash_is_of_what_decides_the_run(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"), [("tp: ", "tq: ", "tq"), ("schema_version: 3", "schema_version: 2", "plan again")]
+    ("old", "new", "said"),
+    [
+        ("tp: ", "tq: ", "tq"),
+        ("schema_version: 3", "schema_version: 2", "plan again"),
+        ("schema_version: 3", f"schema_version: {[*range(9999)]}", "plan again"),
+    ],
 )
 def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: str, said: str) -> None:
     (tmp_path / "plan.yaml").write_text(plan.to_yaml().replace(old, new, 1))

@@ -61,6 +61,7 @@ def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:
     [
         ({"measured_step_time_s": -1.0}, "measured_step_time_s=-1.0 is not a measurement"),
         ({"measured_step_time_s": "fast"}, "is not a measurement"),
+        ({"measured_step_time_s": "x" * 9999}, "is not a measurement"),
         ({"measured_step_time_s": True}, "is not a measurement"),
         ({"measured_memory_gib": float("inf")}, "is not a measurement"),
         ({"measured_step_time_s": 1e9}, "a run of another plan"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+LONGEST_LINE = 2000
 Errors = type[BaseException] | tuple[type[BaseException], ...]
 
 
@@ -13,4 +14,6 @@ def refusal(error: Errors, call: Callable[..., object], *given: object, **named:
     """The words with which ``call`` refuses what it is given; a failure where it takes it."""
     with pytest.raises(error) as caught:
         call(*given, **named)
-    return str(caught.value)
+    said = str(caught.value)
+    assert max(map(len, said.splitlines()), default=0) < LONGEST_LINE, said[:LONGEST_LINE]  # whatever value it names
+    return said

@@ -141,8 +141,12 @@ class TestConversion:
             (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "no message to learn, with role="),
             (CHATML, None, {"messages": [{"role": "assistant"}]}, r"message 1 \(role=assistant\) has no text in"),
             (CHATML, None, {"messages": "a"}, "should be a list"),
+            (CHATML, None, {"conversations": [{"from": ["x" * 9999], "value": "a"}]}, "is none of ShareGPT's human"),
         ],
-        ids=["no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list"],
+        ids=[
+            "no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list",
+            "unknown role",
+        ],
     )  # fmt: skip
     def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
         directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)

@@ -68,6 +68,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
 from kit.specs.other_programs import program_of
 from kit.specs.strict_yaml import Document
+from kit.specs.text import shown
 
 __all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
@@ -339,7 +340,7 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
             edit.file,
             None,
             edit.key,
-            f"{edit.planned!r} was planned, the file has {edit.found!r}",
+            f"{shown(edit.planned)} was planned, the file has {shown(edit.found)}",
             "kept",
         )
         for edit in rundir.edits

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import TensorSource
 from kit.errors import CheckpointError
+from kit.specs.text import shown
 from kit.units import GIB
 
 DEFAULT_SHARD_BYTES = GIB
@@ -207,5 +208,5 @@ def read_weight_map(index: Path) -> dict[str, str]:
         return {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{index} is not a safetensors index ({error!r}); copy it again from the model"
+            f"{index} is not a safetensors index ({shown(error)}); copy it again from the model"
         ) from error

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kit.errors import CheckpointError
+from kit.specs.text import shown
 
 RandomState = dict[str, Any]
 
@@ -61,7 +62,7 @@ def read(directory: Path, rank: int) -> None:
     try:
         _restore(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is not what kit writes of random generators ({error!r})") from error
+        raise CheckpointError(f"{path} is not what kit writes of random generators ({shown(error)})") from error
 
 
 def file_name(rank: int) -> str:

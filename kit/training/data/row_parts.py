@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kit.errors import DataError
-from kit.specs.text import listed
+from kit.specs.text import listed, shown
 from kit.training.data.tokenizers import one_line
 
 _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
@@ -77,8 +77,8 @@ def _turn(turn: Mapping[str, Any], where: object) -> dict[str, Any]:
     """A message with one text. Without keys of nothing, which columns of a table have where another row has a value."""
     rest = {key: value for key, value in turn.items() if key not in ("from", "value") and value is not None}
     if "from" in turn:
-        if turn["from"] not in _ROLES:
-            raise DataError(f"{where}: from={turn['from']!r} is none of ShareGPT's {listed(_ROLES)}; mend the row")
+        if turn["from"] not in list(_ROLES):  # which takes what cannot be hashed
+            raise DataError(f"{where}: from={shown(turn['from'])} is none of ShareGPT's {listed(_ROLES)}; mend the row")
         rest["role"] = _ROLES[turn["from"]]
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
