@@ -57,10 +57,10 @@ def first_ten(file: str, problems: Sequence[Item], line: Callable[[Item], str]) 
 
 
 def listed(names: Iterable[str], between: str = ", ") -> str:
-    """Names for a message: five of them, and how many more there are."""
+    """Names for a message: five of them, each as short as ``shown`` makes it, and how many more there are."""
     first = list(names)
     more = len(first) - MOST_NAMES
-    return between.join(first[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return between.join(shown(name, str) for name in first[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def alike(word: str, valid: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:

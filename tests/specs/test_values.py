@@ -214,8 +214,8 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: (text.shown("x" * 198), text.shown("x" * 199)), (f"'{'x' * 198}'", f"'{'x' * 199}… (201 characters)")
     ),
     "names for a message": (
-        lambda: (text.listed("abcde"), text.listed("abcdefg", " or ")),
-        ("a, b, c, d, e", "a or b or c or d or e and 2 more")
+        lambda: (text.listed("abcde"), text.listed("abcdefg", " or "), text.listed(["y" * 201, "b"])),
+        ("a, b, c, d, e", "a or b or c or d or e and 2 more", f"{'y' * 200}… (201 characters), b")
     ),
     "ten problems": (
         lambda: [(len(found := text.first_ten("f", range(n), str)), found[-1]) for n in (10, 12)],

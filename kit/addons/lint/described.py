@@ -11,6 +11,7 @@ from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.cost.workload import Workload
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import ZERO_KEYS, Layout, Offload
+from kit.specs.text import listed
 
 NEEDS_BOTH = "memory needs both a model and GPUs"
 
@@ -82,7 +83,7 @@ def _layout(config: Config) -> Layout | str:
         for name in ("optimizer", "param")
     }
     if any(device not in get_args(Offload) for device in offload.values()):
-        return f"offload to {' and '.join(map(str, offload.values()))} is not known here"
+        return f"offload to {listed(map(str, offload.values()), ' and ')} is not known here"
     return Layout(
         engine="deepspeed",
         implementation="huggingface",
