@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.accuracy import bands, expect_page, report, throughput_page, throughput_report
+from benchmarks.accuracy import bands, expect_page, picture, report, throughput_page, throughput_report
+from benchmarks.accuracy.fields import engine_of
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import result_of
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("what", choices=["memory", "throughput"])
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="rows of published measurements, JSON")
     parser.add_argument("--json", type=Path, help="write predictions and strata there")
-    parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
+    parser.add_argument("--markdown", type=Path, help="write the accuracy page there, its picture below images/")
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--expect", type=Path, help="throughput: write the page of what to expect of each plan there")
     given = parser.parse_args()
@@ -31,6 +32,7 @@ def main() -> None:
     if given.what == "throughput":
         words = about(given.data[0])
         found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)
+        drawn, unit = [(each.row, each.measured_s, each.predicted_s) for each in found.results if each.counted], "s"
         page, figures = throughput_page.as_markdown(found, names, words or ""), throughput_report.as_json(found)
         written = [
             (given.expect, expect_page.as_markdown(found.bands, f"{names} --expect FILE")),
@@ -39,7 +41,15 @@ def main() -> None:
     else:
         results = [result for row in rows for result in results_of(row)]
         page, figures, written = report.as_markdown(results, names), report.as_json(results), []
+        counted = [each for each in results if not each.excluded and each.statistic != "allocated"]
+        drawn, unit = [(each.row, each.measured_gib, each.predicted_gib) for each in counted], "GiB"
     print(page)
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row, measured, predicted in drawn:
+        if measured and predicted:
+            points.setdefault(engine_of(row), []).append((measured, predicted))
+    if given.markdown:
+        written.append((given.markdown.parent / "images" / f"{given.markdown.stem}.svg", picture.as_svg(points, unit)))
     for path, text in [*written, (given.json, json.dumps(figures, indent=1) + "\n"), (given.markdown, page)]:
         if path:
             path.write_text(text)

@@ -61,6 +61,8 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
         *_plain_words(results),
         "",
+        "![predicted over measured memory, by engine](images/accuracy.svg)",
+        "",
         "DeepSpeed with Hugging Face layers has no row that states all it needs: its evidence is in the last two",
         "sections.",
         "",

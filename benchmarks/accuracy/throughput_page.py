@@ -75,7 +75,9 @@ def as_markdown(report: Report, source: str, about: str = "") -> str:
         "Left out": [f"- {line}" for line in left_out(report) or ["none"]],
     }
     head = header(title, f"python -m benchmarks.accuracy throughput --data {source} --markdown FILE")
-    lines = [head, *introduction, "", *_strata(report)]
+    picture = f"images/accuracy-{'elsewhere' if report.independent else 'throughput'}.svg"
+    drawn = f"![predicted over measured step times, by engine]({picture})"
+    lines = [head, *introduction, "", drawn, "", *_strata(report)]
     lines += [line for name, part in parts.items() for line in ("", f"## {name}", "", *part)]
     return "\n".join(lines) + "\n"
 

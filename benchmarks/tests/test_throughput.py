@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import bands
+from benchmarks.accuracy.picture import as_svg
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import components_s, measured_step_s, result_of
@@ -177,6 +179,16 @@ def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
     # 256 sequences of 4,096 tokens at 100 GFLOP each, on 64 GPUs at 200 TFLOP/s.
     assert measured_step_s(flops) == pytest.approx(256 * first["model"]["seq_length"] * 100e9 / (64 * 200e12))
     assert run_of(flops).execution.graphs == "full"
+
+
+def test_a_picture_shows_how_far_off_a_prediction_is() -> None:
+    """Across from 1 to 100 s on 180 pixels, up from a quarter to four times what was measured."""
+    drawn = as_svg({"b": [(10.0, 20.0), (1.0, 1.0)], "a": [(100.0, 1.0)]}, "s")
+    dots = [tuple(map(float, each)) for each in re.findall('circle cx="(.*?)" cy="(.*?)"', drawn)]
+    assert dots == [(180.0, 180.0), (90.0, 45.0), (0.0, 90.0)]
+    assert re.findall('bold">(.*?)<', drawn) == ["a: 1", "b: 2"]
+    assert re.findall(r"translate\((.*?)\)", drawn) == ["34 34", "282 34"]
+    assert '"M0 80.9H180" stroke="#999" stroke-dasharray' in drawn  # 90 · (1 − ln 1.15 / ln 4)
 
 
 @pytest.mark.nightly
