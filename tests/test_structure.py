@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (Checkout.trainings, 82),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_240, "add-ons": 6_220, "tests": 18_343, "benchmarks": 4_042}
+STATEMENTS = {"core": 18_240, "add-ons": 6_220, "tests": 18_343, "benchmarks": 4_045}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",

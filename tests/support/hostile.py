@@ -31,7 +31,8 @@ from hypothesis import strategies as st
 from kit.errors import KitError
 from kit.specs import strict_yaml
 
-SECONDS, HANGS_AFTER, GROWTH_KIB = 2.0, 20, 500 << 10
+SECONDS, HANGS_AFTER, GROWTH_KIB = 2.0, 60, 500 << 10
+"""Of the processor; of the clock, which another program may use; of memory."""
 LONGEST, MOST_LINES = 20_000, 60
 HERE = "@@here@@"
 """Stands where raw text is put into a file."""
