@@ -73,7 +73,8 @@ def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path, monkeypatch: 
 
 def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = str(tmp_path / "absent")
-    stand_in(tmp_path, ninja="#!/bin/sh\necho 9.8.7\n", nvcc="#!/bin/sh\necho release 11.2, V11.2.9\n", pdsh="")
+    scripts = {"nvcc": "#!/bin/sh\necho release 11.2, V11.2.9\n", "g++": "#!/bin/sh\necho 9.8.7\n"}
+    stand_in(tmp_path, ninja="", pdsh="", **scripts)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HF_TOKEN", "x")
     with socket.create_server(("", 0)) as taken:
@@ -92,7 +93,7 @@ def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pyte
     assert [found["writable"][name]["error"] for name in (absent, str(tmp_path / "ninja"))] == [
         "No such file or directory", "Not a directory",
     ]  # fmt: skip
-    assert (found["tools"]["nvcc"], found["tools"]["pdsh"]) == ("11.2", str(tmp_path / "pdsh"))
+    assert [found["tools"][name] for name in ("nvcc", "g++", "pdsh")] == ["11.2", "9.8.7", str(tmp_path / "pdsh")]
     as_sent = json.loads(json.dumps(found))
     assert min(as_sent["memory"]["MemAvailable"], as_sent["writable"][str(tmp_path)]["free_bytes"]) > 0
     (tmp_path / "nvcc").write_text("#!/bin/sh\necho no number\n")
