@@ -11,14 +11,13 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.serialization import (
     add_safe_globals,
     clear_safe_globals,
     get_safe_globals,
-    get_unsafe_globals_in_checkpoint,
 )
 
 from kit.errors import CheckpointError
@@ -27,35 +26,22 @@ Allowed = Sequence[type | tuple[Callable[..., Any], str]]
 """The classes that a file may name beside tensors and plain values. A pair is (substitute, name in the file)."""
 
 
-def load_restricted(path: Path, allowed: Allowed = (), map_location: Any = "cpu", mapped: bool = False) -> Any:
+def load_restricted(path: Path, allowed: Allowed = (), mapped: bool = False) -> Any:
     """Load a file of ``torch.save``. ``mapped``: map the file into memory, so that tensors are read on first access.
 
     Raises CheckpointError if the file is missing or damaged, or names a class that is not allowed. No code of the file
     runs.
     """
     try:
-        with _only(allowed):
+        with only(allowed):
             mapped = mapped and zipfile.is_zipfile(path)  # torch cannot map its older format
-            return torch.load(path, map_location=map_location, weights_only=True, mmap=mapped)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle may raise anything
-        raise CheckpointError(_refusal(path, error)) from error
-
-
-def unknown_names(path: Path) -> list[str]:
-    """Names of all classes and functions in a file, except those of tensors and plain values. Runs no code of the
-    file.
-
-    Raises CheckpointError if ``torch.save`` did not write the file, or wrote it in torch's older format.
-    """
-    try:
-        with _only(()):
-            return get_unsafe_globals_in_checkpoint(path)
-    except Exception as error:
-        raise CheckpointError(_refusal(path, error)) from error
+        raise CheckpointError(refusal(path, error)) from error
 
 
 @contextmanager
-def _only(allowed: Allowed) -> Iterator[None]:
+def only(allowed: Allowed) -> Iterator[None]:
     """While entered, torch's reader allows these classes alone. Other libraries add theirs to its list for the whole
     process when they are imported: megatron-core has a dozen (core/safe_globals.py), torchao fifty."""
     before = get_safe_globals()
@@ -68,29 +54,7 @@ def _only(allowed: Allowed) -> Iterator[None]:
         add_safe_globals(before)
 
 
-def plain_values(path: Path) -> Any:
-    """Load a file of ``torch.save`` that may contain any object of the program that wrote it, such as Megatron-LM's
-    arguments: only plain values and tensors are loaded, any other object is ``Inert``. Raises CheckpointError if the
-    file is damaged."""
-    return load_restricted(path, [(Inert, name) for name in unknown_names(path)])
-
-
-class Inert:
-    """Stands for an object of another program's class. Accepts any state and keeps none."""
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        return object.__new__(cls)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        return None
-
-    def _take(self, _: Any) -> None:
-        return None
-
-    __setstate__ = append = extend = add = _take
-
-
-def _refusal(path: Path, error: Exception) -> str:
+def refusal(path: Path, error: Exception) -> str:
     """Replaces torch's message, which advises loading the file without restrictions."""
     words = " ".join(str(error).split()) or type(error).__name__
     name = words.partition("GLOBAL ")[2].partition(" ")[0]

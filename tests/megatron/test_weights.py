@@ -9,11 +9,12 @@ from itertools import combinations
 import pytest
 import torch
 
+from kit.addons.importers.megatron.offline import whole_shape
 from kit.engines.huggingface.models import build_skeleton, tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor, score_factor
 from kit.engines.megatron.resharding.optimizer_state import _copy_into_range
 from kit.engines.megatron.weights import mapped_params, weight_map
-from kit.engines.megatron.weights.sharding import QKV, GatedMLP, Replicated, VocabParallel, whole_shape
+from kit.engines.megatron.weights.sharding import QKV, GatedMLP, Replicated, VocabParallel
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where

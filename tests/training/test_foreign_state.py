@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kit.addons.importers.deepspeed import _cut_parameters, _joined, _RankState
+from kit.addons.importers.tensors import sources
 from kit.engines.protocol import StateKind
 from kit.training.checkpoint.stored import StoredState, StoredTensor
 from tests.support import tiny
@@ -20,7 +21,8 @@ def test_fused_experts_are_read_one_by_one():
     experts, rows, columns = model.num_experts, model.ffn_hidden_size, model.hidden_size
     fused = torch.arange(experts * 2 * rows * columns, dtype=torch.float32).view(experts, 2 * rows, columns)
     layer = "model.layers.0.mlp.experts"
-    source = StoredState({f"module.{layer}.gate_up_proj": stored(fused)}).sources(model)[StateKind.MASTER]
+    state = StoredState({f"module.{layer}.gate_up_proj": stored(fused)})
+    source = sources(state, model)[StateKind.MASTER]
     for number in range(experts):
         gate, up = (f"model.layers.0.block_sparse_moe.experts.{number}.{name}.weight" for name in ("w1", "w3"))
         assert source.shape(gate) == (rows, columns)

@@ -6,6 +6,8 @@ Its rooms, in the order in which data walks:
     deepspeed, universal, torch_dcp, torchtitan, peft, megatron, kit_native
                                   how each is read
     torch_dist, safe_unpickle     torch's distributed checkpoints, one block at a time
+    opaque                        objects of other programs' classes, which stay closed
+    tensors                       Hugging Face names, and what a file must say of Adam
     model_of                      the model of a checkpoint that does not say it
     to_universal                  what DeepSpeed continues from
 """

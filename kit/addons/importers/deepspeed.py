@@ -24,17 +24,12 @@ from typing import Any
 
 import torch
 
-from kit.engines.closed_list import Inert, load_restricted
+from kit.addons.importers.opaque import Opaque
+from kit.addons.importers.tensors import MOMENTS, require_one_step
+from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.training.checkpoint.stored import (
-    MOMENTS,
-    StoredState,
-    StoredTensor,
-    described,
-    require_one_step,
-    tagged,
-)
+from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -42,7 +37,7 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
 
 
-class _Fragment(Inert):
+class _Fragment(Opaque):
     """Stands for DeepSpeed's ``fragment_address``: where a parameter is stored in a rank's part of a flat group."""
 
     numel: int
@@ -55,8 +50,8 @@ class _Fragment(Inert):
 _CLASSES = [
     (_Fragment, "deepspeed.utils.tensor_fragment.fragment_address"),
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    (Inert, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
-    (Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (Opaque, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (Opaque, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
 """The classes of DeepSpeed's files, and what stands for each."""
 
@@ -85,6 +80,15 @@ def deepspeed_files(directory: Path) -> list[Path]:
     """The files of a DeepSpeed checkpoint in ``directory`` itself; empty if it is none."""
     found = [path for path in directory.iterdir() if path.name.endswith(("_optim_states.pt", "_model_states.pt"))]
     return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
+
+
+def tagged(directory: Path, file: str) -> list[Path]:
+    """``directory``, and the directory in it that its text file ``file`` names, as DeepSpeed's ``latest`` does."""
+    latest = directory / file
+    if not latest.is_file() or latest.stat().st_size >= 1000:
+        return [directory]
+    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+    return [directory, directory / Path(tag or ".").name]
 
 
 def deepspeed_directory(directory: Path) -> Path | None:

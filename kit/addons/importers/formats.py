@@ -11,6 +11,7 @@ from pathlib import Path
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
+from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
 from kit.engines.huggingface.models import weight_files
@@ -26,8 +27,7 @@ def _open(path: Path, found: Found, model: str | None) -> Opened:
     if torchtitan.is_torchtitan(state):
         state = torchtitan.as_hugging_face(state, spec)
     lora = peft.lora_of(path, spec, state) if (path / peft.CONFIG).is_file() else None
-    sources = state.sources(spec, adapters=lora is not None)
-    return Opened(spec, state.counters, sources, lora, state.notes)
+    return Opened(spec, state.counters, sources(state, spec, lora is not None), lora, state.notes)
 
 
 def _universal(path: Path) -> Found | None:

@@ -22,6 +22,7 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.tensors import MOMENTS, sources
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
@@ -32,7 +33,7 @@ from kit.specs.validation import SPEC
 from kit.training.checkpoint.files import Files, read_sealed, verify
 from kit.training.checkpoint.formats import Found, Opened
 from kit.training.checkpoint.storage import MANIFEST
-from kit.training.checkpoint.stored import MOMENTS, StoredState, StoredTensor, described
+from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import Counters
 
 _EXCHANGE = "exchange.json"
@@ -83,8 +84,8 @@ def open_native(path: Path, found: Found, model: str | None) -> Opened:
         said = _read(path / _EXCHANGE, _Exchange, "kit-exchange")
         verify(path, said.files)
         kinds = said.weight_map if said.optimizer.startswith("adamw") else (StateKind.MASTER,)
-        sources: dict[StateKind, TensorSource] = {kind: _source(path, said, kind) for kind in kinds}
-        return Opened(said.model, said.counters, sources, said.lora, chat_template=said.chat_template)
+        of_kind: dict[StateKind, TensorSource] = {kind: _source(path, said, kind) for kind in kinds}
+        return Opened(said.model, said.counters, of_kind, said.lora, chat_template=said.chat_template)
     native = _read(path / MANIFEST, _Native, "kit-native")
     verify(path, native.files)
     if (path / "state" / ".metadata").is_file():
@@ -98,7 +99,7 @@ def open_native(path: Path, found: Found, model: str | None) -> Opened:
         raise CheckpointError(
             f"{path} has state on NVMe in sub groups of its own layout; export it with the kit that wrote it"
         )
-    return Opened(spec, state.counters, state.sources(spec, adapters=lora is not None), lora, state.notes)
+    return Opened(spec, state.counters, sources(state, spec, adapters=lora is not None), lora, state.notes)
 
 
 def _read(path: Path, kind: type[Any], name: str) -> Any:

@@ -42,8 +42,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from kit.addons.importers.opaque import plain_values
 from kit.addons.importers.safe_unpickle import MetadataUnpickler
-from kit.engines.closed_list import plain_values
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerName
 from kit.units import GIB

@@ -16,17 +16,11 @@ from typing import Any
 import torch
 
 from kit.addons.importers import deepspeed
+from kit.addons.importers.tensors import MOMENTS, require_one_step
 from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.training.checkpoint.stored import (
-    MOMENTS,
-    StoredState,
-    StoredTensor,
-    described,
-    require_one_step,
-    tagged,
-)
+from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
 
 FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}
@@ -35,7 +29,7 @@ FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind
 
 def universal_directory(directory: Path) -> Path | None:
     """``directory`` if it is a universal checkpoint, or the one in it that ``latest_universal`` names."""
-    candidates = tagged(directory, "latest_universal")
+    candidates = deepspeed.tagged(directory, "latest_universal")
     return next((each for each in candidates if any(each.glob(f"zero/*/{FILES[StateKind.MASTER]}"))), None)
 
 

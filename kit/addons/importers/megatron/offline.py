@@ -20,7 +20,7 @@ from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
-from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
+from kit.engines.megatron.weights.sharding import Shape, Sharding, VocabParallel
 from kit.engines.protocol import StateKind, TensorSource, as_matrix, place
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
@@ -160,3 +160,11 @@ def _put_together(
         block = source.read_block(mapped.hugging_face[piece.tensor], piece.disk_dim, piece.start, piece.length)
         place(whole, *piece.corner, as_matrix(block.t() if piece.transposed else block))
     return whole
+
+
+def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
+    """Shape of the whole Megatron parameter, without padding of the vocabulary."""
+    slices = sharding.slices(shapes, model, 1, 0)
+    shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
+    shape[slices[0].dim] = sum(piece.length for piece in slices)
+    return tuple(shape)

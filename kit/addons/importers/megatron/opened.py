@@ -12,11 +12,12 @@ from kit.addons.importers import torch_dist
 from kit.addons.importers.megatron import offline
 from kit.addons.importers.megatron.torch_format import TorchFormat
 from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.tensors import MOMENTS
 from kit.addons.importers.torch_dcp import verify_archives, whole
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.formats import Found, Opened
-from kit.training.checkpoint.stored import MOMENTS, StoredState, StoredTensor, described
+from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import LARGEST, START
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from kit.engines.closed_list import Inert, load_restricted, unknown_names
+from kit.addons.importers.opaque import Opaque, unknown_names
+from kit.addons.importers.tensors import MOMENTS
+from kit.engines.closed_list import load_restricted
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
@@ -30,11 +32,10 @@ _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _BUFFERS = ("expert_bias", "local_tokens_per_expert", "_extra_state")
 """Last parts of the names of what is no parameter, so that no optimizer has it."""
-_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 _HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
 
 
-class Arguments(Inert):
+class Arguments(Opaque):
     """Stands for ``argparse.Namespace``: Megatron-LM's arguments as a dictionary."""
 
     values: Mapping[str, Any] = {}
@@ -46,7 +47,7 @@ class Arguments(Inert):
 _INERT = ("_io.BytesIO", "collections.defaultdict", "signal.Signals")
 """Classes outside of Megatron and numpy that a file may name: fp8's extra state, reruns, ``--exit-signal``."""
 _INERT_PACKAGES = ("megatron.", "numpy.")
-"""Whatever a file names of these packages (enums of its arguments, states of random numbers) is ``Inert``."""
+"""Whatever a file names of these packages (enums of its arguments, states of random numbers) is ``Opaque``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class TorchFormat:
         """The weights (fp32 master weights where the optimizer has them), and both moments or none, under Hugging Face
         names. Raises CheckpointError if the arguments or the names are of another model."""
         self._require_model(model)
-        kinds = (StateKind.MASTER,) if self.notes else (StateKind.MASTER, *_MOMENTS)
+        kinds = (StateKind.MASTER,) if self.notes else (StateKind.MASTER, *MOMENTS)
         return {kind: _Source(self, kind, model) for kind in kinds}
 
     def shards(self, name: str, kind: StateKind) -> list[torch.Tensor]:
@@ -254,7 +255,7 @@ def rank_files(directory: Path) -> dict[tuple[int, ...], Path]:
 
 def _read(path: Path) -> _RankFile:
     inert = [name for name in unknown_names(path) if name.startswith(_INERT_PACKAGES) or name in _INERT]
-    allowed = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in inert)]
+    allowed = [(Arguments, "argparse.Namespace"), *((Opaque, name) for name in inert)]
     loaded = load_restricted(path, allowed, mapped=True)
     arguments = loaded.get("args")
     chunks = [loaded["model"]] if "model" in loaded else []
@@ -295,9 +296,9 @@ def _optimizer(
     if not inner.get("state"):
         return without("the distributed optimizer's state (distrib_optim.pt), which kit does not read")
     names = _numbered(inner["param_groups"], chunks)
-    found: _State = {kind: {} for kind in _MOMENTS}
+    found: _State = {kind: {} for kind in MOMENTS}
     for number, name in names.items():
-        for kind in _MOMENTS:
+        for kind in MOMENTS:
             tensor = inner["state"].get(number, {}).get(kind.value)
             if tensor is None or tensor.shape != chunks[name[0]][name[1]].shape:
                 return without(f"{kind.value} of {name[1]} is missing or of another shape")

@@ -159,11 +159,3 @@ class QKV(Sharding):
                     slices.append(piece)
                 at += count
         return slices
-
-
-def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
-    """Shape of the whole Megatron parameter, without padding of the vocabulary."""
-    slices = sharding.slices(shapes, model, 1, 0)
-    shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
-    shape[slices[0].dim] = sum(piece.length for piece in slices)
-    return tuple(shape)
