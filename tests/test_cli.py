@@ -18,7 +18,6 @@ from unittest.mock import Mock
 
 import pytest
 
-import kit.cli
 from kit import Plan, __version__
 from tests.emit.plans import CONFIG
 from tests.support.assets import ROOT
@@ -153,7 +152,7 @@ def test_bad_input_is_one_error_and_exit_code_2(
 def test_a_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is no extra of kit's is our own bug."""
     lacking = [ModuleNotFoundError("x", name=f"{name}.part") for name in ("numpy", "no_such")]
-    monkeypatch.setattr(kit.cli, "app", Mock(side_effect=lacking))
+    monkeypatch.setattr(sys.modules["kit.cli.app"], "app", Mock(side_effect=lacking))
     assert "pip install 'deepspeed-megatron-kit[torch]'" in kit_main("plan").err
     with pytest.raises(ModuleNotFoundError):
         kit_main("plan")

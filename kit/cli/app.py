@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from importlib import import_module
 from typing import Annotated, Any, get_args
 
@@ -10,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from kit import __version__
 from kit.entry_points import load, registered
-from kit.errors import SpecError
+from kit.errors import HINT, KitError, SpecError
+from kit.extras import missing
 
 COMMANDS = {
     **dict.fromkeys(("plan", "explain", "memory"), "plans"),
@@ -119,3 +123,24 @@ def _kit(
     ] = False,
 ) -> None:
     """Plan the training of a language model, write the files that run it, train, and convert checkpoints."""
+
+
+def main() -> None:
+    """Entry point. An error that the user can correct is printed as one message, with exit code 2 and no traceback."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # kit has none, and looking for them takes time
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a pipe on Windows is not UTF-8
+    try:
+        app(standalone_mode=True)
+    except KitError as error:
+        said = str(error)
+    except ModuleNotFoundError as error:
+        if (lacks := missing(error)) is None:
+            raise
+        said = lacks
+    else:
+        return
+    for line in said.splitlines():
+        typer.echo(line if line.startswith(HINT) else f"error: {line}", err=True)
+    raise SystemExit(2)

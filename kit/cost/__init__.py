@@ -8,9 +8,8 @@ Its rooms, in the order in which data walks:
     memory                peak memory of a rank, moment by moment
     collectives           seconds of a collective over a link
     time                  seconds of a step by component
-    uncertainty           how far predictions of the kind were off
     reliability           checkpoints, failures, data reading
-    prediction, estimate  all of it for one layout
+    prediction, estimate  all of it for one layout, and how far predictions of the kind were off
 """
 
 from kit.cost.estimate import predict

@@ -1,16 +1,22 @@
-"""All predictions of the cost model for one layout."""
+"""All predictions of the cost model for one layout; the error band of its step time, and the published runs from which
+each band was computed.
+
+``bands.yaml`` and ``bands-elsewhere.yaml`` are generated. No constant was fitted to the runs of the latter.
+"""
 
 from __future__ import annotations
 
-from kit.cost.hardware import peak_flops_per_s
+from typing import NamedTuple
+
+from kit.cost.hardware import generation_of, gpu_rates, has_rates, peak_flops_per_s
 from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.peak import peak_memory
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.prediction import Prediction
 from kit.cost.reliability import operation
 from kit.cost.time.step import bubble_fraction, step_time_components_s
-from kit.cost.uncertainty import step_time_evidence
 from kit.cost.workload import Workload
+from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec
 from kit.units import SECONDS_PER_DAY
 
@@ -46,3 +52,81 @@ def cost_usd(cluster: ClusterSpec, days: float | None) -> float | None:
     """Cost of a cluster for so many days; None without a price or days."""
     price = cluster.price_per_node_hour_usd
     return None if price is None or days is None else price * cluster.num_nodes * days * 24
+
+
+class Evidence(NamedTuple):
+    """The error band of a prediction, and the runs behind the band."""
+
+    band: float | None
+    """Relative error that 80 % of published runs of the same code stay below. Each run is predicted with constants
+    fitted without its source. None if there are no such runs."""
+    words: str
+    """The published runs behind the band, or the most similar runs."""
+
+
+def step_time_evidence(workload: Workload) -> Evidence:
+    """Looks up the band by the code that computes a layer: one implementation's figures are never used for another."""
+    model, cluster, layout = workload.model, workload.cluster, workload.layout
+    generation = generation_of(cluster.gpu)
+    if not gpu_rates(cluster.gpu.name).measured:
+        assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
+        return Evidence(None, f"no published run on {cluster.gpu.name} to compare with{assumed}")
+    what = "experts" if model.num_experts else "dense"
+    if workload.trl is not None:
+        return Evidence(None, f"no published run of TRL's {workload.trl.trainer} to compare with")
+    if layout.uses_nvme:
+        return Evidence(None, "no published run offloads to disks")
+    special, huggingface = _special(workload), layout.implementation == "huggingface"
+    if special and (huggingface or special == ", LoRA"):
+        others = f"other programs with fsdp, {what}{special}"
+        if huggingface and layout.engine == "torch":
+            return _borrowed(f"Hugging Face layers with engine=torch{special}", others, "of other FSDP programs")
+        code = "huggingface with deepspeed" if huggingface else layout.implementation
+        return _own(f"{code}, {what}{special}")
+    if layout.implementation == "transformer_engine":
+        return _own(_by_generation(f"transformer_engine, {what}", generation))
+    if layout.implementation == "local":
+        like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
+        if like and layout.engine == "megatron" and generation == "ampere":  # where others measured it
+            return Evidence(float(like["width"]), f"holds for 80 % of {like['rows']} published runs of similar code")
+        regime = _by_generation(f"transformer_engine, {what}", generation)
+        return _borrowed("Megatron's local layers", regime, "with Transformer Engine")
+    if layout.engine == "deepspeed" and what == "dense":
+        return _own("huggingface with deepspeed, dense")
+    return _borrowed(
+        f"Hugging Face layers with engine={layout.engine}",
+        f"other programs with fsdp, {what}",
+        "of other FSDP programs",
+    )
+
+
+def _special(workload: Workload) -> str:
+    """Suffix of the band's name for plans with offload, LoRA or fp8."""
+    layout = workload.layout
+    if layout.offload_optimizer != "none" or layout.offload_param != "none":
+        return ", offload"
+    return ", LoRA" if workload.job.lora is not None else ", fp8" if workload.job.precision == "fp8" else ""
+
+
+def _by_generation(regime: str, generation: str) -> str:
+    """Name of the band for the GPU's generation, or for all generations if that has too few rows."""
+    own = f"{regime}, {'Blackwell' if generation == 'blackwell' else 'up to Hopper'}"
+    found = rows("bands").get(own)
+    return own if found and not found.get("few") else regime
+
+
+def _own(regime: str) -> Evidence:
+    row = rows("bands").get(regime)
+    if row is None:
+        return Evidence(None, "no published run of this kind to compare with")
+    if row.get("few"):
+        return Evidence(None, f"too few published runs for a band: {row['rows']}, all within ± {row['width']:.0%}")
+    return Evidence(float(row["width"]), f"holds for 80 % of {row['rows']} published runs of the same code")
+
+
+def _borrowed(own: str, regime: str, whose: str) -> Evidence:
+    row = rows("bands").get(regime)
+    if row is None:
+        return Evidence(None, f"no published run of {own}")
+    share = "all" if row.get("few") else "80 %"
+    return Evidence(None, f"no published run of {own}; ± {row['width']:.0%} for {share} of {row['rows']} runs {whose}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from kit.cached import cached
@@ -11,6 +12,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
+from kit.specs.validation import changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,16 @@ class Request:
     def workload(self, layout: Layout) -> Workload:
         """The candidate plan with ``layout``."""
         return self._work.with_layout(layout)
+
+    def halved(self) -> Iterator[Request]:
+        """The request on half its GPUs, on a quarter, and so on: first fewer nodes, then fewer GPUs of one."""
+        cluster = self.cluster
+        while cluster.num_gpus > 1:
+            if cluster.num_nodes > 1:
+                cluster = changed(cluster, num_nodes=cluster.num_nodes // 2)
+            else:
+                cluster = changed(cluster, gpus_per_node=cluster.gpus_per_node // 2)
+            yield replace(self, cluster=cluster)
 
     @cached
     def _work(self) -> Workload:

@@ -338,6 +338,10 @@ class ModelSpec:
         return any(self.window(layer) is not None for layer in range(self.num_layers))
 
 
+_TAKERS = {item.name: families_with(item.name) for item in dataclasses.fields(ModelSpec)}
+"""Field → the families that may have it; empty: every family has it."""
+
+
 def _of_the_family(model: ModelSpec) -> dict[str, object]:
     """Reason to refuse the shape → whether it holds."""
     known, family = model.approximate, f"family {model.family}"
@@ -353,7 +357,7 @@ def _of_the_family(model: ModelSpec) -> dict[str, object]:
         return reasons
     traits = FAMILIES[model.family]
     for item in dataclasses.fields(ModelSpec):
-        value, takers = getattr(model, item.name), families_with(item.name)
+        value, takers = getattr(model, item.name), _TAKERS[item.name]
         given = bool(takers) and value != item.default
         allowed = traits.choices.get(item.name, (value,))
         reasons |= {

@@ -12,7 +12,7 @@ import pytest
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import host_ram_gib_per_node
 from kit.cost.memory.peak import peak_gib
-from kit.planner.explain import fewer_gpus, infeasible
+from kit.planner.explain import infeasible
 from kit.planner.request import Request
 from kit.planner.rules import violations
 from kit.specs.layout import Pins
@@ -107,7 +107,7 @@ INFEASIBLE: Rows = [
       "tp·pp·cp=3 does not divide the 8 GPUs of dgx-h100; use sizes whose product is 1, 2, 4 or 8",
       "dp·cp·tp·pp=4 is not the 8 GPUs of dgx-h100; use dp=8"]),
     ("halves", lambda: [(each.cluster.num_nodes,
-        each.cluster.gpus_per_node) for each in fewer_gpus._halved(request(machines=replace(NODES, num_nodes=4)))],
+        each.cluster.gpus_per_node) for each in request(machines=replace(NODES, num_nodes=4)).halved()],
      [(2, 8), (1, 8), (1, 4), (1, 2), (1, 1)]),
     ("engines that cannot", lambda: [sorted(infeasible._able(each)) for each in (
         {"torch": (infeasible.Violation("flag_of_engine", ""),), "megatron": (infeasible.Violation("batch", ""),)},

@@ -9,7 +9,7 @@ import pytest
 
 from kit.cost.time.step import StepTimer
 from kit.planner.describe import describe
-from kit.planner.explain import fewer_gpus, notes
+from kit.planner.explain import notes
 from kit.planner.request import Request
 from kit.planner.search import Candidate
 from kit.specs.job import OptimizerSpec
@@ -100,8 +100,8 @@ def test_the_fastest_of_fewer_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         seconds = steps_s.get(asked.cluster.num_gpus, 9.0)
         return candidate(seconds) if seconds < most_s else None
 
-    monkeypatch.setattr(fewer_gpus, "faster_than", faster_than)
+    monkeypatch.setattr(notes, "faster_than", faster_than)
     asked = request(machines=NODES, global_batch_size=64)
-    (note,) = fewer_gpus.faster_with_fewer(asked, candidate(1.0, layout=torch(dp=64)))
+    (note,) = notes.faster_with_fewer(asked, candidate(1.0, layout=torch(dp=64)))
     assert "16 take 500 ms a step, 64 take 1 s" in note.why
-    assert list(fewer_gpus.faster_with_fewer(asked, candidate(0.4, layout=torch(dp=64)))) == []
+    assert list(notes.faster_with_fewer(asked, candidate(0.4, layout=torch(dp=64)))) == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kit.cost import uncertainty
+from kit.cost import estimate
 from kit.cost.estimate import cost_usd, predict
 from kit.cost.hardware import overheads, shared, usable_gib
 from kit.cost.memory.activations_huggingface import generation_bytes
@@ -568,8 +568,8 @@ def test_a_band_is_of_the_code_that_runs(
     table = {name: {"width": 0.01 * (1 + place), "rows": 100 + place, "few": few} for place, name in enumerate(BANDS)}
     elsewhere = {"torch's kernels with megatron, dense": {"width": 0.5, "rows": 200}}
     known = {"bands": table, "bands-elsewhere": elsewhere}
-    monkeypatch.setattr(uncertainty, "rows", lambda name: known.get(name, {"H100": 1, "H20": 1}))
-    found = uncertainty.step_time_evidence(work(layout, **more))
+    monkeypatch.setattr(estimate, "rows", lambda name: known.get(name, {"H100": 1, "H20": 1}))
+    found = estimate.step_time_evidence(work(layout, **more))
     if few and band.endswith(("Blackwell", "Hopper")):
         band = band.rpartition(", ")[0]
     row = elsewhere["torch's kernels with megatron, dense"] if band == "elsewhere" else table.get(band)

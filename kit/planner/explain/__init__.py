@@ -3,7 +3,6 @@
 Its rooms, in the order in which data walks:
 
     decisions    each choice, its reason, the cost of its alternatives
-    notes        what a user should know of a legal layout, and why a last resort was taken
-    fewer_gpus   where fewer GPUs would be faster
+    notes        what a user should know of a legal layout, why a last resort was taken, where fewer GPUs are faster
     infeasible   the layout that comes closest, and the cheapest changes that help
 """

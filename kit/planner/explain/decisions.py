@@ -10,8 +10,7 @@ from kit.cost.hardware import runs_rocm, usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
-from kit.planner.explain.fewer_gpus import faster_with_fewer
-from kit.planner.explain.notes import fallback, notes
+from kit.planner.explain.notes import fallback, faster_with_fewer, notes
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal

@@ -17,17 +17,17 @@ from kit.errors import HINT
 from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.divisors import doubled
-from kit.planner.explain.fewer_gpus import batch_divides
 from kit.planner.fallbacks import COST_TIME, FALLBACKS
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
-from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with
+from kit.planner.search import Candidate, SearchResult, can_fit, illegal, layouts_with, search, step_s
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
 from kit.specs.job import LoraSpec
 from kit.specs.layout import ENGINES, EngineName, Layout
+from kit.units import human_seconds
 
 _MOST_NODES = 1024
 """Largest number of nodes to try."""
@@ -55,8 +55,22 @@ def nothing_legal(request: Request) -> str:
     ]
     told += _refused_too(request, "\n".join(lines))
     if any(violation.rule == "batch" for broken in reasons.values() for violation in broken):
-        told += batch_divides(request)
+        told += _batch_divides(request)
     return "\n".join(told)
+
+
+def _batch_divides(request: Request) -> Iterator[str]:
+    """For a batch that does not divide over the GPUs: the nearest batches that divide, and the largest number of GPUs
+    over which the batch divides, each with its step time."""
+    gpus, batch = request.cluster.num_gpus, request.job.global_batch_size
+    for nearest in filter(None, (batch // gpus * gpus, (batch // gpus + 1) * gpus)):
+        found = search(replace(request, job=replace(request.job, global_batch_size=nearest))).best
+        if found is not None:
+            yield f"{HINT}with job.global_batch_size={nearest} it takes {human_seconds(step_s(found))} a step"
+    for fewer in request.halved():
+        if (found := search(fewer).best) is not None:
+            yield f"{HINT}with {fewer.cluster.num_gpus} GPUs it takes {human_seconds(step_s(found))} a step"
+            return
 
 
 def _refused_too(request: Request, told: str) -> Iterator[str]:

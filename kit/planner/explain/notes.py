@@ -1,5 +1,5 @@
-"""Notes on legal layouts: sequences longer than in pretraining, slow links, fp8, the gain of compression; and why a
-last resort was taken, what it costs, what forbids it and what makes it needless."""
+"""Notes on legal layouts: sequences longer than in pretraining, slow links, fp8, the gain of compression; why a last
+resort was taken, what it costs, what forbids it and what makes it needless; where fewer GPUs would be faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.planner.search import Candidate, SearchResult, step_s
+from kit.planner.search import Candidate, SearchResult, faster_than, step_s
 from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout
 from kit.specs.optimizers import OPTIMIZERS
@@ -22,6 +22,9 @@ from kit.units import human_seconds
 
 _WORTH_SAYING = 0.05
 """Smallest share of a step that compression must save for a note."""
+_MOST_COMPUTE = 1.2
+"""Half the GPUs compute twice as long. If that is more than this share of the whole step, they are not searched: above
+1 they are slower, and 0.2 allow for GEMMs that become more efficient."""
 
 
 def notes(w: Workload) -> Iterator[Decision]:
@@ -168,3 +171,23 @@ def _needless(request: Request, result: SearchResult) -> str:
 
     ways = changes_that_fit(request, result.considered, fallbacks=False)
     return "".join(f"; it is not needed with {way}" if not index else f", or {way}" for index, way in enumerate(ways))
+
+
+def faster_with_fewer(request: Request, best: Candidate) -> Iterator[Decision]:
+    """One note if fewer GPUs have a shorter step than ``best``."""
+    components = StepTimer().components_s(request.workload(best.layout))
+    share = components["compute"] / sum(components.values())
+    quickest, gpus = best, request.cluster.num_gpus
+    for fewer in request.halved():
+        if share * request.cluster.num_gpus / fewer.cluster.num_gpus > _MOST_COMPUTE:
+            break
+        if (found := faster_than(fewer, step_s(quickest))) is not None:
+            quickest, gpus = found, fewer.cluster.num_gpus
+    if quickest is not best:
+        yield Decision(
+            rule="num_gpus",
+            chosen=str(request.cluster.num_gpus),
+            why=f"fewer GPUs do it faster: {gpus} take {human_seconds(step_s(quickest))} a step, "
+            f"{request.cluster.num_gpus} take {human_seconds(step_s(best))}; with "
+            f"global_batch_size={request.job.global_batch_size} each of them has too little work",
+        )

@@ -54,8 +54,12 @@ def rule_names() -> frozenset[str]:
 
 def violations(workload: Workload) -> tuple[Violation, ...]:
     """Lists every rule that a workload breaks on the engine of its layout."""
-    found = ((name, rule.broken_by(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
-    return tuple(Violation(name, message) for name, message in found if message is not None)
+    judged = ((name, rule, rule.check(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
+    return tuple(
+        Violation(name, rule.message(workload) if callable(rule.message) else rule.message or str(broken))
+        for name, rule, broken in judged
+        if broken
+    )
 
 
 def is_legal(workload: Workload) -> bool:

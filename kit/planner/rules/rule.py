@@ -36,12 +36,6 @@ class Rule(NamedTuple):
     check: Check
     message: Message
 
-    def broken_by(self, w: Workload) -> str | None:
-        """The message if a workload breaks the rule; else None."""
-        if not (broken := self.check(w)):
-            return None
-        return self.message(w) if callable(self.message) else self.message or str(broken)
-
 
 REGISTERED: dict[EngineName, dict[str, Rule]] = {engine: {} for engine in ENGINES}
 """Engine → name → rule, in the order of messages. Filled by ``rule`` when the files of this folder are imported."""
