@@ -20,7 +20,16 @@ from kit.cost.model.flops import (
 )
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
-from kit.cost.time.data_parallel import data_parallel_s, forward_gather_s, gathered_again, zero_times
+from kit.cost.time.exposed import (
+    Exposed,
+    context_parallel,
+    data_parallel_s,
+    expert_parallel,
+    forward_gather_s,
+    gathered_again,
+    tensor_parallel,
+    zero_times,
+)
 from kit.cost.time.gpu import GemmPerf, gpu_perf, matmul_s, tile_share
 from kit.cost.time.layer import (
     attention_forward_s,
@@ -34,7 +43,6 @@ from kit.cost.time.layer import (
     layer_time,
     mlp_gemms,
 )
-from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from tests.planning.shapes import (
     DENSE,

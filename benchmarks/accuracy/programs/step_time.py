@@ -10,7 +10,7 @@ from dataclasses import replace
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.cost.hardware import pcie_bytes_per_s
 from kit.cost.model.params import RankParameters
-from kit.cost.time.data_parallel import gathered_again
+from kit.cost.time.exposed import gathered_again
 from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, attention_gemms, expert_gemms, mlp_gemms
 from kit.cost.time.step import StepTimeModel

@@ -5,7 +5,6 @@ Its rooms, in the order in which data walks:
     gpu                           rates that kernels reach, seconds of a GEMM
     elementwise                   traffic of all other operators
     layer                         one layer on one rank
-    model_parallel, data_parallel
-                                  collectives that compute does not hide
+    exposed                       collectives that compute does not hide
     step                          layers, pipeline, optimizer and offload together
 """

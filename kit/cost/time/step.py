@@ -20,10 +20,17 @@ from kit.cost.memory.offload import stored_weight_bytes
 from kit.cost.model.lora import adapted_layers
 from kit.cost.model.params import RankParameters, count
 from kit.cost.time import elementwise
-from kit.cost.time.data_parallel import data_parallel_s, exposed, forward_gather_s
+from kit.cost.time.exposed import (
+    Exposed,
+    context_parallel,
+    data_parallel_s,
+    expert_parallel,
+    exposed,
+    forward_gather_s,
+    tensor_parallel,
+)
 from kit.cost.time.gpu import GpuPerf, gpu_perf, matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, generation_s, head_s, layer_time
-from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.workload import ExecutionModel, Workload
 from kit.specs.job import LoraSpec
 from kit.specs.layout import Layout

@@ -1,5 +1,4 @@
-"""Exposed seconds of data-parallel collectives: the time of gradient reductions and weight gathers that no compute
-hides."""
+"""Exposed seconds of collectives, the time that no compute hides: of a layer split over ranks, and of replicas."""
 
 from __future__ import annotations
 
@@ -18,6 +17,119 @@ from kit.cost.model.compressed_bytes import (
 from kit.cost.model.params import RankParameters
 from kit.cost.time.gpu import GpuPerf
 from kit.cost.workload import Workload
+from kit.specs.job import MLP_LAYERS
+
+
+def exposed(seconds: float, window: float) -> float:
+    """Seconds of a collective that compute of ``window`` seconds cannot hide. A share of it is never hidden, because
+    the collective starts before there is compute."""
+    return max(seconds - shared().overlap * window, shared().unhidden * seconds)
+
+
+# ---------------------------------------------------------------- a layer
+
+
+class Exposed(NamedTuple):
+    """Exposed seconds of a layer's collectives for one micro batch: the time that no compute hides."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recompute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.forward + self.backward + self.recompute
+
+
+def _both_ways(workload: Workload, forward: float, backward: float, of_modules: float = 0.0) -> Exposed:
+    """Adds the recomputation's collectives: under full recompute, those of forward; ``of_modules``: those of the
+    modules that selective recompute computes again."""
+    return Exposed(forward, backward, forward if workload.layout.recompute == "full" else of_modules)
+
+
+def tensor_parallel(
+    gpu: GpuPerf, workload: Workload, gemms_forward: float, gemms_backward: float, experts: bool
+) -> Exposed:
+    """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
+
+    Sequence parallelism replaces each by a reduce-scatter and an all-gather of the same volume. Backward needs one more
+    all-gather, for inputs that were saved sharded (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2). A layer
+    with experts has only the collectives of attention. ``gemms_forward``, ``gemms_backward``: seconds of its GEMMs.
+    """
+    layout, how = workload.layout, workload.execution
+    if layout.tp == 1:
+        return Exposed()
+    group = gpu.group(layout.tp, 1)
+    size = workload.tokens * workload.model.hidden_size * 2.0
+    blocks = 1 if experts else 2
+    one_way = blocks * group.all_reduce_s(size)
+    if workload.job.lora is not None:  # between A and B, over one or three ranks (engines/megatron/adapters.py)
+        adapted = blocks if MLP_LAYERS & workload.job.lora.layers else 1
+        one_way += adapted * group.all_reduce_s(workload.tokens * 2 * workload.job.lora.rank * 2.0)
+    regathered = blocks * group.all_gather_s(size) if layout.sp else 0.0
+    forward = exposed(one_way, gemms_forward if how.overlaps_tensor_parallel else 0.0)
+    backward = exposed(one_way + regathered, gemms_backward if how.overlaps_tensor_gradients else 0.0)
+    of_mlp = 0.0 if experts or "mlp" not in workload.recompute_modules else forward / blocks
+    return _both_ways(workload, forward, backward, of_mlp)
+
+
+def context_parallel(gpu: GpuPerf, workload: Workload, attention_forward: float) -> Exposed:
+    """Exposed seconds of context parallelism. p2p: a ring sends keys and values while attention computes. all_gather:
+    keys and values are gathered before attention. a2a: all-to-alls trade the sequence split for a split of heads
+    (DeepSpeed-Ulysses, arXiv 2309.14509). ``attention_forward``: seconds of attention in forward."""
+    model, layout = workload.model, workload.layout
+    if layout.cp == 1:
+        return Exposed()
+    group = gpu.group(layout.cp, layout.tp)
+    width = (model.query_width + model.value_width if model.latent else 2 * model.key_value_width) / layout.tp
+    sequence = layout.micro_batch_size * workload.job.seq_length * 2.0
+    if layout.cp_comm_type == "a2a":
+        exchanged = (model.query_width + model.value_width) / layout.tp + width
+        one_way = group.all_to_all_s(sequence / layout.cp * exchanged)
+        return _both_ways(workload, one_way, one_way)
+    one_way = group.all_gather_s(sequence * width)
+    if layout.cp_comm_type == "all_gather":
+        return _both_ways(workload, one_way, one_way)
+    # Backward sends keys and values again, and their gradients.
+    back = exposed(2 * one_way, 2.5 * attention_forward)
+    return _both_ways(workload, exposed(one_way, attention_forward), back)
+
+
+def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: float) -> Exposed:
+    """Exposed seconds of expert parallelism: two all-to-alls per layer (dispatch and combine), in forward and again in
+    backward (megatron-core, moe/token_dispatcher.py).
+
+    With tensor parallelism inside experts, its ranks also all-gather tokens and reduce-scatter outputs. ``forward``,
+    ``backward``: seconds of the compute that can run meanwhile, where anything can.
+    """
+    layout, experts_per_token = workload.layout, workload.routed_per_token
+    sent = workload.tokens / layout.tp * workload.model.hidden_size * 2.0
+    one_way = _dispatch_s(workload, gpu.group(layout.ep, layout.etp), sent)
+    one_way += gpu.group(layout.etp, 1).all_gather_s(sent * experts_per_token * layout.etp)
+    both = 2 * one_way
+    repeated = both if layout.recompute == "full" or "moe" in workload.recompute_modules else 0.0
+    if not workload.execution.overlaps_experts:
+        return Exposed(both, both, repeated)
+    return Exposed(exposed(both, forward), exposed(both, backward), repeated)
+
+
+def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
+    """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens."""
+    experts_per_token = workload.routed_per_token  # the others wait for the rank that receives the most
+    if group.size == 1:
+        return 0.0
+    if not workload.execution.once_per_node or group.nodes == 1:
+        return group.all_to_all_s(token_bytes * experts_per_token)
+    # A token is sent once to each other node that has one of its experts.
+    chosen = workload.model.experts_per_token
+    reached = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** chosen) * experts_per_token / chosen
+    across = token_bytes * reached / group.port_bytes_per_s
+    inside = token_bytes * experts_per_token / group.inner_bytes_per_s
+    return max(across, inside) + group.latency_s
+
+
+# ---------------------------------------------------------------- replicas
 
 
 def data_parallel_s(
@@ -129,11 +241,6 @@ def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: fl
     if stage == 1:
         return (hidden if m == 1 else reduced) + gathered
     return reduced
-
-
-def exposed(seconds: float, window: float) -> float:
-    """Seconds of a collective that compute of ``window`` seconds cannot hide."""
-    return max(seconds - shared().overlap * window, shared().unhidden * seconds)
 
 
 class ZeroTimes(NamedTuple):
