@@ -24,7 +24,11 @@ def on_nodes(plan: Plan, num_nodes: int) -> Plan:
         return plan
     workload = _workload(plan, num_nodes)
     if isinstance(workload, str):
-        raise PlanError(f"{num_nodes} of {plan.cluster.num_nodes} nodes: {workload}; {_choices(plan)}")
+        choices = " or ".join(map(str, legal_nodes(plan)))
+        raise PlanError(
+            f"{num_nodes} of {plan.cluster.num_nodes} nodes: {workload}; use {choices}, or another "
+            "job.global_batch_size"
+        )
     return replace(plan, cluster=workload.cluster, layout=workload.layout, predicted=predict(workload))
 
 
@@ -32,10 +36,6 @@ def legal_nodes(plan: Plan) -> tuple[int, ...]:
     """Numbers of nodes, ascending up to the plan's, on which the plan keeps its global batch, is legal and fits."""
     fewer = (nodes for nodes in range(1, plan.cluster.num_nodes) if not isinstance(_workload(plan, nodes), str))
     return (*fewer, plan.cluster.num_nodes)
-
-
-def _choices(plan: Plan) -> str:
-    return f"use {' or '.join(map(str, legal_nodes(plan)))}, or another job.global_batch_size"
 
 
 def _workload(plan: Plan, num_nodes: int) -> Workload | str:

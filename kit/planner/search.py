@@ -180,14 +180,11 @@ def _asked(fallback: Fallback, request: Request) -> tuple[Request, LayoutScorer]
 
 def _or_on_host(request: Request, found: SearchResult) -> SearchResult:
     """``found``; or Megatron's optimizer on the host, if several GPUs offload another one unasked and take longer."""
-    best = found.best
-    if best is None or request.cluster.num_gpus == 1:
+    best, stays = found.best, ("none", request.pins.offload_optimizer)
+    if best is None or request.cluster.num_gpus == 1 or best.layout.offload_optimizer in stays:
         return found
-    if best.layout.offload_optimizer in ("none", request.pins.offload_optimizer):
-        return found
-    if (asked := _asked(ON_HOST, request)) is None:
-        return found
-    on_host = _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
+    asked = _asked(ON_HOST, request)
+    on_host = asked and _faster_than(*asked, step_s(best) / EQUALLY_FAST, usable_gib(request.cluster.gpu))
     if on_host is None:
         return found
     considered, fastest = (*found.considered, *on_host.considered), min(_fitting(found.considered), key=step_s)

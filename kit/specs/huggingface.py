@@ -181,13 +181,11 @@ def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for field, key in keys.names.items():
         value = config.get(key)
-        if value is None and key in config and field in ("sliding_window", "attention_softcap", "logit_softcap"):
-            pass  # null means none
-        elif value is None and field not in ("head_dim", "num_key_value_heads", "ffn_hidden_size"):
-            if field not in keys.defaults:
+        # Of these, null means none.
+        said = key in config and field in ("sliding_window", "attention_softcap", "logit_softcap")
+        if value is None and not said:
+            if field not in (*keys.defaults, "head_dim", "num_key_value_heads", "ffn_hidden_size"):
                 raise SpecError(f"config.json of {name} lacks {key}")
-            value = keys.defaults[field]
-        elif value is None:
             value = keys.defaults.get(field)
         owner, _, inner = field.rpartition(".")
         (data.setdefault(owner, {}) if owner else data)[inner] = value

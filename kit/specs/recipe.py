@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,8 @@ def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] 
 
 
 def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: str, base: Path | None) -> Recipe:
-    changes = strict_yaml.Document(name=document.name, data={}, lines={})
-    for word in overrides:
-        document, changes = _override(document, word), _override(changes, word, merged)
-    _check_one_length(changes)
+    _check_one_length(reduce(partial(_override, merge=merged), overrides, strict_yaml.Document(document.name, {}, {})))
+    document = reduce(_override, overrides, document)
     _check_one_length(document)
     if base is None and "extends" in document.data:
         raise SpecError(f"{document.where(('extends',))}: extends names a file; write the whole recipe here")
@@ -131,9 +130,7 @@ def _check_one_length(document: strict_yaml.Document) -> None:
 
 def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
     """The run that ``run.key=value`` arguments describe without a recipe; None without any. Raises ``SpecError``."""
-    document = strict_yaml.Document(name="run", data={}, lines={})
-    for word in overrides:
-        document = _override(document, word)
+    document = reduce(_override, overrides, strict_yaml.Document(name="run", data={}, lines={}))
     run: RunSpec | None = _section("run", document, base)
     return run
 
@@ -144,9 +141,7 @@ def job_and_cluster(
     """What the keys of a job and a cluster come to with ``job.key=value`` and ``cluster.key=value`` arguments, as in a
     recipe. Raises ``SpecError``."""
     data = {"job": dict(job), "cluster": strict_yaml.to_plain(cluster)}
-    document = strict_yaml.Document(name="arguments", data=data, lines={})
-    for word in overrides:
-        document = _override(document, word)
+    document = reduce(_override, overrides, strict_yaml.Document(name="arguments", data=data, lines={}))
     cluster = _section("cluster", document, Path())
     return _section("job", _with_usual_job(document, model, cluster), Path()), cluster
 
@@ -156,9 +151,7 @@ def recipe_of_data(
 ) -> tuple[Recipe, dict[str, Any]]:
     """(recipe, its keys with the overrides) of keys that no file has. ``base``: paths are relative to it. Raises
     ``SpecError``."""
-    document = strict_yaml.Document(name="options", data=data, lines={})
-    for word in overrides:
-        document = _override(document, word)
+    document = reduce(_override, overrides, strict_yaml.Document(name="options", data=data, lines={}))
     return _validated(document, (), name, base), document.data
 
 
@@ -183,15 +176,13 @@ def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any
     None: names are of the catalog alone."""
     raw = document.data.get(key)
     if key in ("model", "cluster") and isinstance(raw, str):
-        try:
+        with document.at((key,)):
             if base is None:
                 return model_called(raw) if key == "model" else cluster_called(raw)
             local = base / raw
             if key == "model":
                 return load_model(str(local) if os.path.isfile(local / "config.json") else raw)
             return parse_cluster(str(local) if os.path.isfile(local) else raw)
-        except SpecError as error:
-            raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:
         return {"job": JobSpec(), "layout": Pins(), "extra": Extra()}.get(key)
     if key == "cluster":

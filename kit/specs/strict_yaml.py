@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -36,6 +37,14 @@ class Document:
             location = location[:-1]
         line = self.lines.get(location)
         return escaped(self.name) + (f":{line}" if line else "")
+
+    @contextmanager
+    def at(self, location: Location) -> Iterator[None]:
+        """Says of a ``SpecError`` in which file and line it is, and under which key."""
+        try:
+            yield
+        except SpecError as error:
+            raise SpecError(f"{self.where(location)}: {dotted(location)}: {error}") from None
 
 
 def parse_text(text: str, name: str) -> Document:

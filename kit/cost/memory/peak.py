@@ -64,13 +64,12 @@ def peak(workload: Workload) -> MemoryReport:
     binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
     verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
     # An unknown capacity counts as 0; the planner's rules also refuse offload to it.
-    if host > HOST_SHARE * (cluster.host_ram_gib or 0) or (cluster.host_ram_gib and load > cluster.host_ram_gib):
-        verdict, binding = "does not fit", "host memory"
-    if nvme > (cluster.nvme_gib or 0):
-        verdict, binding = "does not fit", "NVMe"
     if fullest.peak_gib > usable:
         verdict = "does not fit"
-        binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
+    elif nvme > (cluster.nvme_gib or 0):
+        verdict, binding = "does not fit", "NVMe"
+    elif host > HOST_SHARE * (cluster.host_ram_gib or 0) or (cluster.host_ram_gib and load > cluster.host_ram_gib):
+        verdict, binding = "does not fit", "host memory"
     return MemoryReport(
         layout=workload.layout,
         stages=stages,

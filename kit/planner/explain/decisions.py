@@ -50,20 +50,18 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
     """The reasons behind ``result.best``."""
     assert result.best is not None
     best = result.best
-    made = [_engine(request, result, best)]
-    for name in _CHOICES[best.layout.engine]:
-        decision = _choice(name, request, result, best)
-        if decision is not None:
-            made.append(decision)
-    made += [
+    choices = (_choice(name, request, result, best) for name in _CHOICES[best.layout.engine])
+    return (
+        _engine(request, result, best),
+        *(choice for choice in choices if choice is not None),
         *_memory_margin(request, result, best),
         *fallback(request, result),
         *_alternatives(request, result, best),
         *faster_with_fewer(request, best),
         *_transformer_engine(request, best),
         *_without_a_pin(request, best),
-    ]
-    return (*made, *notes(request.workload(best.layout)))
+        *notes(request.workload(best.layout)),
+    )
 
 
 def _cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
@@ -79,9 +77,7 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
     if request.pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
-    for engine in ENGINES:
-        if engine == chosen:
-            continue
+    for engine in (engine for engine in ENGINES if engine != chosen):
         others = [candidate for candidate in result.considered if candidate.layout.engine == engine]
         if others:
             other = min(others, key=_rank)

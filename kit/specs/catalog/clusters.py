@@ -250,18 +250,12 @@ def described_cluster(
     data: dict[str, Any] = {"name": name, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": document.name}
     node = given.pop("node", None)
     if node is not None:
-        try:
+        with document.at((*location, "node")):
             data |= strict_yaml.to_plain(cluster_of(str(node)))
-        except SpecError as error:
-            at = (*location, "node")
-            raise SpecError(f"{document.where(at)}: {'.'.join(at)}: {error}") from None
     gpu = given.get("gpu")
     if isinstance(gpu, str):
-        try:
+        with document.at((*location, "gpu")):
             given["gpu"] = dataclasses.asdict(load_gpu(gpu))
-        except SpecError as error:
-            at = (*location, "gpu")
-            raise SpecError(f"{document.where(at)}: {'.'.join(at)}: {error}") from None
     elif isinstance(gpu, dict):
         given["gpu"] = {"name": "own", "source": document.name, "fp16_tflops": gpu.get("bf16_tflops"), **gpu}
     if "price_per_node_hour_usd" in given:
