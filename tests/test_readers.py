@@ -30,7 +30,7 @@ from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
-from kit.training.checkpoint.files import FileRecord, sealed
+from kit.training.checkpoint.files import FileRecord, with_checksum
 from kit.training.checkpoint.manifest import Checkpoint, Manifest, manifest_json
 from kit.training.counters import Counters
 from kit.training.logging.metrics import MetricsLog, logged_steps
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_answered_or_refused_in_words(name: str, tmp_path: Pat
     whole, good = path.read_bytes(), reader.good(path)
 
     @hostile.fuzz(EXAMPLES)
-    @given(content=hostile.damaged(good, reader.form, sealed if reader.reseal else lambda tree: tree))
+    @given(content=hostile.damaged(good, reader.form, with_checksum if reader.reseal else lambda tree: tree))
     def read(content: bytes) -> None:
         path.write_bytes(whole)  # which the reader may have changed
         path.write_bytes(content)

@@ -46,7 +46,7 @@ def from_own_place(items: Sequence[Result]) -> list[Result]:
     return [*items[first:], *items[:first]]
 
 
-def run_collectively(
+def on_all_ranks(
     takes_part: bool,
     work: Callable[[], Result],
     doing: str,

@@ -6,7 +6,7 @@ Its rooms, in the order in which data walks:
     run_lock                      one run a directory
     elastic                       the plan on the nodes that are there
     data                          the same samples for every engine and layout
-    counters, bookmark            how far a run is
+    counters, stream_cursor       how far a run is
     hub_files                     what a run reads by its id on the Hugging Face hub
     start_point                   where a run starts
     loop, step_timing, gradient_norms

@@ -14,8 +14,8 @@ from kit.planner.plan import Plan
 from kit.planner.schedule import ramped
 from kit.specs.run import RunSpec
 from kit.specs.validation import SPEC, Within
-from kit.training.bookmark import StreamPlace
 from kit.training.logging.metrics import logged_rows
+from kit.training.stream_cursor import StreamState
 
 LARGEST = 2**63 - 1
 """Largest signed 64-bit number, the limit of metrics, arrays and other programs."""
@@ -41,7 +41,7 @@ class Counters:
     """Adam's step count (bias correction)."""
     samples_skipped: _Count
     """Sequences that rewinds skipped. The next sample has number ``samples_seen + samples_skipped``."""
-    stream: StreamPlace | None = None
+    stream: StreamState | None = None
     """In a checkpoint of a run that streams its data: where it stands in the sources. Saves time only."""
 
     def __post_init__(self) -> None:

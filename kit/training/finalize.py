@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kit.engines.collective import gather, run_collectively
+from kit.engines.collective import gather, on_all_ranks
 from kit.engines.protocol import Engine
 from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
@@ -117,7 +117,7 @@ def finalize(
     memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
     operation, size, root = plan.predicted.operation, kept.bytes_of(counters.step), kept.root
     expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint)
-    found = run_collectively(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
+    found = on_all_ranks(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
     unsaved = [text for text in (logger.unsaved(counters.step),) if text]
     if times_s and gather(size)[0] is None:
         unsaved.append(f"step {counters.step} has no checkpoint of its own: it could not be written, as was said above")
@@ -150,9 +150,9 @@ def finalize(
         checkpoint=None if size is None else str(kept.directory(counters.step).relative_to(rundir.path)),
     )
     path = rundir.path / "summary.json"
-    run_collectively(engine.is_main, lambda: write_json(path, dataclasses.asdict(summary)), f"writing {path}")
+    on_all_ranks(engine.is_main, lambda: write_json(path, dataclasses.asdict(summary)), f"writing {path}")
     if stopped:
-        run_collectively(engine.is_main, lambda: mark(rundir.path, stopped), f"marking {rundir.path} as stopped")
+        on_all_ranks(engine.is_main, lambda: mark(rundir.path, stopped), f"marking {rundir.path} as stopped")
     if times_s:
         logger.log(summary.beside_prediction())
     return summary

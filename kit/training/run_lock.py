@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.engines.collective import rank, run_collectively
+from kit.engines.collective import on_all_ranks, rank
 from kit.errors import RunDirectoryError
 from kit.files import complete_file, locked
 from kit.training.stopping import repeatedly
@@ -84,7 +84,7 @@ def run_lock(directory: Path, take_over: bool = False) -> Iterator[None]:
     Raises CheckpointError on every rank if another run holds the lock, or if it cannot be written."""
     lock = _Lock(directory / NAME)
     is_main = rank() == 0
-    run_collectively(is_main, lambda: lock.acquire(take_over), f"locking {directory}")
+    on_all_ranks(is_main, lambda: lock.acquire(take_over), f"locking {directory}")
     try:
         with repeatedly(HEARTBEAT_S, lock.beat if is_main else None, threading.Event()):
             yield

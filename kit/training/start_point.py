@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.engines.collective import run_collectively
+from kit.engines.collective import on_all_ranks
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.checkpoints import RunCheckpoints
@@ -24,7 +24,7 @@ def resume_from(engine: Engine, checkpoints: RunCheckpoints, metrics: Path, resu
 
     Raises CheckpointError.
     """
-    run_collectively(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
+    on_all_ranks(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
     if resume is None:
         return START
     if resume == "auto":
@@ -33,9 +33,9 @@ def resume_from(engine: Engine, checkpoints: RunCheckpoints, metrics: Path, resu
             places = f"{checkpoints.root}{f' or {checkpoints.remote.address}' if checkpoints.remote else ''}"
             checkpoints.log(f"--resume auto: no checkpoint of this run in {places}: starting at step 1")
         return found or START
-    directory = run_collectively(engine.is_main, lambda: _named(Path(resume)), f"reading {resume}")[0]
+    directory = on_all_ranks(engine.is_main, lambda: _named(Path(resume)), f"reading {resume}")[0]
     counters = checkpoints.load(engine, directory)
-    newest = run_collectively(engine.is_main, lambda: _newest_step(checkpoints), "reading the run directory")[0]
+    newest = on_all_ranks(engine.is_main, lambda: _newest_step(checkpoints), "reading the run directory")[0]
     if newest > counters.step:
         raise CheckpointError(
             f"{directory} is of step {counters.step} and this run has a checkpoint of step {newest}; move the newer "

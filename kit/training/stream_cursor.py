@@ -17,7 +17,7 @@ _Number = Annotated[int, Within(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bookmark:
+class StreamCursor:
     """Where a window of a virtual stream begins."""
 
     __pydantic_config__ = SPEC
@@ -36,7 +36,7 @@ class Bookmark:
 
 
 @dataclass(frozen=True)
-class StreamPlace:
+class StreamState:
     """The bookmarks of a checkpoint, and what they belong to."""
 
     __pydantic_config__ = SPEC
@@ -44,7 +44,7 @@ class StreamPlace:
     """What the samples follow from, beside the files."""
     files: tuple[str, ...]
     """A hash of name and version of each file."""
-    bookmarks: tuple[Bookmark, ...]
+    bookmarks: tuple[StreamCursor, ...]
 
     def check(self, made_from: dict[str, str], files: tuple[str, ...], names: tuple[str, ...]) -> None:
         """Raises CheckpointError, which names what differs, if a run streams something else. ``names``: of its
@@ -59,7 +59,7 @@ class StreamPlace:
                 raise _another(f"is of other files: {name} has another name, size, time or ETag; restore it")
 
 
-def newest(bookmarks: Iterable[Bookmark]) -> tuple[Bookmark, ...]:
+def newest(bookmarks: Iterable[StreamCursor]) -> tuple[StreamCursor, ...]:
     """The last bookmark of each stream."""
     last = {mark.stream: mark for mark in sorted(bookmarks, key=lambda mark: mark.window)}
     return tuple(last[stream] for stream in sorted(last))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from kit.engines.collective import run_collectively
+from kit.engines.collective import on_all_ranks
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES
 from kit.engines.protocol import Engine
 from kit.planner.plan import Plan
@@ -23,7 +23,7 @@ def captured(
     state, is_main = state_of(engine, copy=copy, random=False), engine.is_main
 
     def write(directory: Path) -> None:
-        run_collectively(is_main, lambda: directory.mkdir(parents=True), f"making {directory}")
+        on_all_ranks(is_main, lambda: directory.mkdir(parents=True), f"making {directory}")
         lora = plan.job.lora
         weight_map, files = write_state(state, directory, is_main, plan.model, lora, shard_bytes=shard_bytes)
         manifest = Manifest(
@@ -37,7 +37,7 @@ def captured(
             world_size=dist.get_world_size(),
             scalars=state.scalars,
         )
-        run_collectively(is_main, lambda: write_manifest(directory, manifest), f"writing {directory}")
+        on_all_ranks(is_main, lambda: write_manifest(directory, manifest), f"writing {directory}")
 
     return write
 
@@ -53,8 +53,8 @@ def load(engine: Engine, directory: Path, plan: Plan, same_layout: bool = False)
     """Collective. Set the engine's state from a checkpoint of any layout; ``same_layout``: bit for bit."""
     checkpoint = Checkpoint(directory)
     reading = f"reading {directory}"
-    run_collectively(True, lambda: checkpoint.verify(share=True), reading)
-    run_collectively(engine.is_main, checkpoint.refuse_unlisted, reading)
-    run_collectively(True, lambda: check_state(checkpoint, engine.optimizer_name, plan.model, plan.job.lora), reading)
+    on_all_ranks(True, lambda: checkpoint.verify(share=True), reading)
+    on_all_ranks(engine.is_main, checkpoint.refuse_unlisted, reading)
+    on_all_ranks(True, lambda: check_state(checkpoint, engine.optimizer_name, plan.model, plan.job.lora), reading)
     load_state(engine, checkpoint, same_layout)
     return checkpoint.manifest.counters

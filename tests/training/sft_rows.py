@@ -20,8 +20,8 @@ from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader
-from kit.training.data.order import order
 from kit.training.data.samples import PackedSamples, RowSamples
+from kit.training.data.shuffle import permuted_index
 from tests.support import tiny
 from tests.system.parity.faults import planted
 from tests.training import runs
@@ -66,7 +66,7 @@ def rows_alone(path: Path, spec: ModelSpec, packing: bool) -> RowsAlone:
     model = build_model(tiny.run_directory(path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
     model.save_pretrained(path / "hf")
     data = DataSpec(train=str(path / "train"), packing=packing)
-    drawn = [order(data.seed, len(samples), k) for k in range(8)]
+    drawn = [permuted_index(data.seed, len(samples), k) for k in range(8)]
     numbers = [row for index in drawn for row in samples._packs[index]] if packing else drawn
     mean, tokens = _unpadded(model, rows.read_all(numbers))
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}

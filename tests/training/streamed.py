@@ -13,8 +13,8 @@ import pyarrow
 import pyarrow.parquet
 
 from kit.specs.run import DataSpec, StreamSpec
-from kit.training.bookmark import Bookmark
 from kit.training.data.stream import StreamSamples
+from kit.training.stream_cursor import StreamCursor
 from tests.support import tiny
 from tests.training.test_tokenise import save_tokenizer
 
@@ -64,5 +64,5 @@ def samples(data: DataSpec) -> StreamSamples:
 
 def all_documents(found: StreamSamples, stream: int, epoch: int = 0) -> list[str]:
     """The documents of a virtual stream in an epoch, as it comes to them."""
-    start = Bookmark(stream=stream, epoch=epoch)
+    start = StreamCursor(stream=stream, epoch=epoch)
     return [text for _, _, text in found._streams[stream]._documents(start)]

@@ -12,8 +12,8 @@ from kit.specs.run import BlendedSetSpec, DataSpec, LoggingSpec
 from kit.training.data import blend
 from kit.training.data.blend import BlendedSamples, Draws
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
+from kit.training.data.shuffle import permuted_index
 from tests.support import tiny
 from tests.training import runs
 from tests.training.pairs import pair
@@ -83,7 +83,7 @@ def test_every_set_goes_through_its_own_epochs(tmp_path):
         index = samples.drawn(7, position)
         seen[samples.set_of(index)].append(index - starts[samples.set_of(index)])
     for part, found in zip(parts, seen, strict=True):
-        assert found == [order(7, len(part), k) for k in range(len(found))]
+        assert found == [permuted_index(7, len(part), k) for k in range(len(found))]
     for weight, found in zip(WEIGHTS.values(), seen, strict=True):
         assert abs(len(found) - 600 * weight / sum(WEIGHTS.values())) < 1
     mixed, masked, own = samples.micro_batches([[starts[1], starts[2] + 1], [starts[1], None], [starts[2], starts[2]]])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.files import record_of, sealed
+from kit.training.checkpoint.files import record_of, with_checksum
 from tests.support import tiny
 from tests.support.workers import pool
 from tests.training import runs
@@ -106,4 +106,4 @@ def rewrite(directory, files=None):
     data = json.loads(path.read_text())
     for name in data["files"]:
         data["files"][name] = vars(record_of(directory / name))
-    path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
+    path.write_text(json.dumps(with_checksum(data | ({} if files is None else {"files": files}))))

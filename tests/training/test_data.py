@@ -15,8 +15,8 @@ from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
-from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
+from kit.training.data.shuffle import permuted_index
 from tests.support import tiny
 from tests.support.refusals import refusal
 from tests.training.disk import full_disk
@@ -185,7 +185,8 @@ class TestBatches:
     @pytest.mark.parametrize("samples_seen", [0, 8, 40])
     def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(self, samples, samples_seen):
         expected = [
-            w.tolist() for w, _ in samples.read_all([order(5, len(samples), samples_seen + k) for k in range(8)])
+            w.tolist()
+            for w, _ in samples.read_all([permuted_index(5, len(samples), samples_seen + k) for k in range(8)])
         ]
         for dp, mbs, accumulation in [c for c in itertools.product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
             shards = [DataParallelShard(mbs, accumulation, r, dp) for r in range(dp)]
@@ -203,7 +204,7 @@ class TestBatches:
     def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(self, samples):
         feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
         found = sorted(row.tolist() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids)
-        windows = samples.read_all([order(5, len(samples), 16 + k) for k in range(8)])
+        windows = samples.read_all([permuted_index(5, len(samples), 16 + k) for k in range(8)])
         assert found == sorted(window[:-1].tolist() for window, _ in windows)
 
     @pytest.mark.parametrize(("dp", "mbs"), [(1, 1), (2, 2), (4, 3)])
@@ -226,27 +227,27 @@ class TestOrder:
     @pytest.mark.parametrize("epoch", [0, 1, 7])
     def test_every_epoch_is_a_permutation(self, num_samples, epoch):
         first = epoch * num_samples
-        assert sorted(order(3, num_samples, first + k) for k in range(num_samples)) == list(range(num_samples))
+        assert sorted(permuted_index(3, num_samples, first + k) for k in range(num_samples)) == list(range(num_samples))
 
     def test_seed_and_epoch_change_it(self):
-        first, second = ([order(1, 1000, e * 1000 + k) for k in range(1000)] for e in (0, 1))
-        for sequence in (second, [order(2, 1000, k) for k in range(1000)]):
+        first, second = ([permuted_index(1, 1000, e * 1000 + k) for k in range(1000)] for e in (0, 1))
+        for sequence in (second, [permuted_index(2, 1000, k) for k in range(1000)]):
             agreeing = sum(a == b for a, b in zip(first, sequence, strict=True))
             assert agreeing < 10, "two independent permutations agree at one place on average"
 
     def test_golden_values(self):
         """Computed once; a change would silently reorder the data of every run that is resumed."""
-        assert [order(1234, 1000, k) for k in range(8)] == [675, 661, 45, 199, 283, 288, 732, 786]
+        assert [permuted_index(1234, 1000, k) for k in range(8)] == [675, 661, 45, 199, 283, 288, 732, 786]
 
     def test_huge_sets_cost_nothing(self):
-        seen = {order(0, 10**12, k) for k in range(10_000)}
+        seen = {permuted_index(0, 10**12, k) for k in range(10_000)}
         assert len(seen) == 10_000
         assert all(0 <= sample < 10**12 for sample in seen)
 
     @pytest.mark.parametrize("num_samples", [100, 1000, 5000])
     def test_looks_random(self, num_samples):
         """Mean distance of neighbours and the rank correlation, against what a shuffle gives."""
-        sequence = np.array([order(42, num_samples, k) for k in range(num_samples)])
+        sequence = np.array([permuted_index(42, num_samples, k) for k in range(num_samples)])
         assert np.abs(np.diff(sequence)).mean() == pytest.approx(num_samples / 3, rel=0.25)
         correlation = np.corrcoef(np.arange(num_samples), sequence)[0, 1]
         assert abs(correlation) < 4 / num_samples**0.5, "four standard errors of a shuffle's correlation"

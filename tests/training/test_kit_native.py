@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from kit.errors import CheckpointError
 from kit.specs.strict_yaml import to_plain
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.files import record_of, sealed
+from kit.training.checkpoint.files import record_of, with_checksum
 from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from kit.training.checkpoint.store import export_tensors
@@ -46,7 +46,9 @@ def seal(directory: Path, name: str, **said: Any) -> None:
         if path.is_file()
     }
     counters = dataclasses.asdict(cases.COUNTERS)
-    (directory / name).write_text(json.dumps(sealed({"version": 3, "counters": counters, "files": files, **said})))
+    (directory / name).write_text(
+        json.dumps(with_checksum({"version": 3, "counters": counters, "files": files, **said}))
+    )
 
 
 def exchange(directory: Path) -> None:

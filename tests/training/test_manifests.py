@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit.errors import CheckpointError
 from kit.specs.run import BatchRampSpec, ScheduleSpec
 from kit.specs.strict_yaml import to_plain
-from kit.training.checkpoint.files import FileRecord, sealed
+from kit.training.checkpoint.files import FileRecord, with_checksum
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint, Manifest, kinds_of, manifest_json
 from kit.training.checkpoint.storage import MANIFEST, steps_in
 from kit.training.counters import LARGEST, Counters, RunLength, run_length
@@ -57,14 +57,14 @@ def one_change() -> st.SearchStrategy[dict[str, Any]]:
 def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, tree, seals):
     """By who knows of the hash, or does not: then nothing is read. An empty ``lora`` is one of defaults."""
     path = tmp_path_factory.mktemp("changed") / MANIFEST
-    path.write_text(json.dumps(sealed(tree) if seals else tree))
+    path.write_text(json.dumps(with_checksum(tree) if seals else tree))
     try:
         found = read(path)
     except CheckpointError as error:
         words = str(error)
         assert (str(path) in words, "\n" in words, len(words) < 700) == (True, False, True)
         return
-    assert seals or sealed(tree) == GOOD
+    assert seals or with_checksum(tree) == GOOD
     assert tree.keys() <= GOOD.keys()
     said = {**tree["counters"], **tree}
     taken = {key: json.dumps(found[key], sort_keys=True) for key in found.keys() & said.keys() - {"lora"}}
@@ -120,7 +120,7 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path):
 def test_what_cannot_be_is_named(tmp_path, place, value, words):
     """Though the hash is right. Without one, no manifest of today is read."""
     changed = hostile.changed(GOOD, place, value)
-    for tree, said in ((sealed(changed), words), (hostile.changed(GOOD, ("sha256",), ...), "hash (sha256)")):
+    for tree, said in ((with_checksum(changed), words), (hostile.changed(GOOD, ("sha256",), ...), "hash (sha256)")):
         (tmp_path / MANIFEST).write_text(json.dumps(tree))
         assert said in refusal(CheckpointError, read, tmp_path / MANIFEST)
 

@@ -21,7 +21,7 @@ from kit.errors import CheckpointError, KitError, SpecError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import uploads
-from kit.training.checkpoint.files import FileRecord, record_of, sealed, sealed_files
+from kit.training.checkpoint.files import FileRecord, checked_files, record_of, with_checksum
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.upload import share
 from kit.training.checkpoint.uploads import Uploads
@@ -271,7 +271,7 @@ def saved(tmp_path):
     for number in range(5):
         (directory / "state" / f"exp_avg_sq-rank{number}").write_bytes(bytes([number]) * (1000 + 100 * number))
     records = {str(p.relative_to(directory)): dataclasses.asdict(record_of(p)) for p in directory.glob("state/*")}
-    (directory / "manifest.json").write_text(json.dumps(sealed({"files": records, "step": 2})))
+    (directory / "manifest.json").write_text(json.dumps(with_checksum({"files": records, "step": 2})))
     return directory.parent
 
 
@@ -286,7 +286,7 @@ def saved_anew(saved: Path) -> None:
     file.write_bytes(b"3" * 1300)
     said = json.loads(path.read_text())
     said["files"]["state/exp_avg_sq-rank3"] = dataclasses.asdict(record_of(file))
-    path.write_text(json.dumps(sealed(said)))
+    path.write_text(json.dumps(with_checksum(said)))
 
 
 class TestCopies:
@@ -341,12 +341,12 @@ class TestCopies:
 
     def test_a_size_that_differs_there_is_a_failure(self, tmp_path, saved, remote, monkeypatch):
         monkeypatch.setattr(LocalFileSystem, "put_file", lambda self, path, to, **_: self.pipe_file(to, b"half"))
-        files = sealed_files(saved / STEP / "manifest.json", STEP)
+        files = checked_files(saved / STEP / "manifest.json", STEP)
         with pytest.raises(CheckpointError, match="rank4 has 4 bytes after its upload, not 1400 bytes"):
             remote.put_files(saved / STEP, {"state/exp_avg_sq-rank4": files["state/exp_avg_sq-rank4"]})
 
     def test_a_copy_goes_on_with_what_is_missing(self, tmp_path, saved, remote):
-        files = sealed_files(saved / STEP / "manifest.json", STEP)
+        files = checked_files(saved / STEP / "manifest.json", STEP)
         remote.put_files(saved / STEP, dict(list(files.items())[:3]))
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "away").rglob("*rank*")}
         remote.put_files(saved / STEP, files)

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.files import sealed
+from kit.training.checkpoint.files import with_checksum
 from tests.support import hostile
 from tests.training import runs
 from tests.training.disk import full_disk
@@ -21,7 +21,7 @@ STEP, BEFORE = "step-00000004", "step-00000002"
 MASTER = "model/model-00001-of-00001.safetensors"
 
 
-def spoil(directory, place, value, seal=sealed):
+def spoil(directory, place, value, seal=with_checksum):
     """Another value in a manifest, with the hash that its author would write; with ``dict``, the hash that it had."""
     path = directory / "manifest.json"
     path.write_text(json.dumps(seal(hostile.changed(json.loads(path.read_text()), place, value))))

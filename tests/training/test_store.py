@@ -22,7 +22,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.files import record_of, sealed
+from kit.training.checkpoint.files import record_of, with_checksum
 from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from kit.training.counters import START, Counters
@@ -77,7 +77,7 @@ def rewritten(change):
         said["files"][MASTER] = dataclasses.asdict(record_of(path))
         kept = {name: file for name, file in said["weight_map"].items() if file != SHARD}
         said["weight_map"] = kept | dict.fromkeys(tensors, SHARD)
-        (step / "manifest.json").write_text(json.dumps(sealed(said)))
+        (step / "manifest.json").write_text(json.dumps(with_checksum(said)))
 
     return damage
 
@@ -85,7 +85,7 @@ def rewritten(change):
 def without_moments(step: Path) -> None:
     """Of a run that has stepped."""
     said = json.loads((step / "manifest.json").read_text()) | {"kinds": ["master"]}
-    (step / "manifest.json").write_text(json.dumps(sealed(said)))
+    (step / "manifest.json").write_text(json.dumps(with_checksum(said)))
 
 
 def swap(step: Path) -> None:

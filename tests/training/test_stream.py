@@ -17,7 +17,6 @@ import s3fs
 
 from kit.errors import CheckpointError, DataError, SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec, StreamSpec
-from kit.training.bookmark import Bookmark, newest
 from kit.training.data import stream as stream_module
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataParallelShard, training_batches
@@ -25,6 +24,7 @@ from kit.training.data.samples import GptSamples
 from kit.training.data.stream import StreamSamples
 from kit.training.data.stream_source import StreamSource, open_source
 from kit.training.data.tokenise import tokenise
+from kit.training.stream_cursor import StreamCursor, newest
 from tests.support import tiny
 from tests.support.refusals import refusal
 from tests.training.streamed import READERS, all_documents, samples, spec, texts, write
@@ -67,7 +67,7 @@ def test_an_epoch_has_each_document_once(tmp_path, files, streams):
     assert [sorted(chain(*epoch)) for epoch in per_epoch] == [sorted(DOCUMENTS)] * 3
     if files > 2 * streams:  # files are shuffled
         assert per_epoch[0] != per_epoch[1]
-    opened = [{place for place, _, _ in found._streams[v]._documents(Bookmark(stream=v))} for v in range(streams)]
+    opened = [{place for place, _, _ in found._streams[v]._documents(StreamCursor(stream=v))} for v in range(streams)]
     assert all(len(each) == max(1, len(range(v, files, streams))) for v, each in enumerate(opened))
 
 
@@ -86,7 +86,7 @@ def test_blocks_are_shuffled_by_the_seed(tmp_path):
         assert (windows(spec(tmp_path, files, **(usual | other)), 300) != first).any()
     (stream,) = samples(spec(tmp_path, files, streams=1, shuffle_block=16))._streams
     blocks, again = (
-        [tokens.tolist() for _, tokens in stream._blocks(Bookmark(stream=0, epoch=epoch))] for epoch in (0, 1)
+        [tokens.tolist() for _, tokens in stream._blocks(StreamCursor(stream=0, epoch=epoch))] for epoch in (0, 1)
     )
     assert sorted(chain(*blocks)) == sorted(chain(*again))
     assert blocks != again
@@ -283,5 +283,5 @@ class TestBadInput:
 
 
 def test_the_last_bookmark_of_each_stream():
-    marks = [Bookmark(stream=s, window=w) for s, w in ((1, 0), (0, 3), (1, 5), (0, 2))]
+    marks = [StreamCursor(stream=s, window=w) for s, w in ((1, 0), (0, 3), (1, 5), (0, 2))]
     assert newest(marks) == (marks[1], marks[2])

@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.errors import DataError
-from kit.training.data import encoder, indexed_writer
-from kit.training.data.encoder import BATCH_DOCUMENTS
+from kit.training.data import indexed_writer, tokenize_rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.tokenise import tokenise
+from kit.training.data.tokenize_rows import BATCH_DOCUMENTS
 from kit.training.progress import progress_bar
 from tests.support.calls import before
 from tests.support.refusals import refusal
@@ -209,7 +209,7 @@ def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
     expected = [token for text in texts for token in [*loaded(text)["input_ids"], 1]]
     for name, most in itertools.product(("BATCH_DOCUMENTS", "_BATCH_CHARACTERS"), (1, 7, 40, 1000)):
         with monkeypatch.context() as patch:
-            patch.setattr(encoder, name, most)
+            patch.setattr(tokenize_rows, name, most)
             tokenise([where], tokenizer, tmp_path / f"{name}{most}")
         assert tokens(tmp_path / f"{name}{most}") == expected
 
@@ -217,7 +217,7 @@ def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
 @pytest.mark.parametrize("own", ["_encode_plus", "__call__"])
 def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own):
     """As CodeLlama's, and as every slow one: it is asked itself, text by text."""
-    made = encoder.Encoder(encoder.Encoding(tokenizer=str(tokenizer)))
+    made = tokenize_rows.DocumentTokenizer(tokenize_rows.Encoding(tokenizer=str(tokenizer)))
 
     def more(self, text, **options):
         return {"input_ids": [len(text)]}

@@ -30,7 +30,7 @@ from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.model import ModelSpec
 from kit.specs.text_files import parse_json, read_text
 from kit.specs.validation import SPEC
-from kit.training.checkpoint.files import Files, read_sealed, verify
+from kit.training.checkpoint.files import Files, read_checked, verify
 from kit.training.checkpoint.formats import Found, Opened
 from kit.training.checkpoint.storage import MANIFEST
 from kit.training.checkpoint.stored import StoredState, StoredTensor, described
@@ -104,7 +104,7 @@ def open_native(path: Path, found: Found, model: str | None) -> Opened:
 
 def _read(path: Path, kind: type[Any], name: str) -> Any:
     with described(path, "an earlier kit"):
-        return read_sealed(path, kind, name, _VERSION)
+        return read_checked(path, kind, name, _VERSION)
 
 
 def _source(path: Path, said: _Exchange, kind: StateKind) -> SafetensorsSource:

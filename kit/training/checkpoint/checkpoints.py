@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from kit.engines.collective import run_collectively
+from kit.engines.collective import on_all_ranks
 from kit.engines.protocol import Engine
 from kit.errors import CheckpointError
 from kit.files import complete_file, partial_name, publish
@@ -78,7 +78,7 @@ class RunCheckpoints:
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"
         try:
-            run_collectively(is_main, lambda: self._start(partial), doing, group=group)
+            on_all_ranks(is_main, lambda: self._start(partial), doing, group=group)
             weight_map, files = write_state(state, partial, is_main, plan.model, plan.job.lora, group=group)
             manifest = Manifest(
                 counters=counters,
@@ -93,7 +93,7 @@ class RunCheckpoints:
                 world_size=plan.layout.world_size,
                 scalars=state.scalars,
             )
-            run_collectively(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
+            on_all_ranks(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
         except CheckpointError:
             if is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -106,7 +106,7 @@ class RunCheckpoints:
         Renames a damaged checkpoint to ``….damaged``, and tries the previous one. Raises CheckpointError if all are
         damaged, or if the newest is of another model or version of kit.
         """
-        candidates = run_collectively(engine.is_main, self._candidates, f"reading {self.root}")[0]
+        candidates = on_all_ranks(engine.is_main, self._candidates, f"reading {self.root}")[0]
         damage: list[str] = []
         for step, is_remote in candidates:
             directory = self.directory(step)
@@ -117,7 +117,7 @@ class RunCheckpoints:
             except _DamagedError as error:
                 damage.append(str(error))
                 rename = functools.partial(_set_aside, directory)
-                run_collectively(engine.is_main, rename, f"renaming {directory}")
+                on_all_ranks(engine.is_main, rename, f"renaming {directory}")
                 if engine.is_main:
                     place = f" in {self.remote.address}" if self.remote and is_remote else ""
                     self.log(f"checkpoint {directory.name}{place} is not usable: {error}; trying the one before it")
@@ -175,18 +175,18 @@ class RunCheckpoints:
         """Check manifest and files. Each rank hashes its share of the files, and all ranks raise or return together."""
         reading, plan = f"reading {directory}", self.plan
         try:
-            checkpoint = run_collectively(engine.is_main, lambda: Checkpoint(directory), reading)[0]
-            run_collectively(True, lambda: checkpoint.verify(share=True), reading)
+            checkpoint = on_all_ranks(engine.is_main, lambda: Checkpoint(directory), reading)[0]
+            on_all_ranks(True, lambda: checkpoint.verify(share=True), reading)
         except ForeignError:
             raise
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
-        run_collectively(engine.is_main, checkpoint.refuse_unlisted, reading)
+        on_all_ranks(engine.is_main, checkpoint.refuse_unlisted, reading)
         check = functools.partial(check_state, checkpoint, engine.optimizer_name, plan.model, plan.job.lora)
-        run_collectively(engine.is_main, check, reading)
+        on_all_ranks(engine.is_main, check, reading)
         if (length := self.length) is not None:
             counters, same = checkpoint.manifest.counters, checkpoint.manifest.plan_hash == plan.digest
-            run_collectively(engine.is_main, lambda: length.check(counters, directory, same), reading)
+            on_all_ranks(engine.is_main, lambda: length.check(counters, directory, same), reading)
         return checkpoint
 
     def _load(self, engine: Engine, checkpoint: Checkpoint) -> Counters:

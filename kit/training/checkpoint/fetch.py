@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from kit.engines.collective import run_collectively, split_over_ranks
+from kit.engines.collective import on_all_ranks, split_over_ranks
 from kit.errors import CheckpointError
 from kit.files import partial_name, publish
-from kit.training.checkpoint.files import Files, refuse_existing, sealed_files, verify
+from kit.training.checkpoint.files import Files, checked_files, refuse_existing, verify
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import MANIFEST, require_disk_space
 
@@ -25,20 +25,20 @@ def fetch(remote: RemoteCheckpoints, name: str, root: Path, is_main: bool) -> Pa
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)
         remote.get_files(name, [MANIFEST], partial)
-        files = sealed_files(partial / MANIFEST, f"{remote.address}/{name}")
+        files = checked_files(partial / MANIFEST, f"{remote.address}/{name}")
         require_disk_space(root, sum(record.bytes for record in files.values()))
         return files
 
     try:
-        files = run_collectively(is_main, start, doing)[0]
+        files = on_all_ranks(is_main, start, doing)[0]
         mine = dict(split_over_ranks(sorted(files.items())))
 
         def copy() -> None:
             remote.get_files(name, mine, partial)
             verify(partial, mine)
 
-        run_collectively(True, copy, doing)
-        run_collectively(is_main, lambda: publish(partial, directory), doing)
+        on_all_ranks(True, copy, doing)
+        on_all_ranks(is_main, lambda: publish(partial, directory), doing)
     except CheckpointError:
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)

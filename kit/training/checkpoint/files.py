@@ -121,14 +121,14 @@ MOST_BYTES = 1 << 24
 """Largest size of a manifest that kit reads. A manifest of a hundred thousand files is smaller."""
 
 
-def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(contents: Mapping[str, Any]) -> dict[str, Any]:
     """``contents`` with their hash, which replaces an older hash."""
     bare = {key: value for key, value in contents.items() if key != _HASH}
     canonical = json.dumps(bare, sort_keys=True, separators=(",", ":"))
     return {**bare, _HASH: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
-def read_sealed(path: Path, into: type[_Contents], kind: str, version: int) -> _Contents:
+def read_checked(path: Path, into: type[_Contents], kind: str, version: int) -> _Contents:
     """The contents of a manifest of format ``kind``.
 
     Raises OSError; ValueError if the manifest is damaged or differs from its hash; OtherVersionError.
@@ -149,7 +149,7 @@ class _Listed:
     files: Files
 
 
-def sealed_files(path: Path, place: object) -> Files:
+def checked_files(path: Path, place: object) -> Files:
     """The files of a manifest of any format and version. Raises CheckpointError, which names its directory as
     ``place``, if it cannot be read, is damaged, or differs from its hash."""
     try:
@@ -161,7 +161,7 @@ def sealed_files(path: Path, place: object) -> Files:
 
 def _opened(path: Path, data: Mapping[str, Any], into: type[_Contents], keys: Collection[str]) -> _Contents:
     """The values of ``keys``. Raises ValueError if the manifest differs from its hash, or the values do not fit."""
-    if data.get(_HASH) != sealed(data)[_HASH]:
+    if data.get(_HASH) != with_checksum(data)[_HASH]:
         raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
     said = {key: data.get(key) for key in keys}
     try:

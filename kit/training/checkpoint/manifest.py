@@ -35,10 +35,10 @@ from kit.training.checkpoint.files import (
     MOST_BYTES,
     Files,
     OtherVersionError,
-    read_sealed,
+    read_checked,
     refuse_unlisted,
-    sealed,
     verify,
+    with_checksum,
 )
 from kit.training.checkpoint.storage import MANIFEST, step_of
 from kit.training.counters import Counters
@@ -125,7 +125,7 @@ class Checkpoint:
 
 def manifest_json(manifest: Manifest) -> dict[str, Any]:
     """Content of ``manifest.json``, with its own hash."""
-    return sealed({"format": _FORMAT, "version": _VERSION, **to_plain(manifest)})
+    return with_checksum({"format": _FORMAT, "version": _VERSION, **to_plain(manifest)})
 
 
 def kinds_of(optimizer: OptimizerName) -> tuple[StateKind, ...]:
@@ -149,7 +149,7 @@ class ForeignError(CheckpointError):
 def _read(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
-        return read_sealed(path, Manifest, _FORMAT, _VERSION)
+        return read_checked(path, Manifest, _FORMAT, _VERSION)
     except OSError as error:
         raise CheckpointError(
             f"{directory} is not a checkpoint (no readable {MANIFEST}: {error.strerror}); give a directory such as "

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
-from kit.engines.collective import rank, run_collectively, split_over_ranks
+from kit.engines.collective import on_all_ranks, rank, split_over_ranks
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, hf_config
@@ -87,11 +87,11 @@ def write_state(
     doing = f"writing the checkpoint {directory}"
     shapes = checkpoint_shapes(model, lora)
     weight_map = _weight_map(state.owners, shapes, shard_bytes)
-    run_collectively(is_main, lambda: _start(directory, state.kinds, model, lora, weight_map), doing, group=group)
+    on_all_ranks(is_main, lambda: _start(directory, state.kinds, model, lora, weight_map), doing, group=group)
     records = write_blocks(state, directory, weight_map, shapes, is_main, doing, group)
-    mine = run_collectively(True, lambda: _write_own(state, directory), doing, group=group)
+    mine = on_all_ranks(True, lambda: _write_own(state, directory), doing, group=group)
     records |= {name: record for each in mine for name, record in each.items()}
-    return weight_map, records | run_collectively(is_main, lambda: _beside_weights(directory), doing, group=group)[0]
+    return weight_map, records | on_all_ranks(is_main, lambda: _beside_weights(directory), doing, group=group)[0]
 
 
 def _weight_map(owners: Mapping[str, int], shapes: Shapes, shard_bytes: int) -> dict[str, str]:
@@ -164,11 +164,11 @@ def write_blocks(
         for kind in state.kinds
         for file, own in _names(weight_map).items()
     }
-    created = run_collectively(is_main, lambda: {key: file.create() for key, file in files.items()}, doing, group=group)
-    written = run_collectively(True, lambda: _write(state, files, weight_map), doing, (Exception,), group)
+    created = on_all_ranks(is_main, lambda: {key: file.create() for key, file in files.items()}, doing, group=group)
+    written = on_all_ranks(True, lambda: _write(state, files, weight_map), doing, (Exception,), group)
     expected = {key: (created[0][key] + _once(file, written)) % 2**32 for key, file in files.items()}
     mine = split_over_ranks([*expected])
-    shares = run_collectively(
+    shares = on_all_ranks(
         True,
         lambda: {
             f"{FOLDERS[kind]}/{name}": _record(files[kind, name].path, expected[kind, name]) for kind, name in mine
@@ -279,7 +279,7 @@ def load_state(engine: Engine, checkpoint: Checkpoint, same_layout: bool) -> Non
     if same_layout and checkpoint.has(PRIVATE):
         _read_private(engine, checkpoint.path / PRIVATE / f"rank-{rank():05d}.safetensors")
     if same_layout and checkpoint.has(RANDOM):
-        run_collectively(True, lambda: random_state.read(checkpoint.path / RANDOM, rank()), reading)
+        on_all_ranks(True, lambda: random_state.read(checkpoint.path / RANDOM, rank()), reading)
 
 
 def _read_private(engine: Engine, path: Path) -> None:
@@ -300,4 +300,4 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
         with complete_file(path) as file:
             file.write(save(tensors, metadata={"format": "pt"}))
 
-    run_collectively(engine.is_main, write, f"writing {path}")
+    on_all_ranks(engine.is_main, write, f"writing {path}")

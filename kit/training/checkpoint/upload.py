@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from kit.errors import CheckpointError
-from kit.training.checkpoint.files import FileRecord, Files, sealed_files
+from kit.training.checkpoint.files import FileRecord, Files, checked_files
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import MANIFEST
 
@@ -28,7 +28,7 @@ def share(files: Files, number: int, of: int) -> dict[str, FileRecord]:
 
 def upload(directory: Path, address: str, number: int, of: int) -> None:
     """Copy the share of host ``number`` of ``of``. Raises CheckpointError, also if a file differs from the manifest."""
-    files = sealed_files(directory / MANIFEST, directory)
+    files = checked_files(directory / MANIFEST, directory)
     RemoteCheckpoints(address).put_files(directory, share(files, number, of))
 
 

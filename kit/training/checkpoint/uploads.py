@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from kit.engines.collective import Result, gather, rank, run_collectively
+from kit.engines.collective import Result, gather, on_all_ranks, rank
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.remote import RemoteCheckpoints
@@ -120,7 +120,7 @@ class Uploads:
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _on(self, takes_part: bool, work: Callable[[], Result]) -> list[Result]:
-        return run_collectively(takes_part, work, f"copying to {self._remote.address}", group=self._group)
+        return on_all_ranks(takes_part, work, f"copying to {self._remote.address}", group=self._group)
 
     def _next(self) -> str | None:
         """On the main rank: the newest checkpoint that is not in the storage as it is here; without one, removes old

@@ -3,13 +3,13 @@
 Its rooms, in the order in which data walks:
 
     sources, stream_source        rows of files, saved sets and object storage
-    tokenizers, chat_template, row_parts, encoder
+    tokenizers, chat_template, row_parts, tokenize_rows
                                   rows → tokens
     tokenise, indexed_writer      ``kit convert data``
     prepared                      raw rows of a recipe, tokenised once
     pair_files, indexed, fine_tuning_rows
                                   the files, documents and rows of a set
-    samples, order, blend         samples of one set or several, in their order
+    samples, shuffle, blend       samples of one set or several, in their order
     stream                        samples of text that is tokenised while the run trains
     loader                        micro batches of a rank, step by step
 """

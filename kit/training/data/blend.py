@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from kit.engines.protocol import MicroBatch
-from kit.training.data.order import order
 from kit.training.data.samples import Samples
+from kit.training.data.shuffle import permuted_index
 
 _BLOCK = 1 << 15
 """Draws that are computed at a time; some forty milliseconds."""
@@ -78,7 +78,7 @@ class BlendedSamples(Samples):
     def drawn(self, seed: int, position: int) -> int:
         """Sample at ``position`` of the blend's endless sequence."""
         chosen, earlier = self._draws(position)
-        return self._starts[chosen] + order(seed, len(self._sets[chosen]), earlier)
+        return self._starts[chosen] + permuted_index(seed, len(self._sets[chosen]), earlier)
 
     def set_of(self, index: int) -> int:
         """Number of the set that a sample belongs to."""

@@ -15,7 +15,7 @@ from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.order import order
+from kit.training.data.shuffle import permuted_index
 
 MULTIPLE = 8
 """Lengths are rounded up to a multiple of this: in 16 bits tensor cores are fastest at multiples of 8."""
@@ -60,7 +60,7 @@ class Samples(TrainingSamples):
 
     def drawn(self, seed: int, position: int) -> int:
         """Sample at ``position`` of an endless sequence of epochs."""
-        return order(seed, len(self), position)
+        return permuted_index(seed, len(self), position)
 
 
 class GptSamples(Samples):

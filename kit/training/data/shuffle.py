@@ -1,6 +1,6 @@
 """The order of samples: a seeded permutation per epoch that is computed, not stored.
 
-``order(seed, n, k)`` is the k-th sample of an endless sequence in which every block of ``n`` holds each sample
+``permuted_index(seed, n, k)`` is the k-th sample of an endless sequence in which every block of ``n`` holds each sample
 once. It depends on nothing else: every rank, layout and machine agrees, and any position costs the same.
 
 The permutation is a Feistel network over the smallest even number of bits that holds ``n``, with cycle walking: an
@@ -19,7 +19,7 @@ here is weaker."""
 _MASK64 = 2**64 - 1
 
 
-def order(seed: int, num_samples: int, position: int) -> int:
+def permuted_index(seed: int, num_samples: int, position: int) -> int:
     """Sample at ``position`` ≥ 0 of the endless sequence, in [0, num_samples)."""
     epoch, index = divmod(position, num_samples)
     half_bits = max(1, ((num_samples - 1).bit_length() + 1) // 2)

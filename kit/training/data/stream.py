@@ -21,11 +21,11 @@ from kit.engines.collective import gather
 from kit.engines.protocol import MicroBatch
 from kit.errors import DataError
 from kit.specs.run import DataSpec
-from kit.training.bookmark import Bookmark, StreamPlace, newest
-from kit.training.data.encoder import Encoder, Encoding
-from kit.training.data.order import order
 from kit.training.data.samples import TrainingSamples, of_windows
+from kit.training.data.shuffle import permuted_index
 from kit.training.data.stream_source import StreamSource, open_source
+from kit.training.data.tokenize_rows import DocumentTokenizer, Encoding
+from kit.training.stream_cursor import StreamCursor, StreamState, newest
 
 _MOST_STREAMS = 64
 """Most virtual streams that kit chooses: few enough that the first step is not long in coming."""
@@ -40,7 +40,7 @@ class _Reading:
     """What all virtual streams of a run share."""
 
     source: StreamSource
-    encoder: Encoder
+    encoder: DocumentTokenizer
     streams: int
     seed: int
     shuffle_block: int
@@ -53,7 +53,7 @@ class VirtualStream:
 
     def __init__(self, number: int, reading: _Reading) -> None:
         self._number, self._reading = number, reading
-        self._bookmarks = [Bookmark(stream=number)]
+        self._bookmarks = [StreamCursor(stream=number)]
         self._windows: Iterator[np.ndarray] | None = None
         self._next = 0
 
@@ -67,17 +67,17 @@ class VirtualStream:
         self._windows, self._next = windows, number + 1
         return found.astype(np.int64)
 
-    def bookmark(self, number: int) -> Bookmark:
+    def bookmark(self, number: int) -> StreamCursor:
         """The last known bookmark that is not after a window."""
         return next(mark for mark in reversed(self._bookmarks) if mark.window <= number)
 
-    def remember(self, bookmark: Bookmark) -> None:
+    def remember(self, bookmark: StreamCursor) -> None:
         """Add a bookmark to the known ones."""
         if bookmark.window > self._bookmarks[-1].window:
             self._bookmarks.append(bookmark)
             del self._bookmarks[1:-_BOOKMARKS]
 
-    def _read(self, start: Bookmark) -> Iterator[np.ndarray]:
+    def _read(self, start: StreamCursor) -> Iterator[np.ndarray]:
         """Windows from a bookmark on, without end if the data wrap."""
         reading, streams = self._reading, self._reading.streams
         while True:
@@ -97,13 +97,13 @@ class VirtualStream:
                     f"the run has none after {end * streams + self._number:,}; end it there (run.steps), or use "
                     "wrap=true"
                 )
-            start = Bookmark(stream=self._number, window=end, epoch=start.epoch + 1)
+            start = StreamCursor(stream=self._number, window=end, epoch=start.epoch + 1)
 
-    def _epoch(self, start: Bookmark) -> Iterator[np.ndarray]:
+    def _epoch(self, start: StreamCursor) -> Iterator[np.ndarray]:
         """The windows of an epoch from a bookmark on. Remembers a bookmark for each block in which one begins."""
         length, blocks = self._reading.seq_length, self._blocks(start)
         window, offset = start.window, start.offset
-        held: deque[tuple[Bookmark, np.ndarray]] = deque()
+        held: deque[tuple[StreamCursor, np.ndarray]] = deque()
         while True:
             while sum(len(tokens) for _, tokens in islice(held, 1, None)) < length and (block := next(blocks, None)):
                 held.append(block)
@@ -120,7 +120,7 @@ class VirtualStream:
                 window, offset = window + 1, offset + length
             offset -= len(tokens)
 
-    def _blocks(self, start: Bookmark) -> Iterator[tuple[Bookmark, np.ndarray]]:
+    def _blocks(self, start: StreamCursor) -> Iterator[tuple[StreamCursor, np.ndarray]]:
         """(its beginning, int32 tokens) of each block of an epoch, from a bookmark's block on."""
         reading, shuffled = self._reading, self._reading.shuffle_block > 1
         seed = reading.seed + ((start.epoch * reading.streams + self._number + 1) << 32)  # seeds have 32 bits
@@ -128,13 +128,13 @@ class VirtualStream:
         while found := list(islice(documents, reading.shuffle_block if shuffled else _READ_DOCUMENTS)):
             texts, count = [text for _, _, text in found], len(found)
             if shuffled:
-                texts = [texts[order(seed, count, place.block * count + k)] for k in range(count)]
+                texts = [texts[permuted_index(seed, count, place.block * count + k)] for k in range(count)]
             ids = chain.from_iterable(reading.encoder.documents(iter(texts)))
             yield place, np.fromiter(ids, dtype=np.int32)
             file, document, _ = found[-1]
             place = dataclasses.replace(place, block=place.block + 1, file=file, document=document + 1)
 
-    def _documents(self, start: Bookmark) -> Iterator[tuple[int, int, str]]:
+    def _documents(self, start: StreamCursor) -> Iterator[tuple[int, int, str]]:
         """(place of its file in the epoch's order, number in the file, text) of each document from a bookmark on.
 
         Streams share files, or files streams: of n files stream v has v, v + V, …; if V > n it has every so-many-th
@@ -145,7 +145,7 @@ class VirtualStream:
         share = len(range(files[0], reading.streams, len(source.names)))
         for at in range(start.file, len(files)):
             file = (
-                files[order(reading.seed, len(files), start.epoch * len(files) + at)]
+                files[permuted_index(reading.seed, len(files), start.epoch * len(files) + at)]
                 if reading.shuffle_block > 1
                 else files[at]
             )
@@ -162,7 +162,7 @@ class StreamSamples(TrainingSamples):
         spec = data.stream
         assert spec is not None
         source = open_source(spec)
-        encoder = Encoder(Encoding(tokenizer=spec.tokenizer, vocab_size=vocab_size))
+        encoder = DocumentTokenizer(Encoding(tokenizer=spec.tokenizer, vocab_size=vocab_size))
         streams = spec.streams or min(_MOST_STREAMS, 1 << (len(source.names).bit_length() - 1))
         self._reading = _Reading(source, encoder, streams, data.seed, spec.shuffle_block, seq_length, data.wrap)
         self._streams = [VirtualStream(number, self._reading) for number in range(streams)]
@@ -198,15 +198,15 @@ class StreamSamples(TrainingSamples):
         """Micro batch of windows."""
         return of_windows(np.stack(samples))
 
-    def place(self, position: int) -> StreamPlace:
+    def place(self, position: int) -> StreamState:
         """Collective. Where a run stands whose next sample is at ``position``, as far as any rank knows."""
         count = len(self._streams)
         with self._lock:
             mine = [stream.bookmark(-((number - position) // count)) for number, stream in enumerate(self._streams)]
         bookmarks = newest(mark for of_rank in gather(mine) for mark in of_rank)
-        return StreamPlace(self._made_from, self._reading.source.digests, bookmarks)
+        return StreamState(self._made_from, self._reading.source.digests, bookmarks)
 
-    def resume(self, place: StreamPlace) -> None:
+    def resume(self, place: StreamState) -> None:
         """Read on from the bookmarks of a checkpoint. Raises CheckpointError if it is of something else."""
         place.check(self._made_from, self._reading.source.digests, self._reading.source.names)
         for mark in place.bookmarks:

@@ -13,10 +13,10 @@ from kit.errors import DataError
 from kit.object_storage import is_address
 from kit.specs.job import Objective
 from kit.training.data.chat_template import read_chat_template
-from kit.training.data.encoder import Encoder, Encoding
 from kit.training.data.indexed import Sidecar
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.sources import find_sources
+from kit.training.data.tokenize_rows import DocumentTokenizer, Encoding
 from kit.training.progress import progress_bar
 
 
@@ -90,7 +90,7 @@ def tokenise(
         vocab_size=vocab_size,
         chat_template=None if chat_template is None else read_chat_template(chat_template),
     )
-    encoder = Encoder(encoding)
+    encoder = DocumentTokenizer(encoding)
     found = [each for source in sources for each in find_sources(str(source))]
     if not found:
         raise DataError("no sources are given; give text, .jsonl or .parquet files, or a saved data set")

@@ -38,7 +38,7 @@ class Encoding:
     """Text of the template for chats; None: the tokenizer's own."""
 
 
-class Encoder:
+class DocumentTokenizer:
     """Tokenises documents and rows. Raises DataError for a tokenizer that cannot be read or does not fit."""
 
     def __init__(self, encoding: Encoding) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.engines.collective import gather, run_collectively
+from kit.engines.collective import gather, on_all_ranks
 from kit.planner.plan import Plan
 from kit.specs.run import LoggingSpec
 from kit.training.logging.metrics import EventLog, MetricsLog, RunOutput, StepMetrics, logged_steps, missing_steps
@@ -33,7 +33,7 @@ class RunLogger(RunOutput):
             files = (MetricsLog(self._path, resumed_step), EventLog(rundir / "events.jsonl"))
             self._outputs += [*files, terminal(total_steps, plan.predicted), trackers, *served]
 
-        run_collectively(is_main, open_all, "opening trackers")
+        on_all_ranks(is_main, open_all, "opening trackers")
 
     def history(self, step: int, count: int) -> list[tuple[float, float | None]]:
         """Collective. The main rank's ``logged_steps``, on all ranks, so that all ranks decide by equal numbers."""

@@ -26,7 +26,7 @@ import typer
 
 from kit.engines.protocol import StateKind
 from kit.rehearsal.processes import metrics, tail
-from kit.training.checkpoint.files import sealed
+from kit.training.checkpoint.files import with_checksum
 from kit.training.checkpoint.manifest import Checkpoint
 from tests.support.program import Names, chosen, faults, run
 from tests.system.kills.cases import CASES, STEPS, Case, emit, prepare
@@ -153,7 +153,7 @@ def _skip_a_sample(run: Path) -> None:
     for path in run.glob(MANIFESTS):
         data = json.loads(path.read_text(encoding="utf-8"))
         data["counters"]["samples_skipped"] = 1
-        path.write_text(json.dumps(sealed(data)), encoding="utf-8")
+        path.write_text(json.dumps(with_checksum(data)), encoding="utf-8")
 
 
 if __name__ == "__main__":
