@@ -55,8 +55,7 @@ def plan(
 
     Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
     """
-    known = load_calibration(None if calibration is None else Path(calibration))
-    asked = _request(model, cluster, job, pins)
+    known, asked = load_calibration(calibration), _request(model, cluster, job, pins)
     if isinstance(model, Recipe):
         from kit.emit.extra import plan_of_recipe
 
@@ -93,9 +92,10 @@ def compare_clusters(
     """
     from kit.report.clusters import compare_clusters
 
-    known = load_calibration(None if calibration is None else Path(calibration))
     one = None if isinstance(model, Recipe) else next(iter(clusters.values()))
-    return compare_clusters(replace(_request(model, one, job, pins), calibration=known), clusters)
+    return compare_clusters(
+        replace(_request(model, one, job, pins), calibration=load_calibration(calibration)), clusters
+    )
 
 
 def explain(plan: Plan, *what_if: str) -> Explanation:

@@ -83,12 +83,12 @@ def kind(w: Workload) -> str:
     return f"{place}, {w.layout.engine} {w.layout.implementation}, {w.job.precision}, {what}"
 
 
-def load(path: Path | None) -> Calibration:
+def load(path: str | Path | None) -> Calibration:
     """Reads the residuals of earlier runs; none if ``path`` is None. Raises ``SpecError``."""
     if path is None:
         return NONE
     try:
-        data = strict_yaml.read(path).data
+        data = strict_yaml.read(Path(path)).data
         return Calibration({str(name): _residual(row) for name, row in data.items()})
     except (SpecError, TypeError, AttributeError, LookupError, ValueError, OverflowError) as error:
         raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or name another file") from None

@@ -13,6 +13,7 @@ from kit.planner.length import length
 from kit.planner.plan import Plan
 from kit.planner.schedule import ramped
 from kit.specs.run import RunSpec
+from kit.specs.text import first
 from kit.specs.validation import SPEC, Within
 from kit.training.logging.metrics import logged_rows
 from kit.training.stream_cursor import StreamState
@@ -46,15 +47,15 @@ class Counters:
 
     def __post_init__(self) -> None:
         step, samples, tokens = self.step, self.samples_seen, self.tokens_seen
-        for disagrees, why in (
-            (self.optimizer_steps > step, f"optimizer_steps={self.optimizer_steps} is more than step={step}"),
-            (samples and not step, f"samples_seen={samples} at step=0 must be 0"),
-            (0 < samples < step, f"samples_seen={samples} is less than one in each of step={step}"),
-            (tokens and not samples, f"tokens_seen={tokens} with samples_seen=0 must be 0"),
-            (0 < tokens < samples, f"tokens_seen={tokens} is less than samples_seen={samples}"),
-        ):
-            if disagrees:
-                raise ValueError(f"counters.{why}")
+        reasons = {
+            f"optimizer_steps={self.optimizer_steps} is more than step={step}": self.optimizer_steps > step,
+            f"samples_seen={samples} at step=0 must be 0": samples and not step,
+            f"samples_seen={samples} is less than one in each of step={step}": 0 < samples < step,
+            f"tokens_seen={tokens} with samples_seen=0 must be 0": tokens and not samples,
+            f"tokens_seen={tokens} is less than samples_seen={samples}": 0 < tokens < samples,
+        }
+        if disagrees := first(reasons, "counters.{}"):
+            raise ValueError(disagrees)
 
     @property
     def position(self) -> int:
