@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (Checkout.trainings, 82),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_240, "add-ons": 6_220, "tests": 18_343, "benchmarks": 4_045}
+STATEMENTS = {"core": 18_145, "add-ons": 6_285, "tests": 18_345, "benchmarks": 4_045}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",
@@ -61,14 +61,14 @@ def test_one_checkpoint_stays_small(checkout: Checkout) -> None:
 
 def test_files_and_floors_of_the_cost_model(checkout: Checkout) -> None:
     """Files, and files on the longest path of imports inside of it."""
-    assert sum(name.startswith("kit/cost/") for name in checkout.trees) <= 33
+    assert sum(name.startswith("kit/cost/") for name in checkout.trees) <= 31
     assert 0 < checkout.floors() <= 6
 
 
 def test_the_walk_of_a_plan_does_not_grow(checkout: Checkout) -> None:
     """Files whose functions it calls, and first calls that go back into a package that was left."""
     found = checkout.walk("plan", "llama-3.1-8b", "--gpus", "8xH100")
-    assert (found["files"] <= 70, found["returns"] <= 14) == (True, True), found
+    assert (found["files"] <= 64, found["returns"] <= 14) == (True, True), found
 
 
 def test_a_package_says_which_rooms_it_has(checkout: Checkout) -> None:
