@@ -230,8 +230,9 @@ def continued_by_trainer(writer: str, stage: int, root: Path, **optimizer: Any) 
 
 
 def test_weights_alone_make_no_universal_checkpoint(start, tmp_path):
-    with pytest.raises(CheckpointError, match="has no state of Adam, which DeepSpeed's load_universal needs"):
-        convert(start, "universal", tmp_path / "out")
+    assert "has no state of Adam, which DeepSpeed's load_universal needs" in refusal(
+        CheckpointError, convert, start, "universal", tmp_path / "out"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -297,8 +298,9 @@ def test_adapters_of_peft_become_a_checkpoint(tmp_path, targets):
     assert all(torch.equal(source.read(name), tensor) for name, tensor in wanted.items())
     said = tmp_path / "peft" / "adapter_config.json"
     edit(said, lambda text: text.replace(b'"modules_to_save": null', b'"modules_to_save": ["lm_head"]'))
-    with pytest.raises(CheckpointError, match="modules_to_save, which kit does not train"):
-        convert(tmp_path / "peft", "step", tmp_path / "other", model=str(tmp_path / "base"))
+    assert "modules_to_save, which kit does not train" in refusal(
+        CheckpointError, convert, tmp_path / "peft", "step", tmp_path / "other", model=str(tmp_path / "base")
+    )
 
 
 STEP, MODEL, OPTIMIZER = "global_step3", "pytorch_model_fsdp_0", "optimizer_0"

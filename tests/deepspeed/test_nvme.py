@@ -15,6 +15,7 @@ from kit.cost.model.params import count
 from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 STEPS = 3
@@ -134,6 +135,4 @@ def without_libaio(chosen, directory):
         patch.setattr(
             AsyncIOBuilder, "has_function", lambda self, name, _, **kw: has_function(self, name, ("no",), **kw)
         )
-        with pytest.raises(EngineError) as error:
-            cases.build(chosen, None, directory)
-    return str(error.value)
+        return refusal(EngineError, cases.build, chosen, None, directory)

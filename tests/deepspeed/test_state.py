@@ -16,6 +16,7 @@ from tests.deepspeed import cases, plain
 from tests.deepspeed.test_optimizers import plan as with_optimizer
 from tests.deepspeed.test_parity import AUTOTP, FOUR, HOST, MEGATRON, TWICE, ULYSSES, UNEVEN
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 SHORT = {"optimizer_state_dtype": "bf16"}
@@ -190,10 +191,8 @@ def overflow(engine, chosen):
     backward = engine._engine.backward
     engine._engine.backward = lambda loss, **keywords: backward(loss * math.inf, **keywords)
     engine.forward_backward(cases.micro_batches(engine, chosen, 0))
-    with pytest.raises(EngineError) as error:
-        engine.apply(1e-3)
-    after = cases.exported(engine, StateKind.MASTER)
-    return str(error.value), all(torch.equal(after[name], master) for name, master in before.items())
+    said, after = refusal(EngineError, engine.apply, 1e-3), cases.exported(engine, StateKind.MASTER)
+    return said, all(torch.equal(after[name], master) for name, master in before.items())
 
 
 @pytest.mark.parametrize(
@@ -214,15 +213,12 @@ def misuse(engine, chosen):
     """What three misuses say. The step after the first has the gradients of its own samples."""
     batches = cases.micro_batches(engine, chosen, 0)
     empty = [MicroBatch(b.input_ids, torch.full_like(b.labels, -100)) for b in batches]
-    with pytest.raises(EngineError) as first:
-        engine.forward_backward(empty)
+    said = [refusal(EngineError, engine.forward_backward, empty)]
     engine.forward_backward(batches)
-    with pytest.raises(EngineError) as second:
-        engine.forward_backward(batches)
-    with pytest.raises(EngineError) as third:
-        engine.import_state(StateKind.GRADIENT, None)
+    said.append(refusal(EngineError, engine.forward_backward, batches))
+    said.append(refusal(EngineError, engine.import_state, StateKind.GRADIENT, None))
     engine.discard()
-    return [str(each.value) for each in (first, second, third)]
+    return said
 
 
 EDITS = {
@@ -250,6 +246,4 @@ def test_settings_that_would_be_wrong_in_silence_are_refused(edit, message, star
 
 
 def refused(chosen, start, directory, edit):
-    with pytest.raises(EngineError) as error:
-        cases.build(chosen, start, directory, ds_config(chosen) | edit)
-    return str(error.value)
+    return refusal(EngineError, cases.build, chosen, start, directory, ds_config(chosen) | edit)

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import Checkpoint
 from tests.megatron import cases, checkpoints
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 
@@ -163,12 +165,15 @@ def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
     assert to_step(tmp_path / "step").endswith("weights only")
     # Neither in torch's format nor in its older one, a bare pickle.
     common.write_bytes(pickle.dumps(Harmful(harm)))
-    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy the checkpoint again"):
-        to_step(tmp_path / "other")
+    assert re.search(
+        r"common\.pt cannot be read .*; copy the checkpoint again",
+        refusal(CheckpointError, to_step, tmp_path / "other"),
+    )
     # What calls the operating system is refused as a whole.
     torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, common)
-    with pytest.raises(CheckpointError, match=r"common\.pt names posix\.mkdir, which is not in the closed list"):
-        to_step(tmp_path / "other")
+    assert "common.pt names posix.mkdir, which is not in the closed list" in refusal(
+        CheckpointError, to_step, tmp_path / "other"
+    )
     assert not (tmp_path / "harm").exists()
 
 
@@ -269,27 +274,31 @@ BAD = {
 
 @pytest.mark.parametrize(("source", "to", "options", "said"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_named_and_nothing_written(saved, tmp_path, source, to, options, said):
-    with pytest.raises(KitError, match=said):
-        convert(source(saved()[2], tmp_path), to, tmp_path / "out", **options)
+    assert re.search(said, refusal(KitError, convert, source(saved()[2], tmp_path), to, tmp_path / "out", **options))
     assert not (tmp_path / "out").exists()
 
 
 def test_the_model_of_a_model(saved, tmp_path):
-    with pytest.raises(CheckpointError, match=r"--model llama-3.2-1b: .* has a config\.json, which says its model"):
-        convert(saved()[1] / "model", "step", tmp_path / "out", model="llama-3.2-1b")
+    assert re.search(
+        r"--model llama-3.2-1b: .* has a config\.json, which says its model",
+        refusal(CheckpointError, convert, saved()[1] / "model", "step", tmp_path / "out", model="llama-3.2-1b"),
+    )
 
 
 def test_a_damaged_file(saved, tmp_path):
     shutil.copytree(saved()[2] / "step-00000002", tmp_path / "step")
     path = next((tmp_path / "step" / "model").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
-    with pytest.raises(CheckpointError, match=r"safetensors has \d+ bytes where"):
-        convert(tmp_path / "step", "hf", tmp_path / "out")
+    assert re.search(
+        r"safetensors has \d+ bytes where", refusal(CheckpointError, convert, tmp_path / "step", "hf", tmp_path / "out")
+    )
     written = theirs(saved()[2], tmp_path)
     path = next(written.rglob("*.distcp"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
-    with pytest.raises(CheckpointError, match=r"distcp is damaged|cannot be read"):
-        convert(written, "hf", tmp_path / "out", model=str(saved()[1] / "model"))
+    assert re.search(
+        r"distcp is damaged|cannot be read",
+        refusal(CheckpointError, convert, written, "hf", tmp_path / "out", model=str(saved()[1] / "model")),
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -297,8 +306,10 @@ def test_a_smaller_model(saved, tmp_path):
     """Not its first layers either."""
     spec, _, root, _ = saved()
     hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
-    with pytest.raises(KitError, match=r"has shape \[4, .* and \[3, .* in the model"):
-        convert(theirs(root, tmp_path), "hf", tmp_path / "out", model=str(tmp_path / "small"))
+    assert re.search(
+        r"has shape \[4, .* and \[3, .* in the model",
+        refusal(KitError, convert, theirs(root, tmp_path), "hf", tmp_path / "out", model=str(tmp_path / "small")),
+    )
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from argparse import Namespace
 
@@ -19,6 +20,7 @@ from tests.megatron import cases, torch_format
 from tests.megatron.test_convert import same
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 
 # family and changes, layout that wrote the files
@@ -252,6 +254,8 @@ def test_damage_is_named_and_nothing_written(written, tmp_path, damage):
     shutil.copytree(root / "megatron", tmp_path / "copy")
     harm, message = DAMAGES[damage]
     harm(tmp_path / "copy")
-    with pytest.raises(CheckpointError, match=message):
-        convert(tmp_path / "copy", "step", tmp_path / "out", model=str(directory / "model"))
+    assert re.search(
+        message,
+        refusal(CheckpointError, convert, tmp_path / "copy", "step", tmp_path / "out", model=str(directory / "model")),
+    )
     assert not (tmp_path / "out").exists()

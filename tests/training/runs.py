@@ -20,6 +20,7 @@ from kit.specs.run import DataSpec
 from kit.training.finalize import Summary
 from kit.training.loop import train
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training.pairs import pair
 
@@ -135,9 +136,7 @@ def _called(function: Callable[..., Any], given: tuple[Any, ...], named: dict[st
 
 def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
     """The message of the error that the loop must raise."""
-    with pytest.raises(KitError) as error:
-        run(rundir, **options)
-    return str(error.value)
+    return refusal(KitError, run, rundir, **options)
 
 
 def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.loader import counted
 from kit.training.data.samples import packed, padded
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.training import runs
 from tests.training.pairs import pair
 
@@ -64,8 +66,9 @@ def test_the_run_counts_text_and_blends(tmp_path):
 def test_a_run_of_too_many_epochs_ends_before_its_first_step(tmp_path):
     data = DataSpec(train=str(rows(tmp_path / "rows", [17] * 10)))
     rundir = prepared(tmp_path / "run", data, {"total_tokens": 10**11})
-    with pytest.raises(SpecError, match=r"epochs of 10 samples in .* run\.data\.allow_many_epochs=true"):
-        counted(rundir)
+    assert re.search(
+        r"epochs of 10 samples in .* run\.data\.allow_many_epochs=true", refusal(SpecError, counted, rundir)
+    )
     allowed = dataclasses.replace(data, allow_many_epochs=True)
     assert counted(runs.with_run(rundir, data=allowed))[0].run.steps == 10**11 // 68
 

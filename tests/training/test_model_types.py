@@ -149,8 +149,10 @@ def test_dropout_is_left_out_and_no_other_number() -> None:
 
 def test_a_type_with_parameters_that_are_never_trained_is_refused() -> None:
     own = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1}
-    with pytest.raises(EngineError, match=r"ernie4_5_moe has parameters that are not trained, first .*correction_bias"):
-        random_model(spec_of("ernie4_5_moe", **own), seed=0)
+    assert re.search(
+        r"ernie4_5_moe has parameters that are not trained, first .*correction_bias",
+        refusal(EngineError, random_model, spec_of("ernie4_5_moe", **own), seed=0),
+    )
 
 
 @pytest.mark.everyday("qwen3_next")
@@ -185,8 +187,9 @@ def test_weights_of_a_directory_are_those_that_transformers_loads(
         weights = load_file(tmp_path / "model.safetensors")
         del weights["model.layers.0.input_layernorm.weight"]
         save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(CheckpointError, match=r"lacks 1 tensors of granitemoe, first model\.layers\.0\."):
-            hf_weights(spec, tmp_path)
+        assert "lacks 1 tensors of granitemoe, first model.layers.0." in refusal(
+            CheckpointError, hf_weights, spec, tmp_path
+        )
 
 
 @pytest.mark.parametrize(

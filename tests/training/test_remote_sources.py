@@ -49,9 +49,9 @@ def test_objects_give_the_tokens_of_their_copies(corpus, tokenizer, tmp_path):
 
 def test_a_failing_server_leaves_nothing_and_no_secret_is_said(s3, corpus, tokenizer, tmp_path):
     s3.fault = lambda method, key: 403 if method == "GET" and key.endswith("part-1.jsonl") else None
-    with pytest.raises(DataError, match=r"part-1\.jsonl cannot be read .*credentials") as raised:
-        tokenise(corpus[1], tokenizer, tmp_path / "there" / "x")
-    assert SECRET not in str(raised.value)
+    said = refusal(DataError, tokenise, corpus[1], tokenizer, tmp_path / "there" / "x")
+    assert re.search(r"part-1\.jsonl cannot be read .*credentials", said)
+    assert SECRET not in said
     assert not list((tmp_path / "there").iterdir())
 
 
@@ -67,8 +67,10 @@ def test_what_is_not_there(corpus, tokenizer, tmp_path):
 
 
 def test_a_missing_package_and_an_unknown_protocol(tokenizer, tmp_path, monkeypatch):
-    with pytest.raises(SpecError, match=r"source=s4://b/x\.jsonl cannot be opened"):
-        tokenise(["s4://b/x.jsonl"], tokenizer, tmp_path / "out")
+    assert "source=s4://b/x.jsonl cannot be opened" in refusal(
+        SpecError, tokenise, ["s4://b/x.jsonl"], tokenizer, tmp_path / "out"
+    )
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(SpecError, match=r"pip install 'deepspeed-megatron-kit\[storage\]'"):
-        tokenise(["s3://b/x.jsonl"], tokenizer, tmp_path / "out")
+    assert "pip install 'deepspeed-megatron-kit[storage]'" in refusal(
+        SpecError, tokenise, ["s3://b/x.jsonl"], tokenizer, tmp_path / "out"
+    )

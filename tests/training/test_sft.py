@@ -186,8 +186,9 @@ class TestConversion:
     def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
         shutil.copytree(tokenizer, tmp_path / "t")
         (tmp_path / "t" / "config.json").write_text('{"model_type": "bart"}')
-        with pytest.raises(DataError, match=r"config\.json has no decoder_start_token_id"):
-            tokenised(tmp_path, tmp_path / "t", {"source": "ab", "target": "cde"}, objective="seq2seq")
+        assert "config.json has no decoder_start_token_id" in refusal(
+            DataError, tokenised, tmp_path, tmp_path / "t", {"source": "ab", "target": "cde"}, objective="seq2seq"
+        )
 
     def test_pairs(self, tokenizer, tmp_path):
         """They are as long as the longer of the two."""
@@ -199,8 +200,9 @@ class TestConversion:
         (row,), loaded = rows.read_all([0]), PreTrainedTokenizerFast.from_pretrained(tokenizer)
         assert (loaded.decode(row.source), loaded.decode(row.labels)) == ("ab", "cde")
         assert row.inputs.tolist() == [0, *row.labels[:-1]]
-        with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
-            Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000)
+        assert "has a row of 6 tokens and job.seq_length is 5" in refusal(
+            DataError, Rows, IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000
+        )
 
 
 @pytest.mark.parametrize(
