@@ -19,6 +19,7 @@ from kit.specs.catalog import load_model
 from kit.specs.run import RunSpec, absolute_paths
 from tests.support.assets import prepare
 from tests.support.hub import REVISION, Hub, running
+from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 
 TOKEN = "hf_never_printed"
@@ -118,42 +119,52 @@ def test_a_cut_connection_leaves_no_half_file_and_a_token_opens_a_gate(place: Pl
     assert place.hub.tokens == {TOKEN}
 
 
+BY_IDS: dict[str, object] = {
+    "model": "org/tiny",
+    "cluster": "1xcpu",
+    "job": {
+        "objective": "pretrain", "seq_length": 32, "global_batch_size": 4, "precision": "fp32", "lora": {"rank": 2},
+    },
+    "layout": {"engine": "torch"},
+    "run": {"model_path": "org/tiny", "steps": 2, "data": {"train": "train", "allow_many_epochs": True}},
+}  # fmt: skip
+STEP = "run/checkpoints/step-00000002"
+
+
+def from_rows_to_an_exported_model() -> None:
+    """Four commands in one process, which imports the libraries once. Of a run on plain torch none imports the other
+    engines, which takes seconds and may lack."""
+    from kit.training.__main__ import main as train
+
+    for words in (
+        "convert data org/rows --tokenizer org/tiny --out train",
+        "emit recipe.yaml --out run",
+        "train run",
+        f"convert model {STEP} --out model --merge-into org/tiny",
+    ):
+        command, *rest = words.split()
+        assert (train(rest) if command == "train" else kit_main(command, *rest).code) == 0, words
+    assert {"megatron", "deepspeed"} & sys.modules.keys() == set()
+
+
 @pytest.mark.slow
 def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None:
-    """The run keeps ids; nothing is fetched twice; the export has the tokenizer; offline everything is there."""
+    """The run keeps ids; nothing is fetched twice, and weights only to train; the export, which has the tokenizer, asks
+    the hub for nothing."""
     rows = place.path / "set" / "data"
     rows.mkdir(parents=True)
     for name, text in (("train-00000-of-00001", "to learn"), ("test-00000-of-00001", "to be held out")):
         (rows / f"{name}.jsonl").write_text(json.dumps({"text": f"{text} and more words " * 40}) + "\n")
     place.hub.data_sets["org/rows"] = rows.parent
-    place.kit("convert", "data", "org/rows", "--tokenizer", "org/tiny", "--out", "train")
-    assert json.loads((place.path / "train.json").read_text())["num_documents"] == 1
-    assert json.loads((place.path / "train.json").read_text())["tokenizer"] == "tiny"
-    assert "model.safetensors" not in place.hub.fetched()
-    recipe = {
-        "model": "org/tiny",
-        "cluster": "1xcpu",
-        "job": {
-            "seq_length": 32,
-            "global_batch_size": 4,
-            "precision": "fp32",
-            "lora": {"rank": 2},
-            "objective": "pretrain",
-        },
-        "layout": {"engine": "torch"},
-        "run": {"model_path": "org/tiny", "steps": 2, "data": {"train": "train", "allow_many_epochs": True}},
-    }
-    (place.path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    place.hub.asked.clear()
-    done = place.kit("train", "recipe.yaml", "--out", "run")
-    assert done.stderr.count("org/tiny: fetching weights and tokenizer") == 1
-    assert place.hub.fetched() == ["model.safetensors"]
+    (place.path / "recipe.yaml").write_text(yaml.safe_dump(BY_IDS))
+    place.program(f"from {__name__} import *; from_rows_to_an_exported_model()")
+    told = json.loads((place.path / "train.json").read_text())
+    assert (told["num_documents"], told["tokenizer"]) == (1, "tiny")
+    fetched = place.hub.fetched()
+    assert len(fetched) == len({*fetched})
+    assert (fetched[-1], place.hub.asked[-1].endswith("/model.safetensors")) == ("model.safetensors", True)
     assert yaml.safe_load((place.path / "run" / "run.yaml").read_text())["model_path"] == "org/tiny"
-    place.hub.asked.clear()
-    step = "run/checkpoints/step-00000002"
-    place.kit("convert", "model", step, "--out", "model", "--merge-into", "org/tiny", HF_HUB_OFFLINE="1")
     assert (place.path / "model" / "tokenizer.json").is_file()
-    assert place.hub.asked == []
 
 
 def test_pickles_and_code_are_never_fetched(place: Place) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+from typing import TYPE_CHECKING
 
 from kit.errors import EngineError
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 _PLAIN = {
     ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
@@ -33,6 +34,9 @@ def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transfo
             "implementation=transformer_engine and it is not installed; pip install 'transformer-engine[pytorch]' "
             "beside torch's CUDA build, or use implementation=local"
         )
+    # Not above: who reads a checkpoint's names needs no megatron-core, which takes seconds to import.
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
     return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
 
 
