@@ -26,7 +26,7 @@ CHATS = [
             {"role": "assistant", "content": "return 1\n" * (n % 7 + 1)},
         ]
     }
-    for n in range(60)
+    for n in range(20)
 ]
 JOB = ("--objective", "sft", "--seq-length", "128", "--precision", "fp32")
 
@@ -61,23 +61,33 @@ def commands(text: str) -> list[str]:
     return [line.split("   kit ui")[0] for line in found]
 
 
+def answered(line: str) -> str:
+    """What a line that starts no process says, in this process."""
+    done = kit_main(*shlex.split(line)[1:])
+    assert done.code == 0, f"{line}\n{done.err}"
+    return done.out
+
+
 def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
+    """A shell reads the line that trains; the others are the same words."""
     planned = kit_main("plan", "model", "--gpus", "local", *JOB)
     assert "\n  1B tok    in full sequences: " in planned.out
-    said = [typed(line, here) for line in commands(planned.out)]
-    assert [part in said[2] for part in ("60 rows for sft", "3 epochs, 90 steps")] == [True, True]
+    *looked, train = commands(planned.out)
+    assert [answered(line).startswith("model, 328k parameters") for line in looked] == [True, True]
+    said = typed(train, here)
+    assert [part in said for part in ("20 rows for sft", "3 epochs, 30 steps")] == [True, True]
     run = here / "runs" / "a"
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 90
+    assert len(losses) == 30
     assert losses[-1] < losses[0]
-    assert f"trained, loss {losses[-1]:.4f}" in said[2]
-    after = commands(said[2])
+    assert f"trained, loss {losses[-1]:.4f}" in said
+    after = commands(said)
     assert [shlex.split(line)[:2] for line in after] == [["kit", "generate"], ["kit", "convert"]]
-    generated, _ = (typed(line, here) for line in after)
+    generated, _ = map(answered, after)
     assert generated.startswith("Hello\n")
     exported, trained = (
         {name: tensor for file in place.glob("*.safetensors") for name, tensor in load_file(file).items()}
-        for place in (here / "runs" / "a-model", run / "checkpoints" / "step-00000090" / "model")
+        for place in (here / "runs" / "a-model", run / "checkpoints" / "step-00000030" / "model")
     )
     assert exported.keys() == trained.keys()
     assert all(exported[name].equal(trained[name].bfloat16()) for name in exported)
@@ -94,7 +104,7 @@ def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
     assert run["schedule"]["warmup_steps"] == 0.03
     assert Path(here / "runs/model-sft" / f"{run['data']['train']}.idx").resolve().exists()
     asked_for = {name: plan["job"][name] for name in ("epochs", "learning_rate", "seq_length", "global_batch_size")}
-    # the model has 256 positions, and there are 60 rows
+    # the model has 256 positions, and there are 20 rows
     assert asked_for == {"epochs": 3, "learning_rate": 2e-4, "seq_length": 256, "global_batch_size": 2}
     assert "tokenised before" in kit_main(*asked).out
     assert (here / "runs/model-sft-2/recipe.yaml").exists()
