@@ -24,7 +24,7 @@ def compared(answer: dict[str, Any]) -> dict[str, Any]:
     return answer if sys.version_info < (3, 12) else {key: answer[key] for key in ("says", "layout") if key in answer}
 
 
-@pytest.mark.everyday("deepspeed", "megatron")
+@pytest.mark.everyday("deepspeed")
 @pytest.mark.parametrize("engine", golden.LAYOUTS)
 def test_a_run_has_its_curve(engine: str, golden_run: Callable[[str], Path]) -> None:
     found = golden.curve(golden_run(engine))
