@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,15 @@ def train(
     return found
 
 
+def first_step(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[str, Any]:
+    """Of ``train`` what its first backward leaves: mean loss, gradients, and the bytes that a rank holds."""
+    from tests.system.parity.faults import planted
+
+    with planted(fault), closing(build(rundir)) as engine:
+        loss = engine.forward_backward(batches(engine, rundir, 0))
+        return {"loss": loss.mean, "gradients": state(engine, StateKind.GRADIENT), "held": engine.held_bytes()}
+
+
 def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, rows: Any = batches) -> dict[str, Any]:
     """From a checkpoint of ``train``: its state, two steps, and the masters that these end with."""
     engine = build(rundir)
@@ -152,6 +163,24 @@ def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e
     for key in ("gradients", StateKind.MASTER):
         assert worst(main[key], expected[key]) < bound, key
     return found
+
+
+def fault_shows(path: Path, one: Plan, split: Plan, fault: str) -> bool:
+    """Whether gradients of an engine with a fault in it are far from those of one process."""
+    found = pool("torch", split.layout.world_size).run(first_step, tiny.run_directory(path / "split", split), fault)[0]
+    return worst(found["gradients"], alone(path / "one", one)["gradients"]) > 1e-3
+
+
+def near_in_bf16(path: Path, one: Plan, split: Plan, cosine: float = 0.99) -> dict[str, torch.Tensor]:
+    """Gradients of ``split`` in bf16. They and the loss are near those of one process in fp32, and not the same."""
+    rounded = dataclasses.replace(split, job=dataclasses.replace(split.job, precision="bf16"))
+    found = pool("torch", split.layout.world_size).run(first_step, tiny.run_directory(path / "bf16", rounded))[0]
+    expected = alone(path / "one", one)
+    assert expected["first"][0][0] != found["loss"] == pytest.approx(expected["first"][0][0], rel=1e-2)
+    for name, gradient in expected["gradients"].items():
+        each = found["gradients"][name].flatten()
+        assert torch.cosine_similarity(each, gradient.flatten(), dim=0) > cosine, name
+    return found["gradients"]
 
 
 def numbers(curve: list[tuple[float, float]]) -> list[float]:

@@ -85,10 +85,7 @@ def test_agrees_with_one_process(tmp_path, comm_type, cp, dp, model, layout):
     ],
 )
 def test_a_planted_fault_turns_the_comparison_red(tmp_path, fault, comm_type, model):
-    one, split = plans(model, comm_type, 2, 1, zero_stage=3)
-    rundir, planted = tiny.run_directory(tmp_path / "split", split), (1e-2, cases.batches, 0, fault)
-    found = pool("torch", 2).run(cases.train, rundir, *planted)[0]
-    assert cases.worst(found["gradients"], cases.alone(tmp_path / "one", one)["gradients"]) > 1e-3
+    assert cases.fault_shows(tmp_path, *plans(model, comm_type, 2, 1, zero_stage=3), fault)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -115,12 +112,4 @@ def test_only_layer_inputs_go_to_the_host(tmp_path):
 
 
 def test_bf16_of_the_ring_is_close_to_fp32(tmp_path):
-    one, split = plans("yarn", "p2p", 2, 1, zero_stage=3, **LONG)
-    plan, whole = (
-        dataclasses.replace(split, job=dataclasses.replace(split.job, precision="bf16")),
-        cases.alone(tmp_path / "one", one),
-    )
-    found = pool("torch", 2).run(cases.train, tiny.run_directory(tmp_path, plan))[0]
-    assert found["first"][0][0] == pytest.approx(whole["first"][0][0], rel=1e-2)
-    for name, gradient in whole["gradients"].items():
-        assert torch.cosine_similarity(found["gradients"][name].flatten(), gradient.flatten(), dim=0) > 0.99, name
+    cases.near_in_bf16(tmp_path, *plans("yarn", "p2p", 2, 1, zero_stage=3, **LONG))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kit.planner.plan import Plan
 from kit.specs.job import BalancingSpec
@@ -55,7 +54,7 @@ def test_ranks_hold_their_share_of_experts_and_of_the_rest(tmp_path: Path) -> No
     _, split = plans("qwen3_moe")
     whole = dataclasses.replace(split, layout=dataclasses.replace(split.layout, ep=1))
     found, expected = (
-        pool("torch", 4).run(cases.train, tiny.run_directory(tmp_path / str(each.layout.ep), each))
+        pool("torch", 4).run(cases.first_step, tiny.run_directory(tmp_path / str(each.layout.ep), each))
         for each in (split, whole)
     )
     assert [rank["held"] for rank in found] == [rank["held"] for rank in expected]
@@ -63,13 +62,7 @@ def test_ranks_hold_their_share_of_experts_and_of_the_rest(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_bf16_is_close_to_fp32(tmp_path: Path) -> None:
-    one, split = plans("qwen3_moe")
-    rounded = dataclasses.replace(split, job=dataclasses.replace(split.job, precision="bf16"))
-    whole = cases.alone(tmp_path / "one", one)
-    found = pool("torch", 4).run(cases.train, tiny.run_directory(tmp_path / "split", rounded))[0]
-    assert found["first"][0][0] == pytest.approx(whole["first"][0][0], rel=1e-2)
-    for name, gradient in whole["gradients"].items():
-        assert torch.cosine_similarity(found["gradients"][name].flatten(), gradient.flatten(), dim=0) > 0.97, name
+    cases.near_in_bf16(tmp_path, *plans("qwen3_moe"), cosine=0.97)
 
 
 def test_rows_of_other_lengths_on_each_rank(tmp_path: Path) -> None:
@@ -93,7 +86,4 @@ def test_rows_of_other_lengths_on_each_rank(tmp_path: Path) -> None:
 )
 @pytest.mark.nightly
 def test_a_planted_fault_turns_the_comparison_red(tmp_path: Path, fault: str) -> None:
-    one, split = plans("qwen3_moe")
-    rundir, planted = tiny.run_directory(tmp_path / "split", split), (1e-2, cases.batches, 0, fault)
-    found = pool("torch", 4).run(cases.train, rundir, *planted)[0]
-    assert cases.worst(found["gradients"], cases.alone(tmp_path / "one", one)["gradients"]) > 1e-3
+    assert cases.fault_shows(tmp_path, *plans("qwen3_moe"), fault)
