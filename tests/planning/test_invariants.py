@@ -36,9 +36,9 @@ LONGEST_S = 3.0
 
 
 @cache
-def answers(cases: int = CASES) -> tuple[tuple[Request, Plan | None, float], ...]:
+def answers() -> tuple[tuple[Request, Plan | None, float], ...]:
     """(question, plan or null, seconds of the processor)."""
-    return tuple(answer(random_request(seed)) for seed in range(cases))
+    return tuple(answer(random_request(seed)) for seed in range(CASES))
 
 
 def answer(request: Request) -> tuple[Request, Plan | None, float]:
@@ -48,8 +48,8 @@ def answer(request: Request) -> tuple[Request, Plan | None, float]:
     return request, plan, time.process_time() - begin
 
 
-def plans(cases: int = CASES) -> Iterator[tuple[Request, Plan]]:
-    return ((request, plan) for request, plan, _ in answers(cases) if plan is not None)
+def plans() -> Iterator[tuple[Request, Plan]]:
+    return ((request, plan) for request, plan, _ in answers() if plan is not None)
 
 
 def asked(request: Request) -> str:
@@ -148,7 +148,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_does_and_its_step() -
 @pytest.mark.slow
 def test_whether_something_fits_is_said_as_the_search_says_it() -> None:
     for request, plan, _ in answers()[:8]:
-        assert can_fit(request) == (search(request).best is not None) == (plan is not None), asked(request)
+        assert can_fit(request) == (plan is not None), asked(request)
 
 
 @pytest.mark.slow
