@@ -8,6 +8,7 @@ nightly. No date and no folder decides what runs.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+import tests.support.uncollected  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
@@ -81,6 +84,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Of files without a fast test not even the imports are done."""
     asked = config.option.markexpr == "fast" and collection_path.name.startswith("test_")
     return True if asked and not _is_fast(collection_path) else None
+
+
+def pytest_collection_finish() -> None:
+    """The million objects of imports and of tests stay to the end: no collection need look at them."""
+    gc.freeze()
+    gc.enable()
 
 
 def _mark_nightly(items: Iterable[pytest.Item], whole: bool) -> None:

@@ -31,7 +31,12 @@ GRACE_S = 5
 """How long the other ranks may still report after one has failed; most hang in a collective by then."""
 
 
-IMPORTED = ("kit.engines.torch.engine", "kit.engines.deepspeed.engine", "kit.engines.megatron.cpu")
+IMPORTED = (
+    "tests.support.uncollected",
+    "kit.engines.torch.engine",
+    "kit.engines.deepspeed.engine",
+    "kit.engines.megatron.cpu",
+)
 """What the process imports that workers are forked from; megatron's table of patches is installed in workers alone."""
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 """Read when torch and deepspeed are imported."""
@@ -187,7 +192,8 @@ def _prepare(engine: str) -> None:
         from kit.engines.megatron.cpu import install
 
         install()
-    gc.freeze()  # half a million objects of the imports, which no collection need look at again
+    gc.freeze()  # half a million objects of the imports, which no collection need look at
+    gc.enable()
 
 
 def _share_gloo_loop() -> None:
