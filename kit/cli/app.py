@@ -86,6 +86,7 @@ _OF_TRAINERS = {
     "use_peft": "--lora",
     "lora_r": "--lora job.lora.rank=…",
     "load_in_4bit": "--qlora",
+    "load_in_8bit": "--lora job.lora.eight_bit=true",
 }
 """Options of TRL's and other trainers' command lines → what says the same here."""
 

@@ -52,7 +52,8 @@ def _of_job(plan: Plan, trainer: bool, trl: bool) -> list[str]:
     """What the job asks for and the script does not get."""
     job, found = plan.job, []
     if job.lora is not None and not trl:
-        found.append(f"{'4-bit weights and ' * job.lora.four_bit}adapters (job.lora; see above)")
+        bits = {"four_bit": "4-bit weights and ", "eight_bit": "8-bit weights and "}.get(job.lora.quantised, "")
+        found.append(f"{bits}adapters (job.lora; see above)")
     if job.lora is not None and job.lora.quantize_moe_experts:
         found.append("4-bit experts (job.lora.quantize_moe_experts)")
     found += not_in_trl(plan) if trl else ()
@@ -85,7 +86,7 @@ def note(plan: Plan, trainer: bool, trl: bool = False) -> list[str]:
 
 
 def adapters(plan: Plan) -> list[str]:
-    """Paragraphs with the Python that gives a model the plan's adapters and 4-bit weights; none without adapters."""
+    """Paragraphs with the Python that makes a model of the plan's adapters and quantised weights; none without."""
     lora = plan.job.lora
     if lora is None:
         return []
@@ -101,14 +102,11 @@ def adapters(plan: Plan) -> list[str]:
     }
     lines = ["from peft import LoraConfig, get_peft_model"]
     quantized = ""
-    if lora.four_bit:
+    if lora.quantised:
         stored = f", bnb_4bit_quant_storage=torch.{compute}" if by_fsdp(plan) else ""
-        lines += [
-            "from transformers import BitsAndBytesConfig",
-            "",
-            'quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
-            f"bnb_4bit_compute_dtype=torch.{compute}{stored})",
-        ]
+        of_nf4 = f', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.{compute}{stored}'
+        bits = f"load_in_4bit=True{of_nf4}" if lora.four_bit else "load_in_8bit=True"
+        lines += ["from transformers import BitsAndBytesConfig", "", f"quantized = BitsAndBytesConfig({bits})"]
         quantized = ", quantization_config=quantized"
     config = ", ".join(f"{name}={value!r}" for name, value in values.items())
     lines += [

@@ -1,6 +1,6 @@
 """TRL's trainers under kit's files: the arguments with which one of them, or a script of examples/, trains the plan.
 
-Adapters and 4-bit weights are arguments of TRL's ``ModelConfig`` (trl/trainer/model_config.py, TRL 1.16).
+Adapters and quantised weights are arguments of TRL's ``ModelConfig`` (trl/trainer/model_config.py, TRL 1.16).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def _adapters(plan: Plan) -> dict[str, Any]:
         ("use_rslora", lora.use_rslora, True),
         ("use_dora", lora.use_dora, True),
         ("load_in_4bit", lora.four_bit, True),
+        ("load_in_8bit", lora.eight_bit, True),
         # FSDP2 shards floating-point tensors alone, all of one dtype.
         ("bnb_4bit_quant_storage", lora.four_bit and by_fsdp(plan), dtype),
     )

@@ -23,8 +23,8 @@ from kit.errors import EngineError
 from kit.planner.rules import violations
 
 # transformers imports torchao wherever it is installed. In every process, torchao warns about kernels for other
-# machines and about torch's next version.
-for _name in ("torchao", "torch.utils._pytree"):
+# machines and about torch's next version. bitsandbytes warns of every 8-bit GEMM that it casts its input to fp16.
+for _name in ("torchao", "torch.utils._pytree", "bitsandbytes.autograd._functions"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 

@@ -99,13 +99,13 @@ _AMDS_ENGINE = "build github.com/ROCm/TransformerEngine: PyPI's package is for N
 def missing_packages(rundir: RunDirectory) -> list[CheckResult]:
     """Checks that the engine's packages are installed; one failure for each problem."""
     plan, layout, job = rundir.plan, rundir.plan.layout, rundir.plan.job
-    four_bit = job.lora is not None and job.lora.four_bit
+    quantised = job.lora.quantised if job.lora else ""
     megatron, te = kit.emit.megatron.applies(plan), layout.implementation == "transformer_engine"
     engine = f"layout.engine={layout.engine}"
     install_engine = f"install torch for your GPU first, then: {install(layout.engine)}"
     needs = (
         (job.lora is not None, "job.lora", ("peft",), f"use: {install('lora')}"),
-        (four_bit, "job.lora.four_bit", ("bitsandbytes",), f"use: {install('lora')}"),
+        (quantised != "", f"job.lora.{quantised}", ("bitsandbytes",), f"use: {install('lora')}"),
         (
             "bitsandbytes" in OPTIMIZERS[job.optimizer.name].implementations.get(layout.engine, ""),
             f"optimizer.name={job.optimizer.name}",

@@ -108,13 +108,16 @@ def view_of(plan: Plan) -> PlanView:
     )
 
 
+_ADAPTERS = {"four_bit": "QLoRA nf4", "eight_bit": "LoRA int8", "": "LoRA"}
+
+
 def method(job: JobSpec) -> str:
     """Objective and adapters of a job in the field's words."""
     words = {"pretrain": "pretraining", "seq2seq": "sequence to sequence", "reward": "reward model"}
     objective = words.get(job.objective, job.objective.upper())
     if job.lora is None:
         return objective
-    return f"{objective}, {'QLoRA nf4' if job.lora.four_bit else 'LoRA'} r{job.lora.rank}"
+    return f"{objective}, {_ADAPTERS[job.lora.quantised]} r{job.lora.rank}"
 
 
 def by_component(stages: Iterable[StageMemory], least_gib: float = SHOWN_GIB) -> dict[str, list[float]]:

@@ -107,8 +107,19 @@ class LoraSpec:
     """Last name of a layer → its alpha, where it is not alpha."""
     four_bit: bool = False
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
+    eight_bit: bool = False
+    """Frozen linear weights in int8, one scale a row (LLM.int8(), arXiv 2208.07339): load_in_8bit of transformers."""
     quantize_moe_experts: bool = False
     """With four_bit: routed experts in nf4 too. bitsandbytes dequantises those of one layer at a time."""
+
+    def __post_init__(self) -> None:
+        if self.four_bit and self.eight_bit:
+            raise SpecError("lora.four_bit=true with eight_bit=true: weights are quantised once; leave one of them out")
+
+    @property
+    def quantised(self) -> Literal["", "four_bit", "eight_bit"]:
+        """Which of the fields is set that quantise frozen weights; empty: they have 16 bits, or 32."""
+        return "four_bit" if self.four_bit else "eight_bit" if self.eight_bit else ""
 
     @property
     def layers(self) -> frozenset[str]:

@@ -37,10 +37,10 @@ PAGED = "base_model: Qwen/Qwen3-8B\noptimizer: paged_adamw_8bit\ngradient_checkp
 LARGER = AXOLOTL.replace("size: 2", "size: 4")
 VERDICTS = {
     (LARGER, "RTX-4090"): ("does not fit", 1, None),
-    (LARGER + "load_in_8bit: true\n", "RTX-4090"): ("may fit", 1, "most"),
+    (LARGER + "chunked_cross_entropy: true\n", "RTX-4090"): ("may fit", 1, "most"),
     (LARGER + "lora_modules_to_save: [lm_head]\n", "RTX-4090"): ("does not fit", 1, "least"),
     (LARGER, "H200"): ("fits", 0, None),
-    (LARGER + "load_in_8bit: true\n", "H200"): ("fits", 0, "most"),
+    (LARGER + "chunked_cross_entropy: true\n", "H200"): ("fits", 0, "most"),
     (LARGER + "lora_modules_to_save: [lm_head]\n", "H200"): ("may not fit", 1, "least"),
     (PAGED, "RTX-4090"): ("may fit", 1, None),  # pages leave the GPU where they must
     (PAGED, "H200"): ("fits", 0, None),

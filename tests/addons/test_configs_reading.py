@@ -46,6 +46,8 @@ FULL = {"recompute": "full"}
 IN_16 = {"optimizer_state_dtype": "bf16"}
 EXPERTS = AXOLOTL.replace("Qwen3-8B ", "Qwen3-30B-A3B ") + "load_in_4bit: true\nquantize_moe_experts: true\n"
 IN_4_BITS = LoraSpec(rank=32, alpha=16.0, target_modules=("q_proj", "v_proj"), four_bit=True, quantize_moe_experts=True)
+IN_8_BITS = replace(IN_4_BITS, four_bit=False, quantize_moe_experts=False, eight_bit=True)
+IN_TRL = LoraSpec(rank=16, alpha=32.0, dropout=0.05, target_modules=("q_proj", "v_proj"), eight_bit=True)
 WHOLE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "axolotl": (
         "a.yaml", AXOLOTL, ON_TORCH | FULL | {"micro_batch_size": 2, "gradient_accumulation_steps": 3},
@@ -109,7 +111,7 @@ WHOLE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "axolotl's experts in nf4, without recompute": (
         "a.yaml", EXPERTS.replace("checkpointing: true", "checkpointing: false"),
         ON_TORCH | {"micro_batch_size": 2, "gradient_accumulation_steps": 3},
-        {"gaps": (Gap("most", "quantize_moe_experts", "experts in nf4 are counted as 16 bits"),),
+        {"gaps": (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),),
          "lora": replace(IN_4_BITS, quantize_moe_experts=False)},
     ),
     "run_clm.py, silent": (
@@ -248,6 +250,18 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         AUTOMODEL.replace("pretrained_model", "torch_dtype: float32, pretrained_model"),
         {"optimizer_state_dtype": "fp32"}, [],
     ),
+    "8 bits": (AXOLOTL + "load_in_8bit: true\n", {"lora": IN_8_BITS}, []),
+    "8 bits, the experts with them": (
+        EXPERTS.replace("load_in_4bit", "load_in_8bit"), {"lora": IN_8_BITS}, [("most", "quantize_moe_experts")],
+    ),
+    "LLaMA-Factory's 8 bits": (
+        "quantization_bit: 8\n" + FACTORY, {"lora": LoraSpec(rank=4, alpha=8.0, eight_bit=True)}, [],
+    ),
+    "ms-swift's 8 bits": (
+        "model: Qwen/Qwen3-8B\ntuner_type: lora\nquant_method: bnb\nquant_bits: 8\n",
+        {"lora": LoraSpec(rank=8, alpha=32.0, dropout=0.05, eight_bit=True)}, [],
+    ),
+    "TRL's 8 bits": (TRL.format("sft", "--use_peft --load_in_8bit"), {"lora": IN_TRL}, []),
     "adapters": (AUTOMODEL + PEFT, {"lora": LoraSpec(rank=8, alpha=32.0), "optimizer_state_dtype": "fp32"}, []),
     "no packing": (PACK.format(0), {"seq_length": 2048, "packed": False}, []),
     "packing": (PACK.format(8192), {"seq_length": 8192, "packed": True}, []),
@@ -303,7 +317,6 @@ def test_what_a_key_decides(file: Callable[[str, str], Path], case: str) -> None
 
 
 GAPS = {
-    "load_in_8bit: true": ("most", "load_in_8bit"),
     "optimizer: paged_adamw_32bit": ("most", "optimizer"),
     "lora_target_modules: [q_proj, lm_head]": ("least", "lora_target_modules"),
     "lora_modules_to_save: [embed_tokens]": ("least", "lora_modules_to_save"),

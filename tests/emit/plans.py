@@ -29,7 +29,7 @@ TORCH, ZERO = HF | {"engine": "torch"}, HF | {"engine": "deepspeed"}
 MEGATRON = {"engine": "megatron", "implementation": "transformer_engine"}
 ADAM = OptimizerSpec(beta1=0.8, beta2=0.97, eps=1e-7, weight_decay=0.03)
 ADAPTED = LoraSpec(rank=8, alpha=24, dropout=0.1, target_modules=("q_proj", "v_proj"))
-QLORA = LoraSpec(rank=8, alpha=24, four_bit=True, use_rslora=True, use_dora=True)
+QLORA, IN_8_BITS = LoraSpec(rank=8, alpha=24, four_bit=True, use_rslora=True, use_dora=True), LoraSpec(eight_bit=True)
 SFT = {"objective": "sft", "seq_length": 2048, "learning_rate": 2e-5, "grad_clip": 0.7, "optimizer": ADAM}
 ZERO2 = ZERO | {"dp": 8, "zero_stage": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 3, "recompute": "full"}
 ZERO3 = ZERO2 | {"zero_stage": 3}

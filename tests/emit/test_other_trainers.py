@@ -12,7 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from kit.emit.accelerate import PLAN_OWNED_KEYS, accelerate_config
 from kit.emit.run_directory import files_of
 from kit.errors import EngineError
-from tests.emit.plans import ADAPTED, DENSE, FSDP2, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
+from tests.emit.plans import ADAPTED, DENSE, FSDP2, IN_8_BITS, QLORA, SFT, ZERO2, ZERO3, Case, check_settings, plan_of
 from tests.support.refusals import refusal
 
 START = {
@@ -83,9 +83,22 @@ OTHERS: dict[str, Case] = {
     ),
     "axolotl with adapters": (
         "axolotl.yaml", "axolotl", FSDP2 | {"job": SFT | {"lora": ADAPTED}, "offload_param": "cpu"},
-        {"adapter": "lora", "load_in_4bit": False, "lora_r": 8, "lora_alpha": 24, "lora_dropout": 0.1,
+        {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": ..., "lora_r": 8, "lora_alpha": 24,
+         "lora_dropout": 0.1,
          "lora_target_modules": ["q_proj", "v_proj"], "lora_target_linear": ..., "peft_use_rslora": ...,
          "peft_use_dora": ..., OF_FSDP + "offload_params": True},
+    ),
+    "axolotl in 8 bits": (
+        "axolotl.yaml", "axolotl", ZERO2 | {"job": SFT | {"lora": IN_8_BITS}},
+        {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True},
+    ),
+    "llamafactory in 8 bits": (
+        "llamafactory.yaml", "llamafactory", ZERO2 | {"job": SFT | {"lora": IN_8_BITS}},
+        {"quantization_bit": 8, "quantization_method": "bnb"},
+    ),
+    "ms-swift in 8 bits": (
+        "ms_swift.yaml", "ms-swift", ZERO2 | {"job": SFT | {"lora": IN_8_BITS}},
+        {"quant_method": "bnb", "quant_bits": 8},
     ),
     "axolotl in 4 bits on DDP": (
         "axolotl.yaml", "axolotl", FSDP2 | {"zero_stage": 0, "job": SFT | {"lora": QLORA}},

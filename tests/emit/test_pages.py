@@ -207,6 +207,12 @@ SAYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
          "4-bit weights and adapters (job.lora; see above)"],
         [],
     ),
+    "8 bits": (
+        ZERO2 | {"job": SFT | {"lora": LoraSpec(eight_bit=True)}},
+        ["quantized = BitsAndBytesConfig(load_in_8bit=True)\n", "8-bit weights and adapters (job.lora; see above)",
+         "--load_in_8bit true"],
+        ["4-bit", "bnb_4bit", "load_in_4bit"],
+    ),
     "4 bits under zero": (
         ZERO2 | {"job": SFT | {"precision": "fp32", "lora": QLORA}},
         ["bnb_4bit_compute_dtype=torch.float32)\n"], ["quant_storage"],

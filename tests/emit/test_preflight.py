@@ -234,6 +234,10 @@ NEEDS: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
         FSDP2 | {"job": {"lora": LoraSpec(four_bit=True)}}, {"bitsandbytes"},
         [("job.lora.four_bit needs bitsandbytes,", "[lora]'")],
     ),
+    "weights in 8 bits": (
+        ZERO2 | {"job": {"lora": LoraSpec(eight_bit=True)}}, {"bitsandbytes"},
+        [("job.lora.eight_bit needs bitsandbytes,", "[lora]'")],
+    ),
     "8 bits": (
         ZERO2 | {"job": EIGHT}, {"bitsandbytes"}, [("optimizer.name=adamw-8bit needs bitsandbytes,", "[eight-bit]'")],
     ),

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[dict[str, Any], str]]]] =
             "rank": ({"job": {"lora": LoraSpec(rank=513)}}, "a rank up to 512"),
             "rslora": ({"job": {"lora": LoraSpec(use_rslora=True)}}, "verl has no use_rslora"),
             "dora": ({"job": {"lora": LoraSpec(use_dora=True)}}, "verl has no use_rslora, use_dora"),
+            "eight bits": ({"zero_stage": 0, "job": {"lora": LoraSpec(eight_bit=True)}}, "use_dora, eight_bit, rank"),
             "ranks": ({"job": {"lora": LoraSpec(rank_pattern={"q_proj": 4})}}, "rank_pattern or alpha_pattern"),
             "alphas": ({"job": {"lora": LoraSpec(alpha_pattern={"q_proj": 4.0})}}, "rank_pattern or alpha_pattern"),
             "attention": ({"job": {"lora": LoraSpec(targets="attention")}}, "job.lora.target_modules=[q_proj,v_proj]"),

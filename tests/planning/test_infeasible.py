@@ -40,9 +40,13 @@ INFEASIBLE: Rows = [
         ("lora", math.inf,
         "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights trained instead of all weights")]),
     ("other jobs with adapters", lambda: [changes(infeasible._other_jobs, seq_length=512, lora=replace(LORA,
-        four_bit=each))[3:] for each in (False, True)],
+        **{each: True}))[3:] for each in ("use_rslora", "four_bit", "eight_bit")],
      [[("lora", 1, "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters")],
-      [("lora", 1, "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights")]]),
+      [("lora", 1, "--lora (or job.lora.four_bit=false): adapters instead of adapters on 4-bit weights")],
+      [("lora", 1, "--qlora (or job.lora.four_bit=true job.lora.eight_bit=false): adapters on 4-bit weights instead of "
+        "adapters on 8-bit weights")]]),
+    ("four bits instead of eight", lambda: [each.request.job.lora.quantised for each in infeasible._other_jobs(request(
+        lora=replace(LORA, eight_bit=True)))][-1], "four_bit"),
     ("other jobs with experts", lambda: [changes(infeasible._other_jobs, model=EXPERTS, lora=replace(LORA,
         four_bit=each))[-1][2] for each in (False, True)],
      ["--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead of adapters",

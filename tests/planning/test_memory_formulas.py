@@ -174,6 +174,18 @@ HUGGING_FACE: Rows = [
      [772, 2 * 772, 4 * 1284]),
     ("ReLU before a frozen matrix", lambda: changed(ZERO, OPT, "mlp", lora=LORA), [3200]),
     ("GELU before a frozen matrix", lambda: changed(ZERO, NEOX, "mlp", lora=LORA), [6400 - 3200]),
+    # Both normalised inputs and the last product, unless adapters save the very tensors.
+    ("inputs of 8-bit layers", lambda: [
+        sum(saved(layout, model, kind, lora=replace(lora, eight_bit=True)).values())
+        - sum(saved(layout, model, kind, lora=lora).values()) for layout, model, kind, lora in (
+            (DDP, DENSE, False, ALL), (ZERO, DENSE, False, ALL), (ZERO, DENSE, False, LORA),
+            (ZERO, DENSE, False, replace(ALL, dropout=0.1)), (ZERO, FALCON, False, LORA), (ZERO, EXPERTS, True, ALL))],
+     [2 * (2 * 320 + 896), 0, 2 * (320 + 896), 2 * (2 * 320 + 896), 2 * 1600, 2 * 320]),
+    ("inputs that a checkpoint does not free", lambda: [hf.kept_inputs(work(ZERO, model, lora=lora), kind) / T
+        for model, kind, lora in ((DENSE, False, QLORA), (DENSE, False, INT8), (EXPERTS, True, INT8),
+        (OSS, True, INT8), (LATENT, False, INT8), (FALCON, False, INT8))],
+     [0, 2 * (2 * 320 + 480 + 896), 2 * (2 * 320 + 448 + 400), 2 * (320 + 448),
+      2 * (2 * 352 + 480 + 96 + 160 + 1152), 2 * (384 + 384 + 1600)]),
     ("a layer", lambda: hf.layer_bytes(work(ZERO), False), T * 14744),
     ("inputs of layers", lambda: [hf.layer_input(work(each, **more)) / T / 320 for each, more in (
         (ZERO, {}), (DDP, {}), (DDP, {"lora": LORA}), (FSDP, {}), (FSDP, FP32))], [2, 4, 2, 2, 4]),
@@ -519,7 +531,7 @@ def engine(layout: Layout, *fields: str, model: Any = DENSE, **job: Any) -> list
 
 P = RankParameters(dense_matrices=1e9, vectors=1e7, vocabulary=2e8, experts=3e9)
 QLORA = replace(LORA, four_bit=True)
-NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+INT8, NF4 = replace(LORA, eight_bit=True), 0.5 + 1 / 64 + 4 / (64 * 256)
 ADAPTED = 6 * 7 * ((320 + 480) + 2 * (320 + 120) + (480 + 320))
 
 
@@ -634,6 +646,9 @@ ENGINES: Rows = [
     ("states of adapters of ZeRO", lambda: [each * 1e9 for each in held(M[1], lora=LORA)[1:]],
      [12 * ADAPTED / 8, 6 * ADAPTED, 6 * ADAPTED, 6 * ADAPTED, 4 * ADAPTED, 0, 0]),
     ("states in four bits", lambda: held(DDP, lora=QLORA)[0] * 1e9 - 4 * ADAPTED, NF4 * 1e9 + 2 * 3.21e9),
+    # A byte, and an fp32 scale for each of a layer's 480 + 2 x 120 + 320 + 2 x 896 + 320 rows; backward's 16 bits.
+    ("states in eight bits", lambda: [held(DDP, lora=INT8)[0] * 1e9 - 4 * ADAPTED, *engine(DDP, "gathered", lora=INT8)],
+     [1e9 * (1 + 4 * (480 + 2 * 120 + 320 + 2 * 896 + 320) / LAYER) + 2 * 3.21e9, (2 * 320 * 896, 2 * 320 * 896, 0)]),
     # Experts of three matrices in 4 bits; those of a layer in 16 bits while it computes. Biases of gpt-oss stay.
     ("states with experts in four bits", lambda: [held(DDP, model=model, lora=replace(
         ALL, four_bit=True, quantize_moe_experts=True))[0] * 1e9
@@ -708,6 +723,9 @@ RANKS: Rows = [
     ("saved inputs", lambda: part(Z[2].but(recompute="full"), "saved_activations", "recomputed_layer",
         "backward_workspace",
                                   "freed_before_layers"), [T * (6 * 640 + LAST), RECOMPUTED, 0, LAST * T]),
+    ("saved by 8-bit layers", lambda: [part(Z[2].but(recompute=each), "saved_activations", lora=INT8)[0] - part(
+        Z[2].but(recompute=each), "saved_activations", lora=QLORA)[0] for each in ("none", "full")],
+     [6 * 2 * (320 + 896) * T, 6 * 2 * (2 * 320 + 480 + 896) * T]),
     ("recompute where all layers have experts", lambda: [part(Z[2].but(recompute="full"), "recomputed_layer",
         model=model)[0] / T
                                                          for model in (OSS, replace(EXPERTS, first_dense_layers=7))],

@@ -386,6 +386,12 @@ LAYERS: Rows = [
         branches_s(GPU, work(layout, lora=replace(ONE, four_bit=True))), branches_s(GPU, work(layout, lora=ONE)),
         strict=True)],
      [NF4 - 12 * 320 * T / 1e12] * 2 + [NF4 / 2] * 2),
+    # Forward quantises inputs (15 bytes) and brings outputs to 16 bits (12); backward makes 16 bits of weights (7).
+    ("8-bit weights", lambda: [eight - sixteen for eight, sixteen in zip(
+        branches_s(GPU, work(torch(), lora=replace(ONE, eight_bit=True))), branches_s(GPU, work(torch(), lora=ONE)),
+        strict=True)],
+     [((15 * (3 * 320 + 480 + 2 * 320 + 896) + 12 * (480 + 2 * 120 + 320 + 2 * 896 + 320)) - 12 * 320) * T / 1e12,
+      7 * (2 * 320 * 480 + 2 * 320 * 120 + 3 * 320 * 896) / 1e12 - 12 * 320 * T / 1e12]),
     # Experts are dequantised for forward alone: five layers of seven have them, 12 x 3 matrices in two tensors.
     ("4-bit experts", lambda: [one - other for one, other in zip(*(branches_s(GPU, work(HF, EXPERTS, lora=replace(
         ONE, four_bit=True, quantize_moe_experts=each))) for each in (True, False)), strict=True)],
@@ -399,8 +405,9 @@ LAYERS: Rows = [
         parts(work(HF))[0], parts(work(HF))[1] - SUMS[1] + products(GEMM, *PROJECTIONS, *MLP, summed=None)[1]),
         strict=True)], BRANCH),
     ("operators of branches", lambda: [elementwise.layer_kernels(work(layout, lora=lora), False) for layout, lora in (
-        (HF, ONE), (torch(), ONE), (torch(), replace(ONE, four_bit=True)), (HF.but(compile_layers=True), ONE))],
-     [112, 117, 112 + 7 * 7, 44]),
+        (HF, ONE), (torch(), ONE), (torch(), replace(ONE, four_bit=True)), (torch(), replace(ONE, eight_bit=True)),
+        (HF.but(compile_layers=True), ONE))],
+     [112, 117, 112 + 7 * 7, 112 + 10 * 7, 44]),
     ("operators alone", lambda: parts(work(HF.but(recompute="selective")))[2],  # keys, output and up again
      SUMS[0] * (120 + 480 + 896) / (2 * 480 + 2 * 120 + 3 * 896) + FORWARD - SUMS[0] - FLASH),
     ("tiles", lambda: parts(work(HF.but(recompute="full", tiled_mlp=True)))[2],

@@ -48,8 +48,10 @@ test_value = by_hand([
     ("their shares", lambda: [round(each.share, 4) for each in bottlenecks(GIVEN) if each.what in (
         "compute", "fabric", "memory")], [0.6, 0.15, round(43 / 95, 4)]),
     ("methods", lambda: [method(JobSpec(objective=each)) for each in ("pretrain", "seq2seq", "reward", "dpo")] + [
-        method(JobSpec(objective="sft", lora=LoraSpec(rank=8, four_bit=each))) for each in (True, False)],
-     ["pretraining", "sequence to sequence", "reward model", "DPO", "SFT, QLoRA nf4 r8", "SFT, LoRA r8"]),
+        method(JobSpec(objective="sft", lora=LoraSpec(rank=8, **{each: True})))
+        for each in ("four_bit", "eight_bit", "use_rslora")],
+     ["pretraining", "sequence to sequence", "reward model", "DPO", "SFT, QLoRA nf4 r8", "SFT, LoRA int8 r8",
+      "SFT, LoRA r8"]),
     ("what is drawn", lambda: [view_of(GIVEN).drawn, view_of(plan(layout={"pp": 1})).drawn], [(2, 1, 16), None]),
 ])  # fmt: skip
 

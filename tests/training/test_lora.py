@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from kit.addons.probe.tracker import LiveBytes
 from kit.cost.memory.peak import parts_of
 from kit.engines.huggingface.adapters import MAGNITUDE, InitialAdapters, adapter_shapes, peft_config, target_modules
 from kit.engines.huggingface.models import build_skeleton
@@ -162,18 +163,25 @@ def check_exports(step: Path, hf: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(adapted.merge_and_unload()(tokens).logits, logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.everyday("torch 3 dp")
-@pytest.mark.parametrize("layout", ["torch 0 dp", "torch 3 dp", "deepspeed 2 dp", "deepspeed 3 dp"])
-def test_quantised_weights_agree_on_every_layout(tmp_path, layout):
-    """Of a model with biases, which stay as they are."""
+@pytest.mark.everyday("four_bit torch 3 dp", "eight_bit torch 0 dp")
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"four_bit {each}" for each in ("torch 0 dp", "torch 3 dp", "deepspeed 2 dp", "deepspeed 3 dp")),
+        *(f"eight_bit {each}" for each in ("torch 0 dp", "deepspeed 1 dp", "deepspeed 2 dp")),
+    ],
+)
+def test_quantised_weights_agree_on_every_layout(tmp_path, words):
+    """Every gradient is that of a model whose weights were rounded before; here with biases, which stay as they are."""
+    bits, layout = words.split(maxsplit=1)
     if layout == "torch 3 dp" and torch.__version__ < "2.13":
         pytest.skip("QLoRA under FSDP2 needs torch 2.13 or newer")
-    lora, spec = dataclasses.replace(PLAIN, four_bit=True), tiny.model("qwen2")
+    lora, spec = dataclasses.replace(PLAIN, **{bits: True}), tiny.model("qwen2")
     hf = cases.saved(tmp_path, tiny.plan(spec))
-    one, whole = (tiny.plan(spec, job={**JOB, "lora": each}, gradient_accumulation_steps=4) for each in (lora, PLAIN))
-    expected = cases.alone(tmp_path / "one", one, *ROWS, model_path=hf)
+    whole = tiny.plan(spec, job={**JOB, "lora": PLAIN}, gradient_accumulation_steps=4)
+    expected = cases.alone(tmp_path / "one", whole, *ROWS, model_path=rounded(hf, tmp_path / "rounded", lora))
     plain = cases.alone(tmp_path / "whole", whole, *ROWS, model_path=hf)
-    assert expected["first"][0][0] != pytest.approx(plain["first"][0][0], rel=1e-6), "nf4 is not fp32"
+    assert expected["first"][0][0] != pytest.approx(plain["first"][0][0], rel=1e-6), "codes are not fp32"
     rundir = directory(tmp_path / "run", hf, layout, spec, lora=lora)
     found = pool(rundir.plan.layout.engine, 2).run(cases.train, rundir, *ROWS)[0]
     for key in ("first", "after"):
@@ -185,15 +193,21 @@ def test_quantised_weights_agree_on_every_layout(tmp_path, layout):
         assert found["held"]["weights"] == pytest.approx(states.weights, rel=0.02)
 
 
-def with_rounded_experts(hf: str, to: Path) -> str:
-    """A copy of the model whose experts have been in nf4, written by transformers."""
+def rounded(hf: str, to: Path, lora: LoraSpec) -> str:
+    """A copy of the model, written by transformers, whose linear layers have been in nf4 or int8, or its experts."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     model = AutoModelForCausalLM.from_pretrained(hf, local_files_only=True, dtype=torch.float32)
+    linear = [each.weight for each in model.model.modules() if isinstance(each, torch.nn.Linear)]
     experts = [each for name, each in model.named_parameters() if ".experts." in name and each.ndim == 3]
-    for parameter in experts:
-        parameter.data = dequantize_4bit(*quantize_4bit(parameter.data, quant_type="nf4", compress_statistics=True))
-    assert len(experts) == 2 * model.config.num_hidden_layers
+    chosen = experts if lora.quantize_moe_experts else linear
+    for parameter in chosen:
+        if lora.four_bit:
+            parameter.data = dequantize_4bit(*quantize_4bit(parameter.data, quant_type="nf4", compress_statistics=True))
+        else:
+            largest = parameter.data.half().float().abs().amax(1, keepdim=True)
+            parameter.data = (parameter.data.half().float() * (127 / largest)).round() * largest / 127
+    assert len(chosen) == (2 if lora.quantize_moe_experts else 7) * len(model.model.layers)
     model.save_pretrained(to)
     return str(to)
 
@@ -206,11 +220,11 @@ def test_experts_in_four_bits(tmp_path, words):
     needed = {"glm4_moe": {"num_shared_experts": 1}, "gpt_oss": {"sliding_window": 16, "full_attention_every": 2}}
     lora, spec = dataclasses.replace(PLAIN, four_bit=True), tiny.model(family, **needed.get(family, {}))
     hf = cases.saved(tmp_path, tiny.plan(spec))
-    rounded = with_rounded_experts(hf, tmp_path / "rounded")
+    with_experts = dataclasses.replace(lora, quantize_moe_experts=True)
     one, without = (tiny.plan(spec, job={**JOB, "lora": lora}, gradient_accumulation_steps=4) for _ in range(2))
-    expected = cases.alone(tmp_path / "one", one, *ROWS, model_path=rounded)
+    expected = cases.alone(tmp_path / "one", one, *ROWS, model_path=rounded(hf, tmp_path / "rounded", with_experts))
     plain = cases.alone(tmp_path / "whole", without, *ROWS, model_path=hf)
-    job = {**JOB, "lora": dataclasses.replace(lora, quantize_moe_experts=True)}
+    job = {**JOB, "lora": with_experts}
     split = {"dp": int(processes), "gradient_accumulation_steps": 4 // int(processes), "recompute": "full"}
     rundir = tiny.run_directory(tmp_path / "run", tiny.plan(spec, job=job, **split), model_path=hf)
     found = pool("torch", int(processes)).run(cases.train, rundir, *ROWS)[0]
@@ -253,6 +267,35 @@ def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
     assert grown < sum(held.values()) + 4 * 4 * largest
     assert grown < whole, "half of the model in 16 bits"
     assert held["weights"] == pytest.approx(parts_of(plan.workload, 0).states.weights, rel=0.01)
+
+
+def between(rundir: tiny.TinyRunDirectory) -> int:
+    """Bytes between forward and backward, without the weights."""
+    engine = cases.build(rundir)
+    weights = [
+        *engine._model.parameters(),
+        *(each.state.SCB for each in engine.modules().values() if "state" in vars(each)),
+    ]
+    with LiveBytes() as live:
+        live.leave_out(weights)
+        loss = engine._loss(cases.batches(engine, rundir, 0)[0])
+        assert loss.requires_grad
+        return live.now
+
+
+@pytest.mark.everyday("fp32 full")
+@pytest.mark.parametrize("words", ["fp32 none", "fp32 full", "bf16 full"])
+def test_eight_bit_layers_keep_their_inputs(tmp_path, words):
+    """Beside what 4-bit layers save, and recompute does not free them. The plan knows."""
+    precision, recompute = words.split()
+    hf, found, planned = cases.saved(tmp_path, tiny.plan()), [], []
+    for bits in ("four_bit", "eight_bit"):
+        job = {**JOB, "lora": dataclasses.replace(PLAIN, **{bits: True}), "precision": precision}
+        rundir = tiny.run_directory(tmp_path / bits, tiny.plan(job=job, recompute=recompute), model_path=hf)
+        found += pool("torch", 1).run(between, rundir)
+        planned.append(parts_of(rundir.plan.workload, 0).saved_activations)
+    assert found[1] - found[0] == planned[1] - planned[0]
+    assert (found[1] > found[0]) == (recompute == "full"), "adapters save the same tensors"
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
     layout = _layout(given, model, cluster)
     layout, short = _filled(layout, int(given["micro_tokens"]), length) if given.get("filled") else (layout, ())
-    experts, whole = "job.lora.quantize_moe_experts", (layout.engine, layout.zero_stage, layout.recompute)
-    if given.get(experts) and whole != ("torch", 0, "full"):
+    experts, bits = "job.lora.quantize_moe_experts", given.get("job.lora.four_bit")
+    if given.get(experts) and (layout.engine, layout.zero_stage, layout.recompute, bits) != ("torch", 0, "full", True):
         given[experts] = False
-        short += (Gap("most", "quantize_moe_experts", "experts in nf4 are counted as 16 bits"),)
+        short += (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),)
     gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
@@ -200,7 +200,8 @@ def _left_out(model: ModelSpec, given: Mapping[str, Any], layout: Layout) -> lis
         "heads of multi-token prediction are not counted": given.get("job.mtp_num_layers"),
         "the fullest rank's experts are counted as the mean": layout.ep > 1,
         "a reference model and pairs are counted as one sequence": megatron and given.get("job.objective") in TRL,
-        "4-bit weights are counted on torch alone": megatron and given.get("job.lora.four_bit"),
+        "quantised weights are counted on torch alone": megatron
+        and (given.get("job.lora.four_bit") or given.get("job.lora.eight_bit")),
     }
     return [Gap("least", "model", why) for why, there in found.items() if there]
 

@@ -21,6 +21,7 @@ from kit.specs.layout import DEFAULTS
 
 _OWN = "REPLACE-ME"
 _DEEPSPEED = "ds_config.trainer.json"
+_BITS = {"four_bit": 4, "eight_bit": 8}
 _NOTE = "# kit decided batch, sharding, precision and recomputation. Model, data and length of the run are yours.\n"
 _OF_EPOCHS = "# kit decided batch, sharding, precision and recomputation; model and data are yours.\n"
 _OBJECTIVES = {"pretrain": "pt", "sft": "sft"}
@@ -125,15 +126,15 @@ def axolotl(plan: Plan) -> dict[str, Any]:
 def llamafactory(plan: Plan) -> dict[str, Any]:
     """``llamafactory-cli train``: transformers' arguments with LLaMA-Factory's own."""
     lora = plan.job.lora or LoraSpec()
-    in_4_bits = {"quantization_bit": 4, "quantization_method": "bnb"} if lora.four_bit else {}
-    return _written("llamafactory", plan, {"lora_target": ",".join(lora.target_modules) or "all"} | in_4_bits)
+    by_bnb = {"quantization_bit": _BITS[lora.quantised], "quantization_method": "bnb"} if lora.quantised else {}
+    return _written("llamafactory", plan, {"lora_target": ",".join(lora.target_modules) or "all"} | by_bnb)
 
 
 def ms_swift(plan: Plan) -> dict[str, Any]:
     """``swift sft ms_swift.yaml``: transformers' arguments with ms-swift's own."""
     lora = plan.job.lora or LoraSpec()
-    in_4_bits = {"quant_method": "bnb", "quant_bits": 4} if lora.four_bit else {}
-    return _written("ms-swift", plan, {"target_modules": list(lora.target_modules) or ["all-linear"]} | in_4_bits)
+    by_bnb = {"quant_method": "bnb", "quant_bits": _BITS[lora.quantised]} if lora.quantised else {}
+    return _written("ms-swift", plan, {"target_modules": list(lora.target_modules) or ["all-linear"]} | by_bnb)
 
 
 def for_torchtitan(plan: Plan) -> bool:

@@ -57,8 +57,11 @@ def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:
     lora, usable = plan.job.lora, usable_gib(plan.cluster.gpu)
     if plan.cluster.gpu.device != "cuda":
         yield f"{program} needs GPUs"
-    if lora and (lora.use_rslora or lora.use_dora or lora.rank_pattern or lora.alpha_pattern):
-        yield f"{program} has no use_rslora, use_dora, rank_pattern or alpha_pattern; leave them out of job.lora"
+    if lora and (lora.use_rslora or lora.use_dora or lora.eight_bit or lora.rank_pattern or lora.alpha_pattern):
+        yield (
+            f"{program} has no use_rslora, use_dora, eight_bit, rank_pattern or alpha_pattern; leave them out of "
+            "job.lora"
+        )
     if lora and lora.targets == "attention" and not lora.target_modules:
         yield "name the layers that get adapters: job.lora.target_modules=[q_proj,v_proj]"
     if plan.job.objective == "grpo" and plan.workload.vllm_share == 0:

@@ -43,7 +43,12 @@ _OBJECTIVES = {
     "reward": "reward model", "grpo": "GRPO",
 }  # fmt: skip
 _PRECISIONS = ["bf16", "fp8", "fp16", "fp32"]
-_METHODS = {"null": "all weights", "{four_bit: false}": "LoRA", "{four_bit: true}": "QLoRA (4 bits)"}
+_METHODS = {
+    "null": "all weights",
+    "{four_bit: false}": "LoRA",
+    "{four_bit: true}": "QLoRA (4 bits)",
+    "{eight_bit: true}": "LoRA on 8-bit weights",
+}
 _STARTED = ("launch.sh", "own_script.py")
 """Files that start the plan: one is shown first."""
 _WIDTH, _NARROW = 92, 44
@@ -357,7 +362,9 @@ class _Page:
             self.objective.value = recipe.job.objective
             self.precision.value = recipe.job.precision
             self.engine.value = recipe.layout.engine or ""
-            self.method.value = "null" if recipe.job.lora is None else list(_METHODS)[1 + recipe.job.lora.four_bit]
+            lora = recipe.job.lora
+            method = 1 + ["", "four_bit", "eight_bit"].index(lora.quantised) if lora else 0
+            self.method.value = list(_METHODS)[method]
         finally:
             self.filling = False
 

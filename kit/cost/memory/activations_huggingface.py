@@ -8,6 +8,7 @@ formulas with the tensors that ``torch.autograd.graph.saved_tensors_hooks`` sees
 
 from __future__ import annotations
 
+from kit.cost.memory.states import quantised
 from kit.cost.model.flops import STATE_CHUNK
 from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
@@ -386,9 +387,33 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
     if lora.dropout:
         terms |= _dropped_out(workload, terms, layers)
     terms["adapters"] += element * sum(map(lora.rank_of, layers))
+    if (base := quantised(lora)) is not None and base.keeps_inputs:
+        # Adapters save these inputs too, but for those that have a copy of their own.
+        own, (hidden, last, _) = copies or lora.dropout > 0, _linear_inputs(model, has_experts)
+        again = last if not has_experts and (own or "down_proj" not in layers) else 0
+        terms["adapters"] += element * (h * max(0, hidden - (0 if own else of_hidden)) + again)
     # The gradient of DoRA's magnitudes needs the outputs of the frozen layer and of the adapter.
     terms["adapters"] += 2 * element * dora_sizes(model, lora)[1]
     return terms
+
+
+def _linear_inputs(model: ModelSpec, has_experts: bool) -> tuple[int, int, int]:
+    """Inputs of a layer's linear layers outside of routed experts: (how many of the hidden size, width of the
+    down-projection's, width of all others)."""
+    compressed = model.latent.kv_lora_rank + (model.latent.q_lora_rank or 0) if model.latent else 0
+    down = model.shared_ffn_hidden_size if has_experts else model.ffn_hidden_size
+    one = not down or (model.parallel_residual and model.shared_norm)
+    return 1 if one else 2, down, model.value_width + compressed
+
+
+def kept_inputs(workload: Workload, has_experts: bool) -> float:
+    """Bytes of the inputs that one layer's quantised linear layers keep themselves, so that full recompute does not
+    free them: torch's checkpoint without reentry sees saved tensors alone (torch/utils/checkpoint.py)."""
+    base, model = quantised(workload.job.lora), workload.model
+    if base is None or not base.keeps_inputs:
+        return 0.0
+    hidden, *widths = _linear_inputs(model, has_experts)
+    return workload.element * (hidden * model.hidden_size + sum(widths)) * workload.tokens
 
 
 _ONE_INPUT = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})

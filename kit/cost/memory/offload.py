@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.activations_huggingface import layer_input
-from kit.cost.memory.states import NF4_CODES, moment_bytes
+from kit.cost.memory.states import moment_bytes, quantised
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import Precision
@@ -156,15 +156,15 @@ def offloaded_activation_bytes(workload: Workload, pinned: bool = False) -> floa
 
 
 def stored_weight_bytes(workload: Workload) -> float:
-    """Bytes of all weights as the host stores them: those of linear layers in nf4, if they are quantised."""
+    """Bytes of all weights as the host stores them: those of linear layers as codes, if they are quantised."""
     lora, element = workload.job.lora, _element(workload.layout, workload.job.precision)
     if lora is None and workload.layout.engine == "torch":
         element = float(workload.weight_bytes)
     total = count(workload.model).total
-    if lora is None or not lora.four_bit:
+    if (base := quantised(lora)) is None:
         return element * total
     matrices = sum(parameters.dense_matrices for parameters in workload.parameters)
-    return NF4_CODES * matrices + element * (total - matrices)
+    return base.codes * matrices + element * (total - matrices)
 
 
 def host_load_gib_per_node(workload: Workload) -> float:

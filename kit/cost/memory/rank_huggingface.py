@@ -7,6 +7,7 @@ from kit.cost.memory.activations_huggingface import (
     cross_attention,
     fp8_cast_workspace,
     generation_bytes,
+    kept_inputs,
     layer_bytes,
     layer_input,
     layer_terms,
@@ -29,6 +30,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     decoders = model.num_layers if model.is_encoder_decoder else 0
     crossed = cross_attention(workload) if decoders else 0.0
     saved = sum(number * _saved(workload, whole[kind]) for kind, number in counts)
+    if recompute == "full":
+        saved += sum(number * kept_inputs(workload, kind) for kind, number in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too; all decoder layers read its output.
     of_final_norm = after_layers(workload)

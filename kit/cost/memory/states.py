@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kit.specs.job import OptimizerName, Precision
+from kit.cost.model.lora import linear_layers
+from kit.specs.job import LoraSpec, OptimizerName, Precision
 from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS, Moments
 
 NF4_CODES = 0.5
@@ -18,6 +21,46 @@ NF4_BYTES = 0.5 + 4 / 64
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per weight with double quantisation (same section): four bits, an 8-bit scale per block, and an fp32 scale per
 256 blocks."""
+
+
+class Quantised(NamedTuple):
+    """Frozen weights of linear layers as bitsandbytes keeps them, and what its layers do with them."""
+
+    codes: float
+    """Bytes of a weight without its scales."""
+    scales: Callable[[ModelSpec], float]
+    """Bytes of scales per weight of a model. They are no parameters: every rank has all of them."""
+    moved: tuple[float, float]
+    """Bytes per weight that dequantising moves: (before forward's GEMM, before backward's)."""
+    moved_by_token: tuple[float, float] = (0.0, 0.0)
+    """Bytes that quantising a GEMM's activations moves in forward, for each token: (per input, per output)."""
+    kernels: int = 7
+    """Operators that a linear layer launches for this in forward."""
+    keeps_inputs: bool = False
+    """Whether the layer's autograd function keeps its input itself, which torch's checkpoint does not free."""
+
+
+def _scale_a_row(model: ModelSpec) -> float:
+    layers = linear_layers(model)
+    rows = sum(each.number * each.outputs for each in layers)
+    return 4.0 * rows / sum(each.number * each.inputs * each.outputs for each in layers)
+
+
+QUANTISED = {
+    # Scales, their mean, codes (bitsandbytes/functional.py, dequantize_4bit; autograd/_functions.py, MatMul4Bit).
+    "four_bit": Quantised(NF4_CODES, lambda _: NF4_TWICE_BYTES - NF4_CODES, (NF4_TWICE_BYTES + 2.0,) * 2),
+    # autograd/_functions.py, MatMul8bitLt on a GPU. Forward multiplies codes. Of its input: cast to fp16 (4), abs (4),
+    # comparison with the threshold (3), any (1), quantisation (3). Of its output: int32 instead of 16 bits (2), fp16
+    # (6), bf16 (4). Columns of outliers are not counted, nor GEMMs as faster ones. Backward: codes to 16 bits (3),
+    # times the rows' scales (4). ctx.tensors has the input, which no backward of a frozen weight reads.
+    "eight_bit": Quantised(1.0, _scale_a_row, (0.0, 7.0), (15.0, 12.0), kernels=10, keeps_inputs=True),
+}
+"""Field of ``LoraSpec`` that asks for it → what it takes (bitsandbytes 0.50)."""
+
+
+def quantised(lora: LoraSpec | None) -> Quantised | None:
+    """The row of a job's adapters; None: no weights are quantised."""
+    return None if lora is None else QUANTISED.get(lora.quantised)
 
 
 class StateBytes(NamedTuple):

@@ -11,7 +11,7 @@ from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
-from kit.cost.memory.states import NF4_CODES, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.states import NF4_TWICE_BYTES, Quantised, StateBytes, quantised, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
@@ -45,11 +45,9 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     # torchao casts fp32 weights to 8 bits in each GEMM and frees the copy.
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
-    copies = (0.0, 0.0)
-    if workload.autocast and lora is None:
-        # Every GEMM saves the 16-bit cast for its backward; under recompute only the head does.
-        again = layout.recompute == "full" or workload.recomputes_by_operator
-        copies = (in_layers + head, head if again else in_layers + head)
+    # Every GEMM saves the 16-bit cast for its backward; under recompute only the head does.
+    again = layout.recompute == "full" or workload.recomputes_by_operator
+    casts = workload.autocast and lora is None
     memory = EngineMemory(
         dense=dense,
         experts=experts,
@@ -57,14 +55,12 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         buffers=buffers,
         gathered=gathered,
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
-        autocast_copies=copies,
+        autocast_copies=(in_layers + head, head if again else in_layers + head) if casts else (0.0, 0.0),
         deferred_head_gradient=_deferred_head_gradient(workload),
         load=_load_bytes(workload, dense),
         largest_parameter=_exported(model, layout, job),
     )
-    if lora is None:
-        return memory
-    return _with_adapters(memory, workload, lora)
+    return memory if lora is None else _with_adapters(memory, workload, lora)
 
 
 def _load_bytes(workload: Workload, state: StateBytes) -> float:
@@ -164,15 +160,15 @@ def least_megatron_gib(
 
 
 def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:
-    """``memory`` of a LoRA run: a frozen base in 16 or 4 bits, and adapters with their states. DeepSpeed treats
+    """``memory`` of a LoRA run: a frozen base in 16, 8 or 4 bits, and adapters with their states. DeepSpeed treats
     adapters as any trained parameter. The torch engine stores them in fp32 (16 bytes with AdamW's moments); FSDP2
     shards them.
 
     Frozen weights are loaded one by one in their final precision (kit/engines/huggingface/adapters.py, build_frozen),
-    so autocast has nothing to cast. A GEMM dequantises its 4-bit weight for the time of the GEMM
-    (bitsandbytes/autograd/_functions.py, MatMul4Bit). The 4-bit scales are not parameters: every rank has all of them.
+    so autocast has nothing to cast. A GEMM dequantises its weight for the time of the GEMM, in 8 bits backward's alone
+    (bitsandbytes/autograd/_functions.py).
     """
-    model, layout = workload.model, workload.layout
+    model, layout, base = workload.model, workload.layout, quantised(lora)
     each = adapter_parameters_of(model, lora, layout.tp) / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = of_adapters = memory.dense
@@ -187,8 +183,8 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         if not in_host:
             of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
         if sharded:
-            gathered = _frozen_fsdp_buffers(workload, lora.four_bit)
-    if lora.four_bit:
+            gathered = _frozen_fsdp_buffers(workload, base)
+    if base is not None:
         # Experts of a layer are dequantised together (bitsandbytes/nn/parametrize.py), linear layers one by one.
         layer = count(model).layer
         share = layer.experts / layer.routed if lora.quantize_moe_experts else 0.0
@@ -197,7 +193,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         owners = (
             layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
         )
-        matrix_weights = (0.0 if in_host else NF4_CODES / owners) + NF4_TWICE_BYTES - NF4_CODES
+        matrix_weights = (0.0 if in_host else base.codes / owners) + base.scales(model)
     return memory._replace(
         adapters=adapters,
         deferred_head_gradient=0.0,
@@ -210,11 +206,11 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     )
 
 
-def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, float, float]:
-    """``fsdp_buffers`` for frozen weights, which have no gradients; 4-bit weights are gathered as 4-bit codes."""
+def _frozen_fsdp_buffers(workload: Workload, base: Quantised | None) -> tuple[float, float, float]:
+    """``fsdp_buffers`` for frozen weights, which have no gradients; quantised weights are gathered as codes."""
     counts, layout, element = count(workload.model), workload.layout, float(workload.element)
     root = element * (counts.total - counts.layers)
-    per_matrix = NF4_CODES if four_bit else element
+    per_matrix = element if base is None else base.codes
     rest = counts.layer.total - counts.layer.matrices
     layer = (per_matrix * counts.layer.matrices + element * rest) / layout.tp
     kept = layer * counts.num_layers if layout.zero_stage == 2 else 0.0

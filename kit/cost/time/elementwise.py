@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kit.cost.memory.states import NF4_TWICE_BYTES
+from kit.cost.memory.states import QUANTISED, quantised
 from kit.cost.model.lora import dora_sizes, linear_layers
 from kit.cost.model.params import RankParameters, count
 from kit.cost.workload import Code, Workload
@@ -73,45 +73,44 @@ _CAST_BRANCH = Branch(12.0, 10.0, 18.0, 4.0, 17)
 casts, 10 without (counted by a dispatch mode, peft 0.21)."""
 _COMPILED_BRANCH = Branch(0.0, 6.0, 4.0, 4.0, 4)
 """Product and sum are one operator, in backward too."""
-_NF4_KERNELS = 7
-"""Operators that dequantise a weight (bitsandbytes/functional.py, dequantize_4bit): scales, their mean, codes."""
 
 
 def branch_of(workload: Workload) -> Branch:
-    """The branch of the code that ran. In fp32 nothing is cast, and elements are twice as wide. Where weights have 4
-    bits, peft leaves casts to autocast (peft/tuners/lora/bnb.py, requires_conversion)."""
-    how, lora = workload.execution, workload.job.lora
+    """The branch of the code that ran. In fp32 nothing is cast, and elements are twice as wide. Where weights are
+    quantised, peft leaves casts to autocast (peft/tuners/lora/bnb.py, requires_conversion)."""
+    how, base = workload.execution, quantised(workload.job.lora)
     if how.precision == "fp32":
         return Branch(*(2 * each for each in _BRANCH))._replace(kernels=_BRANCH.kernels)
-    cast = how.casts_adapters and not (lora and lora.four_bit)
+    cast = how.casts_adapters and base is None
     return _COMPILED_BRANCH if how.code == "compiled" else _CAST_BRANCH if cast else _BRANCH
 
 
 def dequantised_bytes(workload: Workload) -> tuple[float, float]:
-    """Bytes moved to dequantise the mean layer's nf4 weights: (before forward's GEMMs, before backward's). Linear
-    layers do it in both (bitsandbytes/autograd/_functions.py, MatMul4Bit); backward finds experts as forward left them.
-    """
-    model, lora = workload.model, workload.job.lora
-    if lora is None or not lora.four_bit:
+    """Bytes moved to dequantise the mean layer's weights, and to quantise the activations of 8-bit GEMMs: (for forward,
+    for backward). Backward finds experts as forward left them."""
+    model, lora, tokens = workload.model, workload.job.lora, workload.tokens
+    base = quantised(lora)
+    if lora is None or base is None:
         return 0.0, 0.0
-    linear = sum(each.number * each.inputs * each.outputs for each in linear_layers(model)) / model.num_layers
-    backward = (NF4_TWICE_BYTES + 2.0) * linear / workload.layout.tp
-    if not lora.quantize_moe_experts:
-        return backward, backward
-    experts = count(model).layer.experts * (1 - model.first_dense_layers / model.num_layers)
-    return backward + (NF4_TWICE_BYTES + 2.0) * experts, backward
+    layers, (of_input, of_output) = linear_layers(model), base.moved_by_token
+    linear = sum(each.number * each.inputs * each.outputs for each in layers) / workload.layout.tp
+    forward, backward = (each * linear for each in base.moved)
+    forward += tokens * sum(each.number * (of_input * each.inputs + of_output * each.outputs) for each in layers)
+    if lora.quantize_moe_experts:
+        forward += base.moved[0] * count(model).layer.experts * (model.num_layers - model.first_dense_layers)
+    return forward / model.num_layers, backward / model.num_layers
 
 
 def _adapter_kernels(workload: Workload) -> float:
-    """Operators of the mean layer's branches, and of its weights that are dequantised."""
+    """Operators of the mean layer's branches, and of its quantised weights."""
     model, lora = workload.model, workload.job.lora
     if lora is None:
         return 0.0
     kernels = branch_of(workload).kernels * sum(each.number for each in workload.adapted)
-    if lora.four_bit:
-        kernels += _NF4_KERNELS * sum(each.number for each in linear_layers(model))
-    if lora.quantize_moe_experts:  # gate and up are one tensor, down is another
-        kernels += _NF4_KERNELS * 2 * (model.num_layers - model.first_dense_layers)
+    if lora.quantised:
+        # Of experts gate and up are one tensor, down is another.
+        experts = 2 * (model.num_layers - model.first_dense_layers) if lora.quantize_moe_experts else 0
+        kernels += QUANTISED[lora.quantised].kernels * (sum(each.number for each in linear_layers(model)) + experts)
     return kernels / model.num_layers
 
 

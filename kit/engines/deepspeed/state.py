@@ -31,6 +31,7 @@ from deepspeed.utils import (
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.deepspeed.eight_bit import EightBitAndVectors
+from kit.engines.huggingface.adapters import scale_bytes
 from kit.engines.protocol import StateKind
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
@@ -184,7 +185,7 @@ class ParameterState(ABC):
         optimizer += [t for state in self._adam.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         seen: set[int] = set()
         return {
-            "weights": new_bytes(weights, seen),
+            "weights": new_bytes(weights, seen) + scale_bytes(self._engine.module),
             "gradients": new_bytes([*(p.grad for p in parameters), *self._optimizer_gradients()], seen),
             "optimizer": new_bytes(optimizer, seen),
         }

@@ -48,7 +48,7 @@ _ATTENTION = ("attn", "attention", "Attention")
 def frozen_skeleton(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
     """The plan's model with adapters, all parameters on meta, buffers on ``device``. Raises EngineError where a package
     is missing that ``FrozenWeights`` will need."""
-    if lora.four_bit:
+    if lora.quantised:
         _bitsandbytes()
     model = build_skeleton(rundir.plan.model)
     fill_buffers(model, device)
@@ -180,8 +180,8 @@ class InitialAdapters(GeneratedSource):
 class FrozenWeights:
     """Loads the frozen weights of a model on meta, module by module, from ``run.model_path``.
 
-    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4. The experts of a layer are
-    one tensor, which bitsandbytes dequantises when it is read, and keeps while the layer's experts compute.
+    Reads one tensor at a time, and keeps it in the precision of the computation, in nf4 or in int8. The experts of a
+    layer are one tensor, which bitsandbytes dequantises when it is read, and keeps while the layer's experts compute.
     """
 
     def __init__(self, model: PreTrainedModel, rundir: RunDirectory, device: torch.device) -> None:
@@ -195,7 +195,8 @@ class FrozenWeights:
             for name, parameter in model.named_parameters()
             if f".{ADAPTER}." not in name
         }
-        self._quantised = _to_quantise(model) if lora is not None and lora.four_bit else set()
+        self._eight_bit = lora is not None and lora.eight_bit
+        self._quantised = _to_quantise(model) if lora is not None and lora.quantised else set()
         self._experts = _experts(model) if lora is not None and lora.quantize_moe_experts else set()
         self._source = _frozen_source(model, rundir, {name: tuple(each.shape) for name, each in self._frozen.items()})
 
@@ -213,7 +214,7 @@ class FrozenWeights:
                 else:
                     owners.setdefault(id(parameter), []).append((owner, key))
         names = [name for name, parameter in self._frozen.items() if id(parameter) in owners]
-        # Quantised weights last: ``_quantised_layer`` takes the bias from the layer that it replaces.
+        # Quantised weights last: their layer takes the bias from the layer that it replaces.
         for name in sorted(names, key=self._quantised.__contains__):
             self._load(name, module, owners[id(self._frozen[name])])
 
@@ -232,7 +233,7 @@ class FrozenWeights:
         for parent in list(module.modules()):
             for child, each in list(parent.named_children()):
                 if each is linear:
-                    setattr(parent, child, _quantised_layer(linear, value, self._dtype))
+                    setattr(parent, child, _quantised_layer(linear, value, self._dtype, self._eight_bit))
 
 
 @torch.no_grad()
@@ -280,8 +281,10 @@ def frozen_weights(rundir: RunDirectory) -> TensorSource:
 
 def scale_bytes(model: torch.nn.Module) -> int:
     """Bytes of the quantisation scales, which are not parameters."""
-    states = [state for each in model.modules() if (state := getattr(each, "quant_state", None)) is not None]
-    return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
+    states: list[Any] = [getattr(each, "quant_state", None) or getattr(each, "state", None) for each in model.modules()]
+    nested = [getattr(state, "state2", None) for state in states]
+    scales = [getattr(each, name, None) for each in (*states, *nested) for name in ("absmax", "SCB")]
+    return sum(each.nbytes for each in scales if each is not None)
 
 
 def _to_quantise(model: PreTrainedModel) -> set[str]:
@@ -296,30 +299,36 @@ def _experts(model: PreTrainedModel) -> set[str]:
 
 
 def _bitsandbytes(room: str = "modules") -> Any:
-    """Its module of 4-bit layers, or another of ``bitsandbytes.nn``."""
+    """Its module of quantised layers, or another of ``bitsandbytes.nn``."""
     try:
         return importlib.import_module(f"bitsandbytes.nn.{room}")
     except ImportError as error:
-        raise EngineError(f"lora.four_bit needs bitsandbytes; install it with: {install('lora')}") from error
+        raise EngineError(f"quantised weights need bitsandbytes; install it with: {install('lora')}") from error
 
 
-def _quantised_layer(linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype) -> torch.nn.Module:
-    """The linear layer with ``value`` as its weight, in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
+def _quantised_layer(
+    linear: torch.nn.Module, value: torch.Tensor, compute_dtype: torch.dtype, eight_bit: bool
+) -> torch.nn.Module:
+    """The linear layer with ``value`` as its weight: in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314), or
+    in int8 with a scale a row, as transformers makes it of ``BitsAndBytesConfig(load_in_8bit=True)``
+    (quantizers/quantizer_bnb_8bit.py), where inputs from 6 on are multiplied in their own precision."""
     layers = _bitsandbytes()
     assert isinstance(linear, torch.nn.Linear)
-    quantised: Any = layers.Linear4bit(
-        linear.in_features,
-        linear.out_features,
-        bias=linear.bias is not None,
-        compute_dtype=compute_dtype,
-        quant_type="nf4",
-        device="meta",
-    )
-    # Otherwise evaluation on some CPUs repacks the weights permanently, with scales in bf16.
-    quantised.support_avx512bf16_for_cpu = False
-    weight = layers.Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
-    quantised.weight = weight.to(value.device)  # it is this call that quantises
-    quantised.weight.module = quantised
-    quantised.quant_state = quantised.weight.quant_state
+    widths, own = (linear.in_features, linear.out_features), {"bias": linear.bias is not None, "device": "meta"}
+    quantised: Any
+    if eight_bit:
+        quantised = layers.Linear8bitLt(*widths, has_fp16_weights=False, threshold=6.0, **own)
+        # It is this call that quantises, and only what comes from the CPU.
+        weight = layers.Int8Params(value.to("cpu"), requires_grad=False, has_fp16_weights=False).to(value.device)
+        quantised.weight = weight
+        quantised.init_8bit_state()  # which the first forward would do: so the scales have one place
+    else:
+        quantised = layers.Linear4bit(*widths, compute_dtype=compute_dtype, quant_type="nf4", **own)
+        # Otherwise evaluation on some CPUs repacks the weights permanently, with scales in bf16.
+        quantised.support_avx512bf16_for_cpu = False
+        weight = layers.Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
+        quantised.weight = weight.to(value.device)  # it is this call that quantises
+        quantised.weight.module = quantised
+        quantised.quant_state = quantised.weight.quant_state
     quantised.bias = linear.bias
     return quantised

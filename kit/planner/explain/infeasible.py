@@ -35,6 +35,11 @@ _SHORTEST = 512
 """Shortest sequence length that kit proposes, in tokens."""
 MOST_CHANGES = 5
 """Most changes that kit proposes."""
+_ADAPTERS = {
+    "": "adapters",
+    "four_bit": "adapters on 4-bit weights",
+    "eight_bit": "adapters on 8-bit weights",
+}
 _MOST_HOST_MEMORY, _MOST_TOLD_GIB, _MOST_DISK_GIB = 8, 4096.0, 16384.0
 """Most host memory that kit proposes: as a multiple of what is there, and where nobody says what is there; and most
 disk of a node."""
@@ -214,15 +219,14 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
         text = "job.optimizer.name=adamw-8bit instead of adamw"
         eight = changed(optimizer=replace(job.optimizer, name="adamw-8bit"))
         yield _Change("optimizer", _Cost.TRAINED, 2.0, text, eight)
-    for four_bit, option, what in ((False, "--lora", "adapters"), (True, "--qlora", "adapters on 4-bit weights")):
-        typed = f"{option} (or job.lora.four_bit={str(four_bit).lower()})"
-        if job.lora is None:
-            text = f"{typed}: {what} trained instead of all weights"
-            adapters = changed(lora=LoraSpec(four_bit=four_bit), balancing=None)
-            yield _Change("lora", _Cost.TRAINED, math.inf, text, adapters)
-        elif job.lora.four_bit != four_bit:
-            text = f"{typed}: {what} instead of {'adapters on 4-bit weights' if job.lora.four_bit else 'adapters'}"
-            yield _Change("lora", _Cost.TRAINED, 1.0, text, changed(lora=replace(job.lora, four_bit=four_bit)))
+    for four_bit, option, what in ((False, "--lora", _ADAPTERS[""]), (True, "--qlora", _ADAPTERS["four_bit"])):
+        if job.lora is None or job.lora.four_bit != four_bit:
+            was = f" instead of {_ADAPTERS[job.lora.quantised]}" if job.lora else " trained instead of all weights"
+            also = " job.lora.eight_bit=false" if job.lora and job.lora.eight_bit else ""
+            text = f"{option} (or job.lora.four_bit={str(four_bit).lower()}{also}): {what}{was}"
+            adapters = replace(job.lora or LoraSpec(), four_bit=four_bit, eight_bit=False)
+            other = changed(lora=adapters, balancing=None)
+            yield _Change("lora", _Cost.TRAINED, 1.0 if job.lora else math.inf, text, other)
     lora, has_experts = job.lora, request.model.num_experts > 0
     if lora is not None and lora.four_bit and has_experts and not lora.quantize_moe_experts:
         text = "job.lora.quantize_moe_experts=true: experts in 4 bits too"

@@ -163,13 +163,12 @@ def compile_below_zero_3(w: Workload) -> bool:
 @rule(
     "torch",
     "deepspeed",
-    message="compile_layers=true with tp>1, cp>1 or four_bit: graphs break at every layer there; leave it out",
+    message="compile_layers=true with tp>1, cp>1 or quantised weights: graphs break at every layer there; leave it out",
 )
 def compile_whole_layers(w: Workload) -> bool:
-    """Collectives inside a layer and bitsandbytes' 4-bit layers cause graph breaks."""
-    if not w.layout.compile_layers or w.layout.implementation != "huggingface":
-        return False
-    return w.layout.tp > 1 or w.layout.cp > 1 or (w.job.lora is not None and w.job.lora.four_bit)
+    """Collectives inside a layer and bitsandbytes' layers cause graph breaks."""
+    broken = w.layout.tp > 1 or w.layout.cp > 1 or (w.job.lora is not None and w.job.lora.quantised != "")
+    return broken and w.layout.compile_layers and w.layout.implementation == "huggingface"
 
 
 # ---------------------------------------------------------------- attention kernel
@@ -253,9 +252,8 @@ def gradient_dtype_needs_fsdp2(w: Workload) -> bool:
 )
 def gradient_dtype_needs_8bit_adamw(w: Workload) -> bool:
     """8-bit AdamW steps one parameter at a time, so only one fp32 copy of a gradient exists."""
-    if w.layout.gradient_dtype == "fp32" or w.layout.zero_stage < 2 or w.layout.tp > 1:
-        return False
-    return w.job.optimizer.name != "adamw-8bit" or w.job.precision != "bf16" or w.job.lora is not None
+    other = w.job.optimizer.name != "adamw-8bit" or w.job.precision != "bf16" or w.job.lora is not None
+    return other and w.layout.gradient_dtype != "fp32" and w.layout.zero_stage >= 2 and w.layout.tp == 1
 
 
 @rule(

@@ -46,7 +46,8 @@ def lora_layers(w: Workload) -> str | None:
 @rule()
 def dora(w: Workload) -> str | None:
     """peft's layer reads the frozen weight beside its adapter (peft/tuners/lora/dora.py, DoraLinearLayer). ZeRO-3 has
-    not gathered the weight there, and tensor parallelism has a part of it. Not tested over 4 bits or with experts."""
+    not gathered the weight there, and tensor parallelism has a part of it. Not tested over quantised
+    weights or with experts."""
     chosen, layout = w.job.lora, w.layout
     if chosen is None or not chosen.use_dora:
         return None
@@ -57,7 +58,7 @@ def dora(w: Workload) -> str | None:
         "zero_stage=3 on engine=deepspeed, which has not gathered the weight when peft reads it; use at most 2, or "
         "engine=torch": layout.engine == "deepspeed" and layout.zero_stage == 3,
         f"tp={layout.tp}, where a rank has a part of the weight; use tp=1": layout.tp > 1,
-        "four_bit=true, which was not tested; use false": chosen.four_bit,
+        f"{chosen.quantised}=true, which was not tested; use false": chosen.quantised,
         f"the experts of {w.model.name}; use false": w.model.num_experts > 0,
     }
     return first(reasons, "lora.use_dora=true with {}, or leave it out")
@@ -85,6 +86,22 @@ def quantised_experts(w: Workload) -> str | None:
     return first(reasons, "lora.quantize_moe_experts=true with {}, or leave it out")
 
 
+@rule(
+    "torch",
+    "deepspeed",
+    message=lambda w: (
+        f"lora.eight_bit=true with zero_stage={w.layout.zero_stage} on engine={w.layout.engine}: bitsandbytes' 8-bit "
+        "layers compute with codes that they hold beside the parameter, so that it cannot be sharded; use zero_stage="
+        f"{0 if w.layout.engine == 'torch' else '0, 1 or 2'}, or lora.four_bit=true instead"
+    ),
+)
+def eight_bit_is_whole(w: Workload) -> bool:
+    """bitsandbytes/nn/modules.py, Linear8bitLt: forward moves weight.CB to its state, and computes with that. FSDP2's
+    parameters have no CB, and ZeRO-3 would free what the layer still holds."""
+    sharded = w.layout.zero_stage >= (2 if w.layout.engine == "torch" else 3)
+    return sharded and w.job.lora is not None and w.job.lora.eight_bit
+
+
 @rule()
 def lora(w: Workload) -> str | None:
     """LoRA trains on Hugging Face layers and on Megatron's local layers. NVMe offload was not tested with frozen
@@ -93,8 +110,8 @@ def lora(w: Workload) -> str | None:
     if chosen is None:
         return None
     if layout.implementation == "huggingface" and not layout.uses_nvme:
-        if layout.tp > 1 and (chosen.four_bit or chosen.dropout):
-            what = "four_bit=true" if chosen.four_bit else f"dropout={chosen.dropout:g}"
+        if layout.tp > 1 and (chosen.quantised or chosen.dropout):
+            what = f"{chosen.quantised}=true" if chosen.quantised else f"dropout={chosen.dropout:g}"
             return f"lora.{what} with tp={layout.tp} on Hugging Face layers was not tested; leave it out, or use tp=1"
         return None
     if layout.engine != "megatron" or layout.implementation != "local":
@@ -102,9 +119,8 @@ def lora(w: Workload) -> str | None:
             "lora={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local"
         )
     reasons = {
-        "four_bit=true on engine=megatron, whose layers have no 4-bit weights; use false, or engine=torch": (
-            chosen.four_bit
-        ),
+        f"{chosen.quantised}=true on engine=megatron, whose layers have no quantised weights; use false, or "
+        "engine=torch": chosen.quantised,
         f"dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch": chosen.dropout,
         f"targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by the names "
         "of the shared ones; use targets=attention": (

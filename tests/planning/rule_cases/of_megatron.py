@@ -29,6 +29,7 @@ CASES = [
         Case("lora", megatron(tp=2), says, megatron(tp=2), change={"lora": lora}, good_change={"lora": LoraSpec()})
         for lora, says in (
             (LoraSpec(four_bit=True), "lora.four_bit=true on engine=megatron.*use false"),
+            (LoraSpec(eight_bit=True), "lora.eight_bit=true on engine=megatron, whose .* use false"),
             (LoraSpec(dropout=0.1), "lora.dropout=0.1 on engine=megatron.*use 0"),
         )
     ),

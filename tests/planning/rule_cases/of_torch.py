@@ -34,7 +34,39 @@ CASES = [
         for bad, lora, model, says in (
             (deepspeed(zero_stage=3), LoraSpec(use_dora=True), LLAMA, "use_dora=true with zero_stage=3 on .*at most 2"),
             (torch(zero_stage=3), LoraSpec(use_dora=True, four_bit=True), LLAMA, "with four_bit=true"),
+            (torch(), LoraSpec(use_dora=True, eight_bit=True), LLAMA, "with eight_bit=true"),
         )
+    ),
+    *(
+        Case(
+            "eight_bit_is_whole",
+            bad,
+            says,
+            good,
+            change={"lora": LoraSpec(eight_bit=True)},
+            good_change={"lora": LoraSpec(eight_bit=True)},
+        )
+        for bad, good, says in (
+            (
+                torch(zero_stage=3),
+                torch(dp=8),
+                "eight_bit=true with zero_stage=3 on engine=torch.*use zero_stage=0, or",
+            ),
+            (torch(zero_stage=2), torch(), "eight_bit=true with zero_stage=2 on engine=torch.*use zero_stage=0, or"),
+            (
+                deepspeed(zero_stage=3),
+                deepspeed(zero_stage=2),
+                "eight_bit=true with zero_stage=3 on .*use zero_stage=0, 1 or",
+            ),
+        )
+    ),
+    Case(
+        "compile_whole_layers",
+        torch(compile_layers=True),
+        "tp>1, cp>1 or quantised weights",
+        torch(compile_layers=True),
+        change={"lora": LoraSpec(eight_bit=True)},
+        good_change={"lora": LoraSpec()},
     ),
     *(
         Case(
