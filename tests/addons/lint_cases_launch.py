@@ -25,7 +25,42 @@ WORLD_8 = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-s
 ON_TWO = f"torchrun {TWO} {MEET} --rdzv_backend c10d"
 SPLIT_BY = "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 --use_parallelism_config"
 ON_N = f"#SBATCH -N2 --gpus-per-node=8 --ntasks-per-node=2\nsrun torchrun --nnodes 2 {MEET}"
+SLOW, BY_YAML, ON_HOST = (
+    "one-thread",
+    "accelerate launch --config_file zero.yaml",
+    "torchrun --nproc_per_node 8 t.py --deepspeed cpu.json",
+)
+TWO_MACHINES = f"{BY_YAML} --num_machines 2 --machine_rank 0 --main_process_ip node-a --deepspeed_multinode_launcher"
 COMMAND_CASES = (
+    LintCase(SLOW, ON_HOST, f"export OMP_NUM_THREADS=12\n{ON_HOST}", "warning", says=("nproc) / 8)", "torchrun gives")),
+    LintCase(SLOW, f"# OMP_NUM_THREADS=12\n{ON_HOST}", f"OMP_NUM_THREADS=12 {ON_HOST}", "warning"),
+    LintCase(SLOW, ON_HOST, ON_HOST.replace("cpu", "none"), "warning"),
+    LintCase(SLOW, ON_HOST.replace("cpu", "nvme"), ON_HOST.replace("8", "1"), "warning"),
+    LintCase(SLOW, ON_HOST.replace("8", "2"), ON_HOST.replace("8", "gpu"), "warning"),
+    LintCase(SLOW, ON_HOST, ON_HOST.replace("torchrun --nproc_per_node", "deepspeed --num_gpus"), "warning"),
+    LintCase(SLOW, ON_HOST, f". ./env.sh\n{ON_HOST}", "warning"),
+    LintCase(SLOW, f"{BY_YAML} t.py", f"{BY_YAML} --num_processes 1 t.py", "warning", says=("nproc) / 8)",)),
+    # DeepSpeed's launcher of accelerate does not read it.
+    LintCase(
+        SLOW,
+        f"{BY_YAML} --num_cpu_threads_per_process 12 t.py",
+        "accelerate launch --config_file fsdp.yaml --num_cpu_threads_per_process 12 t.py",
+        "warning",
+    ),
+    LintCase(SLOW, f"{BY_YAML.replace('zero', 'fsdp')} --num_processes 1 t.py", ON_HOST.replace("8", "1"), "warning"),
+    LintCase(SLOW, f"{TWO_MACHINES} standard t.py", f"{TWO_MACHINES} pdsh t.py", "warning", says=("nproc) / 4)",)),
+    LintCase(
+        SLOW,
+        "accelerate launch --use_deepspeed --num_processes 8 --zero_stage 2 --offload_optimizer_device cpu t.py",
+        "accelerate launch --use_deepspeed --num_processes 8 --zero_stage 2 --offload_optimizer_device none t.py",
+        "warning",
+    ),
+    LintCase(
+        SLOW,
+        "accelerate launch --multi_gpu --num_processes 8 t.py --deepspeed cpu.json",
+        "accelerate launch --multi_gpu --num_cpu_threads_per_process 9 --num_processes 8 t.py --deepspeed cpu.json",
+        "warning",
+    ),
     LintCase("unknown-option", "deepspeed --n_gpus 8 train.py", "deepspeed --num_gpus 8 train.py --n_gpus 8"),
     LintCase("unknown-option", "deepspeed --num 8 train.py", "deepspeed --num_gpu 8 train.py"),  # argparse takes it
     LintCase("unknown-option", "torchrun --nproc_per_gpu=8 train.py", "torchrun --nproc_per_node=8 train.py"),

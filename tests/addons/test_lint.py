@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,23 @@ from tests.support.refusals import refusal
 ROOT = Path(__file__).parents[2]
 TUTORIALS = Path(__file__).parent / "tutorials"
 DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+OF_EIGHT, ON_ACCELERATE = (
+    {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}},
+    {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "num_machines": 1},
+)
+BESIDE = {
+    "ds.json": DS_OF_TWO,
+    **{
+        f"{device}.json": OF_EIGHT | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": device}}}
+        for device in ("cpu", "none")
+    },
+    "nvme.json": OF_EIGHT | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+    "zero.yaml": ON_ACCELERATE
+    | {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "cpu.json"}},
+    "fsdp.yaml": ON_ACCELERATE
+    | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}},
+}
+"""Files that lines name."""
 
 
 CASES = [
@@ -49,7 +69,8 @@ def write(directory: Path, content: dict[str, Any] | str, suffix: str) -> Path:
         if isinstance(content, str)
         else (json.dumps(content, indent=1) if suffix == ".json" else strict_yaml.dump(content))
     )
-    (directory / "ds.json").write_text(json.dumps(DS_OF_TWO))
+    for name, values in BESIDE.items():
+        (directory / name).write_text(json.dumps(values))
     return path
 
 
@@ -92,6 +113,28 @@ def test_a_rule_speaks_of_one_and_not_of_its_neighbour(case: tuple[str, LintCase
         assert pair.rule not in found(tmp_path / f"fixed{suffix}", pair.context)
     good = write(tmp_path, pair.good, suffix)
     assert pair.rule not in found(good, pair.context if pair.good_context is None else pair.good_context)
+
+
+@pytest.mark.parametrize(
+    ("line", "threads"),
+    [
+        ("torchrun --nproc_per_node 2 t.py", "1"),
+        ("torchrun --nproc_per_node 1 t.py", "None"),
+        ("accelerate launch --config_file zero.yaml --num_processes 2 --num_cpu_threads_per_process 7 t.py", "1"),
+        ("accelerate launch --config_file zero.yaml --num_processes 1 t.py", "None"),
+        ("accelerate launch --config_file fsdp.yaml --num_processes 2 t.py", "1"),
+        ("accelerate launch --config_file fsdp.yaml --num_processes 2 --num_cpu_threads_per_process 7 t.py", "7"),
+        ("deepspeed --num_gpus 2 t.py", "None"),
+    ],
+)
+@pytest.mark.nightly
+def test_launchers_give_a_process_as_many_threads_as_the_rule_says(line: str, threads: str, tmp_path: Path) -> None:
+    started = write(tmp_path, line, ".sh")
+    started.with_name("t.py").write_text("import os; print('threads', os.environ.get('OMP_NUM_THREADS'))")
+    words = [str(Path(sys.executable).with_name(line.split()[0])), *line.split()[1:]]
+    without = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=without).stdout
+    assert set(re.findall(r"threads (None|\d+)", said)) == {threads}
 
 
 def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:

@@ -51,7 +51,7 @@ from kit.addons.lint import (
     zero_rules,
 )
 from kit.addons.lint.accelerate_line import with_line
-from kit.addons.lint.command_rules import processes, wrapped_classes
+from kit.addons.lint.command_rules import one_thread, processes, wrapped_classes
 from kit.addons.lint.commands import Command
 from kit.addons.lint.config import Config, Given, Reader
 from kit.addons.lint.described import NEEDS_BOTH
@@ -262,6 +262,9 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
     """Findings of the configuration files that a launch line names, and contradictions between file and line."""
     found: list[Finding] = []
     found += wrapped_classes(command, given.model)
+    document = Document(path.name, {}, {})
+    document = with_line(command, document) if command.launcher == "accelerate launch" else document
+    launch, files = Config(document=document), list[Config]()
     readers: tuple[tuple[str | None, Reader | None], ...] = (
         (command.argument("deepspeed"), "trainer"),
         (command.argument("deepspeed_config"), "deepspeed"),
@@ -278,13 +281,17 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
         elif reader is not None and other.suffix == ".json":
             ranks = processes(command)
             found += _deepspeed(other, replace(given, reader=reader), ranks)
-            found += contradicts_config(command, Config(document=_read_json(other).document))
+            files.append(Config(document=_read_json(other).document))
+            found += contradicts_config(command, files[-1])
         else:
-            document = with_line(command, _read_yaml(other))
-            found += _accelerate(other, document, given)
-            found += packs_split_rows(command, Config(document=document))
+            launch = Config(document=with_line(command, _read_yaml(other)))
+            found += _accelerate(other, launch.document, given)
+            found += packs_split_rows(command, launch)
+            inside = named_file(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
+            files += [Config(document=_read_json(inside).document)] if inside else []
+    found += one_thread(command, launch, files)
     if command.launcher == "accelerate launch" and command.value("config_file") is None:
-        line = Config(document=with_line(command, Document(path.name, {}, {})), **vars(given))
+        line = Config(document=document, **vars(given))
         made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()
         found += [each for each in made if each.rule in OF_OPTIONS]
         found += packs_split_rows(command, line)

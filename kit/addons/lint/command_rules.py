@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kit.addons.lint.accelerate_rules import missing_classes
 from kit.addons.lint.commands import LAUNCHERS, Command, known_options, number
+from kit.addons.lint.config import Config, truth
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.rule import Case, Rule, check, table
 from kit.specs.model import ModelSpec
@@ -66,6 +67,46 @@ def processes(command: Command) -> int | None:
 def per_node(command: Command) -> int:
     """Processes that the line starts on a node; 0 if that is no number."""
     return (processes(command) or 0) // nodes(command)
+
+
+@check(
+    None,
+    Rule(
+        "one-thread",
+        "script",
+        "an optimizer on the host, and a launcher that gives each process one thread",
+        "its step takes one core of many",
+    ),
+)
+def one_thread(command: Command, launch: Config, files: Sequence[Config]) -> Iterator[Finding]:
+    """``launch``: accelerate's configuration; ``files``: DeepSpeed's.
+
+    torch/distributed/run.py sets OMP_NUM_THREADS=1 for several processes, where it is not set; accelerate's launcher of
+    DeepSpeed calls it (commands/launch.py, deepspeed_launcher), or DeepSpeed's launcher for several machines, which
+    sets nothing. What accelerate starts itself has --num_cpu_threads_per_process, 1 where nobody says more
+    (utils/launch.py)."""
+    of_accelerate, kind = command.launcher == "accelerate launch", launch.get("distributed_type")
+    if command.threads or not (of_accelerate or command.launcher == "torchrun"):
+        return
+    devices = [each.get("zero_optimization.offload_optimizer.device") for each in files if each.stage]
+    devices += [command.value("offload_optimizer_device"), launch.get("deepspeed_config.offload_optimizer_device")]
+    sharded = kind == "FSDP" and truth(launch.get("fsdp_config.fsdp_offload_params"))
+    ranks, alone = per_node(command), False
+    if of_accelerate:
+        machines, starter = int(launch.number("num_machines") or 1), "deepspeed_multinode_launcher"
+        ranks = int(launch.number("num_processes") or 0) // max(1, machines)
+        if kind == "DEEPSPEED":
+            standard = "standard" in (command.value(starter), launch.get(f"deepspeed_config.{starter}"))
+            ranks = ranks if machines == 1 or standard else 0
+        else:  # a file that is not named may say DeepSpeed
+            told = command.value("num_cpu_threads_per_process") is not None
+            ranks, alone = 0 if told else ranks, kind is not None and not told
+    if (sharded or any(device in ("cpu", "nvme") for device in devices)) and (alone or ranks > 1):
+        why = (
+            f"the optimizer steps on the host, and {command.launcher} gives a process one thread, unless told otherwise"
+        )
+        fix = f"export OMP_NUM_THREADS=$(($(nproc) / {ranks if ranks > 0 else 'PROCESSES_ON_A_NODE'})) above the line"
+        yield command.finding("one-thread", "warning", "", why, fix)
 
 
 def _visible(command: Command) -> str:

@@ -60,6 +60,7 @@ _TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun"
 _HOST_STARTERS = {"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "dsh"}
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _VARIABLE = re.compile(r"\$[{(@*\w]")
+_THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Command:
     """What starts the line as several tasks (srun, mpirun) or on other hosts (ssh, pdsh); empty if nothing does."""
     visible: str = ""
     """CUDA_VISIBLE_DEVICES as set on the same line or by an export above; empty if not set."""
+    threads: bool = False
+    """Whether OMP_NUM_THREADS is set on the same line, above it or by the job, or may be by a file that is read."""
     job: Job = field(default_factory=Job)
     text: str = ""
     """The line, with its variables."""
@@ -131,14 +134,15 @@ def known_options() -> Mapping[str, Mapping[str, int]]:
 
 def commands(text: str, file: str, job: Job | None = None) -> Iterator[Command]:
     """Every launch in a script, in order. A word whose value is not known is as it is written."""
-    job = job or Job.of_batch(text)
+    job, reads = job or Job.of_batch(text), re.search(r"(?m)^[ \t]*(?:source|\.)[ \t]", text) is not None
     for line in shell_lines(text, written=True):
         words = said(line, text)
         if (found := _command(words, file, number_of(line, text))) is not None:
             of_line = (word.partition("=")[2] for word in words if word.startswith("CUDA_VISIBLE_DEVICES="))
             devices = next(of_line, line.variables.get("CUDA_VISIBLE_DEVICES") or "")
             whole = text[line.words[0].start : line.words[-1].end].replace("\\\n", " ")
-            yield replace(found, starter=_starter(words), visible=devices, job=job, text=whole)
+            threads = reads or _THREADS in line.variables or any(word.startswith(f"{_THREADS}=") for word in words)
+            yield replace(found, starter=_starter(words), visible=devices, threads=threads, job=job, text=whole)
 
 
 def number_of(line: Line, text: str) -> int:
