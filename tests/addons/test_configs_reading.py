@@ -250,6 +250,20 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         AUTOMODEL.replace("pretrained_model", "torch_dtype: float32, pretrained_model"),
         {"optimizer_state_dtype": "fp32"}, [],
     ),
+    "fp8": (AUTOMODEL + "fp8: {enabled: true}\n", {"precision": "fp8", "optimizer_state_dtype": "bf16"}, []),
+    "fp8 by axolotl": (AXOLOTL.replace("adapter: lora\n", "fp8: true\n"), {"precision": "fp8", "lora": None}, []),
+    "fp8 beside adapters": (AXOLOTL + "fp8: true\n", {"precision": "bf16"}, [("least", "fp8")]),
+    "fp8 by LLaMA-Factory": (
+        "fp8: true\nfp8_backend: torchao\n" + FACTORY.replace("type: lora", "type: full"), {"precision": "fp8"}, [],
+    ),
+    "fp8 by Transformer Engine": (
+        "fp8: true\nfp8_backend: te\n" + FACTORY.replace("type: lora", "type: full"), {"precision": "bf16"},
+        [("least", "fp8_backend")],
+    ),
+    "fp8 on DeepSpeed": (
+        AXOLOTL.replace("adapter: lora\n", "fp8: true\ndeepspeed: deepspeed_configs/zero2.json\n"),
+        {"precision": "bf16", "zero_stage": 2}, [("least", "fp8")],
+    ),
     "8 bits": (AXOLOTL + "load_in_8bit: true\n", {"lora": IN_8_BITS}, []),
     "8 bits, the experts with them": (
         EXPERTS.replace("load_in_4bit", "load_in_8bit"), {"lora": IN_8_BITS}, [("most", "quantize_moe_experts")],
@@ -388,7 +402,7 @@ def test_every_row_decides_a_field_that_kit_has() -> None:
     mine = (
         "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share "
     )
-    mine += "prompts prompt_tokens filled micro_tokens"
+    mine += "prompts prompt_tokens filled micro_tokens fp8"
     known = (
         {*mine.split()}
         | {f"layout.{each.name}" for each in fields(Pins)}

@@ -94,9 +94,14 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     if given.get(experts) and (layout.engine, layout.zero_stage, layout.recompute, bits) != ("torch", 0, "full", True):
         given[experts] = False
         short += (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),)
-    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     job = _job(given, model, layout, length)
     workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
+    if given.get("fp8"):
+        in_fp8 = replace(workload, job=replace(job, precision="fp8"))
+        other = {each.rule for each in violations(in_fp8)} - {each.rule for each in violations(workload)} - _PRICED
+        short += (Gap("least", "fp8", "fp8 is counted as bf16"),) if other else ()
+        workload = workload if other else in_fp8
+    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     sizes = {name: given.get(f"layout.{name}") for name in ZERO_KEYS}
     workload = workload.with_layout(layout.with_sizes(zero_sizes(sizes, workload)))
     workload, approximated = _priced(workload)
