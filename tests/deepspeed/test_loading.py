@@ -17,6 +17,7 @@ from tests.support import tiny
 from tests.support.calls import before
 from tests.support.peak_memory import Peak, own_bytes, return_freed_memory
 from tests.support.workers import pool
+from tests.training.cases import same
 
 SIZE = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
 
@@ -84,8 +85,7 @@ def test_random_weights_are_those_of_a_cast_model(tmp_path, stage):
     plain = random_model(chosen.model, tiny.run_directory(tmp_path, chosen).run.seed)
     expected = {name: parameter.detach().bfloat16().float() for name, parameter in plain.named_parameters()}
     for found in pool("deepspeed", 2).run(cases.inside, chosen, None, tmp_path, weights):
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert same(found, expected)
 
 
 def weights(engine, chosen):

@@ -6,12 +6,12 @@ On a CPU all memory is the host's. kit's patch of ``is_cuda`` makes megatron-cor
 from __future__ import annotations
 
 import pytest
-import torch
 
 from kit.engines.protocol import StateKind
 from tests.megatron import cases
 from tests.support import tiny
 from tests.support.workers import pool
+from tests.training.cases import same
 
 LAYOUTS = {
     "dp2": ("llama", {"num_layers": 4}, {"dp": 2}),
@@ -58,9 +58,7 @@ def test_any_share_on_the_host_trains_bit_for_bit_as_none(references, name):
         on_host = trained(offload_optimizer="cpu", optimizer_offload_fraction=share)
         assert on_host[0][0] == on_gpu[0][0]
         for kind, expected in on_gpu[0][1].items():
-            found = on_host[0][1][kind]
-            assert found.keys() == expected.keys()
-            assert all(torch.equal(found[each], tensor) for each, tensor in expected.items()), kind
+            assert same(on_host[0][1][kind], expected), kind
         for (*_, host, gpu, held), (*_, whole, held_on_gpu) in zip(on_host, on_gpu, strict=True):
             assert host + gpu == whole
             # megatron-core moves whole parameters until it has moved the share.

@@ -12,6 +12,7 @@ from tests.megatron import cases, inside
 from tests.megatron.shapes import DEEPSEEK
 from tests.support import tiny
 from tests.support.workers import pool
+from tests.training.cases import same
 
 # name → family, shape, layout, job, edits of distributed_data_parallel
 CASES = {
@@ -104,8 +105,7 @@ def test_fresh_weights_do_not_depend_on_the_layout(references):
     for layout in ({"tp": 2}, {"pp": 2}):
         rundir = cases.run_directory(directory / "run", spec, **layout, model_path=None)
         tensors.append(pool("megatron", 2).run(cases.inside, rundir, inside.initial_weights)[0])
-    assert tensors[0].keys() == tensors[1].keys()
-    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    assert same(*tensors)
     assert torch.equal(tensors[0]["model.norm.weight"], torch.ones(spec.hidden_size))
     assert tensors[0]["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
 
