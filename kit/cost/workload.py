@@ -143,6 +143,11 @@ class Workload:
         return share or 0.0 if self.job.objective == "grpo" else 0.0
 
     @property
+    def vllm_sleeps(self) -> bool:
+        """Whether that vLLM keeps its share only while it generates."""
+        return self.vllm_share > 0 and self.job.grpo is not None and self.job.grpo.vllm_enable_sleep_mode
+
+    @property
     def completions(self) -> float:
         """Completions of a step on one rank. TRL generates them at once (steps_per_generation is the accumulation)."""
         return self.layout.global_batch_size / self.layout.dp

@@ -108,6 +108,7 @@ def _of_trl(job: JobSpec) -> list[tuple[str, object, Any]]:
         ("use_vllm", share, True),
         ("vllm_mode", share, "colocate"),
         ("vllm_gpu_memory_utilization", share, share),
+        ("vllm_enable_sleep_mode", share and grpo.vllm_enable_sleep_mode, True),
     ]
 
 

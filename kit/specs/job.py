@@ -151,6 +151,8 @@ class GrpoSpec:
     vllm_gpu_memory_utilization: Annotated[float, Within(gt=0, lt=1)] | None = None
     """Share of each GPU's memory for a vLLM on the same GPU (TRL's own default is 0.3); null: transformers
     generates."""
+    vllm_enable_sleep_mode: bool = False
+    """Whether that vLLM leaves the GPU while the model trains: its weights, and its keys and values."""
 
 
 @spec

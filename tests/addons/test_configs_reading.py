@@ -225,8 +225,13 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         {"grpo": GrpoSpec(num_generations=4, max_completion_length=1024, beta=0.04)}, [],
     ),
     "vLLM that sleeps": (
-        GRPO.format("--sleep_level 1 --offload_model true --offload_optimizer true"), {"grpo": VLLM},
-        [("most", "sleep_level")],
+        GRPO.format("--sleep_level 1"), {"grpo": replace(VLLM, vllm_enable_sleep_mode=True)}, [],
+    ),
+    "vLLM that is awake": (GRPO.format("--sleep_level 0"), {"grpo": VLLM}, []),
+    "vLLM and the model in turns": (
+        GRPO.format("--sleep_level 1 --offload_model true --offload_optimizer true"),
+        {"grpo": replace(VLLM, vllm_enable_sleep_mode=True)},
+        [("most", "offload_model"), ("most", "offload_optimizer")],
     ),
     "bf16 gradients": (megatron("--main_grads_dtype bf16"), {"gradient_dtype": "bf16"}, [MEAN]),
     "bf16 moments": (megatron("--exp_avg_dtype bf16"), {"optimizer_state_dtype": "bf16"}, [MEAN]),
@@ -307,13 +312,12 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     ),
     "hydra": (
         HYDRA, {"objective": "grpo", "seq_length": 1536, "micro_batch_size": 2, "gradient_accumulation_steps": 16,
-                "zero_stage": 3, "grpo": GrpoSpec(num_generations=4, beta=0.001, vllm_gpu_memory_utilization=0.5)},
-        [("most", "actor_rollout_ref.rollout.free_cache_engine")],
+                "zero_stage": 3, "grpo": GrpoSpec(
+                    num_generations=4, beta=0.001, vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=True)}, [],
     ),
     "hydra, silent": (
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
-        "actor_rollout_ref.rollout.n=2\n", {"global_batch_size": 512, "seq_length": 1024, "recompute": "full"},
-        [("most", "actor_rollout_ref.rollout.free_cache_engine")],
+        "actor_rollout_ref.rollout.n=2\n", {"global_batch_size": 512, "seq_length": 1024, "recompute": "full"}, [],
     ),
     "filled": (FILLED.format(2048), {"micro_batch_size": 4, "global_batch_size": 256, "packed": True}, []),
     "filled by whole rows": (FILLED.format(3000), {"micro_batch_size": 2}, [("least", "use_dynamic_bsz")]),

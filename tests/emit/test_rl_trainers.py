@@ -78,9 +78,10 @@ RL: dict[str, Case] = {
         "openrlhf.sh", "openrlhf",
         ZERO3 | {"model": "llama-3-70b", "cluster": "64xH100", "dp": 64, "offload_optimizer": "cpu",
         "recompute": "none",
-                 "gradient_accumulation_steps": 1, "micro_batch_size": 1, "job": GRPO | {"grpo": VLLM,
-                 "seq_length": 1024}},
-        {"vllm.tensor_parallel_size": "8", "vllm.num_engines": "8", "actor.num_nodes": "8", "ds.adam_offload": True,
+                 "gradient_accumulation_steps": 1, "micro_batch_size": 1, "job": GRPO | {
+                 "grpo": replace(VLLM, vllm_enable_sleep_mode=True), "seq_length": 1024}},
+        {"vllm.tensor_parallel_size": "8", "vllm.enable_sleep": True, "vllm.num_engines": "8",
+         "actor.num_nodes": "8", "ds.adam_offload": True,
          "algo.kl.init_coef": "0.0", "algo.kl.use_loss": ..., "algo.kl.estimator": ..., "ref.num_nodes": ...,
          "ref.num_gpus_per_node": ..., "train.num_episodes": ..., "ds.grad_accum_dtype": ...,
          "actor.gradient_checkpointing_enable": ..., "ds.lora.rank": ...},

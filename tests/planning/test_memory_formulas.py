@@ -31,7 +31,7 @@ from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.lora import named_layers
 from kit.cost.model.params import RankParameters, count
-from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Layout
 from tests.planning.shapes import (
     DENSE,
@@ -661,6 +661,11 @@ ENGINES: Rows = [
         ).communicator_gib
                                       for each in (torch(), torch(dp=8), megatron(tp=2, dp=4), megatron(
                                           tp=2, cp=2, dp=2, pp=2, ep=2))], [0, 1, 3, 6]),
+    # Its half of the GPU is kept, or is there while it generates.
+    ("a vLLM, awake and asleep", lambda: [part / NODE.gpu.memory_gib for each in (False, True) for one in [work(
+        FSDP, objective="grpo", grpo=GrpoSpec(vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=each))]
+        for part in (overhead_gib(one) - overhead_gib(work(FSDP)), parts_of(one, 0).generation / 2**30)],
+     [0.5, 0, 0, 0.5]),
     ("a CPU's process", lambda: overhead_gib(work(torch(dp=2), machines=cluster("2xcpu"))),
         overheads().cpu_process_gib),
 ]  # fmt: skip

@@ -34,10 +34,21 @@ ZERO3 = Pins(engine="deepspeed", zero_stage=3, micro_batch_size=2, recompute="no
 
 def test_the_run_directory_starts_trl_alone() -> None:
     """No file of kit's own loop; TRL's arguments in the README."""
-    files = files_of(planned("grpo", ZERO3, grpo=GrpoSpec(num_generations=4, vllm_gpu_memory_utilization=0.4)))
+    files = files_of(
+        planned(
+            "grpo",
+            ZERO3,
+            grpo=GrpoSpec(num_generations=4, vllm_gpu_memory_utilization=0.4, vllm_enable_sleep_mode=True),
+        )
+    )
     assert not {"launch.sh", "slurm.sbatch"} & set(files)
     assert {"accelerate.yaml", "ds_config.json", "ds_config.trainer.json"} <= set(files)
-    for words in ("trl_grpo.py", "--num_generations 4", "--use_vllm true", "--vllm_gpu_memory_utilization 0.4"):
+    for words in (
+        "trl_grpo.py",
+        "--num_generations 4",
+        "--use_vllm true",
+        "--vllm_gpu_memory_utilization 0.4 --vllm_enable_sleep_mode true",
+    ):
         assert words in files["README.md"]
     assert "launch.sh" in files_of(planned("sft", ZERO3))
 

@@ -215,6 +215,7 @@ def _openrlhf_rollout(plan: Plan) -> dict[str, Any]:
         "vllm.num_engines": plan.layout.world_size // size,
         "vllm.tensor_parallel_size": size,
         "vllm.gpu_memory_utilization": grpo.vllm_gpu_memory_utilization,
+        **chosen(("vllm.enable_sleep", grpo.vllm_enable_sleep_mode, True)),
     }
 
 

@@ -15,6 +15,7 @@ from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.job import MLP_LAYERS, LoraSpec
 from kit.specs.model import Approximation, LatentAttention, ModelSpec
+from kit.units import GIB
 
 LOSS_BYTES = 12.0
 """Bytes per logit in the backward of torch's fp32 cross entropy: log-probabilities, their gradient, the logits'
@@ -353,9 +354,7 @@ def _casts_of_mlp(model: ModelSpec, has_experts: bool) -> int:
 
 def _norm_without_scale(model: ModelSpec, width: float, element: int) -> float:
     """Bytes per token that a norm with a frozen scale saves: its input (in fp32 for RMSNorm) and statistics."""
-    if model.norm == "layernorm":
-        return element * width + 2 * element
-    return 4.0 * width + 4
+    return element * width + 2 * element if model.norm == "layernorm" else 4.0 * width + 4
 
 
 def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) -> dict[str, float]:
@@ -446,12 +445,13 @@ def _dropped_out(workload: Workload, terms: dict[str, float], layers: frozenset[
 
 
 def generation_bytes(workload: Workload) -> float:
-    """Bytes that transformers' generation needs on a GPU, before the step's forward: keys and values of the rank's
-    completions of the whole step, their logits, and at ZeRO-3 the gathered weights (ds3_gather_for_generation)."""
+    """Bytes that generation needs on a GPU, before the step's forward: the share of a vLLM that sleeps otherwise.
+    Transformers' own needs keys and values of the rank's completions of the whole step, their logits, and at ZeRO-3 the
+    gathered weights (ds3_gather_for_generation)."""
     if workload.trl is None or not workload.trl.generates or workload.vllm_share:
-        return 0.0
-    rows, model = workload.completions, workload.model
-    whole = workload.layout.engine == "deepspeed" and workload.layout.zero_stage == 3
+        return workload.vllm_sleeps * workload.vllm_share * workload.cluster.gpu.memory_gib * GIB
+    rows, model, layout = workload.completions, workload.model, workload.layout
+    whole = layout.engine == "deepspeed" and layout.zero_stage == 3
     gathered = workload.element * count(model).total if whole else 0.0
     cached = workload.cached_bytes_per_token * rows * workload.job.seq_length
     return gathered + cached + 4.0 * rows * model.vocab_size

@@ -198,6 +198,5 @@ def nvme_gib_per_node(workload: Workload) -> float:
 
 def _reference_gib_per_node(workload: Workload) -> float:
     """GiB of an offloaded reference model in a node's memory."""
-    if not workload.holds_reference or workload.layout.offload_param == "none":
-        return 0.0
-    return to_gib(workload.element * count(workload.model).total / workload.cluster.num_nodes)
+    there = workload.holds_reference and workload.layout.offload_param != "none"
+    return to_gib(there * workload.element * count(workload.model).total / workload.cluster.num_nodes)

@@ -119,11 +119,11 @@ def _parts_of(workload: Workload, engine: EngineMemory, stage: int) -> RankParts
 
 def overhead_gib(workload: Workload) -> float:
     """GiB of the CUDA context and NCCL's communicators: one per kind of parallelism, and one for the world if there are
-    several kinds; and the share of a vLLM. On CPU: GiB of the process."""
+    several kinds; and the share of a vLLM that does not sleep. On CPU: GiB of the process."""
     table, layout = overheads(), workload.layout
     if workload.cluster.gpu.device == "cpu":
         return table.cpu_process_gib
-    vllm = workload.vllm_share * workload.cluster.gpu.memory_gib
+    vllm = 0.0 if workload.vllm_sleeps else workload.vllm_share * workload.cluster.gpu.memory_gib
     kinds = (layout.tp > 1) + (layout.cp > 1) + (layout.dp > 1) + (layout.pp > 1) + (layout.ep > 1)
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib + vllm

@@ -224,7 +224,6 @@ def generation_s(gpu: GpuPerf, workload: Workload) -> float:
         token = max(token, kernels * gpu.rates.kernel_launch_us * 1e-6)
         gather = ranks.all_gather_s(workload.element * counts.total, model.num_layers) if ranks.size > 1 else 0.0
         sharded = layout.zero_stage >= (2 if layout.engine == "torch" else 3)
-        if sharded and layout.engine == "torch":
-            token += gather
+        token += gather if sharded and layout.engine == "torch" else 0.0
         once = gather if sharded and layout.engine == "deepspeed" else 0.0
     return once + prompt * flops + tokens * token
