@@ -17,7 +17,10 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 
 LINE = "torchrun --nnodes 2 --nproc_per_node 8 --master_addr job-0.job --master_port 29500 --node_rank"
-INDEX = "$JOB_COMPLETION_INDEX"
+INDEX, ON_HOST = (
+    "$JOB_COMPLETION_INDEX",
+    "accelerate launch --use_deepspeed --num_processes 8 --zero_stage 2 --offload_optimizer_device cpu t.py",
+)
 
 
 def job(script: str, nodes: int = 2, gpus: int = 8, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -51,6 +54,7 @@ PAIRS = (
         job(f"{LINE} {INDEX} t.py".replace("job-0.job", "$M"), env={"M": "job-0.job"}),
     ),
     ("not-read", job("sleep 1"), job("python t.py")),
+    ("one-thread", job(ON_HOST, nodes=1), job(ON_HOST, nodes=1, env={"OMP_NUM_THREADS": "12"})),
 )
 
 
