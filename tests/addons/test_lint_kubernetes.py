@@ -17,16 +17,20 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 
 LINE = "torchrun --nnodes 2 --nproc_per_node 8 --master_addr job-0.job --master_port 29500 --node_rank"
-INDEX, ON_HOST = (
+OF_LIMITS, INDEX, ON_HOST = (
+    {"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
     "$JOB_COMPLETION_INDEX",
     "accelerate launch --use_deepspeed --num_processes 8 --zero_stage 2 --offload_optimizer_device cpu t.py",
 )
 
 
-def job(script: str, nodes: int = 2, gpus: int = 8, env: dict[str, str] | None = None) -> dict[str, Any]:
+def job(script: str, nodes: int = 2, gpus: int = 8, env: dict[str, Any] | None = None) -> dict[str, Any]:
     container = {
         "command": ["bash", "-c", script],
-        "env": [{"name": name, "value": value} for name, value in (env or {}).items()],
+        "env": [
+            {"name": name} | (value if isinstance(value, dict) else {"value": value})
+            for name, value in (env or {}).items()
+        ],
         "resources": {"limits": {"nvidia.com/gpu": gpus}},
     }
     pod = {"template": {"spec": {"containers": [container]}}}
@@ -55,6 +59,7 @@ PAIRS = (
     ),
     ("not-read", job("sleep 1"), job("python t.py")),
     ("one-thread", job(ON_HOST, nodes=1), job(ON_HOST, nodes=1, env={"OMP_NUM_THREADS": "12"})),
+    ("one-thread", job(ON_HOST, nodes=1), job(ON_HOST, nodes=1, env={"OMP_NUM_THREADS": OF_LIMITS})),
 )
 
 
