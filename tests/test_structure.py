@@ -16,10 +16,10 @@ LIMITS = {
     "public names twice in a room": (Checkout.names_twice, 0),
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
-    "trainings in tests": (Checkout.trainings, 82),
+    "trainings in tests": (Checkout.trainings, 81),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_190, "add-ons": 6_320, "tests": 18_330, "benchmarks": 4_045}
+STATEMENTS = {"core": 18_185, "add-ons": 6_320, "tests": 18_325, "benchmarks": 4_045}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",

@@ -123,7 +123,8 @@ def overhead_gib(workload: Workload) -> float:
     table, layout = overheads(), workload.layout
     if workload.cluster.gpu.device == "cpu":
         return table.cpu_process_gib
-    vllm = 0.0 if workload.vllm_sleeps else workload.vllm_share * workload.cluster.gpu.memory_gib
+    share = workload.vllm_share
+    vllm = 0.0 if share and workload.vllm_sleeps else share * workload.cluster.gpu.memory_gib
     kinds = (layout.tp > 1) + (layout.cp > 1) + (layout.dp > 1) + (layout.pp > 1) + (layout.ep > 1)
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib + vllm

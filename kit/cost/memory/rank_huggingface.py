@@ -30,7 +30,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
     decoders = model.num_layers if model.is_encoder_decoder else 0
     crossed = cross_attention(workload) if decoders else 0.0
     saved = sum(number * _saved(workload, whole[kind]) for kind, number in counts)
-    if recompute == "full":
+    if recompute == "full" and workload.job.lora is not None:
         saved += sum(number * kept_inputs(workload, kind) for kind, number in counts)
     saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too; all decoder layers read its output.
