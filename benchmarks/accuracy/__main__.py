@@ -52,6 +52,7 @@ def main() -> None:
         written.append((given.markdown.parent / "images" / f"{given.markdown.stem}.svg", picture.as_svg(points, unit)))
     for path, text in [*written, (given.json, json.dumps(figures, indent=1) + "\n"), (given.markdown, page)]:
         if path:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
 
 

@@ -43,7 +43,8 @@ RL: dict[str, Case] = {
          A + "optim.override_optimizer_config": "{eps:1e-07}", A + "optim.clip_grad": "0.5",
          "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "3", R + "log_prob_micro_batch_size_per_gpu": "3",
          R + "name": "vllm", R + "n": "4", R + "gpu_memory_utilization": "0.35", R + "tensor_model_parallel_size": "1",
-         "trainer.total_epochs": "2", "trainer.nnodes": "2", "trainer.n_gpus_per_node": "8"},
+         R + "free_cache_engine": "False", "trainer.total_epochs": "2",
+         "trainer.nnodes": "2", "trainer.n_gpus_per_node": "8"},
     ),
     # to a norm of 0 verl would clip every gradient; the reference costs a second model
     "verl with a reference and adapters": (
@@ -56,8 +57,9 @@ RL: dict[str, Case] = {
          V + "target_modules": "[q_proj,v_proj]", "trainer.total_epochs": ..., "trainer.nnodes": "1"},
     ),
     "verl with all adapters on the host": (
-        "verl.sh", "verl", FSDP2 | {"offload_param": "cpu", "job": GRPO | {"grpo": VLLM, "lora": LoraSpec()}},
-        {V + "target_modules": "all-linear", A + "fsdp_config.offload_policy": "True"},
+        "verl.sh", "verl", FSDP2 | {"offload_param": "cpu",
+        "job": GRPO | {"grpo": replace(VLLM, vllm_enable_sleep_mode=True), "lora": LoraSpec()}},
+        {R + "free_cache_engine": "True", V + "target_modules": "all-linear", A + "fsdp_config.offload_policy": "True"},
     ),
     "openrlhf": (
         "openrlhf.sh", "openrlhf", ZERO3 | {"zero_hpz": 4, "job": GRPO | {"grpo": KL, "epochs": 2.0}},

@@ -99,13 +99,15 @@ def test_fp8_is_emitted_as_the_gpu_has_it():
 
 
 def test_transformer_engine_is_asked_for_by_name_where_it_is_missing(monkeypatch):
+    from megatron.core.models.gpt import gpt_layer_specs
+
     from kit.engines.megatron.model import transformer_engine
     from kit.engines.megatron.model.transformer_engine import fused_block_spec, plain_name
     from kit.errors import EngineError
 
     assert "transformer_engine and it is not installed" in refusal(EngineError, fused_block_spec, None, None)
     monkeypatch.setattr(transformer_engine.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(transformer_engine, "get_gpt_decoder_block_spec", lambda *given, **named: (*given, named))
+    monkeypatch.setattr(gpt_layer_specs, "get_gpt_decoder_block_spec", lambda *given, **named: (*given, named))
     assert fused_block_spec("config", 1) == ("config", {"use_transformer_engine": True, "vp_stage": 1})
     for fused, plain in (
         ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),

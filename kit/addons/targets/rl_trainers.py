@@ -141,6 +141,7 @@ def verl_overrides(plan: Plan) -> dict[str, Any]:
         f"{rollout}.name": "vllm",
         f"{rollout}.n": grpo.num_generations,
         f"{rollout}.gpu_memory_utilization": grpo.vllm_gpu_memory_utilization,
+        f"{rollout}.free_cache_engine": grpo.vllm_enable_sleep_mode,
         f"{rollout}.tensor_model_parallel_size": rollout_tp(plan),
         **chosen(("trainer.total_epochs", job.epochs, round(job.epochs or 0))),
         "trainer.nnodes": plan.cluster.num_nodes,

@@ -15,6 +15,8 @@ from unittest import mock
 
 import yaml
 
+from tests.support.runs import free_port
+
 
 def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[str]:
     """What DeepSpeedConfig says against (config, data-parallel size): exceptions, and warnings that name a key."""
@@ -66,7 +68,9 @@ def refused_by_fsdp_plugin(texts: Iterable[str]) -> list[str]:
 
     def read(file: Path) -> list[str]:
         with mock.patch.dict(os.environ):  # as it is now, again afterwards
-            arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+            arguments = launch_command_parser().parse_args(
+                ["--config_file", str(file), "--main_process_port", str(free_port()), "train.py"]
+            )
             os.environ.update(prepare_multi_gpu_env(_validate_launch_command(arguments)[0]))
             plugin = FullyShardedDataParallelPlugin()
         return _unlike(plugin, yaml.safe_load(file.read_text(encoding="utf-8"))["fsdp_config"])
