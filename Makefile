@@ -29,7 +29,7 @@ demo: setup  ## the main job, end to end: plan, three engines, a kill, a change 
 	@$(BIN)/python -m tests.support.proofs demo
 
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
-test: setup  ## every engine and every behaviour, in seven minutes on two cores
+test: setup  ## every engine and every behaviour, in six minutes on two cores
 	@$(PYTEST) -m 'not nightly'
 
 test-fast: setup  ## what plans, emits, lints and reads logs, without engines, in a minute: for every change
