@@ -42,8 +42,8 @@ golden: setup  ## curves and answers of today, written to tests/golden: read the
 	@$(BIN)/python -m tests.support.golden
 	@$(BIN)/python -m tests.support.answers
 
-durations: setup  ## the tests of make test once more, and tests/durations.json written
-	@$(PYTEST) -m 'not nightly' --write-durations
+durations: setup  ## the tests of make test, a process a core, and tests/durations.json written
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not nightly' --write-durations
 
 check: lint types test  ## lint, types and tests; CI runs the demo and more (.ci/run)
 
