@@ -39,11 +39,18 @@ def split_over_ranks(items: list[Result]) -> list[Result]:
     return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
 
 
-def from_own_place(items: Sequence[Result]) -> list[Result]:
+def from_own_place(items: Sequence[Result], by_columns: Callable[[Result], bool] = lambda _: False) -> list[Result]:
     """All items, each rank from another one on. Ranks that write common files then start in different ones: writers of
-    one file wait for its lock in the kernel."""
-    first = len(items) * dist.get_rank() // dist.get_world_size() if dist.is_initialized() else 0
-    return [*items[first:], *items[:first]]
+    one file wait for its lock in the kernel.
+
+    ``by_columns``: items of which ranks have some columns each. They come first, in one order on all ranks. Their lines
+    lie between each other in the file: where only one rank has written, a disk gets pieces of some KB, five times as
+    slow.
+    """
+    together = [item for item in items if by_columns(item)]
+    others = [item for item in items if not by_columns(item)]
+    first = len(others) * dist.get_rank() // dist.get_world_size() if dist.is_initialized() else 0
+    return [*together, *others[first:], *others[:first]]
 
 
 def on_all_ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,28 @@ def test_ranks_write_different_files_at_a_time(tmp_path, engine):
     assert first[-1] != second[-1]
 
 
+@pytest.mark.parametrize("engine", ["torch", "megatron"])
+def test_ranks_write_columns_of_a_tensor_at_a_time(tmp_path, engine):
+    """Their lines lie between each other: a disk that gets those of one rank alone is five times as slow."""
+    layout = {"implementation": "local"} if engine == "megatron" else {"zero_stage": 3}
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(engine=engine, tp=2, **layout))
+    first, second = pool(engine, 2).run(tensors_written, rundir)
+    columns = [(kind, name) for kind, name, whole_rows in first if not whole_rows]
+    assert {name.split(".")[-2] for _, name in columns} == {"o_proj", "down_proj"}
+    assert len(columns) == len(cases.KINDS) * 2 * tiny.model().num_layers
+    assert first[: len(columns)] == second[: len(columns)] == [(kind, name, False) for kind, name in columns]
+    assert first[len(columns)] != second[len(columns)]
+
+
 def kinds_written(rundir: tiny.TinyRunDirectory) -> list[str]:
     """In the order of this rank."""
+    return [*dict.fromkeys(kind for kind, *_ in tensors_written(rundir))]
+
+
+def tensors_written(rundir: tiny.TinyRunDirectory) -> list[tuple[str, str, bool]]:
+    """(kind, name, whether its rows are whole) of blocks in the order of this rank."""
     with closing(cases.build(rundir)) as engine:
-        return [*dict.fromkeys(block.kind for block in engine.export_blocks(cases.KINDS))]
+        return [
+            (block.kind, block.name, block.values.shape[1] * block.shape[0] == math.prod(block.shape))
+            for block in engine.export_blocks(cases.KINDS)
+        ]

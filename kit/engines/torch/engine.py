@@ -236,7 +236,12 @@ class TorchEngine(Engine):
         own_parameters = [
             item for number, item in enumerate(self._parameters.items()) if self._exports(number, item[1])
         ]
-        for kind, (name, parameter) in from_own_place([*itertools.product(kinds, own_parameters)]):
+
+        def by_columns(item: tuple[StateKind, tuple[str, torch.nn.Parameter]]) -> bool:
+            parameter = item[1][1]
+            return own_box(parameter)[0][1:] != parameter.shape[1:]
+
+        for kind, (name, parameter) in from_own_place([*itertools.product(kinds, own_parameters)], by_columns):
             state, (_, starts) = self._state(kind, name).detach(), own_box(parameter)
             own = local_shard(state) if isinstance(state, DTensor) else own_slice(parameter, state)
             for on_disk, shape, (row, *columns), part in experts.split_part(

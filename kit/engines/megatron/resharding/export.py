@@ -14,6 +14,7 @@ import torch
 
 from kit.engines.collective import from_own_place
 from kit.engines.megatron.resharding.huggingface import HfResharder
+from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.engines.megatron.weights.sharding import ShardSlice
 from kit.engines.protocol import StateBlock, StateKind, rectangles
 
@@ -30,7 +31,12 @@ def export_blocks(
         for number, mapped in enumerate(resharder.mapped_params)
         if resharder.writes(number, mapped)
     ]
-    for kind, mapped in items if in_order else from_own_place(items):
+
+    def by_columns(item: tuple[StateKind, ParamMapping]) -> bool:
+        tensor = resharder.shard_groups(item[1]).tensor
+        return tensor.size() > 1 and any(piece.disk_dim == 1 for piece in resharder.slices(item[1], tensor.rank()))
+
+    for kind, mapped in items if in_order else from_own_place(items, by_columns):
         groups, shapes = resharder.shard_groups(mapped), resharder.shapes(mapped)
         param, slices = resharder.parameters[mapped.megatron], resharder.slices(mapped, groups.tensor.rank())
         for piece, where, values in parts(*groups.state.own(kind, param), groups.state.shape(param), slices):
