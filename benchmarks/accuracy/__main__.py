@@ -49,10 +49,10 @@ def main() -> None:
         if measured and predicted:
             points.setdefault(engine_of(row), []).append((measured, predicted))
     if given.markdown:
-        written.append((given.markdown.parent / "images" / f"{given.markdown.stem}.svg", picture.as_svg(points, unit)))
+        (images := given.markdown.parent / "images").mkdir(exist_ok=True)
+        written.append((images / f"{given.markdown.stem}.svg", picture.as_svg(points, unit)))
     for path, text in [*written, (given.json, json.dumps(figures, indent=1) + "\n"), (given.markdown, page)]:
         if path:
-            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
 
 
