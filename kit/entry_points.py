@@ -9,7 +9,7 @@ from kit.errors import KitError
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """Name → entry point of a group: kit.commands or kit.targets. Nothing is imported."""
+    """Name → entry point of a group, such as ``kit.commands``. Nothing is imported."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 

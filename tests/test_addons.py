@@ -112,6 +112,9 @@ greet = stranger:greet
 plan = stranger:greet
 [kit.targets]
 nomad = stranger:FILES
+[kit.run_files]
+theirs = stranger:EVERY
+gone = stranger:GONE
 """,
     "stranger.py": """from kit.emit.derived_file import DerivedFile
 
@@ -128,6 +131,15 @@ FILES = (
     ),
     DerivedFile("other.json", lambda plan: "{}", target="other"),
 )
+EVERY = (
+    DerivedFile(
+        "steps.txt",
+        lambda plan: "steps of the run: ",
+        of_run=lambda text, run: f"{text}{run.steps}",
+        told=lambda plan: ["`steps.txt` has the steps."],
+    ),
+    DerivedFile("cpu.txt", lambda plan: "", lambda plan: plan.cluster.gpu.device == "cuda"),
+)
 """,
 }
 
@@ -140,7 +152,9 @@ def test_a_strangers_command_and_target_are_kits(tmp_path: Path) -> None:
     assert "hello" not in run(place, "plan", "llama-3.2-1b", "--gpus", "8xH100").stdout
     assert run(place, "emit", RECIPE, "--target", "nomad", "--out", "run").returncode == 0
     assert (place / "run" / "nomad.json").read_text() == '{"nodes": 1, "priority": 5}'
-    assert not (place / "run" / "other.json").exists()
+    assert {"other.json", "cpu.txt"} & {path.name for path in (place / "run").iterdir()} == set()
+    assert (place / "run" / "steps.txt").read_text() == "steps of the run: 60"
+    assert "`steps.txt` has the steps." in (place / "run" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("installed", [True, False])

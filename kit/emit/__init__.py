@@ -9,7 +9,7 @@ Its rooms, in the order in which data walks:
     trainer, own_optimizer, own_script, trl
                                   the same for the Trainer, for scripts of one's own, for TRL
     accelerate                    ``accelerate.yaml``
-    megatron, pretrain_gpt        the arguments of megatron-core's classes, and the flags of Megatron-LM's own trainer
+    megatron                      ``megatron.yaml``: the arguments of megatron-core's classes
     extra                         keys that go to an engine as they are
     environment, launch, slurm    what starts the processes
     not_carried, markdown, readme

@@ -1,14 +1,21 @@
-"""A file that depends on the plan alone. A module has its files in ``FILES``: ``run_directory`` lists those of every
-run directory, and entry points those of ``--target``."""
+"""A file that depends on the plan alone. A module has its files in ``FILES``: ``run_directory`` lists the core's, entry
+points those of add-ons, for every run directory and for ``--target``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from kit.entry_points import load, registered
+from kit.errors import KitError
 from kit.planner.plan import Plan
+from kit.specs.run import RunSpec
+
+ADDED = "kit.run_files"
+"""Group of entry points: ``FILES`` of a module, which are in every run directory that they apply to."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,17 @@ class DerivedFile:
     """Why a plan that does not have the file has none; read where --target asks for it."""
     own_loop: bool = False
     """Whether it starts kit's own training loop, which needs training data and an objective of kit's own."""
+    of_run: Callable[[str, RunSpec], str] = lambda text, _: text
+    """What the text of an add-on's file is for a run, whose paths are relative to the directory."""
+    told: Callable[[Plan], Sequence[str]] = lambda _: ()
+    """Paragraphs of README.md about an add-on's file."""
+
+
+def added_files() -> Iterator[DerivedFile]:
+    """The files that installed add-ons have in every run directory."""
+    for entry in registered(ADDED).values():
+        with suppress(KitError):  # its package was removed without pip
+            yield from load(entry)
 
 
 def chosen(*settings: tuple[str, object, Any]) -> dict[str, Any]:

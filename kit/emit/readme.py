@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from kit.emit import not_carried, own_optimizer, own_script, pretrain_gpt, slurm
+from kit.emit import not_carried, own_optimizer, own_script, slurm
 from kit.emit.deepspeed import runs_deepspeed
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, added_files
 from kit.emit.launch import processes_per_node
 from kit.emit.markdown import plain
 from kit.emit.trainer import OPTIM, script_arguments
@@ -37,10 +37,7 @@ def readme(plan: Plan, own_loop: bool = True) -> str:
             "There is no file for your own accelerate script: accelerate.yaml has no tensor, context or sequence "
             "parallelism of kit's (`--target accelerate-parallelism` writes FSDP2's)."
         )
-    if plan.layout.engine == "megatron":
-        reason = pretrain_gpt.why_not(plan)
-        sections.append("## Megatron-LM's pretrain_gpt.py")
-        sections.append(f"There is no `pretrain_gpt.sh`: {reason}." if reason else "`pretrain_gpt.sh` starts it.")
+    sections += [text for file in added_files() for text in file.told(plan)]
     return "\n\n".join(sections) + "\n"
 
 

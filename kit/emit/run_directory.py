@@ -52,12 +52,11 @@ from kit.emit import (
     megatron,
     own_optimizer,
     own_script,
-    pretrain_gpt,
     readme,
     slurm,
     trainer,
 )
-from kit.emit.derived_file import DerivedFile, json_text
+from kit.emit.derived_file import DerivedFile, added_files, json_text
 from kit.emit.extra import check_extra
 from kit.entry_points import load, registered
 from kit.errors import RunDirectoryError, SpecError
@@ -126,7 +125,8 @@ class RunDirectory:
         _check(plan, run)
         files = {file.name: file for file in DERIVED_FILES}
         if others := _edited_beside(path, hashes, files.keys()):
-            files |= {file.name: file for target in registered(TARGETS) for file in files_of_target(target)}
+            of_targets = (file for target in registered(TARGETS) for file in files_of_target(target))
+            files |= {file.name: file for file in (*added_files(), *of_targets)}
         edits = (
             *(edit for file in files.values() for edit in _edits(path, file, plan, run, hashes)),
             *(Edit(name, "(text)", "as emitted", "edited") for name in others if name not in files),
@@ -179,12 +179,11 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *own_script.FILES,
     *accelerate.FILES,
     *megatron.FILES,
-    *pretrain_gpt.FILES,
     *launch.FILES,
     *slurm.FILES,
     *readme.FILES,
 )
-"""Every file that follows from a plan, without those of ``--target``."""
+"""Every file of the core that follows from a plan. Add-ons have more (``added_files``), and those of ``--target``."""
 TARGETS = "kit.targets"
 """Group of entry points: value of ``kit emit --target`` → ``FILES`` of a module, of which those with this target are
 its files. A package that is installed may have some of its own (docs/how-to/add-a-launcher.md)."""
@@ -205,7 +204,7 @@ def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _wanted(targets: Sequence[str]) -> Iterator[DerivedFile]:
-    return itertools.chain(DERIVED_FILES, *map(files_of_target, targets))
+    return itertools.chain(DERIVED_FILES, added_files(), *map(files_of_target, targets))
 
 
 def _applies(file: DerivedFile, plan: Plan) -> bool:
@@ -239,7 +238,7 @@ def write(
     refuse_existing(path)
     files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
     if not run.data.named:
-        if not targets and not files.keys() & {own_script.NAME, "pretrain_gpt.sh"}:
+        if not targets and not files.keys() & {own_script.NAME, *(file.name for file in added_files())}:
             raise SpecError(
                 f"run.data.train is required and missing: only kit's own loop runs {describe(plan.layout)}; give the "
                 "prefix of one set, or several as run.data.blend"
@@ -249,11 +248,7 @@ def write(
         files["README.md"] = readme.readme(plan, own_loop=False)
     portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
-    if (script := files.get("pretrain_gpt.sh")) and portable.data.stream is not None:
-        files["pretrain_gpt.sh"] = pretrain_gpt.refusing_stream(script)
-    elif script:
-        blend = [(part.weight, part.path) for part in portable.data.blend.values()]
-        files["pretrain_gpt.sh"] = pretrain_gpt.with_blend(script, blend)
+    files |= {file.name: file.of_run(files[file.name], portable) for file in added_files() if file.name in files}
     manifest = {
         "format": FORMAT,
         "plan_hash": plan.digest,

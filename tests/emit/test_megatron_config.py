@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.emit.pretrain_gpt import pretrain_gpt_script, refusing_stream, why_not, with_blend
+from kit.addons.targets.pretrain_gpt import pretrain_gpt_script, refusing_stream, why_not, with_blend
 from kit.specs.catalog import load_model
 from kit.specs.job import BalancingSpec, OptimizerSpec
 from tests.emit.plans import ADAM, DENSE, MEGATRON, ZERO2, check_settings, plan_of, stand_in, words

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.addons.targets.pretrain_gpt import _FLAGS, pretrain_gpt_arguments, pretrain_gpt_script, why_not
 from kit.emit.extra import with_extra
 from kit.emit.megatron import megatron_settings
-from kit.emit.pretrain_gpt import _FLAGS, pretrain_gpt_arguments, pretrain_gpt_script, why_not
 from kit.emit.run_directory import files_of, write
 from kit.errors import EngineError
 from kit.planner.make_plan import make_plan

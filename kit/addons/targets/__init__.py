@@ -1,1 +1,2 @@
-"""Files of a plan for other programs, which ``kit emit --target`` writes. Each module has its files in ``FILES``."""
+"""Files of a plan for other programs, which ``kit emit --target`` writes; that of ``pretrain_gpt`` is in every run
+directory of Megatron. Each module has its files in ``FILES``."""

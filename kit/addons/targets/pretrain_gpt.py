@@ -18,6 +18,7 @@ from kit.emit.launch import nodes, torchrun
 from kit.emit.megatron import megatron_settings
 from kit.object_storage import is_address
 from kit.planner.plan import Plan
+from kit.specs.run import RunSpec
 from kit.specs.text import first, shown
 
 TAG, MUONS_TAG = "core_v0.16.1", "core_v0.19.2"
@@ -89,6 +90,13 @@ def pretrain_gpt_script(plan: Plan) -> str:
         " ".join(["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']),
     ]
     return "\n".join(lines) + "\n"
+
+
+def of_run(text: str, run: RunSpec) -> str:
+    """The script for a run's data."""
+    if run.data.stream is not None:
+        return refusing_stream(text)
+    return with_blend(text, [(part.weight, part.path) for part in run.data.blend.values()])
 
 
 def with_blend(text: str, blend: Sequence[tuple[float, str]]) -> str:
@@ -309,8 +317,16 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
 """Key of megatron.yaml → the flag for its value."""
 
 
-FILES = (
-    DerivedFile(
-        "pretrain_gpt.sh", pretrain_gpt_script, lambda plan: plan.layout.engine == "megatron" and why_not(plan) is None
-    ),
-)
+def _told(plan: Plan) -> list[str]:
+    if plan.layout.engine != "megatron":
+        return []
+    reason = why_not(plan)
+    start = f"There is no `pretrain_gpt.sh`: {reason}." if reason else "`pretrain_gpt.sh` starts it."
+    return ["## Megatron-LM's pretrain_gpt.py", start]
+
+
+def _applies(plan: Plan) -> bool:
+    return plan.layout.engine == "megatron" and why_not(plan) is None
+
+
+FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, _applies, of_run=of_run, told=_told),)
