@@ -56,36 +56,23 @@ class Pass:
 def simulate(pp: int, vp: int, micro_batches: int) -> tuple[Pass, ...]:
     """Every pass with its start. With ``vp`` > 1, ``micro_batches`` must be a multiple of ``pp``."""
     orders = [list(_order(pp, vp, micro_batches, stage)) for stage in range(pp)]
-    done: dict[tuple[int, int, int, bool], int] = {}
+    # (micro batch, number of its pass) → when that ends. Its passes follow on one another, stage by stage and back.
+    done = {(micro_batch, -1): 0 for micro_batch in range(micro_batches)}
     free = [0] * pp
     passes: list[Pass] = []
     while any(orders):
         for stage, order in enumerate(orders):
             while order:
                 chunk, micro_batch, backward = order[0]
-                ready = _ready(done, pp, vp, stage, chunk, micro_batch, backward)
-                if ready is None:
+                number = chunk * pp + stage
+                number = 2 * pp * vp - 1 - number if backward else number
+                if (ready := done.get((micro_batch, number - 1))) is None:
                     break
                 order.pop(0)
                 found = Pass(stage, chunk, micro_batch, backward, max(ready, free[stage]))
-                free[stage] = done[stage, chunk, micro_batch, backward] = found.end
+                free[stage] = done[micro_batch, number] = found.end
                 passes.append(found)
     return tuple(passes)
-
-
-def _ready(
-    done: dict[tuple[int, int, int, bool], int], pp: int, vp: int, stage: int, chunk: int, micro_batch: int, back: bool
-) -> int | None:
-    """Time at which the input of a pass is ready; None if not yet known."""
-    if not back:
-        if stage == 0 and chunk == 0:
-            return 0
-        before = (stage - 1, chunk) if stage else (pp - 1, chunk - 1)
-        return done.get((*before, micro_batch, False))
-    if stage == pp - 1 and chunk == vp - 1:
-        return done.get((stage, chunk, micro_batch, False))
-    before = (stage + 1, chunk) if stage < pp - 1 else (0, chunk + 1)
-    return done.get((*before, micro_batch, True))
 
 
 def _order(pp: int, vp: int, micro_batches: int, stage: int) -> Iterator[tuple[int, int, bool]]:
