@@ -14,7 +14,7 @@ from kit.cli.options import CONFIGS
 from kit.entry_points import registered
 from kit.planner.plan import Plan
 from kit.report.clusters import ClusterAnswer
-from kit.report.largest_model import LargestJson
+from kit.report.largest_model import FittingModel
 from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
 from kit.specs.shipped import ShippedRecipe
@@ -43,7 +43,7 @@ ANSWERS: dict[str, Any] = {
     "plan --clusters": list[ClusterAnswer],
     "explain": Explanation,
     "memory": MemoryJson,
-    "memory --largest": list[LargestJson],
+    "memory --largest": list[FittingModel],
     "recipes list": list[ShippedRecipe],
     "emit": Written,
     "convert": Converted,

@@ -327,7 +327,7 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
     cluster = parse_cluster(gpus)
     job = job_for(load_model(largest_model.SIZES[0]), cluster.num_gpus, **given)
     found = largest_model.largest_models(cluster, job, pins)
-    answer(largest_model.as_json(found), largest_model.table(found), as_json)
+    answer(found, largest_model.table(cluster, job, found), as_json)
 
 
 def _write_page(plan: Plan, path: Path) -> None:
@@ -400,7 +400,7 @@ def _chosen_cluster(
 ) -> str:
     """Print what the node types offer, and return the best. With --json the table goes to stderr."""
     from kit.planner.cluster_selection import GOALS, Constraints, cluster_options, node_type, render_options
-    from kit.report.total import of_a_billion
+    from kit.report.view import of_a_billion
 
     goal = next((goal for goal in GOALS if goal == by), None)
     if goal is None:

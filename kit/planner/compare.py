@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kit.cost.hardware import usable_gib
@@ -12,9 +12,7 @@ from kit.planner.make_plan import plan_of, request_for
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, search
-from kit.planner.sweep import fastest_plan
-from kit.specs.layout import Layout, Pins
-from kit.specs.text import shown
+from kit.specs.layout import Layout
 
 
 class ComparedLayout(NamedTuple):
@@ -38,24 +36,6 @@ class Comparison:
     """None if no layout is legal or none fits."""
     refused: str = ""
     """The reason if there is no plan; else empty."""
-
-    def pareto_front(self) -> tuple[ComparedLayout, ...]:
-        """Fitting layouts for which no other one is better in both step time and memory; the fastest first."""
-        front: list[ComparedLayout] = []
-        for each in sorted((each for each in self.layouts if each.fits), key=lambda e: (e.step_time_s, e.peak_gib)):
-            if not front or each.peak_gib < front[-1].peak_gib:
-                front.append(each)
-        return tuple(front)
-
-    def plan_with(self, name: str) -> Plan:
-        """The plan with the named layout pinned. Raises ``PlanError`` if the name is unknown or the layout does not
-        fit."""
-        layout = next((each.layout for each in self.layouts if each.name == name), None)
-        if layout is None:
-            number = len(self.layouts)
-            raise PlanError(f"{shown(name)} is not among the {number} layouts that were compared; pin another")
-        pins = Pins(**{field.name: getattr(layout, field.name) for field in fields(Pins)})
-        return fastest_plan(replace(self.request, pins=pins))
 
 
 def compare(asked: Request) -> Comparison:

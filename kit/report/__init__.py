@@ -2,8 +2,8 @@
 
 Its rooms, in the order in which data walks:
 
-    bottlenecks, total            what limits a plan; its length and money
-    view                          all of it as one value, which the others draw
+    bottlenecks                   what limits a plan
+    view                          what there is to say as one value, which the others draw; its length and money
     summary                       ``kit plan``
     plan_text, what_if            ``kit explain``, and what changes would do
     memory_report, memory_reasons, memory_text

@@ -14,7 +14,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit
 from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
-from kit.report.total import of_a_billion
+from kit.report.view import of_a_billion
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
 from kit.specs.layout import Layout, Pins

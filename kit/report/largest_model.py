@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from typing_extensions import TypedDict
-
+from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.model.params import count
 from kit.errors import PlanError
@@ -31,63 +30,7 @@ WAYS: dict[str, LoraSpec | None] = {"full": None, "LoRA": LoraSpec(), "QLoRA": L
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargestModels:
-    """Model name and training method → memory, for those that fit."""
-
-    cluster: ClusterSpec
-    job: JobSpec
-    needs: dict[tuple[str, str], MemoryReport]
-
-    def largest(self, way: str) -> str | None:
-        """Name of the largest model that fits; None if none does."""
-        return next((name for name in reversed(SIZES) if (name, way) in self.needs), None)
-
-
-def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestModels:
-    """Plans each model size with each training method, until one does not fit without loss of accuracy. Raises
-    ``PlanError`` if none fits."""
-    needs: dict[tuple[str, str], MemoryReport] = {}
-    for way, lora in WAYS.items():
-        asked = partial(Request, cluster=cluster, job=replace(job, lora=lora), pins=without_loss(pins))
-        variants = (Variant(name, asked(model=load_model(name))) for name in SIZES)
-        outcomes = sweep(variants, _memory, stop_at_first_miss=True)
-        needs |= {(each.variant.label, way): each.found for each in outcomes if each.found}
-    if not needs:
-        raise PlanError(f"no model of {SIZES[0]} or larger fits on {cluster.num_gpus} x {cluster.gpu.name}")
-    return LargestModels(cluster=cluster, job=job, needs=needs)
-
-
-def _memory(request: Request) -> MemoryReport | None:
-    """Memory of the fastest layout, without the reasons of a plan."""
-    best = search(request).best
-    return best and peak(request.workload(best.layout))
-
-
-def table(found: LargestModels) -> str:
-    """A text table, one row per model: GiB per GPU, host memory and disk per node; then the layout of the largest."""
-    cluster, job = found.cluster, found.job
-    limits = [f"{next(iter(found.needs.values())).usable_gib:.1f} GiB usable a GPU"]
-    of_a_node = (("host memory", cluster.host_ram_gib), ("NVMe", cluster.nvme_gib))
-    limits += [f"{gib:,.0f} GiB of {name} a node" for name, gib in of_a_node if gib]
-    largest = {way: found.largest(way) for way in WAYS}
-    lines = [
-        f"{cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); {job.precision}, sequences of {job.seq_length}, "
-        f"{job.global_batch_size} a step",
-        f"  {', '.join(limits)}",
-        "",
-        f"{'':<34}" + "".join(f"{way:>24}" for way in WAYS),
-        f"  {'model':<20}{'parameters':>12}" + f"{'GPU    host    disk':>24}" * len(WAYS) + "   GiB",
-        *_rows(found),
-        "",
-        *(
-            f"largest, {way}: " + (f"{name}: {describe(found.needs[name, way].layout)}" if name else "none")
-            for way, name in largest.items()
-        ),
-    ]
-    return "\n".join(lines)
-
-
-class LargestJson(TypedDict):
+class FittingModel:
     """A model that fits, trained in one way, as ``kit memory --largest --json`` prints it."""
 
     model: str
@@ -99,34 +42,72 @@ class LargestJson(TypedDict):
     nvme_gib_per_node: float
 
 
-def as_json(found: LargestModels) -> list[LargestJson]:
-    """JSON values, one entry per model and training method that fits."""
-    return [
-        {
-            "model": name,
-            "parameters": count(load_model(name)).total,
-            "way": way,
-            "layout": describe(memory.layout),
-            "peak_gib": memory.peak_gib,
-            "host_ram_gib_per_node": memory.host_ram_gib_per_node,
-            "nvme_gib_per_node": memory.nvme_gib_per_node,
-        }
-        for (name, way), memory in found.needs.items()
+def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[FittingModel]:
+    """Plans each model size with each training method, until one does not fit without loss of accuracy. Raises
+    ``PlanError`` if none fits."""
+    found: list[FittingModel] = []
+    for way, lora in WAYS.items():
+        asked = partial(Request, cluster=cluster, job=replace(job, lora=lora), pins=without_loss(pins))
+        variants = (Variant(name, asked(model=load_model(name))) for name in SIZES)
+        outcomes = sweep(variants, _memory, stop_at_first_miss=True)
+        found += [_fitting(each.variant.request, way, each.found) for each in outcomes if each.found]
+    if not found:
+        raise PlanError(f"no model of {SIZES[0]} or larger fits on {cluster.num_gpus} x {cluster.gpu.name}")
+    return found
+
+
+def _memory(request: Request) -> MemoryReport | None:
+    """Memory of the fastest layout, without the reasons of a plan."""
+    best = search(request).best
+    return best and peak(request.workload(best.layout))
+
+
+def _fitting(request: Request, way: str, memory: MemoryReport) -> FittingModel:
+    return FittingModel(
+        model=request.model.name,
+        parameters=count(request.model).total,
+        way=way,
+        layout=describe(memory.layout),
+        peak_gib=memory.peak_gib,
+        host_ram_gib_per_node=memory.host_ram_gib_per_node,
+        nvme_gib_per_node=memory.nvme_gib_per_node,
+    )
+
+
+def table(cluster: ClusterSpec, job: JobSpec, found: Sequence[FittingModel]) -> str:
+    """A text table, one row per model: GiB per GPU, host memory and disk per node; then the layout of the largest."""
+    limits = [f"{usable_gib(cluster.gpu):.1f} GiB usable a GPU"]
+    of_a_node = (("host memory", cluster.host_ram_gib), ("NVMe", cluster.nvme_gib))
+    limits += [f"{gib:,.0f} GiB of {name} a node" for name, gib in of_a_node if gib]
+    largest = {each.way: each for each in found}  # they ascend
+    lines = [
+        f"{cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); {job.precision}, sequences of {job.seq_length}, "
+        f"{job.global_batch_size} a step",
+        f"  {', '.join(limits)}",
+        "",
+        f"{'':<34}" + "".join(f"{way:>24}" for way in WAYS),
+        f"  {'model':<20}{'parameters':>12}" + f"{'GPU    host    disk':>24}" * len(WAYS) + "   GiB",
+        *_rows(found),
+        "",
+        *(
+            f"largest, {way}: " + (f"{largest[way].model}: {largest[way].layout}" if way in largest else "none")
+            for way in WAYS
+        ),
     ]
+    return "\n".join(lines)
 
 
-def _rows(found: LargestModels) -> Iterator[str]:
+def _rows(found: Sequence[FittingModel]) -> Iterator[str]:
+    """One for each that fits in any way, and for the first that fits in none."""
+    fitting = {(each.model, each.way): each for each in found}
     for name in SIZES:
-        cells = [_cell(found.needs.get((name, way))) for way in WAYS]
+        cells = [_cell(fitting.get((name, way))) for way in WAYS]
         yield f"  {name:<20}{human_count(count(load_model(name)).total):>12}" + "".join(f"{cell:>24}" for cell in cells)
-        if all(cell == _NO for cell in cells):
+        if not any((name, way) in fitting for way in WAYS):
             return
 
 
-_NO = "does not fit"
-
-
-def _cell(memory: MemoryReport | None) -> str:
-    if memory is None:
-        return _NO
-    return f"{memory.peak_gib:.1f} {memory.host_ram_gib_per_node:>7,.0f} {memory.nvme_gib_per_node:>7,.0f}"
+def _cell(fits: FittingModel | None) -> str:
+    if fits is None:
+        return "does not fit"
+    return f"{fits.peak_gib:.1f} {fits.host_ram_gib_per_node:>7,.0f} {fits.nvme_gib_per_node:>7,.0f}"

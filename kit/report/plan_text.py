@@ -7,8 +7,7 @@ import textwrap
 from kit.cost.prediction import Operation, Prediction
 from kit.planner.calibration import is_corrected
 from kit.planner.plan import Decision
-from kit.report.total import at_most, money, run_length
-from kit.report.view import WIDTH, PlanView, by_component, cells
+from kit.report.view import WIDTH, PlanView, at_most, by_component, cells, money, run_length
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _STAGES_SHOWN = 6

@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from kit.planner.plan import Plan
-from kit.report.total import at_most, money, run_length, tokens_of
-from kit.report.view import WIDTH, PlanView
+from kit.report.view import WIDTH, PlanView, at_most, money, run_length, tokens_of
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 _BAR = 28

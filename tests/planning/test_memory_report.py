@@ -221,16 +221,17 @@ def test_what_loading_takes_of_a_node_is_told_of_zero_3() -> None:
 def test_the_largest_model_of_a_machine() -> None:
     """Each figure is the plan's own, and the next size does not fit."""
     found = largest_models(cluster("1xRTX-4090"), job(), Pins())
-    chosen = [found.largest(way) for way in WAYS]
-    assert [SIZES.index(name) for name in chosen if name] == sorted(SIZES.index(name) for name in chosen if name)
-    for (way, lora), name in zip(WAYS.items(), chosen, strict=True):
-        assert name is not None
-        own = dataclasses.replace(job(), lora=lora)
-        plan = make_plan(load_model(name), found.cluster, own)
-        assert found.needs[name, way].peak_gib == pytest.approx(plan.predicted.peak_gib)
+    chosen = {each.way: each for each in found}
+    assert [SIZES.index(chosen[way].model) for way in WAYS] == sorted(
+        SIZES.index(each.model) for each in chosen.values()
+    )
+    for way, largest in chosen.items():
+        own = dataclasses.replace(job(), lora=WAYS[way])
+        plan = make_plan(load_model(largest.model), cluster("1xRTX-4090"), own)
+        assert largest.peak_gib == pytest.approx(plan.predicted.peak_gib)
         with pytest.raises(PlanError):
-            make_plan(load_model(SIZES[SIZES.index(name) + 1]), found.cluster, own)
-        assert f"largest, {way}: {name}: " in table(found)
+            make_plan(load_model(SIZES[SIZES.index(largest.model) + 1]), cluster("1xRTX-4090"), own)
+        assert f"largest, {way}: {largest.model}: " in table(cluster("1xRTX-4090"), job(), found)
     assert "no model of qwen2.5-0.5b or larger fits on 1 x RTX-4090" in refusal(
         PlanError, largest_models, cluster("1xRTX-4090"), job(), Pins(tp=7)
     )

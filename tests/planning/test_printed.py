@@ -17,17 +17,17 @@ from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
 from kit.report import html
 from kit.report.clusters import ClusterAnswer, cluster_table
-from kit.report.largest_model import WAYS, LargestModels, as_json, table
+from kit.report.largest_model import _fitting, table
 from kit.report.memory_report import FitReport
 from kit.report.memory_text import picture
 from kit.report.pipeline_schedule import timeline
 from kit.report.summary import summary
-from kit.report.total import money
-from kit.report.view import spoken, view_of
+from kit.report.view import money, spoken, view_of
 from kit.report.what_if import WhatIf, explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
+from kit.specs.strict_yaml import to_plain
 from kit.units import human_count, human_seconds
 
 Changes = dict[str, Any]
@@ -484,13 +484,14 @@ def test_a_memory_report_as_json() -> None:
 def test_a_table_of_the_largest_models() -> None:
     memory = MemoryReport(**MEMORY, layout=plan().layout)
     less = dataclasses.replace(memory, stages=memory.stages[:1], nvme_gib_per_node=1234.0)
-    needs = {("qwen2.5-0.5b", "full"): memory, ("qwen2.5-0.5b", "LoRA"): memory, ("llama-3.2-1b", "LoRA"): less}
-    found = LargestModels(cluster=CLUSTER, job=plan().job, needs=needs)
-    assert [found.largest(way) for way in WAYS] == ["qwen2.5-0.5b", "llama-3.2-1b", None]
+    small, large = (
+        Request(model=load_model(name), cluster=CLUSTER, job=plan().job) for name in ("qwen2.5-0.5b", "llama-3.2-1b")
+    )
+    found = [_fitting(small, "full", memory), _fitting(small, "LoRA", memory), _fitting(large, "LoRA", less)]
     of = "megatron, tp=2, pp=2, dp=4, distributed optimizer, micro batch 1 x 128"
-    assert table(found).splitlines() == [
+    assert table(CLUSTER, plan().job, found).splitlines() == [
         "16 x H100 (p5.48xlarge); bf16, sequences of 4096, 512 a step",
-        "  50.0 GiB usable a GPU, 2,000 GiB of host memory a node, 28,610 GiB of NVMe a node",
+        "  95.0 GiB usable a GPU, 2,000 GiB of host memory a node, 28,610 GiB of NVMe a node",
         "",
         "                                                      full                    LoRA                   QLoRA",
         "  model                 parameters" + "     GPU    host    disk" * 3 + "   GiB",
@@ -502,9 +503,9 @@ def test_a_table_of_the_largest_models() -> None:
         f"largest, LoRA: llama-3.2-1b: {of}",
         "largest, QLoRA: none",
     ]  # fmt: skip
-    bare = dataclasses.replace(found, cluster=dataclasses.replace(CLUSTER, host_ram_gib=None, nvme_gib=None))
-    assert table(bare).splitlines()[1] == "  50.0 GiB usable a GPU"
-    assert as_json(found)[2] == {
+    bare = dataclasses.replace(CLUSTER, host_ram_gib=None, nvme_gib=None)
+    assert table(bare, plan().job, found).splitlines()[1] == "  95.0 GiB usable a GPU"
+    assert to_plain(found)[2] == {
         "model": "llama-3.2-1b", "parameters": 1_235_814_400, "way": "LoRA", "layout": of, "peak_gib": 42.04,
         "host_ram_gib_per_node": 300.0, "nvme_gib_per_node": 1234.0,
     }  # fmt: skip

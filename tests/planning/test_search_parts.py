@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kit import api
+from kit.addons.ui.answer import pareto_front
 from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
 from kit.planner import search
-from kit.planner.compare import ComparedLayout, Comparison
+from kit.planner.compare import ComparedLayout
 from kit.planner.fallbacks import FALLBACKS, ON_HOST, without_loss
 from kit.planner.make_plan import request_for
 from kit.planner.request import Request
@@ -77,11 +78,11 @@ SEARCH: Rows = [
         job(**more)).job.balancing, "moe_aux_loss_coeff", None) for family, more in (
             ("mixtral", {}), ("mixtral", {"objective": "sft"}), ("mixtral", {"lora": LORA}), ("qwen3_moe", {}))],
      [0.02, None, None, 0.001]),
-    ("the front of a comparison", lambda: [each.name for each in Comparison(request(), tuple(ComparedLayout(name, M,
+    ("the front of a comparison", lambda: [each.name for each in pareto_front(ComparedLayout(name, M,
         gib, seconds, fits) for name, gib, seconds, fits in (
         ("slow and small", 1.0, 9.0, True), ("dominated", 5.0, 5.0, True), ("fast", 8.0, 2.0, True), ("too large", 9.0,
         1.0, False), ("middle", 4.0, 4.0, True),
-        ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True))), None).pareto_front()], ["fast", "middle",
+        ("equal", 4.0, 6.0, True), ("as fast", 9.0, 2.0, True)))], ["fast", "middle",
         "slow and small"]),
     ("last resorts that are taken unasked", lambda: [len(search._allowed(request(each))) for each in (
         Pins(), Pins(engine="torch"), Pins(implementation="local"), Pins(tp=2))], [3, 3, 3, 1]),

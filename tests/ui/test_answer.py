@@ -18,7 +18,7 @@ import pytest
 
 import kit
 from kit.addons.ui import charts
-from kit.addons.ui.answer import Answer, ClusterCost, answer, cluster_cost, with_gpus
+from kit.addons.ui.answer import Answer, ClusterCost, answer, cluster_cost, pareto_front, plan_with, with_gpus
 from kit.addons.ui.state import State, _packed, offer
 from kit.emit.run_directory import files_of
 from kit.errors import KitError, SpecError
@@ -77,7 +77,7 @@ def test_every_layout_that_the_search_considered_is_a_point_that_can_be_pinned()
         (each.layout, each.peak_gib, each.step_time_s) for each in considered
     ]
     for each in (each for each in found.layouts[::23] if each.fits):
-        plan = found.plan_with(each.name)
+        plan = plan_with(found, each.name)
         assert (describe(plan.layout), plan.predicted.step_time_s, plan.predicted.peak_gib) == (
             each.name, pytest.approx(each.step_time_s), pytest.approx(each.peak_gib),
         )  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_chart_has_a_point_a_layout_that_is_near() -> None:
     times, peaks = zip(*((each.step_time_s, each.peak_gib) for each in compared), strict=True)
     assert max(point["value"][0] for point in points) == min(max(times), 4 * min(times))
     assert max(point["value"][1] for point in points) == min(max(peaks), 2 * found.recipe.cluster.gpu.memory_gib)
-    assert len(drawn["series"][3]["data"]) == len(found.comparison.pareto_front())
+    assert len(drawn["series"][3]["data"]) == len(pareto_front(found.comparison.layouts))
     chosen = found.plan.predicted
     assert drawn["series"][4]["data"] == [[chosen.step_time_s, pytest.approx(chosen.peak_gib)]]
 

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
+from kit.addons.ui.answer import pareto_front
 from kit.addons.ui.server import LocalOnly
 from kit.addons.ui.state import offer
 from kit.emit.run_directory import files_of
@@ -167,7 +168,7 @@ def test_an_act_changes_the_link_the_form_and_the_plan(name: str) -> None:
         )
         assert page.code.text == page.answer.files[page.file.value]
         assert [*page.pin.options][:1] == [""]
-        assert {each.name for each in page.answer.comparison.pareto_front()} < {*page.pin.options}
+        assert {each.name for each in pareto_front(page.answer.comparison.layouts)} < {*page.pin.options}
 
 
 @pytest.mark.parametrize(

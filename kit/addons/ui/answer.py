@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -13,19 +14,20 @@ from kit import api
 from kit.cost.hardware import usable_gib
 from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
-from kit.planner.compare import Comparison
+from kit.planner.compare import ComparedLayout, Comparison
 from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, plan_that_ends, sweep
+from kit.planner.sweep import Variant, fastest_plan, plan_that_ends, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
-from kit.report.total import of_a_billion, usd_per_hour
-from kit.report.view import PlanView, by_component, view_of
+from kit.report.view import PlanView, by_component, of_a_billion, usd_per_hour, view_of
 from kit.report.what_if import compared
 from kit.specs.catalog import cluster_called
 from kit.specs.cluster import ClusterSpec
+from kit.specs.layout import Pins
 from kit.specs.recipe import Recipe
+from kit.specs.text import shown
 from kit.specs.validation import changed
 
 MOST_GPUS = 16384
@@ -118,10 +120,29 @@ def answer(recipe: Recipe, pin: str = "") -> Answer:
     """The answer for a recipe; without a plan it has the reason. Raises ``SpecError``."""
     comparison = _compared(recipe)
     try:
-        plan = comparison.plan_with(pin) if pin else comparison.plan
+        plan = plan_with(comparison, pin) if pin else comparison.plan
     except PlanError as refused:
         return Answer(recipe, comparison, None, str(refused))
     return Answer(recipe, comparison, plan, comparison.refused)
+
+
+def pareto_front(layouts: Iterable[ComparedLayout]) -> tuple[ComparedLayout, ...]:
+    """Fitting layouts for which no other one is better in both step time and memory; the fastest first."""
+    front: list[ComparedLayout] = []
+    for each in sorted((each for each in layouts if each.fits), key=lambda e: (e.step_time_s, e.peak_gib)):
+        if not front or each.peak_gib < front[-1].peak_gib:
+            front.append(each)
+    return tuple(front)
+
+
+def plan_with(comparison: Comparison, name: str) -> Plan:
+    """The plan with the named layout pinned. Raises ``PlanError`` if the name is unknown or the layout does not fit."""
+    layout = next((each.layout for each in comparison.layouts if each.name == name), None)
+    if layout is None:
+        number = len(comparison.layouts)
+        raise PlanError(f"{shown(name)} is not among the {number} layouts that were compared; pin another")
+    pins = Pins(**{field.name: getattr(layout, field.name) for field in fields(Pins)})
+    return fastest_plan(replace(comparison.request, pins=pins))
 
 
 @lru_cache(maxsize=64)

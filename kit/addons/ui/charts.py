@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kit.addons.ui.answer import Answer, ClusterCost
+from kit.addons.ui.answer import Answer, ClusterCost, pareto_front
 from kit.report.view import ENGINE_COLORS, ENGINE_NAMES, PART_COLORS, spoken
 from kit.units import human_seconds
 
@@ -50,7 +50,7 @@ def layouts(answer: Answer) -> dict[str, Any]:
         series.append(
             {"type": "scatter", "name": ENGINE_NAMES[engine], "symbolSize": 8, "color": color, "data": points}
         )
-    front = [[min(each.step_time_s, slowest), each.peak_gib] for each in answer.comparison.pareto_front()]
+    front = [[min(each.step_time_s, slowest), each.peak_gib] for each in pareto_front(answer.comparison.layouts)]
     series.append(
         {
             "type": "line", "name": "Pareto front", "step": "end", "symbol": "none", "color": "#8a63d2", "data": front,

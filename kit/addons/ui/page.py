@@ -11,7 +11,16 @@ from nicegui import Client, events, ui
 from starlette.requests import Request
 
 from kit.addons.ui import charts
-from kit.addons.ui.answer import MOST_GPUS, Answer, answer, catalog_cluster, cluster_cost, cluster_text, with_gpus
+from kit.addons.ui.answer import (
+    MOST_GPUS,
+    Answer,
+    answer,
+    catalog_cluster,
+    cluster_cost,
+    cluster_text,
+    pareto_front,
+    with_gpus,
+)
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
 from kit.planner.divisors import doubled
@@ -372,7 +381,7 @@ class _Page:
         """Fills the list of layouts that may be pinned."""
         self.filling = True
         try:
-            names = [each.name for each in found.comparison.pareto_front()]
+            names = [each.name for each in pareto_front(found.comparison.layouts)]
             named = [self.state.pin] if self.state.pin else []
             options = {"": "the planner's choice"} | {name: spoken(name) for name in [*names, *named] if name}
             self.pin.set_options(options, value=self.state.pin)
