@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kit.cost.hardware import usable_gib
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.make_plan import plan_of, request_for
+from kit.planner.make_plan import plan_of
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, search
@@ -38,9 +38,8 @@ class Comparison:
     """The reason if there is no plan; else empty."""
 
 
-def compare(asked: Request) -> Comparison:
+def compare(request: Request) -> Comparison:
     """Searches, and predicts memory and step time of every legal layout."""
-    request = request_for(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
     result, scorer, usable = search(request), LayoutScorer(request), usable_gib(request.cluster.gpu)
     layouts = tuple(
         ComparedLayout(

@@ -13,10 +13,9 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, search
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import BalancingSpec, JobSpec
+from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.specs.validation import changed, trusted
 from kit.units import SECONDS_PER_DAY
 
 
@@ -30,25 +29,20 @@ def make_plan(
 ) -> Plan:
     """The fastest layout that fits, with its predictions and the reasons for every choice.
 
-    ``calibration``: ratios of measured to predicted values of earlier runs, which correct the predictions. Pretraining
-    without ``job.balancing`` balances experts as the model's family was published. ``tight``: whether the layout may
-    fill the GPU without room for the error of its predicted peak.
+    ``calibration``: ratios of measured to predicted values of earlier runs, which correct the predictions. ``tight``:
+    whether the layout may fill the GPU without room for the error of its predicted peak.
 
     Raises ``PlanError``. If no layout is legal, the message lists every broken rule. If none fits, it names the layout
     that comes closest and the cheapest changes that would make it fit.
     """
-    request = replace(request_for(model, cluster, job, pins, calibration), tight=tight)
+    return fastest_plan(
+        Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration, tight=tight)
+    )
+
+
+def fastest_plan(request: Request) -> Plan:
+    """``make_plan`` of a request. Raises ``PlanError``."""
     return plan_of(request, search(request))
-
-
-def request_for(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None, calibration: Calibration = NONE
-) -> Request:
-    """The request that ``make_plan`` searches, with the expert balancing of the model's family."""
-    published = model.traits.balancing
-    if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
-        job = changed(job, balancing=trusted(BalancingSpec, published))
-    return Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
 
 
 def plan_of(request: Request, result: SearchResult) -> Plan:

@@ -9,15 +9,16 @@ from kit.cached import cached
 from kit.cost.workload import Workload
 from kit.planner.calibration import NONE, Calibration
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.specs.job import BalancingSpec, JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
-from kit.specs.validation import changed
+from kit.specs.validation import changed, trusted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The input of a search."""
+    """The input of a search. Pretraining without ``job.balancing`` balances experts as the model's family was
+    published."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -28,6 +29,9 @@ class Request:
     """Whether a layout may fill the GPU up to what the prediction says, without room for its error."""
 
     def __post_init__(self) -> None:
+        published, job = self.model.traits.balancing, self.job
+        if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
+            object.__setattr__(self, "job", changed(job, balancing=trusted(BalancingSpec, published)))
         if self.model.mtp_num_layers != self.job.mtp_num_layers:
             object.__setattr__(self, "model", replace(self.model, mtp_num_layers=self.job.mtp_num_layers))
 

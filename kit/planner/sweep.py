@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from kit.errors import PlanError
-from kit.planner.make_plan import make_plan
+from kit.planner.make_plan import fastest_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 
@@ -29,11 +29,6 @@ class Outcome(NamedTuple, Generic[Found]):
     variant: Variant
     found: Found | None
     why_none: str = ""
-
-
-def fastest_plan(asked: Request) -> Plan:
-    """The fastest plan of a request. Raises ``PlanError``."""
-    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration, asked.tight)
 
 
 def plan_that_ends(asked: Request) -> Plan:

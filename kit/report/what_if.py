@@ -11,9 +11,10 @@ from kit.cost.estimate import cost_usd
 from kit.errors import SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
+from kit.planner.make_plan import fastest_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, fastest_plan, sweep
+from kit.planner.sweep import Variant, sweep
 from kit.report.bottlenecks import Bottleneck, bottlenecks
 from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import render

@@ -17,7 +17,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.fallbacks import FALLBACKS
-from kit.planner.make_plan import make_plan, request_for
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, can_fit, search, step_s
@@ -110,7 +110,7 @@ def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest
     bound = LayoutScorer.least_s
     monkeypatch.setattr(LayoutScorer, "least_s", lambda *_: 0.0)
     for request, plan in plans():
-        balanced = request_for(request.model, request.cluster, request.job)
+        balanced = Request(model=request.model, cluster=request.cluster, job=request.job)
         found = search(balanced)
         assert found.best.layout == plan.layout.with_sizes(dict.fromkeys(ZERO_KEYS)), asked(request)
         scorer = LayoutScorer(balanced)

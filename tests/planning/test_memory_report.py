@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from kit.cli import app
 from kit.errors import PlanError
 from kit.planner.explain.infeasible import changes_that_fit
-from kit.planner.make_plan import make_plan, request_for
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit, search
@@ -276,7 +276,7 @@ QLORA = "--qlora (or job.lora.four_bit=true): adapters on 4-bit weights instead 
 )  # fmt: skip
 def test_adapters_of_either_kind_are_proposed(model: str, gpus: str, lora: LoraSpec | None, first: str) -> None:
     """Experts have no 4-bit weights (bitsandbytes replaces linear layers), and ZeRO-3 offloads 16-bit ones."""
-    request = request_for(load_model(model), cluster(gpus), job(lora=lora))
+    request = Request(model=load_model(model), cluster=cluster(gpus), job=job(lora=lora))
     if lora is not None and not lora.four_bit:
         request = replace(request, cluster=replace(request.cluster, host_ram_gib=32.0))
     assert changes_of(request)[0].startswith(first)

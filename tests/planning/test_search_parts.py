@@ -1,4 +1,4 @@
-"""What the search compares and takes (kit/planner/search, last resorts, request_for): ties, limits, further layouts."""
+"""What the search compares and takes (kit/planner/search, last resorts, requests): ties, limits, further layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from kit.cost.workload import Workload
 from kit.planner import search
 from kit.planner.compare import ComparedLayout
 from kit.planner.fallbacks import FALLBACKS, ON_HOST, without_loss
-from kit.planner.make_plan import request_for
 from kit.planner.request import Request
 from kit.planner.search import SearchResult, _best, _needs_no_less, engine_simplicity, simplicity, step_s
 from kit.specs.layout import Layout, Pins
@@ -73,9 +72,9 @@ SEARCH: Rows = [
       *["layout.optimizer_state_dtype=fp32"] * 2]),
     ("without loss", lambda: [without_loss(each).optimizer_state_dtype for each in (Pins(),
         Pins(optimizer_state_dtype="bf16"))], ["fp32", "bf16"]),
-    ("balancing as published", lambda: [getattr(request_for(replace(EXPERTS, family=family, num_shared_experts=0,
-        first_dense_layers=0), NODE,
-        job(**more)).job.balancing, "moe_aux_loss_coeff", None) for family, more in (
+    ("balancing as published", lambda: [getattr(Request(model=replace(EXPERTS, family=family, num_shared_experts=0,
+        first_dense_layers=0), cluster=NODE,
+        job=job(**more)).job.balancing, "moe_aux_loss_coeff", None) for family, more in (
             ("mixtral", {}), ("mixtral", {"objective": "sft"}), ("mixtral", {"lora": LORA}), ("qwen3_moe", {}))],
      [0.02, None, None, 0.001]),
     ("the front of a comparison", lambda: [each.name for each in pareto_front(ComparedLayout(name, M,

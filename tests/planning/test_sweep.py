@@ -11,9 +11,10 @@ from kit.cost.memory.peak import MemoryReport, peak
 from kit.errors import PlanError, SpecError
 from kit.planner import sweep as module
 from kit.planner.calibration import Calibration, Residual
+from kit.planner.make_plan import fastest_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import NO_TIME, Outcome, Variant, fastest_plan, plan_that_ends, sweep
+from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
 from kit.report import largest_model
 from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster

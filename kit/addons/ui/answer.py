@@ -16,9 +16,10 @@ from kit.emit.run_directory import files_of
 from kit.errors import PlanError, SpecError
 from kit.planner.compare import ComparedLayout, Comparison
 from kit.planner.fallbacks import without_loss
+from kit.planner.make_plan import fastest_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.sweep import Variant, fastest_plan, plan_that_ends, sweep
+from kit.planner.sweep import Variant, plan_that_ends, sweep
 from kit.report.html import page
 from kit.report.pipeline_schedule import Pass, simulate
 from kit.report.view import PlanView, by_component, of_a_billion, usd_per_hour, view_of
