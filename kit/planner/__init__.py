@@ -3,7 +3,7 @@
 Its rooms, in the order in which data walks:
 
     request                     the question
-    candidates, divisors        every layout that could answer it
+    candidates                  every layout that could answer it
     rules                       what refuses one
     search                      the fastest legal one that fits
     fallbacks                   what is taken only where nothing else fits

@@ -13,11 +13,10 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 
 from kit.cost.memory.states_and_buffers import least_megatron_gib
-from kit.planner.divisors import divisors
 from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Layout, Offload, Pins, Recompute, divisors
 from kit.specs.model import ModelSpec
 
 _LARGEST_MICRO_BATCH_TOKENS = 65536

@@ -1,7 +1,7 @@
 """How ranks split the work, and which of it a user pinned."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from kit.specs.validation import SPEC, Count, FrozenMap, Within, changed, spec
@@ -24,6 +24,19 @@ OptimizerStateDtype = Literal["fp32", "bf16"]
 LOSS_CHUNK_TOKENS = 2048
 """Tokens per chunk of ``chunked_loss``. Every chunk reads and writes the head's gradient, as large as the head. With
 half as many tokens this would take as long as half of the chunk's GEMMs on an H100."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: the sizes that split GPUs, heads, layers or experts evenly."""
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return small + [number // i for i in reversed(small) if i * i != number]
+
+
+def doubled(least: int, most: int) -> Iterator[int]:
+    """``least``, twice as many, and so on, up to ``most``."""
+    while least <= most:
+        yield least
+        least *= 2
 
 
 def mlp_tiles(tokens: int, hidden_size: int) -> int:

@@ -63,6 +63,12 @@ def listed(names: Iterable[str], between: str = ", ") -> str:
     return between.join(shown(name, str) for name in first[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def one_of(values: Iterable[object]) -> str:
+    """``1, 2 or 4``."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def alike(word: str, valid: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
     """The valid names that are like the word, the most alike first."""
     from difflib import get_close_matches  # only a mistake needs it

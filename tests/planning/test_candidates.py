@@ -8,9 +8,9 @@ from typing import Any
 
 from kit.planner import candidates
 from kit.planner.candidates import LowerBound, fast_paths, layouts
-from kit.planner.divisors import divisors, one_of
 from kit.specs.job import OptimizerSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, divisors
+from kit.specs.text import one_of
 from tests.planning.questions import LORA, ONE, TORCH, ZERO, request
 from tests.planning.shapes import DENSE, EXPERTS, GEMMA, NODE, NODES, STACKS, Rows, by_hand
 from tests.support.models import cluster

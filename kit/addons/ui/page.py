@@ -23,12 +23,11 @@ from kit.addons.ui.answer import (
 )
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
-from kit.planner.divisors import doubled
 from kit.planner.plan import Plan
 from kit.report.summary import summary
 from kit.report.view import spoken
 from kit.specs.catalog import gpu_names, model_names, node_names
-from kit.specs.layout import ENGINES
+from kit.specs.layout import ENGINES, doubled
 from kit.specs.recipe import Recipe
 
 _STYLE = """

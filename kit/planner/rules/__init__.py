@@ -9,7 +9,7 @@ Its rooms, in the order in which data walks:
     common                        of several engines
     torch, deepspeed, megatron, megatron_layers
                                   of one engine
-    context_parallel, experts, compression, fast_path
+    context_parallel, compression, fast_path
                                   of one feature
     job                           of what is trained
 """
@@ -22,7 +22,6 @@ from kit.planner.rules import (
     compression,
     context_parallel,
     deepspeed,
-    experts,
     fast_path,
     job,
     megatron,
@@ -36,7 +35,6 @@ FILES = (
     compression,
     context_parallel,
     deepspeed,
-    experts,
     fast_path,
     job,
     megatron,

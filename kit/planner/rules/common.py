@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from operator import attrgetter
 from typing import Any
 
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.job import TRL
-from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
+from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout, divisors
+from kit.specs.text import first, one_of
 
 # ---------------------------------------------------------------- sizes
-from kit.specs.text import first
 
 
 @rule()
@@ -62,6 +62,49 @@ def batch(w: Workload) -> str | None:
 def positions(w: Workload) -> bool:
     """A learned position table has a fixed length. RoPE has none: longer sequences run, with a note in the plan."""
     return w.model.learned_positions and w.job.seq_length > w.model.max_position_embeddings
+
+
+# ---------------------------------------------------------------- experts
+
+
+@rule(
+    "torch",
+    "megatron",
+    message=lambda w: f"ep={w.layout.ep}, etp={w.layout.etp} with {w.model.name}, which has no experts; leave them out",
+)
+def experts_exist(w: Workload) -> bool:
+    """Expert parallelism is for models with experts."""
+    return w.layout.ep * w.layout.etp > 1 and not w.model.num_experts
+
+
+@rule(
+    "torch",
+    "megatron",
+    message=lambda w: (
+        f"ep={w.layout.ep} does not divide num_experts={w.model.num_experts} of {w.model.name}; "
+        f"use {one_of(divisors(gcd(w.model.num_experts, w.cluster.num_gpus)))}"
+    ),
+)
+def ep_divides_experts(w: Workload) -> bool:
+    """megatron-core's moe_layer.py, transformers' MoEParamShard: every rank has the same number of experts."""
+    return w.model.num_experts % w.layout.ep != 0
+
+
+def _stage_ranks(w: Workload) -> int:
+    return w.layout.dp * w.layout.cp * w.layout.tp
+
+
+@rule(
+    "torch",
+    "megatron",
+    message=lambda w: (
+        f"ep·etp={w.layout.ep}·{w.layout.etp} does not divide the dp·cp·tp={_stage_ranks(w)} ranks of a pipeline "
+        f"stage; use sizes whose product is {one_of(divisors(_stage_ranks(w)))}"
+    ),
+)
+def ep_divides_ranks(w: Workload) -> bool:
+    """Expert parallelism divides the ranks of a pipeline stage; a Hugging Face model has one."""
+    return w.model.num_experts > 0 and _stage_ranks(w) % (w.layout.ep * w.layout.etp) != 0
 
 
 # ---------------------------------------------------------------- flags

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
-from kit.specs.layout import Layout
+from kit.specs.layout import Layout, divisors
+from kit.specs.text import one_of
 
 
 @rule(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from math import gcd
 
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
-from kit.specs.layout import EngineName
+from kit.specs.layout import EngineName, divisors
+from kit.specs.text import one_of
 
 _CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
     "torch": ("p2p", "a2a"),

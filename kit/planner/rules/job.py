@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
-from kit.planner.divisors import one_of
 from kit.planner.rules.rule import rule
 from kit.specs.job import GrpoSpec
 from kit.specs.optimizers import OPTIMIZERS
-from kit.specs.text import first, listed
+from kit.specs.text import first, listed, one_of
 
 _FUSED_ON_MEGATRON = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 

@@ -6,11 +6,11 @@ from math import gcd
 
 from kit.cost.model.pipeline import middle_stage_layers
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
+from kit.specs.layout import divisors
 from kit.specs.model import ModelSpec
-from kit.specs.text import listed
+from kit.specs.text import listed, one_of
 
 # ---------------------------------------------------------------- layers
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from math import gcd
 
 from kit.cost.workload import Workload
-from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.common import runs_megatron_layers
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
+from kit.specs.layout import divisors
 from kit.specs.model import ModelSpec
-from kit.specs.text import first, listed
+from kit.specs.text import first, listed, one_of
 
 _DELTA_NET = "no gated delta net without the CUDA kernels of flash-linear-attention (ssm/gated_delta_net.py)"
 NOT_IN_MEGATRON: Mapping[str, str] = {

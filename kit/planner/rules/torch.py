@@ -6,6 +6,7 @@ from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node
 from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
+from kit.specs.job import TRL
 from kit.specs.layout import FP8_MULTIPLE
 from kit.specs.text import first, listed
 
@@ -83,6 +84,26 @@ def torch_tp_needs_fsdp2(w: Workload) -> bool:
 def torch_tp_divides(w: Workload) -> bool:
     """Each rank has whole key/value heads, and an equal part of the MLP."""
     return w.model.num_key_value_heads % w.layout.tp != 0 or w.model.ffn_hidden_size % w.layout.tp != 0
+
+
+@rule("torch")
+def torch_expert_parallel(w: Workload) -> str | None:
+    """kit/engines/torch/expert_parallel.py: transformers' plans beside FSDP2, where gradients were compared."""
+    job, layout = w.job, w.layout
+    if layout.ep == 1:
+        return None
+    reasons = {
+        f"zero_stage={layout.zero_stage}: experts are spread beside FSDP2; use zero_stage=2 or 3": layout.zero_stage
+        < 2,
+        f"tp={layout.tp}; use tp=1, or engine=megatron": layout.tp > 1,
+        f"{w.model.name}, which no family describes; use ep=1": w.model.approximate is not None,
+        "job.lora, whose experts are frozen; use ep=1": job.lora is not None,
+        "experts on the host; use offload_param=none, offload_optimizer=none": layout.offload_param != "none",
+        f"optimizer.name={job.optimizer.name}; use adamw": job.optimizer.name != "adamw",
+        f"precision={job.precision}; use bf16": job.precision == "fp8",
+        f"objective={job.objective}, which TRL trains; use ep=1": job.objective in TRL,
+    }
+    return first(reasons, f"ep={layout.ep} on engine=torch with {{}}")
 
 
 # ---------------------------------------------------------------- fp8: torch._scaled_mm by torchao

@@ -17,14 +17,13 @@ from kit.emit.megatron import applies as megatron_applies
 from kit.emit.megatron import megatron_settings
 from kit.errors import KitError
 from kit.planner.candidates import all_layouts, layouts
-from kit.planner.divisors import divisors
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import ENGINES, EngineName, Pins
+from kit.specs.layout import ENGINES, EngineName, Pins, divisors
 
 CLUSTERS = (
     "1xH100",
