@@ -30,12 +30,8 @@ def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     width, accumulates = workload.weight_bytes * here, layout.gradient_accumulation_steps > 1
     gradients = workload.main_gradient_bytes * here
     moments = workload.optimizer_bytes * (1 - workload.optimizer_offload)
-    state = StateBytes(
-        weights=width,
-        gradients=gradients,
-        gradients_in_forward=gradients if accumulates or workload.reserved else 0.0,
-        optimizer=moments * here,
-    )
+    stay = gradients if accumulates or workload.reserved else 0.0
+    state = StateBytes(width, gradients, stay, moments * here, gradients, stay)
     matrices, vectors, experts = layer_parameters(workload, bool(model.num_experts))
     (parameters,) = workload.parameters
     root = parameters.vocabulary

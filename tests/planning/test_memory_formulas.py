@@ -26,7 +26,7 @@ from kit.cost.memory.offload import (
     stored_weight_bytes,
 )
 from kit.cost.memory.peak import overhead_gib, parts_of
-from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, peak_bytes, rank_memory
+from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, fullest, peak_bytes, phases_of
 from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.lora import named_layers
@@ -413,16 +413,16 @@ STATES: Rows = [
     ("over cp too", lambda: state(Z[3].but(cp=2), "weights", "optimizer"), [2 / 16, 12 / 16]),
     # torch: fp32 everywhere; DDP's buckets hold gradients all the time.
     ("DDP", lambda: [state(torch(dp=each), "weights", "optimizer", *MOMENTS) for each in (1, 8)],
-     [[4, 8, 4, 0, None, None, 0], [4, 8, 4, 4, None, None, 0]]),
+     [[4, 8, 4, 0, 4, 0, 0], [4, 8, 4, 4, 4, 4, 0]]),
     ("FSDP2", lambda: [state(FSDP.but(cp=2, **more), "weights", *MOMENTS, optimizer="adamw-8bit") for more in (
         {}, {"gradient_accumulation_steps": 4}, {"gradient_dtype": "bf16"})],
-     [[0.25, 0.25, 0, None, None, 0], [0.25, 0.25, 0.25, None, None, 0], [0.25, 0.125, 0, None, None, 0.25]]),
+     [[0.25, 0.25, 0, 0.25, 0, 0], [0.25, 0.25, 0.25, 0.25, 0.25, 0], [0.25, 0.125, 0, 0.125, 0, 0.25]]),
     ("torch in bf16", lambda: [state(each.but(optimizer_state_dtype="bf16"), *OPT_FIELDS, "weights", *MOMENTS,
         optimizer=name) for each, name in ((torch(), "adamw"), (FSDP, "adamw"), (FSDP, "adamw-8bit"))],
-     [[4, None, None, 2, 2, 0, None, None, 0], [0.5, None, None, 0.25, 0.25, 0, None, None, 0],
-      [EIGHT / 8, None, 0.5, 0.25, 0.25, 0, None, None, 0.5]]),
+     [[4, None, None, 2, 2, 0, 2, 0, 0], [0.5, None, None, 0.25, 0.25, 0, 0.25, 0, 0],
+      [EIGHT / 8, None, 0.5, 0.25, 0.25, 0, 0.25, 0, 0.5]]),
     ("FSDP2 on the host", lambda: state(FSDP.but(offload_param="cpu"), "weights", "optimizer", *MOMENTS),
-     [0, 0, 0, 0, None, None, 0]),
+     [0, 0, 0, 0, 0, 0, 0]),
     ("PowerSGD's error", lambda: state(torch(dp=8, gradient_compression="powersgd"), "optimizer"), [12]),
     ("moments in 8 bits", lambda: state(FSDP, *OPT_FIELDS, optimizer="adamw-8bit"), [EIGHT / 8, None, 1]),
     ("moments in 8 bits of ZeRO", lambda: state(Z[3], *OPT_FIELDS, optimizer="adamw-8bit"),
@@ -434,13 +434,13 @@ STATES: Rows = [
     # Megatron: 18 bytes, or 6 + 12/d; an fp32 buffer of gradients.
     ("Megatron", lambda: [state(megatron(dp=4, cp=2, zero_stage=stage), "weights", "optimizer", *MOMENTS,
                                 precision=each) for stage, each in ((1, "bf16"), (0, "bf16"), (1, "fp32"))],
-     [[2, 1.5, 4, 4, None, None, 0], [2, 12, 4, 4, None, None, 0], [4, 1, 4, 4, None, None, 0]]),
+     [[2, 1.5, 4, 4, 4, 4, 0], [2, 12, 4, 4, 4, 4, 0], [4, 1, 4, 4, 4, 4, 0]]),
     # The step copies its own shard of bf16 gradients to fp32, unless the optimizer reads them as they are.
     ("Megatron's gradients in bf16", lambda: [state(megatron(dp=4, cp=2, zero_stage=stage, gradient_dtype="bf16",
         optimizer_state_dtype=each), *MOMENTS) for stage, each in ((1, "fp32"), (0, "fp32"), (1, "bf16"))],
-     [[2, 2, 2.5, None, 0], [2, 2, 6, None, 0], [2, 2, None, None, 0]]),
+     [[2, 2, 2.5, 2, 0], [2, 2, 6, 2, 0], [2, 2, 2, 2, 0]]),
     ("beside its optimizer on the host", lambda: state(megatron(dp=8, offload_optimizer="cpu", gradient_dtype="bf16"),
-                                                       *MOMENTS), [2, 2, None, None, 0]),
+                                                       *MOMENTS), [2, 2, 2, 2, 0]),
     ("Megatron's optimizer on the host", lambda: state(megatron(dp=8, offload_optimizer="cpu",
                                                                 optimizer_offload_fraction=0.75), "optimizer"),
                                                                 [3 / 8]),
@@ -612,7 +612,8 @@ ENGINES: Rows = [
      [4 * TOTAL]),
     # Frozen weights in 16 bits, adapters in fp32 with AdamW's moments, sharded by FSDP2.
     ("adapters", lambda: [engine(each, "adapters", "of_adapters", "matrix_weights", lora=LORA) for each in (DDP, FSDP)],
-     [[(ADAPTED,), StateBytes(4, 4, 4, 8), None], [(ADAPTED,), StateBytes(0.5, 0.5, 0.5, 1), None]]),
+     [[(ADAPTED,), StateBytes(4, 4, 4, 8, 4, 4), None],
+      [(ADAPTED,), StateBytes(0.5, 0.5, 0.5, 1, 0.5, 0.5), None]]),
     ("adapters in eight bits", lambda: engine(DDP, "of_adapters", lora=LORA,
         optimizer=OptimizerSpec(name="adamw-8bit"))[0]
      .optimizer, EIGHT),
@@ -630,21 +631,21 @@ ENGINES: Rows = [
       (2 * ROOT + 2 * 320 * 896, 2 * ROOT + 2 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896, 2 * ROOT),
       (*[2 * ROOT + 6 * (0.5 * LAYER + 2 * 640) + 2 * 320 * 896] * 2, 2 * ROOT)]),
     ("adapters on the host", lambda: engine(FSDP.but(offload_param="cpu"), "of_adapters", "dense", lora=LORA),
-     [StateBytes(0, 0, 0, 0)] * 2),
+     [StateBytes(0, 0, 0, 0, 0, 0)] * 2),
     # Weights, optimizer, gradients in forward, at their peak, in the step, between steps, copies in the step.
     ("states of Megatron", lambda: held(megatron(dp=8, ep=2)), [8.42, 12 * (1.21 / 8 + 3 / 4), 16.84, 16.84, 16.84,
-        16.84, 0, 0]),
-    ("states of ZeRO", lambda: held(M[1]), [8.42, 12 * 4.21 / 8, 6 * 4.21, 6 * 4.21, 6 * 4.21, 4 * 4.21, 0, 0]),
+        16.84, 0]),
+    ("states of ZeRO", lambda: held(M[1]), [8.42, 12 * 4.21 / 8, 6 * 4.21, 6 * 4.21, 6 * 4.21, 4 * 4.21, 0]),
     ("states of Muon", lambda: held(megatron(dp=8, zero_stage=0), optimizer=OptimizerSpec(name="muon"))[1],
      8 * (1 + 3) + 12 * 0.21),
     ("states in eight bits", lambda: held(FSDP, optimizer=OptimizerSpec(name="adamw-8bit"))[1],
      EIGHT * 4.21 / 8 + (8 - EIGHT) / 8 * 0.01),
     ("copies in a step", lambda: [held(each)[6] for each in (Z[2], Z[3].but(sub_group_size=10**7))], [4.21 / 2, 0.04]),
     ("states of adapters", lambda: [each * 1e9 - rest for each, rest in zip(held(DDP, lora=LORA), (
-        2 * 4.21e9, 0, 0, 0, 0, 0, 0, 0), strict=True)],
-     [4 * ADAPTED, 8 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 0, 0]),
+        2 * 4.21e9, 0, 0, 0, 0, 0, 0), strict=True)],
+     [4 * ADAPTED, 8 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 4 * ADAPTED, 0]),
     ("states of adapters of ZeRO", lambda: [each * 1e9 for each in held(M[1], lora=LORA)[1:]],
-     [12 * ADAPTED / 8, 6 * ADAPTED, 6 * ADAPTED, 6 * ADAPTED, 4 * ADAPTED, 0, 0]),
+     [12 * ADAPTED / 8, 6 * ADAPTED, 6 * ADAPTED, 6 * ADAPTED, 4 * ADAPTED, 0]),
     ("states in four bits", lambda: held(DDP, lora=QLORA)[0] * 1e9 - 4 * ADAPTED, NF4 * 1e9 + 2 * 3.21e9),
     # A byte, and an fp32 scale for each of a layer's 480 + 2 x 120 + 320 + 2 x 896 + 320 rows; backward's 16 bits.
     ("states in eight bits", lambda: [held(DDP, lora=INT8)[0] * 1e9 - 4 * ADAPTED, *engine(DDP, "gathered", lora=INT8)],
@@ -670,16 +671,16 @@ ENGINES: Rows = [
         overheads().cpu_process_gib),
 ]  # fmt: skip
 
-S = RankStates(*[2.0**power for power in range(8)])
-"""weights 1, optimizer 2, gradients in forward 4, at the peak 8, in the step 16, between 32, copies 64, moments 128."""
+S = RankStates(*[2.0**power for power in range(7)])
+"""weights 1, optimizer 2, gradients in forward 4, at the peak 8, in the step 16, between 32, copies 64."""
 
 
 def moment(name: str, **more: Any) -> float:
     """Bytes of a phase, without the 3 of weights and optimizer, and the same of the fast sum where it is the peak."""
     parts = RankParts(**{"states": S, "buffers": 0.5, "saved_activations": 0.0, "backward_workspace": 0.0} | more)
-    memory = rank_memory(parts)
-    assert peak_bytes(parts) == sum(memory.peak.values()) == max(sum(each.values()) for each in memory.phases.values())
-    return sum(memory.phases[name].values()) - 3.5
+    phases = phases_of(parts)
+    assert peak_bytes(parts) == sum(fullest(*phases.values()).values()) == max(sum(e.values()) for e in phases.values())
+    return sum(phases[name].values()) - 3.5
 
 
 BIG = 2.0**10
@@ -700,11 +701,6 @@ PHASES: Rows = [
     ("step", lambda: moment("step"), 16 + 64),
     ("load", lambda: [moment("load", load=each) for each in (0.0, BIG)], [32, BIG - 3.5]),
     ("save", lambda: moment("save", save=BIG), 32 + BIG),
-    ("the first step", lambda: sum(rank_memory(RankParts(states=S, buffers=0.5, saved_activations=BIG,
-                                                         backward_workspace=0.0)).first_step_peak.values()),
-     3.5 + 4 + BIG - 128),
-    ("between steps", lambda: sum(rank_memory(RankParts(states=S._replace(gradients_between_steps=BIG), buffers=0.5,
-        saved_activations=0.0, backward_workspace=0.0)).first_step_peak.values()), 3.5 + BIG),
     ("cuBLAS", lambda: [cublas_workspaces(each) / 2**20 for each in ("ampere", "hopper", "blackwell")],
      [2 * 8.125, 64, 64]),
 ]  # fmt: skip

@@ -40,13 +40,11 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
     layout, precision, parameters = plan.layout, plan.job.precision, count(plan.model).total
     device = state_bytes(layout, precision)
     host, nvme = offload.host_state_bytes(layout, precision), offload.nvme_state_bytes(layout, precision)
-    in_step = device.gradients if device.gradients_in_step is None else device.gradients_in_step
-    between = device.gradients_between_steps
     predicted = {
         ("weights.device", "step"): device.weights,
         ("optimizer.device", "step"): device.optimizer,
-        ("gradients.device", "backward"): in_step,
-        ("gradients.device", "step"): device.gradients_in_forward if between is None else between,
+        ("gradients.device", "backward"): device.gradients_in_step,
+        ("gradients.device", "step"): device.gradients_between_steps,
         ("buffers.device", "step"): engine_memory(plan.workload).buffers / parameters,
         ("weights.host", "step"): host.weights,
         ("optimizer.host", "step"): host.optimizer,

@@ -13,7 +13,7 @@ from kit.cost.memory.phases import MIB, EngineMemory, RankParts, RankStates, cub
 from kit.cost.memory.states import StateBytes
 from kit.cost.model.params import RankParameters
 
-_NONE = StateBytes(weights=0.0, gradients=0.0, gradients_in_forward=0.0, optimizer=0.0)
+_NONE = StateBytes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _NOTHING = EngineMemory(dense=_NONE, experts=_NONE)
 STAYS_ON_DEVICE = ("dropout", "router", "mlp", "shared_experts")
 """Fine-grained activation offload sends what modules save to the host, but inputs of dense MLPs and the router."""
@@ -94,7 +94,6 @@ def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
         dense, experts = owners(workload)
         parameters = workload.parameters[stage]
         copies = 4.0 * (parameters.dense / dense + parameters.experts / experts)
-    moments = workload.optimizer_bytes - 4 if workload.weight_bytes == 2 else workload.optimizer_bytes
     return RankStates(
         weights=weights,
         optimizer=optimizer,
@@ -103,8 +102,13 @@ def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
         gradients_in_step=gradients,
         gradients_between_steps=gradients + copies,
         extra_in_step=copies,
-        moments=optimizer * moments / workload.optimizer_bytes,
     )
+
+
+def moment_bytes(workload: PublishedWorkload, stage: int) -> float:
+    """Part of the optimizer that does not exist before the first step."""
+    moments = workload.optimizer_bytes - 4 if workload.weight_bytes == 2 else workload.optimizer_bytes
+    return _state_bytes(workload, stage)[2] * moments / workload.optimizer_bytes
 
 
 def _state_bytes(workload: PublishedWorkload, stage: int) -> tuple[float, float, float]:

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from benchmarks.accuracy.programs import megatron, torch_memory
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.cost.memory import rank_huggingface
-from kit.cost.memory.phases import RankMemory, RankParts, rank_memory
+from kit.cost.memory.phases import Moment, RankParts, fullest, phases_of
 from kit.cost.memory.states_and_buffers import rank_states
+
+
+class RankMemory(NamedTuple):
+    """Bytes by component, at the moments that programs print."""
+
+    peak: Moment
+    end_of_step: Moment
+    first_step_peak: Moment
+    """Before the optimizer has allocated its moments."""
 
 
 def memory_of(workload: PublishedWorkload, stage: int) -> RankMemory:
     """Of a rank of one pipeline stage, by moment and component, CUDA's and NCCL's own memory apart."""
     if workload.implementation == "huggingface":
-        return rank_memory(_huggingface(workload, stage))
-    program = megatron if workload.implementation in ("transformer_engine", "megatron-local") else torch_memory
-    return rank_memory(program.rank_parts(workload, stage))
+        return moments_of(_huggingface(workload, stage))
+    if workload.implementation in ("transformer_engine", "megatron-local"):
+        return moments_of(megatron.rank_parts(workload, stage), megatron.moment_bytes(workload, stage))
+    return moments_of(torch_memory.rank_parts(workload, stage))
+
+
+def moments_of(parts: RankParts, late: float = 0.0) -> RankMemory:
+    """``late``: bytes of the optimizer that do not exist before the first step."""
+    phases = phases_of(parts)
+    between = phases["save"] | {"buffers": parts.buffers}
+    before_step = fullest(phases["forward"], phases["backward"])
+    before_step = before_step | {"optimizer": parts.states.optimizer - late}
+    return RankMemory(fullest(*phases.values()), between, fullest(before_step, between))
 
 
 def _huggingface(workload: PublishedWorkload, stage: int) -> RankParts:

@@ -60,7 +60,6 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
             gradients_in_step=after,
             gradients_between_steps=after,
             extra_in_step=0.0,
-            moments=0.0,
         ),
         buffers=cublas_workspaces(workload.generation) + (_gather_pool(workload, stage) if sharded else 0.0),
         gathered_in_loss=in_loss,

@@ -12,7 +12,7 @@ from typing import Literal
 from kit.cost.hardware import overheads, usable_gib
 from kit.cost.memory import rank_huggingface, rank_megatron
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.memory.phases import EngineMemory, RankParts, peak_bytes, rank_memory
+from kit.cost.memory.phases import EngineMemory, RankParts, fullest, peak_bytes, phases_of
 from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
@@ -89,12 +89,12 @@ def peak_memory(workload: Workload) -> tuple[StageMemory, ...]:
 
 
 def _stage(workload: Workload, stage: int) -> StageMemory:
-    memory, overhead = rank_memory(parts_of(workload, stage)), overhead_gib(workload)
-    fullest = {name: to_gib(memory.peak.get(name, 0.0)) for name in COMPONENTS}
+    phases, overhead = phases_of(parts_of(workload, stage)), overhead_gib(workload)
+    peak = fullest(*phases.values())
     return StageMemory(
         stage=stage,
-        components_gib=fullest | {"overhead": overhead},
-        phases_gib={name: to_gib(sum(moment.values())) + overhead for name, moment in memory.phases.items()},
+        components_gib={name: to_gib(peak.get(name, 0.0)) for name in COMPONENTS} | {"overhead": overhead},
+        phases_gib={name: to_gib(sum(moment.values())) + overhead for name, moment in phases.items()},
     )
 
 

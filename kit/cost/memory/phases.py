@@ -16,8 +16,6 @@ Moment = dict[str, float]
 
 MIB = 2.0**20
 
-PHASES = ("load", "forward", "backward", "step", "save")
-
 
 def cublas_workspaces(generation: str) -> float:
     """Bytes of cuBLAS's two workspaces, one for the forward thread and one for autograd's: 32 MiB each on Hopper and
@@ -40,8 +38,6 @@ class RankStates(NamedTuple):
     gradients_in_step: float
     gradients_between_steps: float
     extra_in_step: float
-    moments: float
-    """Part of ``optimizer`` that does not exist before the first step."""
 
 
 class EngineMemory(NamedTuple):
@@ -78,7 +74,7 @@ class EngineMemory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
-    """Bytes of one rank by part; ``rank_memory`` adds them up."""
+    """Bytes of one rank by part; ``phases_of`` adds them up."""
 
     states: RankStates
     buffers: float
@@ -116,21 +112,6 @@ class RankParts:
     """Tensors that an export gathers."""
 
 
-class RankMemory(NamedTuple):
-    """Bytes by component."""
-
-    phases: dict[str, Moment]
-    """The peak moment of each of ``PHASES``."""
-    end_of_step: Moment
-    first_step_peak: Moment
-    """Peak of the first step, before the optimizer has allocated its moments."""
-
-    @property
-    def peak(self) -> Moment:
-        """The moment with the most memory."""
-        return max(self.phases.values(), key=lambda parts: sum(parts.values()))
-
-
 def export_bytes(tp: int) -> float:
     """Bytes per element of an exported parameter: an export gathers fp32 shards and, if ``tp`` > 1, concatenates them
     (kit/engines/megatron/resharding/huggingface.py)."""
@@ -138,7 +119,7 @@ def export_bytes(tp: int) -> float:
 
 
 def peak_bytes(parts: RankParts) -> float:
-    """Peak bytes: the sum of ``rank_memory(parts).peak``, computed without its components."""
+    """Peak bytes: the sum of the fullest of ``phases_of(parts)``, computed without its components."""
     states = parts.states
     in_forward = states.gradients_in_forward + parts.saved_activations
     layer = parts.recomputed_layer + parts.backward_workspace
@@ -155,8 +136,8 @@ def peak_bytes(parts: RankParts) -> float:
     return max(peak, parts.load)
 
 
-def rank_memory(parts: RankParts) -> RankMemory:
-    """Adds up the components of every moment."""
+def phases_of(parts: RankParts) -> dict[str, Moment]:
+    """The peak moment of load, forward, backward, step and save."""
     states, buffers = parts.states, parts.buffers
     constant = {
         "weights": states.weights,
@@ -187,18 +168,15 @@ def rank_memory(parts: RankParts) -> RankMemory:
     ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
     step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
     between = constant | {"gradients": states.gradients_between_steps}
-    built = _fullest(between, dict.fromkeys(constant, 0.0) | {"weights": parts.load})
-    phases = {
-        "load": built,
-        "forward": _fullest(loss, casts, between | {"activations": parts.generation}),
-        "backward": _fullest(first_back, ended),
+    return {
+        "load": fullest(between, dict.fromkeys(constant, 0.0) | {"weights": parts.load}),
+        "forward": fullest(loss, casts, between | {"activations": parts.generation}),
+        "backward": fullest(first_back, ended),
         "step": step,
         "save": between | {"buffers": buffers + parts.save},
     }
-    before_step = _fullest(phases["forward"], phases["backward"])
-    before_step = before_step | {"optimizer": states.optimizer - states.moments}
-    return RankMemory(phases=phases, end_of_step=between, first_step_peak=_fullest(before_step, between))
 
 
-def _fullest(*moments: Moment) -> Moment:
+def fullest(*moments: Moment) -> Moment:
+    """The moment with the most memory."""
     return max(moments, key=lambda parts: sum(parts.values()))

@@ -73,10 +73,10 @@ class StateBytes(NamedTuple):
     """Gradients during forward; 0 if backward allocates them and the step frees them."""
     optimizer: float
     """Master weights, if they are a copy, and moments."""
-    gradients_in_step: float | None = None
-    """Gradients after their reduction, when the optimizer step begins; None: the same as at the end of backward."""
-    gradients_between_steps: float | None = None
-    """Gradients after the optimizer step; None: the same as in forward."""
+    gradients_in_step: float
+    """Gradients after their reduction, when the optimizer step begins."""
+    gradients_between_steps: float
+    """Gradients after the optimizer step."""
     extra_in_step: float = 0.0
     """fp32 copies of gradients, only during the optimizer step."""
     optimizer_of_matrices: float | None = None
@@ -121,9 +121,9 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
     gradients to fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
     """
     if layout.offload_param != "none":  # everything is on the host between its uses
-        return StateBytes(weights=0.0, gradients=0.0, gradients_in_forward=0.0, optimizer=0.0)
+        return StateBytes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
-    held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
+    stay = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     short = layout.gradient_dtype == "bf16" or layout.master_bytes == 2
     casts = short and moments.vectors is not None
     gradients = (2.0 if short else 4.0) / ranks
@@ -132,8 +132,10 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
         StateBytes(
             weights=layout.master_bytes / ranks,
             gradients=gradients,
-            gradients_in_forward=gradients if held else 0.0,
+            gradients_in_forward=gradients if stay else 0.0,
             optimizer=moments.rest / ranks + powersgd_error,
+            gradients_in_step=gradients,
+            gradients_between_steps=gradients if stay else 0.0,
             extra_in_step=4.0 / ranks if casts else gathered_in_step,
         ),
         moments,
@@ -156,7 +158,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     gradients = 2.0 if short else 4.0
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
         kept = (1 - layout.optimizer_offload_fraction) * (masters + moments.rest) / ranks
-        return StateBytes(weights=weights, gradients=gradients, gradients_in_forward=gradients, optimizer=kept)
+        return StateBytes(weights, gradients, gradients, kept, gradients, gradients)
     copies = 4.0 / ranks if short and layout.optimizer_state_dtype == "fp32" else 0.0
     return _with(
         StateBytes(
@@ -164,7 +166,8 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
             gradients=gradients,
             gradients_in_forward=gradients,
             optimizer=(masters + moments.rest) / ranks,
-            gradients_in_step=gradients + copies if copies else None,
+            gradients_in_step=gradients + copies,
+            gradients_between_steps=gradients,
         ),
         moments,
         masters,

@@ -91,7 +91,7 @@ def _flattening(workload: Workload, state: StateBytes) -> float:
     # Vectors are flattened last, and keep until then what all weights shared (kit/engines/deepspeed/whole_model.py).
     shared = state.weights * deepspeed_sizes.largest_parameter(workload.model) / layout.tp
     masters = 0.0 if layout.offload_optimizer != "none" else layout.master_bytes * own
-    sums = (state.gradients_between_steps or 0.0) * parameters.total
+    sums = state.gradients_between_steps * parameters.total
     beside = max(shared + max(state.weights * own, sums), 0.0 if sums else masters)
     cloned = weights + masters + beside
     twice = deepspeed_sizes.owns_weights(workload) and deepspeed_sizes.fits_twice(workload)
@@ -181,7 +181,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         own = 4.0 / (layout.dp * layout.cp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         if not in_host:
-            of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
+            of_adapters = StateBytes(own, own, own, moments, own, own)
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, base)
     if base is not None:
@@ -318,31 +318,18 @@ def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) ->
         optimizer += matrices * experts
     if of_dense.optimizer_of_vectors is not None:
         optimizer += (of_dense.optimizer_of_vectors - of_dense.optimizer) * parameters.vectors
-    gradients = of_dense.gradients * dense + of_experts.gradients * experts
-    in_forward = of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts
     extra = of_dense.extra_in_step * dense + of_experts.extra_in_step * experts
-    in_step = gradients if of_dense.gradients_in_step is None else _of_both(engine, parameters, "gradients_in_step")
-    between = (
-        in_forward
-        if of_dense.gradients_between_steps is None
-        else _of_both(engine, parameters, "gradients_between_steps")
-    )
     return RankStates(
         weights=of_dense.weights * dense + of_experts.weights * experts,
         optimizer=optimizer,
-        gradients_in_forward=in_forward,
-        gradients=gradients,
-        gradients_in_step=in_step,
-        gradients_between_steps=between,
+        gradients_in_forward=of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts,
+        gradients=of_dense.gradients * dense + of_experts.gradients * experts,
+        gradients_in_step=of_dense.gradients_in_step * dense + of_experts.gradients_in_step * experts,
+        gradients_between_steps=(
+            of_dense.gradients_between_steps * dense + of_experts.gradients_between_steps * experts
+        ),
         extra_in_step=min(extra, engine.most_step_extra),
-        moments=0.0,
     )
-
-
-def _of_both(engine: EngineMemory, parameters: RankParameters, name: str) -> float:
-    """Bytes of the field ``name`` for dense parameters and experts together."""
-    dense, experts = getattr(engine.dense, name), getattr(engine.experts, name)
-    return float((dense or 0.0) * parameters.dense + (experts or 0.0) * parameters.experts)
 
 
 def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
@@ -352,15 +339,12 @@ def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, 
     matrices = parameters.dense_matrices + engine.quantised_experts * parameters.experts
     rest = parameters.total - matrices
     per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
-    in_step = own.gradients if own.gradients_in_step is None else own.gradients_in_step
-    between = own.gradients_in_forward if own.gradients_between_steps is None else own.gradients_between_steps
     return RankStates(
         weights=per_matrix * matrices + engine.dense.weights * rest + own.weights * adapters,
         optimizer=own.optimizer * adapters,
         gradients_in_forward=own.gradients_in_forward * adapters,
         gradients=own.gradients * adapters,
-        gradients_in_step=in_step * adapters,
-        gradients_between_steps=between * adapters,
+        gradients_in_step=own.gradients_in_step * adapters,
+        gradients_between_steps=own.gradients_between_steps * adapters,
         extra_in_step=own.extra_in_step * adapters,
-        moments=0.0,
     )
