@@ -73,8 +73,8 @@ def approximated(config: Mapping[str, Any], answer: Mapping[str, Any] | None, na
         "name": name,
         "family": "transformers",
         "sliding_window": window,
-        "attention_softcap": _number(found.get("attn_logit_softcapping")),
-        "logit_softcap": _number(found.get("final_logit_softcapping")),
+        "attention_softcap": found.get("attn_logit_softcapping"),
+        "logit_softcap": found.get("final_logit_softcapping"),
         "tied_embeddings": bool(found.get("tie_word_embeddings")) if answer is None else answer["tied"],
         "rope_theta": None,
         "approximate": known,
@@ -152,10 +152,6 @@ def _check(value: Any, field: str, name: str) -> None:
         raise SpecError(
             f"{field}={shown(value)} of {name} should be a whole number from 1 to {_MOST}; correct the file"
         )
-
-
-def _number(value: Any) -> Any:
-    return float(value) if type(value) is int else value
 
 
 def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:

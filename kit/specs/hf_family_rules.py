@@ -99,16 +99,15 @@ def _write_smollm3(model: ModelSpec) -> dict[str, Any]:
 def _read_granite(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Scores are multiplied by attention_multiplier, which equals 1/√query_pre_attn_scalar."""
     multiplier = config.get("attention_multiplier", 1.0)
-    numbers = {key: data[key] for key in ("embedding_multiplier", "residual_multiplier", "logits_divisor")}
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (multiplier, *numbers.values())):
-        raise SpecError(f"a multiplier of {name} is no number; give one")
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
+        raise SpecError(f"attention_multiplier={shown(multiplier)} of {name} is no number; give one")
     scalar = round(multiplier**-2) if 2**-12 <= multiplier <= 1 else 0
     if not scalar or abs(scalar**-0.5 / multiplier - 1) > 1e-9:
         raise SpecError(
             f"attention_multiplier={multiplier} of {name}: here it is one over the root of a whole number up to 2²⁴; "
             f"use {max(scalar, 1) ** -0.5}"
         )
-    return {"query_pre_attn_scalar": scalar, **{key: float(value) for key, value in numbers.items()}}
+    return {"query_pre_attn_scalar": scalar}
 
 
 def _write_granite(model: ModelSpec) -> dict[str, Any]:

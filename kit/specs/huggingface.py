@@ -199,9 +199,6 @@ def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
         data["ffn_hidden_size"] = keys.mlp_ratio * hidden if isinstance(hidden, int) else hidden
     if "num_experts" in data and "moe_ffn_hidden_size" not in data:
         data["moe_ffn_hidden_size"] = data["ffn_hidden_size"]
-    for field in ("attention_softcap", "logit_softcap", "routed_scaling_factor"):
-        if type(data.get(field)) is int:
-            data[field] = float(data[field])
     return data
 
 

@@ -223,7 +223,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "attention_multiplier=0.3 of m": ({**GRANITE, "attention_multiplier": 0.3}, "use 0.30151134457776363"),  # 11
     "attention_multiplier=2.0 of m": ({**GRANITE, "attention_multiplier": 2.0}, "use 1.0"),
     "attention_multiplier=0.0001 of m": ({**GRANITE, "attention_multiplier": 1e-4}, "use 1.0"),
-    "a multiplier of m is no number": ({**GRANITE, "logits_scaling": True}, "give one"),
+    "logits_divisor=True": ({**GRANITE, "logits_scaling": True}, "should be a valid number"),
+    "attention_multiplier='1' of m is no number": ({**GRANITE, "attention_multiplier": "1"}, "give one"),
     "shared_expert_intermediate_size=250 of m is no multiple": (
         {**QWEN_MOE, "shared_expert_intermediate_size": 250}, "moe_intermediate_size=100"),
     "shared_expert_intermediate_size=0 of m": ({**QWEN_MOE, "shared_expert_intermediate_size": 0}, "multiple"),

@@ -260,20 +260,4 @@ def described_cluster(
         given["gpu"] = {"name": "own", "source": document.name, "fp16_tflops": gpu.get("bf16_tflops"), **gpu}
     if "price_per_node_hour_usd" in given:
         data["price_date"] = None  # the date of the node's own price
-    data |= {key: _number(key, value) for key, value in given.items()}
-    if isinstance(data.get("gpu"), dict):
-        data["gpu"] = {key: _number(key, value) for key, value in data["gpu"].items()}
-    return strict_yaml.parse(ClusterSpec, data, document, location)
-
-
-_FLOATS = {
-    item.name
-    for spec in (ClusterSpec, GpuSpec)
-    for item in dataclasses.fields(spec)
-    if str(item.type).startswith("float")
-}
-
-
-def _number(key: str, value: Any) -> Any:
-    """Converts a whole number to a float, where the field needs a float: ``450`` → ``450.0``."""
-    return float(value) if key in _FLOATS and type(value) is int else value
+    return strict_yaml.parse(ClusterSpec, data | given, document, location)
