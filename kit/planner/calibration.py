@@ -22,7 +22,6 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.text import refuse, shown
-from kit.specs.text_files import parse_json, read_text, reason
 
 
 class Residual(NamedTuple):
@@ -108,7 +107,7 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
     ``measurements``: a run's summary.json, or a JSON object with measured_step_time_s and measured_memory_gib. The
     predictions in ``plan`` must be uncalibrated. Raises ``SpecError``.
     """
-    data = _read(measurements)
+    data = strict_yaml.read(measurements).data  # which reads JSON too
     seconds, gib = (_positive(data, name, measurements) for name in ("measured_step_time_s", "measured_memory_gib"))
     if data.get("measured_memory_is") not in (None, "peak allocated"):
         gib = None  # a CPU run does not measure a GPU's peak
@@ -173,13 +172,9 @@ def corrected(prediction: Prediction, residual: Residual) -> Prediction:
     """Applies a residual to a prediction."""
     if residual == Residual():
         return prediction
-    factor = residual.step_time_factor
-    runs = f"{residual.runs} run{'s' if residual.runs > 1 else ''}"
-    if residual.carried_from:
-        ran = f"{runs} of {residual.carried_from}"
-        words = f"{_CALIBRATED} by {ran} on this cluster: step x {factor:.2f}, memory as predicted"
-    else:
-        words = f"{_CALIBRATED} by {runs} on this cluster: step x {factor:.2f}, {residual.extra_gib:+.1f} GiB"
+    factor, own = residual.step_time_factor, not residual.carried_from
+    runs = f"{residual.runs} run{'s' if residual.runs > 1 else ''}" + ("" if own else f" of {residual.carried_from}")
+    changed_gib = f"{residual.extra_gib:+.1f} GiB" if own else "memory as predicted"
     memory = tuple(
         StageMemory(
             stage=stage.stage,
@@ -197,7 +192,7 @@ def corrected(prediction: Prediction, residual: Residual) -> Prediction:
         mfu=prediction.mfu / factor,
         days=None if prediction.days is None else prediction.days * factor,
         cost_usd=None if prediction.cost_usd is None else prediction.cost_usd * factor,
-        step_time_evidence=words,
+        step_time_evidence=f"{_CALIBRATED} by {runs} on this cluster: step x {factor:.2f}, {changed_gib}",
     )
 
 
@@ -207,13 +202,3 @@ _CALIBRATED = "calibrated"
 def is_corrected(prediction: Prediction) -> bool:
     """Whether a prediction was corrected by a residual."""
     return prediction.step_time_evidence.startswith(_CALIBRATED)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = parse_json(read_text(path))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path} cannot be read as JSON: {reason(error)}; use a run's summary.json") from None
-    if not isinstance(data, dict):
-        raise SpecError(f"{path} is not a JSON object; use a run's summary.json")
-    return data
