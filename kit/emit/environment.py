@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import kit.emit.megatron
 from kit.cost.hardware import generation_of, runs_rocm
@@ -34,35 +34,24 @@ class Variable:
     """Whether the variable is set only if the file in its value exists."""
 
 
-@dataclass(frozen=True)
-class Fabric:
-    """A row of ``fabrics.yaml``."""
+class Fabric(NamedTuple):
+    """What the processes need of a row of ``fabrics.yaml``."""
 
     name: str
     title: str
-    nodes: tuple[str, ...]
     profile: str | None
     """A script on the host, sourced if it exists."""
     variables: tuple[Variable, ...]
-    notes: str
-    source: str
-
-
-def fabrics() -> tuple[Fabric, ...]:
-    """All of them, in file order."""
-    return tuple(_fabric_of_row(name, row) for name, row in rows("fabrics").items())
 
 
 def fabric_of(plan: Plan) -> Fabric | None:
     """Fabric of the plan's node type; None if unknown, as for a user's own cluster."""
-    name = "cpu-host" if plan.cluster.gpu.device == "cpu" else plan.cluster.name
-    return next((fabric for fabric in fabrics() if name in fabric.nodes), None)
-
-
-def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
-    variables = tuple(Variable(name=key, **value) for key, value in row["variables"].items())
-    kept = {key: " ".join(row[key].split()) for key in ("title", "notes", "source")}
-    return Fabric(name=name, nodes=tuple(row["nodes"]), profile=row["profile"], variables=variables, **kept)
+    node = "cpu-host" if plan.cluster.gpu.device == "cpu" else plan.cluster.name
+    for name, row in rows("fabrics").items():
+        if node in row["nodes"]:
+            variables = tuple(Variable(name=key, **value) for key, value in row["variables"].items())
+            return Fabric(name, row["title"], row["profile"], variables)
+    return None
 
 
 def _variables(plan: Plan) -> tuple[Variable, ...]:
