@@ -7,6 +7,7 @@ is the short one: the first chunk of the first stage, the last chunk of the last
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 from kit.specs.layout import Layout
@@ -31,25 +32,18 @@ def middle_stage_layers(model: ModelSpec, layout: Layout) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)  # a search asks thousands of times for the same few
 def _chunks(num_layers: int, pp: int, vp: int, first: int | None, last: int | None) -> tuple[tuple[int, ...], ...]:
-    ends = (first or 0) + (last or 0)
-    others = pp - (first is not None) - (last is not None)
-    middle = (num_layers - ends) // max(1, others)
-    by_stage = []
-    for stage in range(pp):
-        size = middle
-        if stage == 0 and first is not None:
-            size = first
-        elif stage == pp - 1 and last is not None:
-            size = last
-        each, longer = divmod(size, vp)
-        sizes = [each + 1] * longer + [each] * (vp - longer)
-        by_stage.append(sizes if stage == pp - 1 else sizes[::-1])
-    chunks, start = [], 0
-    for virtual in range(vp):
-        for sizes in by_stage:
-            chunks.append(tuple(range(start, start + sizes[virtual])))
-            start += sizes[virtual]
-    return tuple(chunks)
+    ends = {0: first, pp - 1: last} if pp > 1 else {0: first}
+    stated = {stage: layers for stage, layers in ends.items() if layers is not None}
+    each = (num_layers - sum(stated.values())) // max(1, pp - len(stated))
+    stages = [stated.get(stage, each) for stage in range(pp)]
+    # The short chunks of a stage come first, of the last stage last.
+    sizes = [
+        (layers + (vp - 1 - virtual if stage == pp - 1 else virtual)) // vp
+        for virtual in range(vp)
+        for stage, layers in enumerate(stages)
+    ]
+    starts = itertools.accumulate(sizes, initial=0)
+    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=False))
 
 
 @lru_cache(maxsize=4096)
