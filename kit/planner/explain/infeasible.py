@@ -203,34 +203,31 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
     job = request.job
     batch, length = job.global_batch_size, job.seq_length
 
-    def changed(**values: Any) -> Request:
-        return replace(request, job=replace(job, **values))
+    def change(kind: str, cost: _Cost, factor: float, text: str, **values: Any) -> _Change:
+        return _Change(kind, cost, factor, text, replace(request, job=replace(job, **values)))
 
     for factor in (2, 4, 8):
-        text = f"job.global_batch_size={factor * batch} instead of {batch}"
-        yield _Change("batch", _Cost.TASK, factor, text, changed(global_batch_size=factor * batch))
-    shorter = length // 2
-    while shorter >= _SHORTEST:
+        larger = factor * batch
+        text = f"job.global_batch_size={larger} instead of {batch}"
+        yield change("batch", _Cost.TASK, factor, text, global_batch_size=larger)
+    for halvings in range(1, (length // _SHORTEST).bit_length()):
+        shorter = length >> halvings
         text = f"job.seq_length={shorter} instead of {length}"
-        yield _Change("length", _Cost.TASK, length / shorter, text, changed(seq_length=shorter))
-        shorter //= 2
+        yield change("length", _Cost.TASK, length / shorter, text, seq_length=shorter)
     if job.optimizer.name == "adamw" and job.lora is None:
         text = "job.optimizer.name=adamw-8bit instead of adamw"
-        eight = changed(optimizer=replace(job.optimizer, name="adamw-8bit"))
-        yield _Change("optimizer", _Cost.TRAINED, 2.0, text, eight)
+        yield change("optimizer", _Cost.TRAINED, 2.0, text, optimizer=replace(job.optimizer, name="adamw-8bit"))
     for four_bit, option, what in ((False, "--lora", _ADAPTERS[""]), (True, "--qlora", _ADAPTERS["four_bit"])):
         if job.lora is None or job.lora.four_bit != four_bit:
             was = f" instead of {_ADAPTERS[job.lora.quantised]}" if job.lora else " trained instead of all weights"
             also = " job.lora.eight_bit=false" if job.lora and job.lora.eight_bit else ""
             text = f"{option} (or job.lora.four_bit={str(four_bit).lower()}{also}): {what}{was}"
             adapters = replace(job.lora or LoraSpec(), four_bit=four_bit, eight_bit=False)
-            other = changed(lora=adapters, balancing=None)
-            yield _Change("lora", _Cost.TRAINED, 1.0 if job.lora else math.inf, text, other)
+            yield change("lora", _Cost.TRAINED, 1.0 if job.lora else math.inf, text, lora=adapters, balancing=None)
     lora, has_experts = job.lora, request.model.num_experts > 0
     if lora is not None and lora.four_bit and has_experts and not lora.quantize_moe_experts:
         text = "job.lora.quantize_moe_experts=true: experts in 4 bits too"
-        experts = changed(lora=replace(lora, quantize_moe_experts=True))
-        yield _Change("experts", _Cost.TRAINED, 1.0, text, experts)
+        yield change("experts", _Cost.TRAINED, 1.0, text, lora=replace(lora, quantize_moe_experts=True))
 
 
 def _memory_of_a_node(request: Request) -> Iterator[_Change]:
