@@ -18,6 +18,7 @@ from kit.cost.time.step import bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec
+from kit.specs.text import first
 from kit.units import SECONDS_PER_DAY
 
 
@@ -67,15 +68,15 @@ class Evidence(NamedTuple):
 def step_time_evidence(workload: Workload) -> Evidence:
     """Looks up the band by the code that computes a layer: one implementation's figures are never used for another."""
     model, cluster, layout = workload.model, workload.cluster, workload.layout
-    generation = generation_of(cluster.gpu)
-    if not gpu_rates(cluster.gpu.name).measured:
-        assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
-        return Evidence(None, f"no published run on {cluster.gpu.name} to compare with{assumed}")
-    what = "experts" if model.num_experts else "dense"
-    if workload.trl is not None:
-        return Evidence(None, f"no published run of TRL's {workload.trl.trainer} to compare with")
-    if layout.uses_nvme:
-        return Evidence(None, "no published run offloads to disks")
+    generation, what = generation_of(cluster.gpu), "experts" if model.num_experts else "dense"
+    assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
+    lacking = {
+        f"no published run on {cluster.gpu.name} to compare with{assumed}": not gpu_rates(cluster.gpu.name).measured,
+        f"no published run of TRL's {workload.trl and workload.trl.trainer} to compare with": workload.trl,
+        "no published run offloads to disks": layout.uses_nvme,
+    }
+    if (none := first(lacking)) is not None:
+        return Evidence(None, none)
     special, huggingface = _special(workload), layout.implementation == "huggingface"
     if special and (huggingface or special == ", LoRA"):
         others = f"other programs with fsdp, {what}{special}"
