@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from kit.cost.hardware import usable_gib
@@ -38,13 +39,15 @@ def bottlenecks(plan: Plan) -> tuple[Bottleneck, ...]:
         "generation": ("generation", "completions, a token at a time"),
     }
     step = plan.predicted.step_time_s
-    found: dict[str, tuple[float, list[str]]] = {}
+    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for name, seconds in plan.predicted.step_time_components_s.items():
-        what, words = links.get(name, (name, name))
-        share, parts = found.get(what, (0.0, []))
         if seconds > 0:
-            found[what] = (share + seconds / step, [*parts, words])
-    times = [Bottleneck(what, share, ", ".join(parts)) for what, (share, parts) in found.items()]
+            what, words = links.get(name, (name, name))
+            found[what].append((seconds / step, words))
+    times = [
+        Bottleneck(what, sum(share for share, _ in parts), ", ".join(words for _, words in parts))
+        for what, parts in found.items()
+    ]
     peak, usable = plan.predicted.peak_gib, usable_gib(cluster.gpu)
     memory = Bottleneck("memory", peak / usable, f"{peak:.1f} of {usable:.1f} GiB usable on a GPU")
     host = plan.predicted.host_ram_gib_per_node
