@@ -31,24 +31,30 @@ OPTIM: dict[OptimizerName, str] = {
 }
 """The Trainer's names (``optim``) of optimizers that a ds_config cannot name. It makes bitsandbytes' own, which have
 norms in 8 bits too where ZeRO flattens them into 4,096 elements or more."""
-_FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+_FILLED = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
+        "bf16.enabled",
+        "fp16.enabled",
+        "zero_optimization.stage3_param_persistence_threshold",
+    }
+)
+"""Dotted keys that the Trainer fills in from its arguments."""
 
 
 def trainer_config(plan: Plan) -> dict[str, Any]:
     """``ds_config(plan)`` with ``"auto"`` where the Trainer fills in the plan's value from its arguments."""
-    config = ds_config(plan)
-    config |= dict.fromkeys(_FILLED, AUTO)
-    if "optimizer" in config:
-        params = config["optimizer"]["params"]
-        filled = [key for key in ("lr", "betas", "eps", "weight_decay") if key in params]
-        config["optimizer"] = {"type": config["optimizer"]["type"], "params": params | dict.fromkeys(filled, AUTO)}
-    for precision in ("bf16", "fp16"):
-        if precision in config:
-            config[precision] = config[precision] | {"enabled": AUTO}
-    zero = config["zero_optimization"]
-    if zero["stage"] == 3:
-        config["zero_optimization"] = zero | {"stage3_param_persistence_threshold": AUTO}
-    return config
+    return {key: _filled(key, value) for key, value in ds_config(plan).items()}
+
+
+def _filled(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(f"{key}.{name}", inner) for name, inner in value.items()}
+    return AUTO if key in _FILLED else value
 
 
 def optim(plan: Plan) -> str | None:
