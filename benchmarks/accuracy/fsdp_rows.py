@@ -31,7 +31,7 @@ def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     gradients = workload.main_gradient_bytes * here
     moments = workload.optimizer_bytes * (1 - workload.optimizer_offload)
     stay = gradients if accumulates or workload.reserved else 0.0
-    state = StateBytes(width, gradients, stay, moments * here, gradients, stay)
+    state = StateBytes(width, moments * here, stay, gradients, gradients, stay)
     matrices, vectors, experts = layer_parameters(workload, bool(model.num_experts))
     (parameters,) = workload.parameters
     root = parameters.vocabulary

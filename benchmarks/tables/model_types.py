@@ -88,12 +88,21 @@ def counted_type(model_type: str) -> dict[str, Any]:
             **({"text part": model.model_type} if model.model_type != model_type else {}),
             **({"usual sizes": True} if sizes else {}),
             "parameters": count(model).total,
-            "active": count(model).active,
+            "active": active_parameters(model),
             "layers": model.num_layers,
             **{key: getattr(known, key) for key in kept},
             "expert_layers": model.num_layers - model.first_dense_layers if model.num_experts else 0,
         }
     return found
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that take part in computing the next token; all of them without experts."""
+    counts, experts = count(model), max(model.num_experts, 1)
+    layer = counts.layer
+    used = sum(each * model.experts_per_token // experts for each in (layer.experts, layer.expert_biases))
+    idle = (counts.num_layers - counts.first_layers) * (layer.routed - used)
+    return counts.total - counts.prediction_heads - idle
 
 
 def quantities(model: ModelSpec) -> tuple[float, ...]:

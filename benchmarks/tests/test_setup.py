@@ -10,8 +10,9 @@ import pytest
 from benchmarks.accuracy.programs.megatron import _chunk_bytes
 from benchmarks.accuracy.programs.memory import memory_of, moments_of
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
-from kit.cost.memory.phases import RankParts, RankStates
+from kit.cost.memory.phases import RankParts
 from kit.cost.memory.rank_megatron import layer_terms, saved_activations, saved_terms
+from kit.cost.memory.states import StateBytes
 from kit.specs.layout import Layout
 from tests.support.models import cluster, job
 
@@ -103,7 +104,7 @@ def test_experts_are_sharded_by_their_own_groups() -> None:
 )
 def test_the_first_step_is_the_fuller_of_before_and_between_steps(between: float, saved: float, first: float) -> None:
     """Weights 1, optimizer 2, of which 128 come late; gradients in forward 4, buffers 0.5."""
-    states = RankStates(1.0, 2.0, 4.0, 8.0, 16.0, between, 64.0)
+    states = StateBytes(1.0, 2.0, 4.0, 8.0, 16.0, between, 64.0)
     parts = RankParts(states=states, buffers=0.5, saved_activations=saved, backward_workspace=0.0, save=2.0)
     found = moments_of(parts, late=128.0)
     assert (sum(found.first_step_peak.values()), sum(found.end_of_step.values())) == (first, 3.5 + between)

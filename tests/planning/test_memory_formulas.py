@@ -26,7 +26,7 @@ from kit.cost.memory.offload import (
     stored_weight_bytes,
 )
 from kit.cost.memory.peak import overhead_gib, parts_of
-from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces, fullest, peak_bytes, phases_of
+from kit.cost.memory.phases import RankParts, cublas_workspaces, fullest, peak_bytes, phases_of
 from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.lora import named_layers
@@ -467,9 +467,7 @@ STATES: Rows = [
     ("disks", lambda: [nvme_state_bytes(each, "bf16") for each in (
         NVME, NVME.but(offload_param="none"), NVME.but(offload_optimizer="none"))],
      [[1 / 8, 1 / 4, 3 / 4], [0, 1 / 4, 3 / 4], [1 / 8, 0, 0]]),
-    ("held", lambda: (state_bytes(M[2], "bf16").held, host_state_bytes(Z[2].but(offload_optimizer="cpu"),
-        "bf16").total),
-     (2 + 0.5 + 1.5, 2.25)),
+    ("all of a host", lambda: host_state_bytes(Z[2].but(offload_optimizer="cpu"), "bf16").total, 2.25),
 ]  # fmt: skip
 
 MOST = NVME.but(dp=8)
@@ -537,7 +535,7 @@ ADAPTED = 6 * 7 * ((320 + 480) + 2 * (320 + 120) + (480 + 320))
 
 def held(layout: Layout, model: Any = DENSE, **job: Any) -> list[float]:
     """States of a rank with ``P``, in 1e9 bytes."""
-    return [each / 1e9 for each in rank_states(engine_memory(work(layout, model, **job)), P, 0)]
+    return [each / 1e9 for each in rank_states(engine_memory(work(layout, model, **job)), P, 0)[:7]]
 
 
 ENGINES: Rows = [
@@ -612,8 +610,8 @@ ENGINES: Rows = [
      [4 * TOTAL]),
     # Frozen weights in 16 bits, adapters in fp32 with AdamW's moments, sharded by FSDP2.
     ("adapters", lambda: [engine(each, "adapters", "of_adapters", "matrix_weights", lora=LORA) for each in (DDP, FSDP)],
-     [[(ADAPTED,), StateBytes(4, 4, 4, 8, 4, 4), None],
-      [(ADAPTED,), StateBytes(0.5, 0.5, 0.5, 1, 0.5, 0.5), None]]),
+     [[(ADAPTED,), StateBytes(4, 8, 4, 4, 4, 4), None],
+      [(ADAPTED,), StateBytes(0.5, 1, 0.5, 0.5, 0.5, 0.5), None]]),
     ("adapters in eight bits", lambda: engine(DDP, "of_adapters", lora=LORA,
         optimizer=OptimizerSpec(name="adamw-8bit"))[0]
      .optimizer, EIGHT),
@@ -671,7 +669,7 @@ ENGINES: Rows = [
         overheads().cpu_process_gib),
 ]  # fmt: skip
 
-S = RankStates(*[2.0**power for power in range(7)])
+S = StateBytes(*[2.0**power for power in range(7)])
 """weights 1, optimizer 2, gradients in forward 4, at the peak 8, in the step 16, between 32, copies 64."""
 
 

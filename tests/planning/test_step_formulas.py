@@ -317,7 +317,6 @@ COUNTS: Rows = [
         each) for each in (3, 6)],
      [3 * EXPERT, 6 * EXPERT]),
     ("one expert", lambda: count(replace(EXPERTS, num_experts=1, experts_per_token=1)).layer.active_experts, EXPERT),
-    ("active", lambda: count(EXPERTS).total - count(EXPERTS).active, 5 * 9 * EXPERT),
     ("a mean layer", lambda: (count(MIXED).layer.matrices, count(MIXED).embedding, count(MIXED).head,
         count(MIXED).final_norm,
                               count(MIXED).total, count(replace(MIXED, tied_embeddings=True)).embedding),

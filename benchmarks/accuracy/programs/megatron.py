@@ -9,7 +9,7 @@ from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from kit.cost.memory import rank_megatron
 from kit.cost.memory.activations_transformer_engine import ELEMENT
-from kit.cost.memory.phases import MIB, EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.memory.phases import MIB, EngineMemory, RankParts, cublas_workspaces
 from kit.cost.memory.states import StateBytes
 from kit.cost.model.params import RankParameters
 
@@ -84,7 +84,7 @@ def _loss_bytes(workload: PublishedWorkload) -> tuple[float, float]:
     return kept * entries * workload.mtp_layers, fullest * entries
 
 
-def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
+def _rank_states(workload: PublishedWorkload, stage: int) -> StateBytes:
     weights, gradients, optimizer = _state_bytes(workload, stage)
     copies = 0.0
     if workload.main_gradient_bytes != 4 and workload.optimizer_bytes >= 12:
@@ -94,7 +94,7 @@ def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
         dense, experts = owners(workload)
         parameters = workload.parameters[stage]
         copies = 4.0 * (parameters.dense / dense + parameters.experts / experts)
-    return RankStates(
+    return StateBytes(
         weights=weights,
         optimizer=optimizer,
         gradients_in_forward=gradients,

@@ -6,10 +6,13 @@ from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
-from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces
-from kit.cost.memory.states import NF4_BYTES, NF4_TWICE_BYTES
+from kit.cost.memory.phases import RankParts, cublas_workspaces
+from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
 from kit.cost.memory.states_and_buffers import fsdp_buffers
 from kit.cost.model.pipeline import in_flight
+
+NF4_BYTES = 0.5 + 4 / 64
+"""Bytes per weight: four bits, and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 
 
 def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
@@ -52,7 +55,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
         recomputed = sum(layer_terms(workload, experts).values())
         recomputed -= kept_bytes(workload, 1, experts) if workload.layout.recompute == "selective" else 0.0
     return RankParts(
-        states=RankStates(
+        states=StateBytes(
             weights=states["weights"],
             optimizer=states["optimizer"],
             gradients_in_forward=gradients + whole if held else 0.0,

@@ -26,20 +26,6 @@ def cublas_workspaces(generation: str) -> float:
 LARGE_WORKSPACES = ("hopper", "blackwell")
 
 
-class RankStates(NamedTuple):
-    """Bytes of weights, gradients and optimizer state on one rank."""
-
-    weights: float
-    optimizer: float
-    """Master weights, if they are a copy, and moments."""
-    gradients_in_forward: float
-    gradients: float
-    """Gradients at the end of backward, their peak."""
-    gradients_in_step: float
-    gradients_between_steps: float
-    extra_in_step: float
-
-
 class EngineMemory(NamedTuple):
     """Memory of an engine without activations: bytes per parameter of dense parameters and experts, and bytes of
     buffers."""
@@ -76,7 +62,7 @@ class EngineMemory(NamedTuple):
 class RankParts:
     """Bytes of one rank by part; ``phases_of`` adds them up."""
 
-    states: RankStates
+    states: StateBytes
     buffers: float
     """Workspaces and permanent buckets."""
     gathered_in_loss: float = 0.0

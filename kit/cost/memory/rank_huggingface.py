@@ -14,14 +14,15 @@ from kit.cost.memory.activations_huggingface import (
     loss_bytes,
     saved_by_policy,
 )
-from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.memory.phases import EngineMemory, RankParts, cublas_workspaces
+from kit.cost.memory.states import StateBytes
 from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.layout import mlp_tiles
 
 
-def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
+def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, stage: int) -> RankParts:
     """Memory of a rank by part; all ranks are alike, since these engines have one pipeline stage."""
     model, recompute = workload.model, workload.layout.recompute
     counts = [(bool(kind), number) for kind, number in enumerate(workload.stages.stage_kinds[stage]) if number]

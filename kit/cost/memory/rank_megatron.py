@@ -12,10 +12,10 @@ from kit.cost.memory.phases import (
     MIB,
     EngineMemory,
     RankParts,
-    RankStates,
     cublas_workspaces,
     export_bytes,
 )
+from kit.cost.memory.states import StateBytes
 from kit.cost.model.pipeline import in_flight
 from kit.cost.workload import Workload
 
@@ -23,7 +23,7 @@ GROUPED_STREAMS = 4
 """Streams of a grouped GEMM, each with a workspace (transformer_engine, num_cublas_streams)."""
 
 
-def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
+def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
     recomputed = 0.0

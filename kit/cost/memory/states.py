@@ -16,11 +16,9 @@ from kit.specs.optimizers import OPTIMIZERS, Moments
 
 NF4_CODES = 0.5
 """Bytes of a weight in nf4 without its scales."""
-NF4_BYTES = 0.5 + 4 / 64
-"""Bytes per weight: four bits, and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes per weight with double quantisation (same section): four bits, an 8-bit scale per block, and an fp32 scale per
-256 blocks."""
+"""Bytes per weight with double quantisation (QLoRA, arXiv 2305.14314, section 3): four bits, an 8-bit scale per block
+of 64, and an fp32 scale per 256 blocks."""
 
 
 class Quantised(NamedTuple):
@@ -64,15 +62,16 @@ def quantised(lora: LoraSpec | None) -> Quantised | None:
 
 
 class StateBytes(NamedTuple):
-    """Bytes per parameter on one rank. A field about gradients is for one moment of the step."""
+    """Bytes of weights, gradients and optimizer state on one rank: per parameter, or of all that the rank has. A field
+    about gradients is for one moment of the step."""
 
     weights: float
-    gradients: float
-    """Gradients at the end of backward, their peak."""
-    gradients_in_forward: float
-    """Gradients during forward; 0 if backward allocates them and the step frees them."""
     optimizer: float
     """Master weights, if they are a copy, and moments."""
+    gradients_in_forward: float
+    """Gradients during forward; 0 if backward allocates them and the step frees them."""
+    gradients: float
+    """Gradients at the end of backward, their peak."""
     gradients_in_step: float
     """Gradients after their reduction, when the optimizer step begins."""
     gradients_between_steps: float
@@ -80,14 +79,9 @@ class StateBytes(NamedTuple):
     extra_in_step: float = 0.0
     """fp32 copies of gradients, only during the optimizer step."""
     optimizer_of_matrices: float | None = None
-    """``optimizer`` for matrices of layers where it differs (Muon); null: the same."""
+    """Per parameter, ``optimizer`` for matrices of layers where it differs (Muon); null: the same."""
     optimizer_of_vectors: float | None = None
-    """``optimizer`` for norms and biases where it differs (8-bit AdamW); null: the same."""
-
-    @property
-    def held(self) -> float:
-        """The textbook sum: weights, gradients and optimizer state."""
-        return self.weights + self.gradients + self.optimizer
+    """Per parameter, ``optimizer`` for norms and biases where it differs (8-bit AdamW); null: the same."""
 
 
 def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
@@ -158,7 +152,7 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     gradients = 2.0 if short else 4.0
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
         kept = (1 - layout.optimizer_offload_fraction) * (masters + moments.rest) / ranks
-        return StateBytes(weights, gradients, gradients, kept, gradients, gradients)
+        return StateBytes(weights, kept, gradients, gradients, gradients, gradients)
     copies = 4.0 / ranks if short and layout.optimizer_state_dtype == "fp32" else 0.0
     return _with(
         StateBytes(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
-from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
+from kit.cost.memory.phases import EngineMemory, export_bytes
 from kit.cost.memory.states import NF4_TWICE_BYTES, Quantised, StateBytes, quantised, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
@@ -181,7 +181,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         own = 4.0 / (layout.dp * layout.cp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         if not in_host:
-            of_adapters = StateBytes(own, own, own, moments, own, own)
+            of_adapters = StateBytes(own, moments, own, own, own, own)
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, base)
     if base is not None:
@@ -304,7 +304,7 @@ def fsdp_buffers(
     )
 
 
-def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
+def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> StateBytes:
     """Weights, gradients and optimizer state of a rank of one pipeline stage."""
     if engine.of_adapters is not None:
         return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
@@ -319,7 +319,7 @@ def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) ->
     if of_dense.optimizer_of_vectors is not None:
         optimizer += (of_dense.optimizer_of_vectors - of_dense.optimizer) * parameters.vectors
     extra = of_dense.extra_in_step * dense + of_experts.extra_in_step * experts
-    return RankStates(
+    return StateBytes(
         weights=of_dense.weights * dense + of_experts.weights * experts,
         optimizer=optimizer,
         gradients_in_forward=of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts,
@@ -332,14 +332,14 @@ def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) ->
     )
 
 
-def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
+def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> StateBytes:
     """States of a LoRA run; the frozen base has neither gradients nor optimizer state."""
     # All experts of a layer are one tensor, not linear layers, and so are quantised only where they are asked for
     # (kit/engines/huggingface/adapters.py).
     matrices = parameters.dense_matrices + engine.quantised_experts * parameters.experts
     rest = parameters.total - matrices
     per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
-    return RankStates(
+    return StateBytes(
         weights=per_matrix * matrices + engine.dense.weights * rest + own.weights * adapters,
         optimizer=own.optimizer * adapters,
         gradients_in_forward=own.gradients_in_forward * adapters,

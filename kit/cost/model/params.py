@@ -27,7 +27,6 @@ class LayerParameters(NamedTuple):
     """The part of ``experts`` that computes one token."""
     expert_biases: int
     """Biases of all experts."""
-    active_expert_biases: int
     router: int
     """The router's weight: the same on every tensor-parallel rank."""
     split_biases: int
@@ -116,13 +115,6 @@ class ModelParameters:
         return self.embedding + self.layers + self.final_norm + self.head + self.prediction_heads
 
     @cached
-    def active(self) -> int:
-        """Parameters that take part in computing the next token; all of them without experts."""
-        layer = self.layer
-        idle = layer.experts + layer.expert_biases - layer.active_experts - layer.active_expert_biases
-        return self.total - self.prediction_heads - (self.num_layers - self.first_layers) * idle
-
-    @cached
     def layers(self) -> int:
         """All transformer layers together, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.total)
@@ -183,7 +175,7 @@ def _mean_layer(model: ModelSpec, known: Approximation) -> ModelParameters:
     """Every layer is the mean of all layers; ``final_norm`` has all norms, biases and the remainder of the division."""
     layers, head = model.num_layers, 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     matrices, experts = known.matrices // layers, known.experts // layers
-    layer = LayerParameters(matrices, 0, 0, experts, 0, 0, 0, 0, 0, 0)
+    layer = LayerParameters(matrices, 0, 0, experts, 0, 0, 0, 0, 0)
     layer = layer._replace(active_experts=experts * model.experts_per_token // max(model.num_experts, 1))
     return ModelParameters(
         embedding=known.tables - head,
@@ -228,15 +220,13 @@ def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
         mlp = _mlp(model, model.ffn_hidden_size)
         if biases:
             split, replicated = split + (2 if model.gated_mlp else 1) * model.ffn_hidden_size, replicated + h
-    share = model.experts_per_token, max(model.num_experts, 1)
     return LayerParameters(
         attention=attention,
         latent=latent,
         mlp=mlp,
         experts=experts,
-        active_experts=experts * share[0] // share[1],
+        active_experts=experts * model.experts_per_token // max(model.num_experts, 1),
         expert_biases=experts_biases,
-        active_expert_biases=experts_biases * share[0] // share[1],
         router=router,
         split_biases=split,
         replicated=replicated,
