@@ -52,13 +52,8 @@ def operation(workload: Workload, step_time_s: float) -> Operation:
 
 
 def checkpoint_bytes(workload: Workload) -> float:
-    """Bytes of one checkpoint."""
-    return checkpoint_width(workload) * workload.trained_parameters
-
-
-def checkpoint_width(workload: Workload) -> float:
-    """Bytes per trained parameter in a checkpoint, which every engine writes alike (kit/training/checkpoint/manifest):
-    master weights and moments in fp32, and 8-bit moments in their own precision too."""
+    """Bytes of one checkpoint, which every engine writes alike (kit/training/checkpoint/manifest): master weights and
+    moments of trained parameters in fp32, and 8-bit moments in their own precision too."""
     name = workload.job.optimizer.name
     exact = moment_bytes(workload.layout, name).rest if name.endswith("-8bit") else 0.0
-    return 4.0 + 4.0 * len(OPTIMIZERS[name].state) + exact
+    return (4.0 + 4.0 * len(OPTIMIZERS[name].state) + exact) * workload.trained_parameters

@@ -24,7 +24,7 @@ from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_size
 from kit.cost.model.params import count, dense_layer_matrices, rank_experts, rank_parameters
 from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers, stage_layers
 from kit.cost.prediction import Operation, StageMemory
-from kit.cost.reliability import checkpoint_bytes, checkpoint_width, operation
+from kit.cost.reliability import checkpoint_bytes, operation
 from kit.cost.time import elementwise
 from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
@@ -462,11 +462,13 @@ STOPS = Operation(
 )
 RUNS: Rows = [
     # fp32 masters and moments on every engine and layout, whatever the state is in; codes and scales beside them.
-    ("a checkpoint's bytes", lambda: [checkpoint_width(work(each, **more)) for each, more in (
+    ("a checkpoint's bytes", lambda: [checkpoint_bytes(each) / each.trained_parameters for each in (
+        work(layout, **more) for layout, more in (
         (megatron(), {}), (megatron(), FP32), (FSDP, {}), (deepspeed(zero_stage=2), {}), (deepspeed(zero_stage=3), {}),
         (deepspeed(zero_stage=2, optimizer_state_dtype="bf16"), {}), (FSDP, {"optimizer": OptimizerSpec(name="sgd")}),
         (FSDP, {"optimizer": OptimizerSpec(name="lion")}), (FSDP, {"optimizer": OptimizerSpec(name="adafactor")}),
-        (FSDP, {"optimizer": OptimizerSpec(name="adamw-8bit")}))], [12, 12, 12, 12, 12, 12, 8, 8, 8, 12 + 2 + 8 / 256]),
+        (FSDP, {"optimizer": OptimizerSpec(name="adamw-8bit")})))],
+     [12, 12, 12, 12, 12, 12, 8, 8, 8, 12 + 2 + 8 / 256]),
     ("bytes of adapters", lambda: checkpoint_bytes(work(FSDP, lora=LORA)), 12 * 6 * 7 * 2480),
     # C/T + (T/2 + restart)/M is least at T = √(2·C·M).
     ("failures", lambda: list(vars(AT_ONCE).values()), [

@@ -51,11 +51,6 @@ class LayerParameters(NamedTuple):
         return self.experts + self.expert_biases
 
     @property
-    def dense(self) -> int:
-        """All of the layer but its experts."""
-        return self.total - self.routed
-
-    @property
     def total(self) -> int:
         """All of the layer."""
         return self.matrices + self.expert_biases + self.split_biases + self.replicated

@@ -181,8 +181,8 @@ def _fully_sharded(
     gather = first = _gather_s(ranks, experts, parameters, width, messages)
     scatter = _gather_s(ranks, experts, parameters, how.gradient_bytes, messages)
     if how.zero_plus_plus is not None:
-        times = zero_times(gpu, how.zero_plus_plus, ranks.size, parameters.dense + parameters.experts, width, messages)
-        first, gather, scatter = times.first_gather, times.gather, times.scatter
+        elements = parameters.dense + parameters.experts
+        first, gather, scatter = zero_times(gpu, how.zero_plus_plus, ranks.size, elements, width, messages)
     if how.engine == "deepspeed" and not how.deepcompile:
         scatter += STAGE3_COPIES * parameters.total / gpu.bytes_per_s
     gathers = (1.0 if layout.zero_stage == 3 else 0.0) + gathered_again(workload, parameters)
@@ -243,20 +243,11 @@ def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: fl
     return reduced
 
 
-class ZeroTimes(NamedTuple):
-    """Seconds of one micro batch's collectives at stage 3."""
-
-    first_gather: float
-    """Gather in the forward pass of a step's first micro batch."""
-    gather: float
-    """Gather in every other pass."""
-    scatter: float
-
-
 def zero_times(
     gpu: GpuPerf, chosen: ZeroPlusPlus, ranks: int, parameters: float, width: float, messages: int
-) -> ZeroTimes:
-    """Seconds of ZeRO++'s collectives for ``parameters`` elements of ``width`` bytes over ``ranks`` adjacent ranks, in
+) -> tuple[float, float, float]:
+    """Seconds of ZeRO++'s collectives in one micro batch: (gather in the forward pass of a step's first micro batch,
+    gather in every other pass, scatter). ``parameters``: elements of ``width`` bytes over ``ranks`` adjacent ranks, in
     ``messages`` collectives."""
     everywhere = gpu.group(ranks, 1)
     each = INT8_BYTES if chosen.weights else width
@@ -265,8 +256,8 @@ def zero_times(
     near = gpu.group(chosen.hpz, 1) if chosen.hpz > 1 else everywhere
     gather = near.all_gather_s(each * parameters, messages) + kernels
     if not chosen.gradients:
-        return ZeroTimes(first, gather, everywhere.all_gather_s(width * parameters, messages))
+        return first, gather, everywhere.all_gather_s(width * parameters, messages)
     node = gpu.cluster.gpus_per_node
     inside = gpu.group(min(node, ranks), 1).all_gather_s(INT4_BYTES * parameters, messages)
     between = gpu.group(max(1, ranks // node), node).all_gather_s(INT4_BYTES * parameters / node, messages)
-    return ZeroTimes(first, gather, inside + between + QUANTISE_GRADIENT_BYTES * parameters / gpu.bytes_per_s)
+    return first, gather, inside + between + QUANTISE_GRADIENT_BYTES * parameters / gpu.bytes_per_s
