@@ -29,23 +29,6 @@ class JobDefaults:
     source: str
 
 
-_PRETRAIN = JobDefaults(
-    seq_length=4096,
-    global_batch_size=512,
-    learning_rate=3e-4,
-    warmup_steps=2000,
-    epochs=1,
-    source="Llama 2 (arXiv 2307.09288, section 2.2); 2M tokens a step as Pythia (arXiv 2304.01373)",
-)
-_SFT = JobDefaults(
-    seq_length=4096,
-    global_batch_size=128,
-    learning_rate=2e-5,
-    warmup_steps=0.03,
-    epochs=3,
-    source="Tülu 3 (arXiv 2411.15124, its SFT settings); rate of TRL (trl/scripts/sft.py); epochs of LLaMA-Factory's "
-    "llama3_full_sft.yaml",
-)
 _ADAPTERS = JobDefaults(
     seq_length=2048,
     global_batch_size=16,
@@ -54,47 +37,62 @@ _ADAPTERS = JobDefaults(
     epochs=3,
     source="QLoRA (arXiv 2305.14314, appendix B.2); length and epochs of LLaMA-Factory's llama3_lora_sft.yaml",
 )
-_PREFERENCES = JobDefaults(
-    seq_length=1024,
-    global_batch_size=64,
-    learning_rate=5e-7,
-    warmup_steps=0.1,
-    epochs=1,
-    source="DPO (arXiv 2305.18290, appendix B); length of TRL's DPOConfig, rate of trl/scripts/dpo.py and kto.py",
-)
-_REWARD = JobDefaults(
-    seq_length=2048,
-    global_batch_size=64,
-    learning_rate=9e-6,
-    warmup_steps=0.0,
-    epochs=1,
-    source="InstructGPT's reward model (arXiv 2203.02155, appendix C.2)",
-)
-_GRPO = JobDefaults(
-    seq_length=1024,
-    global_batch_size=64,
-    learning_rate=1e-6,
-    warmup_steps=0.0,
-    epochs=1,
-    source="TRL's GRPOConfig: 8 completions of 512 tokens for each of 8 prompts",
-)
-_PAIRS = JobDefaults(
-    seq_length=512,
-    global_batch_size=128,
-    learning_rate=1e-4,
-    warmup_steps=0.0,
-    epochs=3,
-    source="T5 (arXiv 1910.10683, section 3.1); rate for AdamW of transformers' page on T5",
-)
 _FULL: Mapping[str, JobDefaults] = {
-    "pretrain": _PRETRAIN,
-    "sft": _SFT,
-    "seq2seq": _PAIRS,
-    "dpo": _PREFERENCES,
-    "kto": _PREFERENCES,
-    "reward": _REWARD,
-    "grpo": _GRPO,
+    "pretrain": JobDefaults(
+        seq_length=4096,
+        global_batch_size=512,
+        learning_rate=3e-4,
+        warmup_steps=2000,
+        epochs=1,
+        source="Llama 2 (arXiv 2307.09288, section 2.2); 2M tokens a step as Pythia (arXiv 2304.01373)",
+    ),
+    "sft": JobDefaults(
+        seq_length=4096,
+        global_batch_size=128,
+        learning_rate=2e-5,
+        warmup_steps=0.03,
+        epochs=3,
+        source="Tülu 3 (arXiv 2411.15124, its SFT settings); rate of TRL (trl/scripts/sft.py); epochs of "
+        "LLaMA-Factory's llama3_full_sft.yaml",
+    ),
+    "seq2seq": JobDefaults(
+        seq_length=512,
+        global_batch_size=128,
+        learning_rate=1e-4,
+        warmup_steps=0.0,
+        epochs=3,
+        source="T5 (arXiv 1910.10683, section 3.1); rate for AdamW of transformers' page on T5",
+    ),
+    **dict.fromkeys(
+        ("dpo", "kto"),
+        JobDefaults(
+            seq_length=1024,
+            global_batch_size=64,
+            learning_rate=5e-7,
+            warmup_steps=0.1,
+            epochs=1,
+            source="DPO (arXiv 2305.18290, appendix B); length of TRL's DPOConfig, rate of trl/scripts/dpo.py and "
+            "kto.py",
+        ),
+    ),
+    "reward": JobDefaults(
+        seq_length=2048,
+        global_batch_size=64,
+        learning_rate=9e-6,
+        warmup_steps=0.0,
+        epochs=1,
+        source="InstructGPT's reward model (arXiv 2203.02155, appendix C.2)",
+    ),
+    "grpo": JobDefaults(
+        seq_length=1024,
+        global_batch_size=64,
+        learning_rate=1e-6,
+        warmup_steps=0.0,
+        epochs=1,
+        source="TRL's GRPOConfig: 8 completions of 512 tokens for each of 8 prompts",
+    ),
 }
+"""Objective → its row, for all weights."""
 _RATE_OF_ADAPTERS = 10.0
 """Learning rate of adapters over that of all weights, as between the commands of trl/scripts/dpo.py and sft.py."""
 
