@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from kit.errors import SpecError
@@ -26,7 +27,7 @@ def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
     total = host_memory().get("MemTotal")
     ram_gib = total / GIB if total else None
     disks = {path.parent.name: int(_text(path) or 0) for path in Path("/sys/block").glob("nvme*/size")}
-    listed = _asked("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    listed = nvidia_gpus()
     if listed:
         gpu, count = listed_gpu(listed, gpus)
         linked = has_nvlink(_asked("topo", "-m")) and gpu.nvlink_gbytes_per_s > 0
@@ -49,19 +50,17 @@ def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
     )
 
 
-def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
-    """Lines ``name, MiB`` of nvidia-smi → the GPU, with the memory that is really there, and how many.
+def listed_gpu(listed: Sequence[tuple[str, float]], gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
+    """Names and GiB of ``nvidia_gpus`` → the GPU, with the memory that is really there, and how many.
 
     Raises SpecError as ``local_cluster``.
     """
-    rows = [line.rsplit(",", 1) for line in text.strip().splitlines() if line.strip()]
-    kinds = sorted({name.strip() for name, _ in rows})
+    kinds, memory_gib = sorted({name for name, _ in listed}), min(gib for _, gib in listed)
     if len(kinds) > 1:
         raise SpecError(
             f"this machine has GPUs of several kinds ({', '.join(kinds)}), and a plan uses equal ones; describe the "
             "part to use in a YAML file, and hide the rest with CUDA_VISIBLE_DEVICES"
         )
-    memory_gib = min(int(mebibytes) for _, mebibytes in rows) / 1024
     # Words of the catalog's name must all stand in the driver's: H100 in "NVIDIA H100 80GB HBM3".
     words = _words(kinds[0])
     fitting = [gpu for gpu in gpus.values() if gpu.device == "cuda" and _model_words(gpu.name) <= words]
@@ -73,7 +72,7 @@ def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
         )
     best = max(fitting, key=lambda gpu: len(_model_words(gpu.name)))
     # torch sees less than nvidia-smi counts; the catalog's figure is torch's.
-    return dataclasses.replace(best, memory_gib=min(best.memory_gib, memory_gib)), len(rows)
+    return dataclasses.replace(best, memory_gib=min(best.memory_gib, memory_gib)), len(listed)
 
 
 def is_gpu(gpu: GpuSpec, driver_name: str) -> bool:

@@ -79,12 +79,16 @@ def test_transformer_engine_of_this_environment_counts_on_gpus(
         ("NVIDIA X9, 24564", "GPU 'NVIDIA X9' with 24 GiB is not in the catalog", 0, 0),
     ],
 )  # fmt: skip
-def test_a_card_is_found_by_its_words_and_its_memory(listed: str, name: str, memory_gib: float, count: int) -> None:
+def test_a_card_is_found_by_its_words_and_its_memory(
+    listed: str, name: str, memory_gib: float, count: int, machine: dict[str, str]
+) -> None:
     """What is there of memory is the less of the driver's and the catalog's, which is torch's."""
+    machine["--query-gpu"] = listed
+    cards = local.nvidia_gpus()
     if not count:
-        assert name in refusal(SpecError, local.listed_gpu, listed, GPUS)
+        assert name in refusal(SpecError, local.listed_gpu, cards, GPUS)
         return
-    found, number = local.listed_gpu(listed, GPUS)
+    found, number = local.listed_gpu(cards, GPUS)
     assert (found.name, number) == (name, count)
     assert found.memory_gib == pytest.approx(memory_gib, rel=0.005)
 
