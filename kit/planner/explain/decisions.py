@@ -324,20 +324,16 @@ def _alternatives(request: Request, result: SearchResult, best: Candidate) -> It
     def components_s(candidate: Candidate) -> dict[str, float]:
         return _corrected(timer.components_s(request.workload(candidate.layout)), candidate)
 
-    seen = {_split_of(best.layout)}
-    rejected = []
+    fastest = {_split_of(best.layout): best}
     for candidate in sorted((c for c in result.considered if c.step_time_s is not None), key=step_s):
-        if _split_of(candidate.layout) in seen:
-            continue
-        seen.add(_split_of(candidate.layout))
-        rejected.append(
-            f"{describe(candidate.layout)}: {_difference(best, candidate, components_s(best), components_s(candidate))}"
-        )
-        if len(rejected) == _MOST_ALTERNATIVES:
-            break
+        fastest.setdefault(_split_of(candidate.layout), candidate)
+    rejected = tuple(
+        f"{describe(other.layout)}: {_difference(best, other, components_s(best), components_s(other))}"
+        for other in [*fastest.values()][1 : 1 + _MOST_ALTERNATIVES]
+    )
     if rejected:
         why = "the next best ways to split the work"
-        yield Decision(rule="next", chosen=describe(best.layout), why=why, rejected=tuple(rejected))
+        yield Decision(rule="next", chosen=describe(best.layout), why=why, rejected=rejected)
 
 
 def _split_of(layout: Layout) -> tuple[object, ...]:
