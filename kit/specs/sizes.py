@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 from kit.errors import SpecError
+from kit.specs.count import as_count
 from kit.specs.model import ModelSpec
 from kit.units import human_count
 
-_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 SMALLEST, LARGEST = 20 * 10**6, 20 * 10**12
 VOCABULARY = 32_000
 _GROUPED_FROM = 30 * 10**9
@@ -34,7 +34,7 @@ def shape_of_size(text: str) -> ModelSpec:
     Raises SpecError for a size that no sensible shape has.
     """
     word = text.strip().upper()
-    wanted = float(word[:-1]) * _UNITS[word[-1]]
+    wanted = as_count(word)
     if not SMALLEST <= wanted <= LARGEST:
         raise SpecError(f"model size {text!r} is not between 20M and 20T; give a shape as a mapping instead")
     layers, hidden, ffn = min(_candidates(wanted), key=lambda sizes: _strangeness(wanted, *sizes))
