@@ -239,20 +239,13 @@ def _layer_types(model: ModelSpec) -> list[str]:
 
 def _check_layers(config: Mapping[str, Any], model: ModelSpec) -> None:
     """Checks that the file's list of layers, if present, agrees with the spec."""
-    layers = config.get("layer_types")
-    window = shown(config.get("sliding_window"))
-    if layers is None:
-        windowed = (
-            config.get("sliding_window") is not None
-            and model.sliding_window is None
-            and bool(config.get("use_sliding_window"))
-        )
-    else:
-        windowed = layers != _layer_types(model)
-    if windowed:
+    layers, window = config.get("layer_types"), config.get("sliding_window")
+    dropped = window is not None and model.sliding_window is None and config.get("use_sliding_window")
+    differs = dropped if layers is None else layers != _layer_types(model)
+    if differs:
         raise SpecError(
-            f"sliding_window={window} of {model.name}: {model.family} has it in layers that do not follow the pattern "
-            "known here; use a model with use_sliding_window=false, or with the family's own layer_types"
+            f"sliding_window={shown(window)} of {model.name}: {model.family} has it in layers that do not follow the "
+            "pattern known here; use a model with use_sliding_window=false, or with the family's own layer_types"
         )
 
 
