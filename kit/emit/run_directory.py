@@ -150,7 +150,7 @@ class RunDirectory:
         sizes = {
             name: int(size) for name, size in found.items() if isinstance(size, int | float) and 0 <= size < math.inf
         }
-        return self.plan.workload.with_layout(self.plan.layout.with_sizes(sizes))
+        return self.plan.workload.with_layout(self.plan.layout.but(**sizes))
 
     def memory_after_edits(self) -> str:
         """One line with the memory peak of the edited buffer sizes; empty if no edit changes a size."""

@@ -52,7 +52,7 @@ def plan_of(request: Request, result: SearchResult) -> Plan:
 
         raise PlanError(nothing_fits(request, result))
     best, model, cluster, job = result.best.layout, request.model, request.cluster, request.job
-    workload = request.workload(best.with_sizes(buffer_sizes(model, cluster, best)))
+    workload = request.workload(best.but(**buffer_sizes(model, cluster, best)))
     return Plan(
         model=model,
         cluster=cluster,

@@ -222,10 +222,6 @@ class Layout:
         """Sequences per optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
-    def with_sizes(self, sizes: Mapping[str, int | None]) -> Self:
-        """Replaces sizes of DeepSpeed's buffers (``ZERO_KEYS``)."""
-        return self.but(**sizes)
-
     def but(self, **chosen: Any) -> Self:
         """Copies the layout with other choices, which the planner made: they are not validated. A search makes tens of
         thousands of copies, and ``dataclasses.replace`` takes ten times as long."""

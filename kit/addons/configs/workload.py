@@ -103,7 +103,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
         workload = workload if other else in_fp8
     gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
     sizes = {name: given.get(f"layout.{name}") for name in ZERO_KEYS}
-    workload = workload.with_layout(layout.with_sizes(zero_sizes(sizes, workload)))
+    workload = workload.with_layout(layout.but(**zero_sizes(sizes, workload)))
     workload, approximated = _priced(workload)
     packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
     return Described(workload, (*gaps, *approximated), notes, packed)

@@ -34,7 +34,7 @@ def described(config: Config) -> Workload | str:
     made = OneUnit if one_fsdp_unit(config) else Workload
     workload = made(model=config.model, cluster=config.cluster, job=job, layout=layout)
     given = {name: _given_size(config, name) for name in ZERO_KEYS}
-    return workload.with_layout(layout.with_sizes(zero_sizes(given, workload, config.reader != "deepspeed")))
+    return workload.with_layout(layout.but(**zero_sizes(given, workload, config.reader != "deepspeed")))
 
 
 class OneUnit(Workload):

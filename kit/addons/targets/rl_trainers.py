@@ -50,7 +50,7 @@ def _gib_of_verl(plan: Plan) -> float:
 
 def _gib_of_openrlhf(plan: Plan) -> float:
     """OpenRLHF asks for "auto" (utils/deepspeed/deepspeed_utils.py), which DeepSpeed reads as no value."""
-    return peak_gib(plan.workload.with_layout(plan.layout.with_sizes(zero_sizes({}, plan.workload))))
+    return peak_gib(plan.workload.with_layout(plan.layout.but(**zero_sizes({}, plan.workload))))
 
 
 def _common_refusals(plan: Plan, program: str, gib: float) -> Iterator[str]:

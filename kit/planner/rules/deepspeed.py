@@ -255,7 +255,7 @@ def size_is_read(w: Workload) -> str | None:
     read only some."""
     if _sizes(w.layout) == _NO_SIZES:
         return None
-    read = set(buffer_sizes(w.model, w.cluster, w.layout.with_sizes(dict.fromkeys(ZERO_KEYS))))
+    read = set(buffer_sizes(w.model, w.cluster, w.layout.but(**dict.fromkeys(ZERO_KEYS))))
     if w.layout.zero_stage == 3:
         read.add("sub_group_size")
     unread = [name for name in ZERO_KEYS if getattr(w.layout, name) is not None and name not in read]
