@@ -119,32 +119,42 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if sizes[field] is None:
             raise SpecError(f"config.json of {name} lacks {' or '.join(_NAMES[field][:2])}; correct the file")
         _check(sizes[field], field, name)
-    if sizes["sliding_window"] == 0:
-        sizes["sliding_window"] = None
     hidden = sizes["hidden_size"]
-    heads = sizes["num_attention_heads"] = sizes["num_attention_heads"] or max(1, hidden // 64)
-    _check(heads, "num_attention_heads", name)
+    sizes |= {
+        "num_attention_heads": sizes["num_attention_heads"] or max(1, hidden // 64),
+        "ffn_hidden_size": sizes["ffn_hidden_size"] or sizes["moe_ffn_hidden_size"] or 4 * hidden,
+        "max_position_embeddings": sizes["max_position_embeddings"] or 2**20,  # positions without an end
+        "sliding_window": sizes["sliding_window"] or None,
+    }
+    _check(sizes["num_attention_heads"], "num_attention_heads", name)
+    return sizes | _heads(config, sizes) | _experts(config, sizes)
+
+
+def _heads(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    heads = sizes["num_attention_heads"]
     latent: dict[str, Any] = {field: config.get(key) for field, key in _LATENT.items()}
     if all(type(value) is int and value > 0 for value in latent.values()):
-        sizes["latent"] = latent | {"q_lora_rank": config.get("q_lora_rank") or None}
-        sizes["head_dim"] = latent["nope_head_dim"] + latent["rope_head_dim"]
-        sizes["num_key_value_heads"] = heads
-    else:
-        sizes["head_dim"] = sizes["head_dim"] or max(1, hidden // heads)
-        groups = 1 if config.get("multi_query") else sizes["num_key_value_heads"] or heads
-        sizes["num_key_value_heads"] = groups if type(groups) is not int or groups < 1 or heads % groups == 0 else heads
-    sizes["ffn_hidden_size"] = sizes["ffn_hidden_size"] or sizes["moe_ffn_hidden_size"] or 4 * hidden
-    sizes["max_position_embeddings"] = sizes["max_position_embeddings"] or 2**20  # positions without an end
-    sizes["num_experts"] = sizes["num_experts"] or 0
-    with_experts = type(sizes["num_experts"]) is not int or sizes["num_experts"] > 1
-    if with_experts:
-        sizes["experts_per_token"] = sizes["experts_per_token"] or 1
-        sizes["moe_ffn_hidden_size"] = sizes["moe_ffn_hidden_size"] or sizes["ffn_hidden_size"]
-    for field in _OF_EXPERTS:
-        sizes[field] = (sizes[field] or 0) if with_experts else 0
-    if with_experts and "shared_expert_intermediate_size" in config and not sizes["num_shared_experts"]:
-        sizes["num_shared_experts"] = int(bool(config["shared_expert_intermediate_size"]))
-    return sizes
+        width = latent["nope_head_dim"] + latent["rope_head_dim"]
+        latent["q_lora_rank"] = config.get("q_lora_rank") or None
+        return {"latent": latent, "head_dim": width, "num_key_value_heads": heads}
+    groups = 1 if config.get("multi_query") else sizes["num_key_value_heads"] or heads
+    uneven = type(groups) is int and groups > 0 and heads % groups != 0
+    width = sizes["head_dim"] or max(1, sizes["hidden_size"] // heads)
+    return {"head_dim": width, "num_key_value_heads": heads if uneven else groups}
+
+
+def _experts(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    number = sizes["num_experts"] or 0
+    if type(number) is int and number <= 1:
+        return dict.fromkeys(_OF_EXPERTS, 0)
+    shared = sizes["num_shared_experts"] or int(bool(config.get("shared_expert_intermediate_size")))
+    return {
+        "num_experts": number,
+        "experts_per_token": sizes["experts_per_token"] or 1,
+        "moe_ffn_hidden_size": sizes["moe_ffn_hidden_size"] or sizes["ffn_hidden_size"],
+        "num_shared_experts": shared,
+        "first_dense_layers": sizes["first_dense_layers"] or 0,
+    }
 
 
 def _check(value: Any, field: str, name: str) -> None:
