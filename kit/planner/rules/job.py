@@ -108,25 +108,27 @@ def lora(w: Workload) -> str | None:
     chosen, layout = w.job.lora, w.layout
     if chosen is None:
         return None
-    if layout.implementation == "huggingface" and not layout.uses_nvme:
-        if layout.tp > 1 and (chosen.quantised or chosen.dropout):
-            what = f"{chosen.quantised}=true" if chosen.quantised else f"dropout={chosen.dropout:g}"
-            return f"lora.{what} with tp={layout.tp} on Hugging Face layers was not tested; leave it out, or use tp=1"
-        return None
-    if layout.engine != "megatron" or layout.implementation != "local":
-        return (
-            "lora={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local"
-        )
+    whole = layout.implementation == "huggingface" and not layout.uses_nvme
+    local = layout.engine == "megatron" and layout.implementation == "local"
+    special = f"{chosen.quantised}=true" if chosen.quantised else f"dropout={chosen.dropout:g}"
     reasons = {
-        f"{chosen.quantised}=true on engine=megatron, whose layers have no quantised weights; use false, or "
-        "engine=torch": chosen.quantised,
-        f"dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch": chosen.dropout,
-        f"targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by the names "
-        "of the shared ones; use targets=attention": (
-            chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts
+        f".{special} with tp={layout.tp} on Hugging Face layers was not tested; leave it out, or use tp=1": (
+            whole and layout.tp > 1 and (chosen.quantised or chosen.dropout)
+        ),
+        "={…} is not supported; leave it out, or use engine=torch, or engine=megatron with implementation=local": (
+            not whole and not local
+        ),
+        f".{chosen.quantised}=true on engine=megatron, whose layers have no quantised weights; use false, or "
+        "engine=torch": local and chosen.quantised,
+        f".dropout={chosen.dropout:g} on engine=megatron, which has none; use 0, or engine=torch": (
+            local and chosen.dropout
+        ),
+        f".targets=all-linear with {w.model.name} on engine=megatron: peft would adapt routed experts too, by "
+        "the names of the shared ones; use targets=attention": (
+            local and chosen.targets == "all-linear" and not chosen.target_modules and w.model.num_shared_experts
         ),
     }
-    return first(reasons, "lora.{}")
+    return first(reasons, "lora{}")
 
 
 @rule(
