@@ -20,7 +20,7 @@ from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataLoader
-from kit.training.data.samples import PackedSamples, RowSamples
+from kit.training.data.samples import RowSamples
 from kit.training.data.shuffle import permuted_index
 from tests.support import tiny
 from tests.system.parity.faults import planted
@@ -62,12 +62,12 @@ class RowsAlone:
 def rows_alone(path: Path, spec: ModelSpec, packing: bool) -> RowsAlone:
     """The first eight samples of ``rows_on_disk``."""
     rows = Rows(IndexedTokens(rows_on_disk(path / "train")), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
-    samples = (PackedSamples if packing else RowSamples)(rows, tiny.SEQ_LENGTH)
+    samples = RowSamples(rows, tiny.SEQ_LENGTH, packing=packing)
     model = build_model(tiny.run_directory(path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
     model.save_pretrained(path / "hf")
     data = DataSpec(train=str(path / "train"), packing=packing)
     drawn = [permuted_index(data.seed, len(samples), k) for k in range(8)]
-    numbers = [row for index in drawn for row in samples._packs[index]] if packing else drawn
+    numbers = [row for index in drawn for row in (samples.packs[index] if samples.packs else [index])]
     mean, tokens = _unpadded(model, rows.read_all(numbers))
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return RowsAlone(spec, data, str(path / "hf"), mean, tokens, gradients)

@@ -27,7 +27,7 @@ from kit.training.data.chat_template import chat_template_of, read_chat_template
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
-from kit.training.data.samples import MULTIPLE, PackedSamples, RowSamples, packed, packs, padded
+from kit.training.data.samples import MULTIPLE, RowSamples, packed, packs, padded
 from kit.training.data.tokenise import Tokenised, tokenise
 from tests.support import tiny
 from tests.support.refusals import refusal
@@ -311,10 +311,10 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
     assert computed_bucketed < computed
 
 
-@pytest.mark.parametrize("kind", [RowSamples, PackedSamples])
-def test_validation_counts_every_row_once(tmp_path, kind):
+@pytest.mark.parametrize("packing", [False, True])
+def test_validation_counts_every_row_once(tmp_path, packing):
     """Five samples on two ranks of two: three places are filled with what does not count."""
-    samples = kind(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
+    samples = RowSamples(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32, packing=packing)
     ranks = [validation_batches(samples, 5, DataParallelShard(2, 1, rank, 2)) for rank in range(2)]
     assert [len(batches) for batches in ranks] == [2, 2]
     expected, found = (

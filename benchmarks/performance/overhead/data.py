@@ -14,7 +14,7 @@ from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.loader import DataParallelShard, training_batches
-from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
+from kit.training.data.samples import GptSamples, RowSamples, Samples
 from tests.support import small_run
 
 SEQ_LENGTH = 4096
@@ -55,7 +55,7 @@ def rates(directory: Path) -> dict[str, float]:
     kinds: dict[str, Samples] = {
         "pretraining": GptSamples(IndexedTokens(text), SEQ_LENGTH, VOCABULARY),
         "sft, padded": RowSamples(rows, SEQ_LENGTH),
-        "sft, packed": PackedSamples(rows, SEQ_LENGTH),
+        "sft, packed": RowSamples(rows, SEQ_LENGTH, packing=True),
     }
     return {kind: _rate(samples, bucketed=kind != "pretraining") for kind, samples in kinds.items()}
 

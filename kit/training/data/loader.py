@@ -22,7 +22,7 @@ from kit.training.counters import Counters
 from kit.training.data.blend import BlendedSamples
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.samples import MULTIPLE, GptSamples, PackedSamples, RowSamples, Samples, TrainingSamples
+from kit.training.data.samples import MULTIPLE, GptSamples, RowSamples, Samples, TrainingSamples
 from kit.training.data.stream import StreamSamples
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ def open_samples(plan: Plan, run: RunSpec, prefix: str) -> Samples:
     rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
     # Megatron's pipeline, sequence and context parallelism need a sequence length that is known in advance; ranks that
     # split sequences need equal parts, the ring two each.
-    megatron = plan.layout.engine == "megatron"
-    kind = PackedSamples if run.data.packing else RowSamples
-    return kind(rows, job.seq_length, job.seq_length if megatron else math.lcm(MULTIPLE, 2 * plan.layout.cp))
+    multiple = job.seq_length if plan.layout.engine == "megatron" else math.lcm(MULTIPLE, 2 * plan.layout.cp)
+    return RowSamples(rows, job.seq_length, multiple, run.data.packing)
 
 
 def training_samples(plan: Plan, run: RunSpec) -> Samples:

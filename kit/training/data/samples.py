@@ -121,15 +121,20 @@ def of_windows(windows: np.ndarray) -> MicroBatch:
 
 
 class RowSamples(Samples):
-    """A sample is one row, padded to the longest row of its micro batch."""
+    """A sample is one row, padded to the longest row of its micro batch; with ``packing`` several rows that together
+    fit into ``seq_length`` and do not attend to each other (``packed``)."""
 
-    def __init__(self, rows: Rows, seq_length: int, multiple: int = MULTIPLE) -> None:
+    def __init__(self, rows: Rows, seq_length: int, multiple: int = MULTIPLE, packing: bool = False) -> None:
         """``multiple``: pad every micro batch to a multiple of this; to ``seq_length``, where all need one length."""
         self._rows, self._seq_length, self._multiple = rows, seq_length, multiple
+        self.packs = packs(rows.lengths.tolist(), seq_length) if packing else None
+        """Numbers of the rows of each sample; None: a sample is the row of its number."""
+        longer = np.maximum(rows.lengths, rows.source_lengths)
+        self._lengths = longer if self.packs is None else np.array([longer[pack].sum() for pack in self.packs])
 
     def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._rows)
+        """Number of rows or packs."""
+        return len(self._lengths)
 
     @property
     def num_tokens(self) -> int:
@@ -137,48 +142,20 @@ class RowSamples(Samples):
         return self._rows.num_tokens
 
     def length(self, index: int) -> int:
-        """Number of tokens of the row; for seq2seq, of the longer of source and target."""
-        return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
-
-    def read_all(self, indices: Sequence[int | None]) -> list[Row]:
-        """The rows."""
-        rows = self._rows.read_all([index or 0 for index in indices])
-        return [_masked(row) if index is None else row for row, index in zip(rows, indices, strict=True)]
-
-    def collate(self, samples: Sequence[Row]) -> MicroBatch:
-        """Micro batch of padded rows."""
-        return padded(samples, self._seq_length, self._multiple)
-
-
-class PackedSamples(Samples):
-    """A sample is several rows that together fit into ``seq_length``. Rows do not attend to each other (``packed``)."""
-
-    def __init__(self, rows: Rows, seq_length: int, multiple: int = MULTIPLE) -> None:
-        self._rows, self._seq_length, self._multiple = rows, seq_length, multiple
-        self._packs = packs(rows.lengths.tolist(), seq_length)
-
-    def __len__(self) -> int:
-        """Number of packs."""
-        return len(self._packs)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the rows."""
-        return self._rows.num_tokens
-
-    def length(self, index: int) -> int:
-        """Number of tokens of all rows of the pack."""
-        return int(self._rows.lengths[self._packs[index]].sum())
+        """Number of tokens of the rows; for seq2seq, of the longer of source and target."""
+        return int(self._lengths[index])
 
     def read_all(self, indices: Sequence[int | None]) -> list[list[Row]]:
-        """The rows of each pack."""
-        packs = [[0] if index is None else self._packs[index] for index in indices]
-        rows = iter(self._rows.read_all([row for pack in packs for row in pack]))
-        found = [list(islice(rows, len(pack))) for pack in packs]
+        """The rows of each sample."""
+        numbers = [[k or 0] if k is None or self.packs is None else self.packs[k] for k in indices]
+        rows = iter(self._rows.read_all([row for pack in numbers for row in pack]))
+        found = [list(islice(rows, len(pack))) for pack in numbers]
         return [list(map(_masked, pack)) if k is None else pack for pack, k in zip(found, indices, strict=True)]
 
     def collate(self, samples: Sequence[Sequence[Row]]) -> MicroBatch:
-        """Micro batch of packed rows."""
+        """Micro batch of padded or packed rows."""
+        if self.packs is None:
+            return padded([row for (row,) in samples], self._seq_length, self._multiple)
         return packed(samples, self._seq_length, self._multiple)
 
 
