@@ -217,7 +217,7 @@ def test_any_size_of_batch_writes_the_same(tokenizer, tmp_path, monkeypatch):
 @pytest.mark.parametrize("own", ["_encode_plus", "__call__"])
 def test_a_tokenizer_that_does_more_than_its_backend(tokenizer, own):
     """As CodeLlama's, and as every slow one: it is asked itself, text by text."""
-    made = tokenize_rows.DocumentTokenizer(tokenize_rows.Encoding(tokenizer=str(tokenizer)))
+    made = tokenize_rows.DocumentTokenizer(str(tokenizer))
 
     def more(self, text, **options):
         return {"input_ids": [len(text)]}

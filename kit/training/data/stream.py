@@ -24,7 +24,7 @@ from kit.specs.run import DataSpec
 from kit.training.data.samples import TrainingSamples, of_windows
 from kit.training.data.shuffle import permuted_index
 from kit.training.data.stream_source import StreamSource, open_source
-from kit.training.data.tokenize_rows import DocumentTokenizer, Encoding
+from kit.training.data.tokenize_rows import DocumentTokenizer
 from kit.training.stream_cursor import StreamCursor, StreamState, newest
 
 _MOST_STREAMS = 64
@@ -162,7 +162,7 @@ class StreamSamples(TrainingSamples):
         spec = data.stream
         assert spec is not None
         source = open_source(spec)
-        encoder = DocumentTokenizer(Encoding(tokenizer=spec.tokenizer, vocab_size=vocab_size))
+        encoder = DocumentTokenizer(spec.tokenizer, vocab_size=vocab_size)
         streams = spec.streams or min(_MOST_STREAMS, 1 << (len(source.names).bit_length() - 1))
         self._reading = _Reading(source, encoder, streams, data.seed, spec.shuffle_block, seq_length, data.wrap)
         self._streams = [VirtualStream(number, self._reading) for number in range(streams)]

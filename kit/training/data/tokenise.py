@@ -16,7 +16,7 @@ from kit.training.data.chat_template import read_chat_template
 from kit.training.data.indexed import Sidecar
 from kit.training.data.indexed_writer import IndexedWriter
 from kit.training.data.sources import find_sources
-from kit.training.data.tokenize_rows import DocumentTokenizer, Encoding
+from kit.training.data.tokenize_rows import DocumentTokenizer
 from kit.training.progress import progress_bar
 
 
@@ -82,15 +82,14 @@ def tokenise(
     """
     if is_address(str(out)):
         raise DataError(f"--out {out} is an address; write the set to a disk, then copy its .bin, .idx and .json there")
-    encoding = Encoding(
-        tokenizer=str(tokenizer),
+    encoder = DocumentTokenizer(
+        str(tokenizer),
         objective=objective,
         text_key=text_key,
         seq_length=seq_length,
         vocab_size=vocab_size,
         chat_template=None if chat_template is None else read_chat_template(chat_template),
     )
-    encoder = DocumentTokenizer(encoding)
     found = [each for source in sources for each in find_sources(str(source))]
     if not found:
         raise DataError("no sources are given; give text, .jsonl or .parquet files, or a saved data set")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,41 +21,38 @@ _BATCH_CHARACTERS = 1 << 22
 """Characters after which a batch is full: a token costs the tokenizer a hundred bytes of memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoding:
-    """How documents become tokens."""
-
-    tokenizer: str
-    """Its directory."""
-    objective: Objective = "pretrain"
-    text_key: str = "text"
-    seq_length: int | None = None
-    """Truncate longer rows for fine-tuning."""
-    vocab_size: int | None = None
-    """The model's; None: read it from the config.json beside the tokenizer, if there is one."""
-    chat_template: str | None = None
-    """Text of the template for chats; None: the tokenizer's own."""
-
-
 class DocumentTokenizer:
-    """Tokenises documents and rows. Raises DataError for a tokenizer that cannot be read or does not fit."""
+    """Tokenises documents and rows."""
 
-    def __init__(self, encoding: Encoding) -> None:
-        directory = local(encoding.tokenizer)
-        self._encoding = encoding
+    def __init__(
+        self,
+        tokenizer: str,
+        *,
+        objective: Objective = "pretrain",
+        text_key: str = "text",
+        seq_length: int | None = None,
+        vocab_size: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """``tokenizer``: its directory. ``seq_length``: truncate longer rows for fine-tuning. ``vocab_size``: the
+        model's; None: read it from the config.json beside the tokenizer, if there is one. ``chat_template``: text of
+        the template for chats; None: the tokenizer's own. Raises DataError for a tokenizer that cannot be read or does
+        not fit."""
+        directory = local(tokenizer)
+        self._text_key, self._seq_length = text_key, seq_length
         self.cut = self.dropped = 0
         """Number of truncated rows, and of dropped ones, in which no token was left to learn."""
-        self._tokenizer, ids = load_tokenizer(directory, encoding.vocab_size)
-        if encoding.chat_template is not None:
-            self._tokenizer.chat_template = encoding.chat_template
-        if encoding.objective != "seq2seq" and self._tokenizer.eos_token_id is None:
+        self._tokenizer, ids = load_tokenizer(directory, vocab_size)
+        if chat_template is not None:
+            self._tokenizer.chat_template = chat_template
+        if objective != "seq2seq" and self._tokenizer.eos_token_id is None:
             raise DataError(f"the tokenizer in {directory} has no end-of-sequence token; set eos_token in its config")
         self.pair = PairFormat(
-            tokenizer=Path(encoding.tokenizer).name,
+            tokenizer=Path(tokenizer).name,
             vocab_size=ids,
-            objective=encoding.objective,
-            decoder_start_token_id=_decoder_start(directory) if encoding.objective == "seq2seq" else None,
-            chat_template=_template(self._tokenizer) if encoding.objective == "sft" else None,
+            objective=objective,
+            decoder_start_token_id=_decoder_start(directory) if objective == "seq2seq" else None,
+            chat_template=_template(self._tokenizer) if objective == "sft" else None,
         )
 
     def fingerprint(self) -> str:
@@ -67,9 +63,7 @@ class DocumentTokenizer:
         """Batches of tokenised documents of a source, each a list of its sequences. Raises DataError for a document of
         another form."""
         if self.pair.objective == "pretrain":
-            documents: Iterator[Parts] = (
-                [ids] for ids in self.documents(texts(source, self._encoding.text_key, advance))
-            )
+            documents: Iterator[Parts] = ([ids] for ids in self.documents(texts(source, self._text_key, advance)))
         else:
             documents = self._rows(source, advance)
         return iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), [])
@@ -77,7 +71,7 @@ class DocumentTokenizer:
     def _rows(self, source: Source, advance: Advance) -> Iterator[Parts]:
         for where, row in rows(source, advance):
             whole = row_parts(self._tokenizer, row, self.pair.objective, where)
-            parts = shortened(whole, self.pair.objective, self._encoding.seq_length)
+            parts = shortened(whole, self.pair.objective, self._seq_length)
             self.cut += parts != whole
             if learns(parts, self.pair.objective):
                 yield parts
