@@ -9,7 +9,6 @@ Within an epoch windows are cut out of the documents as ``GptSamples`` cuts them
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -72,8 +71,9 @@ class VirtualStream:
         return next(mark for mark in reversed(self._bookmarks) if mark.window <= number)
 
     def remember(self, bookmark: StreamCursor) -> None:
-        """Add a bookmark to the known ones."""
-        if bookmark.window > self._bookmarks[-1].window:
+        """Add a bookmark to the known ones: one for each block in which a window begins."""
+        last = self._bookmarks[-1]
+        if (bookmark.epoch, bookmark.block) > (last.epoch, last.block):
             self._bookmarks.append(bookmark)
             del self._bookmarks[1:-_BOOKMARKS]
 
@@ -100,25 +100,16 @@ class VirtualStream:
             start = StreamCursor(stream=self._number, window=end, epoch=start.epoch + 1)
 
     def _epoch(self, start: StreamCursor) -> Iterator[np.ndarray]:
-        """The windows of an epoch from a bookmark on. Remembers a bookmark for each block in which one begins."""
-        length, blocks = self._reading.seq_length, self._blocks(start)
-        window, offset = start.window, start.offset
-        held: deque[tuple[StreamCursor, np.ndarray]] = deque()
-        while True:
-            while sum(len(tokens) for _, tokens in islice(held, 1, None)) < length and (block := next(blocks, None)):
-                held.append(block)
-            if not held:
-                return
-            place, tokens = held.popleft()
-            text = np.concatenate([tokens, *(tokens for _, tokens in held)])
-            if offset < len(tokens) and offset + length < len(text):
-                self.remember(dataclasses.replace(place, window=window, offset=offset))
-            while offset < len(tokens):
-                if offset + length >= len(text):
-                    return
-                yield text[offset : offset + length + 1]
-                window, offset = window + 1, offset + length
-            offset -= len(tokens)
+        """The windows of an epoch from a bookmark on."""
+        length, text, bookmark = self._reading.seq_length, np.zeros(0, np.int32), start
+        for place, tokens in self._blocks(start):
+            text = np.concatenate([text, tokens[start.offset if place is start else 0 :]])
+            while len(text) > length:
+                self.remember(bookmark)
+                yield text[: length + 1]
+                text = text[length:]
+                offset = len(tokens) - len(text)
+                bookmark = dataclasses.replace(place, window=bookmark.window + 1, offset=offset)
 
     def _blocks(self, start: StreamCursor) -> Iterator[tuple[StreamCursor, np.ndarray]]:
         """(its beginning, int32 tokens) of each block of an epoch, from a bookmark's block on."""
