@@ -119,8 +119,8 @@ class Norms:
 class TensorSource(ABC):
     """Reads named tensors one at a time, from a Hugging Face directory, a checkpoint or a random generator.
 
-    ``shape``, ``read_flat`` and ``read_block`` read the whole tensor, and cache the last tensor that they read. A
-    source that can read parts of a tensor overrides these methods.
+    ``shape``, ``read_flat`` and ``read_block`` take parts of the whole tensor, and cache the last one. A source whose
+    ``read`` is no view of a file, and that can read less, overrides these methods.
     """
 
     collective: bool = False

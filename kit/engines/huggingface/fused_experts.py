@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -59,20 +58,6 @@ class ExpertSlice:
         if not self.interleaved:
             return (experts, one[0] * self.count, one[1])
         return (experts, *one[1:], one[0] * self.count)
-
-    def read_block(self, fused: Any, dim: int, start: int, length: int) -> torch.Tensor:
-        """``length`` rows (``dim`` 0) or columns (1) of the view, from ``start`` on. ``fused``: the fused tensor, as a
-        slice of a safetensors file; reads these rows or columns only."""
-        if not self.interleaved:
-            width = fused.get_shape()[2 if self.transposed else 1] // self.count
-            first, number = (self.index * width + start, length) if dim == 0 else (self.index * width, width)
-            rows, columns = slice(first, first + number), slice(None) if dim == 0 else slice(start, start + length)
-            return fused[self.expert, columns, rows].t() if self.transposed else fused[self.expert, rows, columns]
-        outputs = slice(start * self.count, (start + length) * self.count) if dim == 0 else slice(None)
-        if len(fused.get_shape()) == 2:
-            return fused[self.expert, outputs][self.index :: self.count]
-        inputs = slice(None) if dim == 0 else slice(start, start + length)
-        return fused[self.expert, inputs, outputs][:, self.index :: self.count].t()
 
 
 def slices_on_disk(name: str, experts: int, interleaved: bool, transposed: bool = False) -> dict[str, ExpertSlice]:

@@ -286,25 +286,8 @@ class HfDirectory(SafetensorsSource):
             encoder_decoder.check_logits_bias(directory, files)
 
     def read(self, name: str) -> torch.Tensor:
-        if name not in self._parts:
-            return super().read(name)
-        return self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        stored = super().shape(name)
-        return self._parts[name].shape(stored) if name in self._parts else stored
-
-    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """Read a range of the flattened tensor. An interleaved tensor is read whole."""
-        if name not in self._parts:
-            return super().read_flat(name, start, length)
-        return self.read(name).flatten()[start : start + length]
-
-    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        if name not in self._parts:
-            return super().read_block(name, dim, start, length)
-        part = self._parts[name]
-        return self._get(name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length))
+        whole = super().read(name)
+        return self._parts[name].of(whole) if name in self._parts else whole
 
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ class SafetensorsSource(TensorSource):
 
     ``files``: name of a tensor → its file; a ``.bin`` is read by the closed list (kit.engines.closed_list).
     ``renames``: name of a tensor → its name inside the file, if they differ.
-    Opening a file reads its header only; one file is open at a time. Raises CheckpointError if a file is missing,
-    truncated or not safetensors, and if a name is not in the file.
+    Opening a file reads its header only; one file is open at a time. A tensor is a view of the mapped file: of a part
+    of it no other bytes are read. Raises CheckpointError if a file is missing, truncated or not safetensors, and if a
+    name is not in the file.
     """
 
     def __init__(self, files: Mapping[str, Path], renames: Mapping[str, str] | None = None) -> None:
@@ -47,33 +47,6 @@ class SafetensorsSource(TensorSource):
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, on the CPU, in the dtype on disk."""
-        return self._get(name, lambda file, stored: file.get_tensor(stored))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the tensor, from the header alone."""
-        return self._get(name, lambda file, stored: tuple(file.get_slice(stored).get_shape()))
-
-    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """At most ``length`` elements of the flattened tensor, from ``start`` on, in the dtype on disk. Reads only the
-        rows with these elements."""
-
-        def read(file: Any, stored: str) -> torch.Tensor:
-            part = file.get_slice(stored)
-            rows, *rest = part.get_shape()
-            row = math.prod(rest)
-            first, last = start // row, min(rows, -(-(start + length) // row))
-            if first >= last:
-                return part[0:0].flatten()
-            return part[first:last].flatten()[start - first * row :][:length]
-
-        return self._get(name, read)
-
-    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        """``length`` rows (``dim`` 0) or columns (1), from ``start`` on: a view of the mapped file."""
-        index = (slice(None),) * dim + (slice(start, start + length),)
-        return self._get(name, lambda file, stored: file.get_slice(stored)[index])
-
-    def _get(self, name: str, what: Any) -> Any:
         if name not in self._files:
             raise CheckpointError(f"tensor {name} is not in the checkpoint; it has {len(self._files)} other tensors")
         path = self._files[name]
@@ -81,7 +54,8 @@ class SafetensorsSource(TensorSource):
             if path != self._open_path:
                 self._open_file = _open(path)
                 self._open_path = path
-            return what(self._open_file, self._renames.get(name, name))
+            tensor: torch.Tensor = self._open_file.get_tensor(self._renames.get(name, name))
+            return tensor
 
 
 def _open(path: Path) -> Any:
@@ -109,23 +83,9 @@ class _Pickled(dict[str, torch.Tensor]):
         super().__init__({str(name): tensor.detach() for name, tensor in loaded.items()})
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self.get_slice(name).tensor
-
-    def get_slice(self, name: str) -> _Slice:
         if name not in self:
             raise OSError(f"it has no tensor {name}")
-        return _Slice(self[name])
-
-
-@dataclass(frozen=True)
-class _Slice:
-    tensor: torch.Tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.tensor[index]
+        return self[name]
 
 
 def file_names(path: Path) -> list[str]:

@@ -160,9 +160,8 @@ def read_weights(files: Mapping[str, Path]) -> StoredState:
 def _tensors(source: SafetensorsSource) -> dict[str, StoredTensor]:
     found = {}
     for name in source.names():
-        shape = source.shape(name)
-        dtype = (source.read_block(name, 0, 0, 0) if shape else source.read(name)).dtype
-        found[name] = StoredTensor(shape, dtype, partial(source.read, name))
+        tensor = source.read(name)  # its header
+        found[name] = StoredTensor(tuple(tensor.shape), tensor.dtype, partial(source.read, name))
     return found
 
 

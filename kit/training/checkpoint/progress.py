@@ -25,15 +25,7 @@ class _Counted(TensorSource):
         return self._source.shape(name)
 
     def read(self, name: str) -> torch.Tensor:
-        return self._counted(self._source.read(name))
-
-    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        return self._counted(self._source.read_flat(name, start, length))
-
-    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        return self._counted(self._source.read_block(name, dim, start, length))
-
-    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = self._source.read(name)
         self._advance(tensor.numel())
         return tensor
 
