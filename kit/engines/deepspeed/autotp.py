@@ -86,9 +86,9 @@ class AutoTensorParallel(DataParallel):
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
         """Read the whole tensor from ``source`` and set this rank's slice of it."""
-        whole, cut = source.read(name).float(), self._cuts[name]
+        whole, cut = source.read(name), self._cuts[name]
         if cut is not None:
-            whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)].contiguous()
+            whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)]
         self.state.set(parameter, kind, whole)
 
     def _cut(self, name: str, parameter: torch.nn.Parameter) -> tuple[int, list[int]] | None:

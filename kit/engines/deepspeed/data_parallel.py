@@ -14,7 +14,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 
 from kit.emit.run_directory import RunDirectory
 from kit.engines.collective import from_own_place
-from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
+from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface import experts
@@ -129,12 +129,9 @@ class DataParallel(ModelParallelStrategy):
             self.load_param(name, parameter, kind, source)
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
-        """Set one parameter from ``source``. At stage 3 each rank reads its own part only."""
-        if isinstance(self.state, FullyPartitionedState):
-            part = source.read_flat(name, *self.state.rank_range(parameter))
-            self.state.set_part(parameter, kind, part.float())
-        else:
-            self.state.set(parameter, kind, source.read(name).float())
+        """Set this rank's part of one parameter from ``source``."""
+        start, own = self.state.own_part(parameter, kind)
+        self.state.set_part(parameter, kind, source.read_flat(name, start, own.numel()))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole parameter, as transformers has it."""

@@ -36,10 +36,8 @@ class NvmeState(FullyPartitionedState):
         assert gradient is not None
         return self._optimizer._fp32_state_allgather(parameter, gradient.narrow(0, start, length).float())
 
-    def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
-        whole = self._part(parameter, kind)
-        whole[: part.numel()].copy_(part)
-        whole[part.numel() :].zero_()
+    def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
+        super().set_part(parameter, kind, values)
         self._changed = True
 
     def release_buffers(self) -> None:
@@ -66,10 +64,6 @@ class NvmeState(FullyPartitionedState):
 
     # ------------------------------------------------------------------ helpers
 
-    def _position(self, parameter: Parameter) -> tuple[int, int, int]:
-        """(sub group, start, length) of this rank's part of the parameter in the flat sub group."""
-        return self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
-
     def _swap_in(self, group: int) -> torch.Tensor:
         """Read a sub group and its moments into the swap buffers. They stay until ``release_buffers`` or the next
         sub group."""
@@ -78,12 +72,6 @@ class NvmeState(FullyPartitionedState):
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
             self._resident = group
         return super()._swap_in(group)
-
-    def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        group, start, length = self._position(parameter)
-        master = self._swap_in(group)
-        flat = master.data if kind is StateKind.MASTER else self._adam.state[master][kind.value]
-        return flat.narrow(0, start, length)
 
     def _buffers(self) -> Iterator[torch.Tensor]:
         """All page-locked buffers of the optimizer's and the weights' swapper."""

@@ -7,7 +7,7 @@
         └── NvmeState            stage 3 with state on NVMe (nvme_state.py)
 
 ``gradient`` is collective and returns the whole fp32 tensor on every rank, on the engine's device; ``own_part`` returns
-what a rank has; ``set`` takes the whole tensor on every rank and keeps this rank's part.
+what a rank has, and ``set_part`` sets it; ``set`` takes the whole tensor on every rank and keeps this rank's part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.utils import (
-    safe_get_full_grad,
-    safe_get_local_fp32_param,
-    safe_get_local_optimizer_state,
-    safe_set_full_optimizer_state,
-    safe_set_local_optimizer_state,
-)
+from deepspeed.utils import safe_get_full_grad
 
 from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.deepspeed.eight_bit import EightBitAndVectors
@@ -64,12 +58,18 @@ class ParameterState(ABC):
     @abstractmethod
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
         """(start in the flattened parameter, values) of what this rank has of MASTER or a moment: fp32, of any shape,
-        perhaps empty. Not collective. Moments must be open (``open_moments``)."""
+        perhaps empty; the live state. Not collective. Moments must be open (``open_moments``)."""
 
-    @abstractmethod
-    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        """Set one kind of state; ``value``: fp32, of the whole parameter's shape. Moments must be open
-        (``open_moments``); master weights show in the model after ``update_model``."""
+    def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
+        """Set what ``own_part`` returns; ``values``: as many, of any dtype. Moments must be open (``open_moments``);
+        master weights show in the model after ``update_model``."""
+        own = self.own_part(parameter, kind)[1]
+        own.data.copy_(values.view_as(own))
+
+    def set(self, parameter: Parameter, kind: StateKind, whole: torch.Tensor) -> None:
+        """``set_part`` from the whole parameter's state."""
+        start, own = self.own_part(parameter, kind)
+        self.set_part(parameter, kind, whole.flatten()[start : start + own.numel()])
 
     @abstractmethod
     def update_model(self) -> None:
@@ -223,11 +223,11 @@ class UnshardedState(ParameterState):
         state = self._adam.state[master]
         return 0, second_moment(state) if isinstance(self._adam, torch.optim.Adafactor) else state[key]
 
-    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+    def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
         if kind is not StateKind.MASTER and isinstance(self._adam, torch.optim.Adafactor):
-            set_second_moment(self._adam.state[self._master[parameter]], value)
+            set_second_moment(self._adam.state[self._master[parameter]], values.view_as(parameter))
         else:
-            self.own_part(parameter, kind)[1].data.copy_(value)
+            super().set_part(parameter, kind, values)
 
     def update_model(self) -> None:
         for parameter, master in self._master.items():
@@ -247,9 +247,6 @@ class PartitionedState(ParameterState):
         if (mapping := parameter._hp_mapping) is None:
             return 0, torch.empty(0)
         return mapping.lp_fragment_address.start, mapping.get_hp_fragment(self._key(kind))
-
-    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        safe_set_full_optimizer_state(parameter, value, self._key(kind))
 
     def create_moments(self) -> None:
         super().create_moments()
@@ -294,31 +291,16 @@ class PartitionedState(ParameterState):
 class FullyPartitionedState(ParameterState):
     """Stage 3, DeepSpeedZeroOptimizer_Stage3: every rank of the group has a padded slice of each parameter."""
 
-    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        start, length = self.rank_range(parameter)
-        self.set_part(parameter, kind, value.flatten()[start : start + length])
-
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
-        start, length = self.rank_range(parameter)
-        return start, self._part(parameter, kind)[: max(0, min(length, parameter.ds_numel - start))]
+        group, at, length = self._position(parameter)
+        master, key = self._swap_in(group), self._key(kind)
+        flat = master.data if key is None else self._adam.state[master][key]
+        start = length * dist.get_rank(parameter.ds_process_group)
+        return start, flat.narrow(0, at, max(0, min(length, parameter.ds_numel - start)))
 
-    def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """This rank's padded part."""
-        key = self._key(kind)
-        return safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
-
-    def rank_range(self, parameter: Parameter) -> tuple[int, int]:
-        """(start, length) of this rank's part of the flattened parameter. The part may extend beyond the parameter's
-        end."""
-        length = parameter.partition_numel()
-        return length * dist.get_rank(parameter.ds_process_group), length
-
-    def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
-        """Set this rank's part. ``part``: fp32, one dimension; shorter than ``rank_range`` at the parameter's end."""
-        # DeepSpeed's setters of whole tensors slice beyond the end if the number of ranks does not divide the number of
-        # elements (stage3.py, set_full_hp_param). So pass this rank's slice, padded.
-        padded = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
-        safe_set_local_optimizer_state(parameter, padded, self._key(kind))
+    def _position(self, parameter: Parameter) -> tuple[int, int, int]:
+        """(sub group, start, length) of this rank's padded part of the parameter in the flat sub group."""
+        return self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
 
     def update_model(self) -> None:
         # Repeats the end of step(), after Adam (stage3.py, step and _post_step).

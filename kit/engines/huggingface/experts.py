@@ -146,7 +146,7 @@ class FusedExpertsSource(TensorSource):
         return fused_experts.join(own, length, self._source.read)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        if self._interleaved and name in self._slices:
+        if name in self._slices and (self._interleaved or self._source.collective):
             return super().read_flat(name, start, length)
         found, position = [], 0
         for part in self._parts[name]:
