@@ -56,6 +56,7 @@ class DeepSpeedEngine(Engine):
         self.dp_size: int = self._strategy.dp_size
         self.is_main: bool = dist.get_rank() == 0
         self._pending = False  # gradients wait for apply or discard
+        self._steps = 0
         self._scaled_norm: torch.Tensor | float | None = None
         self._norm = math.nan
         """Norm of the current gradients after ``gradient_norm``; ``_scaled_norm`` is DeepSpeed's value, which includes
@@ -130,7 +131,7 @@ class DeepSpeedEngine(Engine):
             return Norms(gradient=math.inf, skipped=True, loss_scale=scale)
         if not self._engine.was_step_applied():
             raise EngineError(f"DeepSpeed skipped a step whose gradient norm is {norm}; look for its reason in the log")
-        self._state.count_step()
+        self._steps += 1
         return Norms(gradient=norm, loss_scale=scale)
 
     def _step(self, scale: float | None) -> None:
@@ -186,10 +187,11 @@ class DeepSpeedEngine(Engine):
 
     @property
     def optimizer_steps(self) -> int:
-        return self._state.optimizer_steps
+        return self._steps
 
     def set_optimizer_steps(self, steps: int) -> None:
         self._state.set_optimizer_steps(steps)
+        self._steps = steps
 
     def scalars(self) -> Mapping[str, float]:
         """fp16's loss scale and what moves it, and DeepSpeed's own step counts."""

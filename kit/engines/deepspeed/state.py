@@ -28,7 +28,6 @@ from kit.engines.deepspeed.eight_bit import EightBitAndVectors
 from kit.engines.huggingface.adapters import scale_bytes
 from kit.engines.protocol import StateKind
 
-_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 Parameter = Any
 """A ``torch.nn.Parameter`` with the attributes and methods that DeepSpeed adds."""
 
@@ -41,15 +40,6 @@ class ParameterState(ABC):
         self._optimizer: Any = engine.optimizer
         self._adam: torch.optim.Optimizer = engine.basic_optimizer
         """The optimizer inside DeepSpeed's: Adam, or another one of kit.specs.optimizers."""
-        sgd, adafactor = (isinstance(self._adam, kind) for kind in (torch.optim.SGD, torch.optim.Adafactor))
-        self._counts = not sgd
-        """Whether the optimizer counts its steps. SGD does not: its groups have a step count of kit's."""
-        lion = self._adam.defaults.keys() >= {"betas"} and "eps" not in self._adam.defaults
-        self._kinds: tuple[StateKind, ...] = (StateKind.EXP_AVG,) if sgd or lion else _MOMENTS
-        if adafactor:
-            self._kinds = (StateKind.EXP_AVG_SQ,)
-        if isinstance(self._adam, EightBitAndVectors):
-            self._kinds = self._adam.kinds
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
@@ -129,23 +119,9 @@ class ParameterState(ABC):
         self._set_step(self._adam.state[master], 0)
         return True
 
-    def count_step(self) -> None:
-        """Count a step for optimizers that do not."""
-        for group in self._adam.param_groups if not self._counts else ():
-            group["step"] = group.get("step", 0) + 1
-
-    @property
-    def optimizer_steps(self) -> int:
-        """The optimizer's step count, 0 before the first."""
-        if not self._counts:
-            return int(self._adam.param_groups[0].get("step", 0))
-        return next((int(state["step"]) for state in self._adam.state.values() if "step" in state), 0)
-
     def set_optimizer_steps(self, steps: int) -> None:
-        """Set the optimizer's step count. Creates zero moments if there are none yet."""
+        """Set the optimizer's step count, if it has one. Creates zero moments if there are none yet."""
         self.create_moments()
-        for group in self._adam.param_groups if not self._counts else ():
-            group["step"] = steps
         for state in self._adam.state.values():
             self._set_step(state, steps)
 
@@ -161,7 +137,8 @@ class ParameterState(ABC):
         """DeepSpeed's key for a kind of state; None means master weights (tensor_fragment.py, get_full_hp_param)."""
         if kind is StateKind.MASTER:
             return None
-        return "momentum_buffer" if isinstance(self._adam, torch.optim.SGD) else kind.value
+        is_momentum = kind is StateKind.EXP_AVG and isinstance(self._adam, torch.optim.SGD)
+        return "momentum_buffer" if is_momentum else kind.value
 
     def private_tensors(self) -> dict[str, torch.Tensor]:
         """``Engine.private_tensors``: 8-bit codes and scales of partitions, and Adafactor's means of rows and
@@ -218,13 +195,13 @@ class UnshardedState(ParameterState):
         master = self._master[parameter]
         if (key := self._key(kind)) is None:
             return 0, master
-        if kind not in self._kinds:
-            return 0, torch.zeros_like(master)
         state = self._adam.state[master]
-        return 0, second_moment(state) if isinstance(self._adam, torch.optim.Adafactor) else state[key]
+        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
+            return 0, second_moment(state)
+        return 0, state[key] if key in state else torch.zeros_like(master)
 
     def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
-        if kind is not StateKind.MASTER and isinstance(self._adam, torch.optim.Adafactor):
+        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
             set_second_moment(self._adam.state[self._master[parameter]], values.view_as(parameter))
         else:
             super().set_part(parameter, kind, values)
