@@ -12,12 +12,20 @@ import torch
 from kit.addons.importers.megatron.offline import whole_shape
 from kit.engines.huggingface.models import build_skeleton, tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor, score_factor
-from kit.engines.megatron.resharding.optimizer_state import _copy_into_range
 from kit.engines.megatron.weights import mapped_params, weight_map
-from kit.engines.megatron.weights.sharding import QKV, GatedMLP, Replicated, VocabParallel
+from kit.engines.megatron.weights.sharding import (
+    QKV,
+    GatedMLP,
+    Replicated,
+    ShardSlice,
+    VocabParallel,
+    parts,
+    read_parts,
+)
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where
+from tests.megatron.cases import InMemory
 from tests.megatron.shapes import BY_FAMILY, LONGROPE, TWO_ROTATIONS, YARN
 from tests.support import tiny
 from tests.support.refusals import refusal
@@ -94,14 +102,22 @@ def test_gate_and_up_are_sliced_before_they_are_stacked():
     assert [shard.flatten().tolist() for shard in shards] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
-def test_blocks_reach_every_element_of_a_range_that_cuts_rows_in_two():
+def test_a_range_that_cuts_rows_in_two_is_read_from_every_slice():
     """A rank of the distributed optimizer holds any range of the flattened parameter: here each one of 7 rows of 5."""
     whole = torch.arange(35.0).view(7, 5)
+    columns = [ShardSlice(dim=1, at=0, start=0, length=2), ShardSlice(dim=1, at=2, start=0, length=3, tensor=1)]
+    rows = [
+        ShardSlice(dim=0, at=0, start=1, length=3),
+        ShardSlice(dim=0, at=3, start=0, length=4, tensor=1, transposed=True),
+    ]
+    cases = (
+        (columns, InMemory({"a": whole[:, :2], "b": whole[:, 2:]})),
+        (rows, InMemory({"a": torch.cat([torch.zeros(1, 5), whole[:3]]), "b": whole[3:].t()})),
+    )
     for start, end in combinations(range(36), 2):
-        for blocks_of in (((0, 0, whole[:, :2]), (0, 2, whole[:, 2:])), ((0, 0, whole[:3]), (3, 0, whole[3:]))):
+        for slices, source in cases:
             held = torch.full((end - start,), -1.0)
-            for row, column, block in blocks_of:
-                _copy_into_range(held, start, 5, block, row, column)
+            read_parts(source, ["a", "b"], parts(start, held, (7, 5), slices))
             assert torch.equal(held, whole.flatten()[start:end]), (start, end)
 
 

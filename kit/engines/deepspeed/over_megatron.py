@@ -9,7 +9,8 @@ backward (distributed/finalize_model_grads.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from kit.engines.megatron.resharding.groups import ShardGroups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import ShardState
 from kit.engines.megatron.weights.random import RandomSource
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource, place
+from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
 
 _GROUP_FUNCTIONS = (
     "get_tensor_model_parallel_rank",
@@ -137,9 +138,6 @@ class _Shards(ShardState):
 
     def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
         self._state, self._data = state, data
-        self._param: torch.nn.Parameter | None = None
-        self._held = torch.empty(0)
-        self._missing = 0
 
     def shape(self, param: torch.Tensor) -> tuple[int, ...]:
         return tuple(getattr(param, "ds_shape", param.shape))
@@ -154,16 +152,11 @@ class _Shards(ShardState):
             values = values[start:end]
         return start, values
 
-    def put(self, kind: StateKind, param: torch.nn.Parameter, row: int, column: int, block: torch.Tensor) -> None:
-        if self._param is not param:
-            assert not self._missing, "blocks of a shard come one after the other"
-            self._param, self._held = param, torch.empty(self.shape(param), dtype=torch.float32)
-            self._missing = self._held.numel()
-        place(self._held, row, column, block)
-        self._missing -= block.numel()
-        if not self._missing:
-            self._state.set(param, kind, self._held)
-            self._param = None
+    def targets(self, kind: StateKind, param: torch.nn.Parameter) -> Iterable[tuple[int, torch.Tensor]]:
+        return [(0, torch.empty(math.prod(self.shape(param))))]
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, values: torch.Tensor) -> None:
+        self._state.set(param, kind, values)
 
 
 def _sum_over(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:

@@ -298,8 +298,8 @@ FAULTS: dict[str, Fault] = {
     ),
     # A checkpoint's first moments are not read back.
     "megatron-lost-momentum": Fault(
-        f"{_MEGATRON}.resharding.optimizer_state:LocalState.put",
-        lambda put: lambda self, kind, *rest: None if kind is StateKind.EXP_AVG else put(self, kind, *rest),
+        f"{_MEGATRON}.resharding.optimizer_state:LocalState.targets",
+        lambda targets: lambda self, kind, *rest: [] if kind is StateKind.EXP_AVG else targets(self, kind, *rest),
     ),
     # What a layer adds is not multiplied.
     "megatron-whole-residual": Fault(

@@ -20,7 +20,7 @@ from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.adapters import adapter_params
-from kit.engines.megatron.weights.sharding import Shape, Sharding, VocabParallel
+from kit.engines.megatron.weights.sharding import Shape, Sharding, VocabParallel, parts, read_parts
 from kit.engines.protocol import StateKind, TensorSource, as_matrix, place
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
@@ -156,9 +156,8 @@ def _put_together(
 ) -> torch.Tensor:
     """Build the whole Megatron parameter, of ``shape`` in ``dtype``, from its Hugging Face tensors."""
     whole = torch.empty(shape, dtype=dtype)
-    for piece in sorted(mapped.sharding.slices(shapes, model, 1, 0), key=lambda piece: piece.tensor):
-        block = source.read_block(mapped.hugging_face[piece.tensor], piece.disk_dim, piece.start, piece.length)
-        place(whole, *piece.corner, as_matrix(block.t() if piece.transposed else block))
+    slices = mapped.sharding.slices(shapes, model, 1, 0)
+    read_parts(source, mapped.hugging_face, parts(0, whole.view(-1), shape, slices))
     return whole
 
 

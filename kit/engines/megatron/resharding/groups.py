@@ -5,6 +5,7 @@ Experts have other groups than the rest of a layer (megatron-core, parallel_stat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
 from kit.engines.megatron.resharding.optimizer_state import LocalState, ShardState
-from kit.engines.protocol import StateKind, place
+from kit.engines.protocol import StateKind
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,9 @@ class BufferState(ShardState):
         """(start, values): the first data-parallel rank has the whole buffer, other ranks an empty range."""
         return 0, _value(kind, param) if self._data.rank() == 0 else _value(kind, param)[:0]
 
-    def wants(self, kind: StateKind, param: torch.Tensor) -> bool:
-        """True for MASTER only: a buffer has no moments to set."""
-        return kind is StateKind.MASTER
-
-    @torch.no_grad()
-    def put(self, kind: StateKind, param: torch.Tensor, row: int, column: int, block: torch.Tensor) -> None:
-        assert kind is StateKind.MASTER
-        place(param, row, column, block)
+    def targets(self, kind: StateKind, param: torch.Tensor) -> Iterable[tuple[int, torch.Tensor]]:
+        """The tensor for MASTER only: a buffer has no moments to set."""
+        return [(0, param.detach().view(-1))] if kind is StateKind.MASTER else []
 
 
 def _value(kind: StateKind, param: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.mapping import LAST_EMBEDDING
-from kit.engines.megatron.weights.sharding import Replicated, Shape, ShardSlice
-from kit.engines.protocol import StateKind, TensorSource, as_matrix
+from kit.engines.megatron.weights.sharding import Replicated, Shape, ShardSlice, parts, read_parts
+from kit.engines.protocol import StateKind, TensorSource
 from kit.specs.model import ModelSpec
 
 
@@ -50,23 +50,21 @@ class HfResharder:
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Collective. Set one kind of state; reads this rank's blocks of the full tensors. Raises CheckpointError if
         names or shapes differ from the model's."""
+        assert kind is not StateKind.GRADIENT
         check_names(self._shapes, source)
         for mapped in self.mapped_params:
-            groups = self.shard_groups(mapped)
-            mine = [param for param in self.held(mapped) if groups.state.wants(kind, param)]
-            if not mine:
-                continue
-            for name in mapped.hugging_face:
-                check_shape(name, self._shapes[name], source.shape(name))
-            slices = self.slices(mapped, groups.tensor.rank())
-            for piece in sorted(slices, key=lambda piece: piece.tensor):  # a tensor is read once
-                name = mapped.hugging_face[piece.tensor]
-                block = source.read_block(name, piece.disk_dim, piece.start, piece.length)
-                block = as_matrix(block.t() if piece.transposed else block)
-                for param in mine:
-                    groups.state.put(kind, param, *piece.corner, block)
-            for param in mine:
-                _clear_padding(groups, kind, param, slices)
+            groups, shapes = self.shard_groups(mapped), self.shapes(mapped)
+            state, slices = groups.state, self.slices(mapped, groups.tensor.rank())
+            targets = [(param, *target) for param in self.held(mapped) for target in state.targets(kind, param)]
+            for name, shape in zip(mapped.hugging_face, shapes, strict=True) if targets else ():
+                check_shape(name, shape, source.shape(name))
+            found: list[tuple[int, int, int, torch.Tensor]] = []
+            for param, start, values in targets:
+                values.zero_()  # the vocabulary's padding is not on disk
+                found += parts(start, values, state.shape(param), slices)
+            read_parts(source, mapped.hugging_face, found)
+            for param, _, values in targets:
+                state.put(kind, param, values)
 
     def held(self, mapped: ParamMapping) -> list[torch.nn.Parameter]:
         """This rank's Megatron parameters of ``mapped``: none, one, or two for a tied embedding."""
@@ -97,15 +95,6 @@ class HfResharder:
         assert not self.parameters.keys() - mapped, sorted(self.parameters.keys() - mapped)
         names = {name for mapped in self.mapped_params for name in mapped.hugging_face}
         assert names == self._shapes.keys(), sorted(names ^ self._shapes.keys())
-
-
-def _clear_padding(
-    groups: ShardGroups, kind: StateKind, param: torch.nn.Parameter, slices: Sequence[ShardSlice]
-) -> None:
-    """Set the vocabulary's padding rows to zero."""
-    shape, covered = list(groups.state.shape(param)), sum(piece.length for piece in slices)
-    if missing := shape[slices[0].dim] - covered:
-        groups.state.put(kind, param, covered, 0, torch.zeros(missing, *shape[1:]))
 
 
 def global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:

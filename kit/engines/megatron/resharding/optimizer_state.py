@@ -8,7 +8,7 @@ data-parallel ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.megatron.optimizer import inner_optimizers, inner_parameter
-from kit.engines.protocol import StateKind, place, rectangles
+from kit.engines.protocol import StateKind
 
 
 class ShardState(ABC):
@@ -34,15 +34,13 @@ class ShardState(ABC):
 
         ``values``: one dimension, any dtype."""
 
-    def wants(self, kind: StateKind, param: Any) -> bool:
-        """Whether this rank has a part of this state to set."""
-        return True
-
     @abstractmethod
-    def put(self, kind: StateKind, param: Any, row: int, column: int, block: torch.Tensor) -> None:
-        """Set a block of the shard, from (``row``, ``column``) on. ``block``: (rows, columns), any dtype; a vector is
-        one column. The blocks of a shard must cover each element once.
-        """
+    def targets(self, kind: StateKind, param: Any) -> Iterable[tuple[int, torch.Tensor]]:
+        """The ranges of the flattened shard that this rank has: (start, values) of each, to be filled, and then given
+        to ``put``. Empty if only other ranks have some of it."""
+
+    def put(self, kind: StateKind, param: Any, values: torch.Tensor) -> None:  # noqa: B027 (most values are live)
+        """Set what is not live of a range of ``targets``, whose values have been filled."""
 
 
 class LocalState(ShardState):
@@ -77,24 +75,13 @@ class LocalState(ShardState):
         flat = held.detach().reshape(-1)
         return start, flat if flat.numel() == end - start else flat[start:end]
 
-    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
-        """Whether this rank has a part of this state to set."""
-        return kind is StateKind.MASTER or self._main(param) is not None
-
-    @torch.no_grad()
-    def put(self, kind: StateKind, param: torch.nn.Parameter, row: int, column: int, block: torch.Tensor) -> None:
-        """Set a block of one kind of state (not GRADIENT), from (row, column) on."""
-        assert kind is not StateKind.GRADIENT
+    def targets(self, kind: StateKind, param: torch.nn.Parameter) -> Iterator[tuple[int, torch.Tensor]]:
+        """For MASTER also the parameter itself, whose master weights other ranks may have."""
         if kind is StateKind.MASTER:
-            place(param, row, column, block)
-        main = self._main(param)
-        if main is None or (kind is StateKind.MASTER and _is_part(main, param)):
-            return
-        held = main if kind is StateKind.MASTER else self._moment(main, kind)
-        if self._distributed:
-            _copy_into_range(held, self._range(param)[0], param.numel() // param.shape[0], block, row, column)
-        else:
-            place(held, row, column, block)
+            yield 0, param.detach().view(-1)
+        if (main := self._main(param)) is not None:
+            held = main if kind is StateKind.MASTER else self._moment(main, kind)
+            yield self._range(param)[0] if self._distributed else 0, held.detach().view(-1)
 
     def _main(self, param: torch.nn.Parameter) -> torch.Tensor | None:
         """The tensor that is stepped for ``param``: whole or a flat part; None if only other ranks have parts."""
@@ -132,22 +119,3 @@ class LocalState(ShardState):
         if self._optimizer.config.bf16:
             held |= self._stepped_by.keys()
         return sum(tensor.nbytes for tensor in held)
-
-
-def _is_part(main: torch.Tensor, param: torch.nn.Parameter) -> bool:
-    """Whether the master weight is the parameter or a view of it, as in fp32."""
-    return main.untyped_storage().data_ptr() == param.untyped_storage().data_ptr() and main.dtype == param.dtype
-
-
-def _copy_into_range(held: torch.Tensor, start: int, width: int, block: torch.Tensor, row: int, column: int) -> None:
-    """Copy the intersection of ``block`` and a flat range of a matrix into the range.
-
-    ``held``: the range, from element ``start`` of the flattened matrix on. ``block`` begins at (``row``, ``column``) of
-    the matrix, which has ``width`` columns.
-    """
-    for first, begin, part in rectangles(start, held, width):
-        top, bottom = max(first, row), min(first + part.shape[0], row + block.shape[0])
-        left, right = max(begin, column), min(begin + part.shape[1], column + block.shape[1])
-        if top < bottom and left < right:
-            found = block[top - row : bottom - row, left - column : right - column]
-            part[top - first : bottom - first, left - begin : right - begin].copy_(found)

@@ -2,18 +2,25 @@
 
 A rule lists, for one rank, the blocks of the tensors on disk that make up its shard, and their positions in the shard.
 Reading copies blocks into the shard, writing copies them back: one list serves both directions. A rank needs only its
-own blocks of a tensor.
+own blocks of a tensor. Data-parallel ranks may have ranges of a flattened shard: ``parts`` cuts the blocks to them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
+from kit.engines.protocol import TensorSource, as_matrix, rectangles
 from kit.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 
@@ -34,14 +41,36 @@ class ShardSlice:
     """True if the tensor on disk is (input, output). The shard and ``dim`` are of (output, input)."""
 
     @property
-    def corner(self) -> tuple[int, int]:
-        """First row and column in the shard."""
-        return (self.at, 0) if self.dim == 0 else (0, self.at)
-
-    @property
     def disk_dim(self) -> int:
         """``dim`` of the tensor on disk."""
         return 1 - self.dim if self.transposed else self.dim
+
+
+def parts(
+    start: int, values: torch.Tensor, shape: Sequence[int], slices: Sequence[ShardSlice]
+) -> Iterator[tuple[int, int, int, torch.Tensor]]:
+    """Intersect a range of a flattened shard with ``slices``. Yields (index of the Hugging Face tensor, first row,
+    first column, matrix), as the tensor is on disk. The matrices are views of ``values``.
+
+    The range is ``values``, from element ``start`` on; ``shape``: shape of the shard. It consists of at most three
+    rectangles, and a slice of a rectangle is a rectangle.
+    """
+    for row, column, rectangle in rectangles(start, values, math.prod(shape[1:])):
+        for piece in slices:
+            at = row if piece.dim == 0 else column
+            lower, upper = max(at, piece.at), min(at + rectangle.shape[piece.dim], piece.at + piece.length)
+            if lower < upper:
+                moved = piece.start + lower - piece.at
+                where = (moved, column) if piece.dim == 0 else (row, moved)
+                found = rectangle.narrow(piece.dim, lower - at, upper - lower)
+                yield piece.tensor, *((*where[::-1], found.t()) if piece.transposed else (*where, found))
+
+
+def read_parts(source: TensorSource, names: Sequence[str], found: Iterable[tuple[int, int, int, torch.Tensor]]) -> None:
+    """Set the matrices of ``parts`` from the tensors ``names`` of ``source``, one tensor after the other."""
+    for tensor, row, column, values in sorted(found, key=itemgetter(0)):
+        rows = as_matrix(source.read_block(names[tensor], 0, row, len(values)))
+        values.copy_(rows[:, column : column + values.shape[1]])
 
 
 class Sharding(ABC):
