@@ -246,12 +246,6 @@ class Engine(Protocol):
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute the loss without gradients. Changes neither parameters nor optimizer."""
 
-    @property
-    def owners(self) -> Mapping[str, int]:
-        """Hugging Face name → the one rank that exports this tensor. The mapping is equal on all ranks. It omits
-        tensors that several ranks export in parts."""
-        return {}
-
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """This rank's blocks of the full tensors. The blocks of all ranks together contain each element of each tensor
         once. Moments that the optimizer does not have are zero.

@@ -44,7 +44,7 @@ def halves():
 def write(directory, blocks=halves):
     for folder in ("model", "exp_avg", "private", "random"):
         (directory / folder).mkdir(exist_ok=True)
-    state = State(KINDS, {}, blocks, {}, {}, None)
+    state = State(KINDS, blocks, {}, {}, None)
     return write_blocks(state, directory, dict.fromkeys(TENSORS, "a.safetensors"), SHAPES, True, "writing")
 
 
@@ -80,7 +80,7 @@ def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fdatasync", look)
     assert {os.path.basename(name) for name in write(tmp_path)} == set(synced)
     monkeypatch.setattr(store, "fsync", alone.append)
-    alone_has = State(KINDS, {}, halves, {}, {"x": torch.zeros(1)}, random_state.capture())
+    alone_has = State(KINDS, halves, {}, {"x": torch.zeros(1)}, random_state.capture())
     own = ["private/rank-00000.safetensors", "random/rank-00000.json"]
     assert [*store._write_own(alone_has, tmp_path)] == [str(path.relative_to(tmp_path)) for path in alone] == own
 

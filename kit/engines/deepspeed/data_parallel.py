@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,17 +84,6 @@ class DataParallel(ModelParallelStrategy):
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         return summed_loss(self.engine, micro_batch, self.engine.device, self.chunked)
-
-    @property
-    def owners(self) -> Mapping[str, int]:
-        """Replicas export parameters in turn, rank 0 buffers. What is partitioned or split has no owner."""
-        _, replicas = self._replica
-        alone = self.rundir.plan.layout.zero_stage == 0 and replicas == dist.get_world_size()
-        return {
-            on_disk: number % replicas
-            for number, name in enumerate(self.parameters if alone else ())
-            for on_disk in experts.names_on_disk(self._spec, name)
-        } | dict.fromkeys(self.buffers.shapes, 0)
 
     @property
     def _replica(self) -> tuple[int, int]:

@@ -156,10 +156,6 @@ class DeepSpeedEngine(Engine):
 
     # ------------------------------------------------------------------ state
 
-    @property
-    def owners(self) -> Mapping[str, int]:
-        return self._strategy.owners
-
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Not collective, except for gradients, which are exported without fp16's loss scale."""
         for kind in from_own_place(kinds):

@@ -13,7 +13,7 @@ model, reduces gradients and steps the optimizer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -78,10 +78,6 @@ class ModelParallelStrategy(ABC):
         if self.tensor_group is not None:
             dist.all_reduce(squares, group=self.tensor_group)
         return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
-
-    @property
-    def owners(self) -> Mapping[str, int]:
-        return {}
 
     @abstractmethod
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:

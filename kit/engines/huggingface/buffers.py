@@ -36,10 +36,6 @@ class SavedBuffers:
         """Hugging Face name → shape of the buffer."""
         return {name: tuple(self._tensor(name).shape) for name in self._modules}
 
-    def live(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name → the tensor that the model computes with."""
-        return {name: self._tensor(name) for name in self._modules}
-
     def export(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, fp32 CPU copy) of each buffer; zeros for gradients and moments."""
         for name in self._modules:

@@ -220,17 +220,6 @@ class TorchEngine(Engine):
         """What this rank computes of micro batches of its data-parallel group."""
         return micro_batches if self._context is None else [*map(self._context.shard_batch, micro_batches)]
 
-    @property
-    def owners(self) -> Mapping[str, int]:
-        """Replicas (DDP) write the tensors in turn; rank 0 writes buffers. What is sharded has no owner."""
-        buffers = dict.fromkeys(self._buffers.live(), 0)
-        return buffers | {
-            on_disk: number % dist.get_world_size()
-            for number, (name, parameter) in enumerate(self._parameters.items())
-            if not isinstance(parameter, DTensor)
-            for on_disk in experts.names_on_disk(self._spec, name)
-        }
-
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """Not collective: each rank exports what it holds, and of replicas one."""
         own_parameters = [

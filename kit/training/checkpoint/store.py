@@ -43,7 +43,6 @@ class State:
     """What this rank writes of a run's state."""
 
     kinds: tuple[StateKind, ...]
-    owners: Mapping[str, int]
     blocks: Callable[[], Iterator[StateBlock]]
     scalars: Mapping[str, float]
     private: Mapping[str, torch.Tensor]
@@ -63,7 +62,7 @@ def state_of(engine: Engine, copy: bool = False, random: bool = True) -> State:
             torch.cuda.synchronize()  # wait for the copies
         blocks = partial(iter, held)
     captured = random_state.capture() if random else None
-    return State(kinds, engine.owners, blocks, engine.scalars(), private, captured)
+    return State(kinds, blocks, engine.scalars(), private, captured)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +85,7 @@ def write_state(
     records of all files). Raises CheckpointError on every rank."""
     doing = f"writing the checkpoint {directory}"
     shapes = checkpoint_shapes(model, lora)
-    weight_map = _weight_map(state.owners, shapes, shard_bytes)
+    weight_map = _weight_map(shapes, shard_bytes)
     on_all_ranks(is_main, lambda: _start(directory, state.kinds, model, lora, weight_map), doing, group=group)
     records = write_blocks(state, directory, weight_map, shapes, is_main, doing, group)
     mine = on_all_ranks(True, lambda: _write_own(state, directory), doing, group=group)
@@ -94,13 +93,10 @@ def write_state(
     return weight_map, records | on_all_ranks(is_main, lambda: _beside_weights(directory), doing, group=group)[0]
 
 
-def _weight_map(owners: Mapping[str, int], shapes: Shapes, shard_bytes: int) -> dict[str, str]:
-    """Name → file. Tensors of different owners are in different files, so that one rank writes a file."""
-    by_owner: dict[int, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
-    for name, shape in shapes.items():
-        by_owner.setdefault(owners.get(name, 0), {})[name] = torch.float32, shape
-    split = [split_into_files(own, shard_bytes).filename_to_tensors for _, own in sorted(by_owner.items())]
-    files = [names for own in split for names in own.values()]
+def _weight_map(shapes: Shapes, shard_bytes: int) -> dict[str, str]:
+    """Name → file."""
+    tensors = {name: (torch.float32, shape) for name, shape in shapes.items()}
+    files = split_into_files(tensors, shard_bytes).filename_to_tensors.values()
     return {
         name: f"model-{number:05d}-of-{len(files):05d}.safetensors"
         for number, names in enumerate(files, 1)
@@ -224,9 +220,8 @@ def write_sources(
     shapes = checkpoint_shapes(model, lora)
     for source in sources.values():
         check_tensors(shapes, source)
-    weight_map = _weight_map(
-        {}, {name: shapes[name] for name in sources[StateKind.MASTER].names() if name in shapes}, shard_bytes
-    )
+    in_its_order = {name: shapes[name] for name in sources[StateKind.MASTER].names() if name in shapes}
+    weight_map = _weight_map(in_its_order, shard_bytes)
     _start(directory, tuple(sources), model, lora, weight_map)
     files = _beside_weights(directory)
     for kind, source in sources.items():
