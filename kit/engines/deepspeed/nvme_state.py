@@ -9,14 +9,12 @@ DeepSpeed's own functions do not suffice:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from deepspeed import DeepSpeedEngine
 
-from kit.engines.deepspeed.state import FullyPartitionedState, Parameter, new_bytes
+from kit.engines.deepspeed.state import FullyPartitionedState, Parameter
 from kit.engines.protocol import StateKind
 
 
@@ -57,10 +55,11 @@ class NvmeState(FullyPartitionedState):
         self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes by kind as in ``ParameterState``, of pinned swap buffers (``swap_buffers``) and of swap files
-        (``nvme``)."""
+        """Bytes by kind as in ``ParameterState``, and of swap files (``nvme``)."""
         self.release_buffers()
-        return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
+        swappers = self._optimizer.optimizer_swapper, getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)
+        files = (file for each in swappers if each for file in Path(each.swap_folder).glob("*.swp"))
+        return super().held_bytes() | {"nvme": sum(file.stat().st_size for file in files)}
 
     # ------------------------------------------------------------------ helpers
 
@@ -72,20 +71,3 @@ class NvmeState(FullyPartitionedState):
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
             self._resident = group
         return super()._swap_in(group)
-
-    def _buffers(self) -> Iterator[torch.Tensor]:
-        """All page-locked buffers of the optimizer's and the weights' swapper."""
-        if (swapper := self._optimizer.optimizer_swapper) is not None:
-            yield from swapper.swap_buffer_manager.all_buffers
-        swapper = self._weight_swapper()
-        if swapper is not None:
-            yield swapper.buffers
-            if swapper.partitioned_swap_buffer is not None:
-                yield swapper.partitioned_swap_buffer
-
-    def _file_bytes(self) -> int:
-        swappers = filter(None, (self._optimizer.optimizer_swapper, self._weight_swapper()))
-        return sum(file.stat().st_size for each in swappers for file in Path(each.swap_folder).glob("*.swp"))
-
-    def _weight_swapper(self) -> Any:
-        return getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)
