@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import new_directory
 from kit.training.checkpoint.formats import Opened, formats, recognise
-from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.checkpoint.progress import shown
-from kit.training.checkpoint.storage import is_checkpoint
-from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, TOKENIZER_FILES, checkpoint_to_hf, write_hf
+from kit.training.checkpoint.to_huggingface import CHAT_TEMPLATE, DTYPES, TOKENIZER_FILES, opened_to_hf
 from kit.training.hub_files import local
 
 
@@ -30,7 +27,7 @@ def convert(
 
     ``dtype``: of the weights where the format has a choice, bfloat16 if None; all other tensors are fp32. ``model``:
     the model of a checkpoint that does not say it and is not in a run directory of kit (a Hugging Face directory, a run
-    directory, or a catalog name). ``extras_from``: see ``checkpoint_to_hf``. Raises KitError if a file is missing,
+    directory, or a catalog name). ``extras_from``: see ``opened_to_hf``. Raises KitError if a file is missing,
     damaged, or of another model, and for an argument that this conversion would not use.
     """
     writers = {name: each for name, each in formats().items() if each.write is not None}
@@ -48,23 +45,18 @@ def convert(
         raise CheckpointError(f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it")
     if extras_from is not None and not any((extras_from / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"--extras-from {extras_from} has no tokenizer; give the directory of a downloaded model")
-    if to == "hf" and model is None and is_checkpoint(Path(source)):
-        checkpoint_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
-        said = Checkpoint(source).manifest
-        what = "peft adapters" if said.lora is not None and merge_into is None else "a Hugging Face model"
-        template = "" if said.chat_template is None else f", {CHAT_TEMPLATE} is the one it was trained with"
-        return f"{what} in {dtype}{template}"
-    if merge_into is not None:
-        raise CheckpointError(f"--merge-into {merge_into} is for adapters (a checkpoint of kit) and --to hf; omit it")
     name, opened = open_checkpoint(Path(source), model)
-    if opened.lora is not None and to != "step":
-        use = "hf" if name == "step" else "step, and of that --to hf"
-        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to {use}")
     if name == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
     if to == "hf":
-        write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
-        return f"a Hugging Face model in {dtype}"
+        opened_to_hf(opened, out, dtype, extras_from, merge_into=merge_into)
+        what = "peft adapters" if opened.lora is not None and merge_into is None else "a Hugging Face model"
+        template = "" if opened.chat_template is None else f", {CHAT_TEMPLATE} is the one it was trained with"
+        return f"{what} in {dtype}{template}"
+    if merge_into is not None:
+        raise CheckpointError(f"--merge-into {merge_into} is for adapters and --to hf; omit it")
+    if opened.lora is not None and to != "step":
+        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
     write = writers[to].write
     assert write is not None
     with shown(opened.sources) as sources, new_directory(Path(out)) as directory:

@@ -113,17 +113,22 @@ def _step_state(path: Path) -> StoredState:
     return StoredState(found.pop(StateKind.MASTER), found, said.counters, layout, notes=notes, model=said.model.name)
 
 
-def _open_step(path: Path, found: Found, model: str | None) -> Opened:
+def open_step(path: Path) -> Opened:
+    """A checkpoint of this kit's, whose files have been verified. Raises CheckpointError."""
     checkpoint = Checkpoint(path)
     said = checkpoint.manifest
-    if model is not None:
-        raise CheckpointError(f"--model {model}: {path} is a checkpoint of kit, which says its model; omit it")
     checkpoint.verify()
     checkpoint.refuse_unlisted()
     # Other programs' files have places for Adam's state.
     kinds = said.kinds if OPTIMIZERS[said.optimizer].state_of == "adamw" else (StateKind.MASTER,)
     sources = {kind: checkpoint.source(kind) for kind in kinds}
     return Opened(said.model, said.counters, sources, said.lora, chat_template=said.chat_template)
+
+
+def _open_step(path: Path, found: Found, model: str | None) -> Opened:
+    if model is not None:
+        raise CheckpointError(f"--model {model}: {path} is a checkpoint of kit, which says its model; omit it")
+    return open_step(path)
 
 
 def _write_step(opened: Opened, directory: Path, dtype: torch.dtype, path: Path) -> None:

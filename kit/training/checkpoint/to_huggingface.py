@@ -22,9 +22,10 @@ from kit.engines.io.sharded_safetensors import split_into_files, write_tensors
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.hub import id_of
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import new_directory, write_json
-from kit.training.checkpoint.manifest import Checkpoint
+from kit.training.checkpoint.formats import Opened, open_step
 from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
@@ -57,27 +58,36 @@ def checkpoint_to_hf(
     shard_bytes: int = 4 * GIB,
     merge_into: Path | None = None,
 ) -> None:
-    """Write the master weights of a checkpoint as a model that transformers' Auto classes load.
+    """``opened_to_hf`` of a checkpoint of kit. Raises CheckpointError if it is damaged."""
+    opened_to_hf(open_step(checkpoint), hf_dir, dtype, extras_from, shard_bytes, merge_into)
+
+
+def opened_to_hf(
+    opened: Opened,
+    hf_dir: Path,
+    dtype: str = "bfloat16",
+    extras_from: Path | None = None,
+    shard_bytes: int = 4 * GIB,
+    merge_into: Path | None = None,
+) -> None:
+    """Write the weights of a checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; copies its tokenizer files, generation config
     and special token ids. If the checkpoint has adapters, writes a peft directory, with the tokenizer files and the
     base model's address; with ``merge_into`` (the directory of the frozen model) it writes the model with merged
     adapters. The chat template is the one that the run was trained with, whatever ``extras_from`` has. Downloads
-    nothing; one tensor is in memory at a time. ``dtype``: a key of ``DTYPES``. Raises CheckpointError for a damaged
-    checkpoint, a directory that is not empty, or a full disk.
+    nothing; one tensor is in memory at a time. ``dtype``: a key of ``DTYPES``. Raises CheckpointError for a directory
+    that is not empty, or a full disk.
     """
-    said = Checkpoint(checkpoint)
-    said.verify()
-    said.refuse_unlisted()
-    source: TensorSource = said.source(StateKind.MASTER)
-    if said.manifest.lora is not None and merge_into is None:
-        _write_peft(said, Path(hf_dir), DTYPES[dtype], extras_from)
+    source = opened.sources[StateKind.MASTER]
+    if opened.lora is not None and merge_into is None:
+        _write_peft(opened, opened.lora, Path(hf_dir), DTYPES[dtype], extras_from)
         return
     if merge_into is not None:
-        if said.manifest.lora is None:
-            raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
-        source, extras_from = _Merged(said, merge_into), extras_from or merge_into
-    write_hf(said.manifest.model, source, hf_dir, dtype, extras_from, shard_bytes, said.manifest.chat_template)
+        if opened.lora is None:
+            raise CheckpointError(f"it holds a whole model and no adapters; omit merge_into={merge_into}")
+        source, extras_from = _Merged(opened.model, opened.lora, source, merge_into), extras_from or merge_into
+    write_hf(opened.model, source, hf_dir, dtype, extras_from, shard_bytes, opened.chat_template)
 
 
 def write_hf(
@@ -158,7 +168,7 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
     return {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key) is not None}
 
 
-def _write_peft(said: Checkpoint, directory: Path, dtype: torch.dtype, extras_from: Path | None) -> None:
+def _write_peft(opened: Opened, lora: LoraSpec, directory: Path, dtype: torch.dtype, extras_from: Path | None) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors``, which ``PeftModel.from_pretrained`` loads, and
     the tokenizer beside them, as peft's users do.
 
@@ -167,33 +177,29 @@ def _write_peft(said: Checkpoint, directory: Path, dtype: torch.dtype, extras_fr
     """
     extras = _extras(extras_from)
     is_model = extras_from is not None and (Path(extras_from) / "config.json").is_file()
-    assert said.manifest.lora is not None
-    skeleton = build_skeleton(said.manifest.model)
-    config = adapters.peft_config(said.manifest.lora, adapters.target_modules(skeleton, said.manifest.lora))
+    config = adapters.peft_config(lora, adapters.target_modules(build_skeleton(opened.model), lora))
     config.base_model_name_or_path = id_of(Path(extras_from)) if extras_from and is_model else None
-    config.task_type = "SEQ_2_SEQ_LM" if said.manifest.model.is_encoder_decoder else "CAUSAL_LM"
+    config.task_type = "SEQ_2_SEQ_LM" if opened.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
-    config.fan_in_fan_out = said.manifest.model.traits.conv1d
-    source = said.source(StateKind.MASTER)
-    check_names(adapters.checkpoint_shapes(said.manifest.model, said.manifest.lora), source)
+    config.fan_in_fan_out = opened.model.traits.conv1d
+    source = opened.sources[StateKind.MASTER]
+    check_names(adapters.checkpoint_shapes(opened.model, lora), source)
     with new_directory(directory) as into:
         tensors = {name: source.read(name).to(dtype) for name in source.names()}
         save_file(tensors, into / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(into))
-        _copy_extras(extras, into, said.manifest.chat_template)
+        _copy_extras(extras, into, opened.chat_template)
 
 
 class _Merged(TensorSource):
     """A ``TensorSource`` of merged weights, W + scale·B·A, as in peft; with DoRA its rows then get their magnitudes."""
 
-    def __init__(self, said: Checkpoint, base: Path) -> None:
+    def __init__(self, model: ModelSpec, lora: LoraSpec, trained: TensorSource, base: Path) -> None:
         """``base``: directory of the frozen model. Raises CheckpointError if its tensor names are not the model's."""
-        assert said.manifest.lora is not None
-        self._base, self._adapters = HfDirectory(base), said.source(StateKind.MASTER)
-        check_names(tensor_shapes(said.manifest.model), self._base)
-        self._lora = said.manifest.lora
-        self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
-        self._transposed = said.manifest.model.traits.conv1d
+        self._base, self._adapters, self._lora = HfDirectory(base), trained, lora
+        check_names(tensor_shapes(model), self._base)
+        self._adapted = {name for name in trained.names() if ".lora_A." in name}
+        self._transposed = model.traits.conv1d
 
     def names(self) -> list[str]:
         """Names of all weights of the model."""
