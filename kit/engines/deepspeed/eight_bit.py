@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from kit.engines.protocol import StateKind
-from kit.engines.torch.eight_bit import CODES, EightBit
+from kit.engines.torch.eight_bit import EightBit
 from kit.engines.torch.lion import Lion
 from kit.specs.job import OptimizerSpec
 
 
 class EightBitAndVectors(EightBit):
     """Steps the first group with 8-bit moments, and the second, of vectors, with fp32 moments by ``torch.optim.AdamW``
-    or bitsandbytes' Lion. Between ``open`` and ``close`` ``state`` has ``exp_avg`` in fp32 too."""
+    or bitsandbytes' Lion."""
 
     def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec, learning_rate: float) -> None:
         """``groups``: matrices, and vectors. Raises EngineError if bitsandbytes is missing."""
@@ -40,17 +39,3 @@ class EightBitAndVectors(EightBit):
         self._vectors.param_groups = [group for group in self.param_groups if not group["eight_bit"]]
         self._vectors.state = self.state
         self._vectors.step()
-
-    def open(self, kind: StateKind) -> None:
-        """Make a copy of each 8-bit moment of a kind in fp32, by the kind's name in ``state``."""
-        for tensor, state in self.state.items():
-            if kind.value + CODES in state:
-                state[kind.value] = self.moments(tensor)[kind].read()
-
-    def close(self, store: bool) -> None:
-        """Remove the copies of ``open``; ``store``: quantise them first."""
-        for tensor, state in self.state.items():
-            for kind in self.kinds if self.kinds[0].value + CODES in state else ():
-                values = state.pop(kind.value, None)
-                if store and values is not None:
-                    self.moments(tensor)[kind].write(values)

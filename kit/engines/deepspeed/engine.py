@@ -160,13 +160,12 @@ class DeepSpeedEngine(Engine):
         """Not collective, except for gradients, which are exported without fp16's loss scale."""
         for kind in from_own_place(kinds):
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
-                self._state.open_moments(kind)
+                self._state.create_moments()
             unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
             try:
                 for block in self._strategy.export_blocks(kind):
                     yield block if unscaled == 1 else replace(block, values=block.values * unscaled)
             finally:
-                self._state.close_moments(store=False)
                 self._state.release_buffers()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -174,9 +173,8 @@ class DeepSpeedEngine(Engine):
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         if kind is not StateKind.MASTER:
-            self._state.open_moments(kind)
+            self._state.create_moments()
         self._strategy.load(kind, source)
-        self._state.close_moments(store=True)
         self._state.release_buffers()
         if kind is StateKind.MASTER:
             self._state.update_model()

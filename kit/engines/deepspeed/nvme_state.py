@@ -15,7 +15,6 @@ import torch
 from deepspeed import DeepSpeedEngine
 
 from kit.engines.deepspeed.state import FullyPartitionedState, Parameter
-from kit.engines.protocol import StateKind
 
 
 class NvmeState(FullyPartitionedState):
@@ -24,7 +23,6 @@ class NvmeState(FullyPartitionedState):
     def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
         self._resident: int | None = None
-        self._changed = False
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         if not self._optimizer.offload_optimizer:
@@ -33,10 +31,6 @@ class NvmeState(FullyPartitionedState):
         gradient = self._swap_in(group).grad
         assert gradient is not None
         return self._optimizer._fp32_state_allgather(parameter, gradient.narrow(0, start, length).float())
-
-    def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
-        super().set_part(parameter, kind, values)
-        self._changed = True
 
     def release_buffers(self) -> None:
         """Release the swap buffers, which the next step needs. Writes the sub group in memory back if it changed."""

@@ -13,8 +13,9 @@ what a rank has, and ``set_part`` sets it; ``set`` takes the whole tensor on eve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from kit.engines.adafactor_state import second_moment, set_second_moment
 from kit.engines.deepspeed.eight_bit import EightBitAndVectors
 from kit.engines.huggingface.adapters import scale_bytes
 from kit.engines.protocol import StateKind
+from kit.engines.torch.eight_bit import moments_of
 
 Parameter = Any
 """A ``torch.nn.Parameter`` with the attributes and methods that DeepSpeed adds."""
@@ -40,6 +42,8 @@ class ParameterState(ABC):
         self._optimizer: Any = engine.optimizer
         self._adam: torch.optim.Optimizer = engine.basic_optimizer
         """The optimizer inside DeepSpeed's: Adam, or another one of kit.specs.optimizers."""
+        self._copy: _Copy | None = None
+        self._changed = False
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
@@ -48,13 +52,15 @@ class ParameterState(ABC):
     @abstractmethod
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
         """(start in the flattened parameter, values) of what this rank has of MASTER or a moment: fp32, of any shape,
-        perhaps empty; the live state. Not collective. Moments must be open (``open_moments``)."""
+        perhaps empty; live, or a copy until ``release_buffers``. Not collective. Moments must be there
+        (``create_moments``); what the optimizer does not have is zero."""
 
     def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
-        """Set what ``own_part`` returns; ``values``: as many, of any dtype. Moments must be open (``open_moments``);
-        master weights show in the model after ``update_model``."""
+        """Set what ``own_part`` returns; ``values``: as many, of any dtype. Master weights show in the model after
+        ``update_model``, moments in the optimizer after ``release_buffers``."""
         own = self.own_part(parameter, kind)[1]
-        own.data.copy_(values.view_as(own))
+        own.copy_(values.view_as(own))
+        self._changed = True
 
     def set(self, parameter: Parameter, kind: StateKind, whole: torch.Tensor) -> None:
         """``set_part`` from the whole parameter's state."""
@@ -78,8 +84,34 @@ class ParameterState(ABC):
         """Gradients that the optimizer stores now, apart from ``parameter.grad``."""
         return ()
 
-    def release_buffers(self) -> None:  # noqa: B027 (no buffers unless state is swapped)
-        """Release the buffers that reading and setting state needs. Call this before the next forward pass."""
+    def release_buffers(self) -> None:
+        """Release the buffers that reading and setting state needs, and store what was set in them. Call this before
+        the next forward pass."""
+        if self._copy is not None and self._changed:
+            self._copy.store(self._copy.values)
+        self._copy, self._changed = None, False
+
+    def _live(self, master: torch.Tensor, kind: StateKind) -> torch.Tensor:
+        """One kind of state of one of ``master_weights``, in its shape. Of a moment in 8 bits or in Adafactor's factors
+        a copy in fp32; one copy is there at a time."""
+        if kind is StateKind.MASTER:
+            return master.data
+        state = self._adam.state[master]
+        if (moment := moments_of(state).get(kind)) is not None:
+            return self._copied(master, kind, moment.read, moment.write)
+        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
+            return self._copied(master, kind, partial(second_moment, state), partial(set_second_moment, state))
+        is_momentum = kind is StateKind.EXP_AVG and isinstance(self._adam, torch.optim.SGD)
+        key = "momentum_buffer" if is_momentum else kind.value
+        return state[key] if key in state else torch.zeros_like(master)
+
+    def _copied(
+        self, master: torch.Tensor, kind: StateKind, read: Callable[[], torch.Tensor], store: _Store
+    ) -> torch.Tensor:
+        if self._copy is None or self._copy.master is not master or self._copy.kind is not kind:
+            self.release_buffers()
+            self._copy = _Copy(master, kind, read(), store)
+        return self._copy.values
 
     def create_moments(self) -> None:
         """Create zero moments by a step of Adam with learning rate 0 and gradient 0: every implementation of Adam
@@ -89,23 +121,6 @@ class ParameterState(ABC):
         """
         for group, master in self.master_weights():
             self._create_moments_of(master, group)
-
-    def open_moments(self, kind: StateKind) -> None:
-        """Create moments if there are none, and, of 8-bit moments of this kind, fp32 copies until ``close_moments``: 4
-        bytes for each element of this rank's partition."""
-        self.create_moments()
-        if isinstance(self._adam, EightBitAndVectors):
-            self._adam.open(kind)
-            self._link()
-
-    def close_moments(self, store: bool) -> None:
-        """Free the copies of ``open_moments``; ``store``: they were set."""
-        if isinstance(self._adam, EightBitAndVectors):
-            self._adam.close(store)
-            self._link()
-
-    def _link(self) -> None:  # noqa: B027 (only flat partitions have links)
-        """Link parameters to the optimizer's state."""
 
     def _create_moments_of(self, master: torch.Tensor, group: dict[str, Any]) -> bool:
         """Create the moments of one master weight. Returns False if they exist already."""
@@ -132,13 +147,6 @@ class ParameterState(ABC):
             state["step"].fill_(steps)
         elif "step" in state:
             state["step"] = steps
-
-    def _key(self, kind: StateKind) -> str | None:
-        """DeepSpeed's key for a kind of state; None means master weights (tensor_fragment.py, get_full_hp_param)."""
-        if kind is StateKind.MASTER:
-            return None
-        is_momentum = kind is StateKind.EXP_AVG and isinstance(self._adam, torch.optim.SGD)
-        return "momentum_buffer" if is_momentum else kind.value
 
     def private_tensors(self) -> dict[str, torch.Tensor]:
         """``Engine.private_tensors``: 8-bit codes and scales of partitions, and Adafactor's means of rows and
@@ -168,6 +176,18 @@ class ParameterState(ABC):
         }
 
 
+_Store = Callable[[torch.Tensor], None]
+
+
+class _Copy(NamedTuple):
+    """A moment in fp32, and how to store it."""
+
+    master: torch.Tensor
+    kind: StateKind
+    values: torch.Tensor
+    store: _Store
+
+
 class UnshardedState(ParameterState):
     """Stage 0. fp32: Adam updates the parameters. bf16: Adam updates an fp32 copy of each parameter."""
 
@@ -191,20 +211,7 @@ class UnshardedState(ParameterState):
         return parameter.grad.float()
 
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
-        """The whole; moments that the optimizer does not have are zero."""
-        master = self._master[parameter]
-        if (key := self._key(kind)) is None:
-            return 0, master
-        state = self._adam.state[master]
-        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
-            return 0, second_moment(state)
-        return 0, state[key] if key in state else torch.zeros_like(master)
-
-    def set_part(self, parameter: Parameter, kind: StateKind, values: torch.Tensor) -> None:
-        if kind is StateKind.EXP_AVG_SQ and isinstance(self._adam, torch.optim.Adafactor):
-            set_second_moment(self._adam.state[self._master[parameter]], values.view_as(parameter))
-        else:
-            super().set_part(parameter, kind, values)
+        return 0, self._live(self._master[parameter], kind)
 
     def update_model(self) -> None:
         for parameter, master in self._master.items():
@@ -223,16 +230,9 @@ class PartitionedState(ParameterState):
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
         if (mapping := parameter._hp_mapping) is None:
             return 0, torch.empty(0)
-        return mapping.lp_fragment_address.start, mapping.get_hp_fragment(self._key(kind))
-
-    def create_moments(self) -> None:
-        super().create_moments()
-        self._link()
-
-    def _link(self) -> None:
-        # DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces it.
-        self._optimizer._hp_optimizer_states_linked = False
-        self._optimizer._lazy_init_hp_params_optimizer_state()
+        flat = self._live(self.master_weights()[mapping.param_group_index][1], kind)
+        own = mapping.hp_fragment_address
+        return mapping.lp_fragment_address.start, flat.narrow(0, own.start, own.numel)
 
     def update_model(self) -> None:
         self._optimizer.update_lp_params()
@@ -270,8 +270,7 @@ class FullyPartitionedState(ParameterState):
 
     def own_part(self, parameter: Parameter, kind: StateKind) -> tuple[int, torch.Tensor]:
         group, at, length = self._position(parameter)
-        master, key = self._swap_in(group), self._key(kind)
-        flat = master.data if key is None else self._adam.state[master][key]
+        flat = self._live(self._swap_in(group), kind)
         start = length * dist.get_rank(parameter.ds_process_group)
         return start, flat.narrow(0, at, max(0, min(length, parameter.ds_numel - start)))
 
