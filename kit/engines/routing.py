@@ -8,18 +8,15 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from kit.specs.model import ModelSpec
-
 
 class RoutingRecord:
-    """Sums over the micro batches of a step, per layer. Layers with experts are numbered from 0."""
+    """Sums over the micro batches of a step, per layer. Layers with experts are numbered from 0; without any it does
+    nothing."""
 
-    def __init__(self, model: ModelSpec, device: torch.device | int) -> None:
-        self._experts = model.num_experts
+    def __init__(self, experts: int, layers: int, device: torch.device | int) -> None:
+        self._experts = experts
         # Columns: tokens per expert, bias per expert, (token, expert) pairs before drops, auxiliary loss, z loss.
-        layers = model.num_layers + model.mtp_num_layers - model.first_dense_layers  # a head has a layer
-        shape = (layers, 2 * self._experts + 3)
-        self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(layers, 2 * experts + 3, dtype=torch.float64, device=device)
 
     def clear(self) -> None:
         """Set all sums to zero. Call this at the start of a step."""
@@ -42,7 +39,8 @@ class RoutingRecord:
 
     def reduce(self) -> None:
         """Collective. All-reduce the sums over all ranks."""
-        dist.all_reduce(self._sums)
+        if len(self._sums):
+            dist.all_reduce(self._sums)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -50,8 +48,10 @@ class RoutingRecord:
         return self._sums[:, : self._experts]
 
     def metrics(self, losses: bool, biases: bool) -> Mapping[str, float | None]:
-        """Fields of ``StepMetrics``. Waits for the device. ``losses``, ``biases``: whether the job uses balancing
-        losses, and whether the routers have biases; otherwise the metric is None."""
+        """Fields of ``StepMetrics``; empty without experts. Waits for the device. ``losses``, ``biases``: whether the
+        job uses balancing losses, and whether the routers have biases; otherwise the metric is None."""
+        if not len(self._sums):
+            return {}
         sums = self._sums.cpu()
         tokens, bias = sums[:, : self._experts], sums[:, self._experts : -3]
         share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)

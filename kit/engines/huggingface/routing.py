@@ -52,7 +52,7 @@ class HfRouting:
         self._biased: list[Any] = [module for module in model.modules() if self._routers and hasattr(module, _BIAS)]
         for module in self._biased:
             setattr(module, _BIAS, getattr(module, _BIAS).float())  # also if the model was cast to 16 bits
-        self._record = RoutingRecord(spec, device) if self._routers else None
+        self._record = RoutingRecord(spec.num_experts, len(self._routers), device)
         self._loads: dict[int, list[torch.Tensor]] = {}
         """For global_aux_loss: layer → for each micro batch (experts), each expert's share of the tokens."""
         self._scale, self._micro_batches, self.sequences = 1.0, 1, 1
@@ -64,14 +64,11 @@ class HfRouting:
         self._micro_batches = micro_batches
         self._scale = loss_scale * averaged_over / (micro_batches * self._dp_size)
         self._loads.clear()
-        if self._record is not None:
-            self._record.clear()
+        self._record.clear()
 
     def end(self) -> None:
         """Collective. Sum the routing record over all ranks and update the correction biases, as megatron-core does
         (finalize_model_grads.py). A step that is discarded later updates them too."""
-        if self._record is None:
-            return
         self._record.reduce()
         for layer, (module, tokens) in enumerate(zip(self._biased, self._record.tokens, strict=False)):
             bias = getattr(module, _BIAS)
@@ -80,13 +77,11 @@ class HfRouting:
 
     def metrics(self) -> Mapping[str, float | None]:
         """Metrics of the last step; empty without experts."""
-        if self._record is None:
-            return {}
         return self._record.metrics(self._chosen.has_loss, self._spec.traits.router == "sigmoid")
 
     def _after(self, layer: int, router: torch.nn.Module, _: Any, routed: _Routed) -> _Routed | None:
         """Forward hook of one router."""
-        if self._record is None or not (router.training and torch.is_grad_enabled()):
+        if not (router.training and torch.is_grad_enabled()):
             return None
         logits, weights, chosen = routed
         # Recompute runs the hook again, in backward. It needs the loss again, but tokens are already counted.

@@ -39,16 +39,16 @@ class MegatronRouting:
             router.calculate_per_token_loss = False
             router.register_forward_hook(partial(self._count, layer))
             self._routers[layer] = router
-        routed = model.has_experts(model.num_layers - 1)
-        self._record = RoutingRecord(model, torch.cuda.current_device()) if routed else None
+        layers = model.num_layers + model.mtp_num_layers - model.first_dense_layers  # a head has a layer
+        routed = layers if model.has_experts(model.num_layers - 1) else 0
+        self._record = RoutingRecord(model.num_experts, routed, torch.cuda.current_device())
         _forget()
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Collective. Begin a step. Returns the factor of ``grad_scale_func``, a scalar on the device, by which the
         engine must divide its loss; None without balancing losses."""
         self._config.grad_scale_func = None
-        if self._record is not None:
-            self._record.clear()
+        self._record.clear()
         if not self.adds_losses:
             return None
         group = parallel_state.get_data_parallel_group()
@@ -59,8 +59,6 @@ class MegatronRouting:
 
     def end(self, num_micro_batches: int) -> None:
         """Collective. Sum the routing record of the step over all ranks."""
-        if self._record is None:
-            return
         data = parallel_state.get_data_parallel_world_size()
         copies = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
         tracked = get_moe_layer_wise_logging_tracker()
@@ -80,13 +78,11 @@ class MegatronRouting:
 
     def metrics(self) -> Mapping[str, float | None]:
         """Metrics of the last step; empty without experts."""
-        if self._record is None:
-            return {}
         return self._record.metrics(self.adds_losses, self._config.moe_router_enable_expert_bias)
 
     def _count(self, layer: int, router: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         # Count as megatron-core does for its biases: not in evaluation, and once with recompute.
-        if self._record is not None and router.training and torch.is_grad_enabled():
+        if router.training and torch.is_grad_enabled():
             routed = output[1]
             self._record.add_tokens(layer, routed.sum(0), routed.shape[0] * router.topk)
 
