@@ -59,16 +59,11 @@ def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
 def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
     """While entered, ZeRO's optimizers use ``norm``, the scalar of ``scaled_norm``. None: they compute the norm."""
     optimizer: Any = engine.optimizer
-    answer: Any
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        name, answer = "_get_norm_groups", [norm]
-    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
-        name, answer = "scaled_global_norm", norm
-    else:
-        name, answer = "", None  # stage 0 is for small models: computing the norm twice is cheap
-    if norm is None or not name:
-        yield
+    stage3 = isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3)
+    if norm is None or not (stage3 or isinstance(optimizer, DeepSpeedZeroOptimizer)):
+        yield  # stage 0 is for small models: computing the norm twice is cheap
         return
+    name, answer = ("_get_norm_groups", [norm]) if stage3 else ("scaled_global_norm", norm)
     setattr(optimizer, name, lambda: answer)
     try:
         yield

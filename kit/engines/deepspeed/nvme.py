@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -40,7 +41,5 @@ def remove_swap_files(rundir: RunDirectory) -> None:
     for own in sorted(folder.glob(f"zero_stage_3/*/rank{dist.get_rank()}")):
         shutil.rmtree(own, ignore_errors=True)
     for parent in [*folder.glob("zero_stage_3/*"), folder / "zero_stage_3", folder]:
-        try:
+        with suppress(OSError):  # another rank still has files in it
             parent.rmdir()
-        except OSError:
-            continue  # another rank still has files in it
