@@ -115,7 +115,6 @@ class FusedExpertsSource(TensorSource):
         slices = {name: expert_slices(model, name) for name in names}
         self._slices = {name: of_name for name, of_name in slices.items() if of_name}
         self._experts = model.num_experts
-        self._interleaved = model.traits.interleaved_experts
 
     def names(self) -> Sequence[str]:
         """Names of the parameters for which the source has all tensors."""
@@ -146,13 +145,10 @@ class FusedExpertsSource(TensorSource):
         return fused_experts.join(own, length, self._source.read)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        if name in self._slices and (self._interleaved or self._source.collective):
-            return super().read_flat(name, start, length)
-        found, position = [], 0
-        for part in self._parts[name]:
-            size = math.prod(self._source.shape(part))
-            lower, upper = max(start - position, 0), min(start + length - position, size)
-            if lower < upper:
-                found.append(self._source.read_flat(part, lower, upper - lower))
-            position += size
-        return torch.cat(found) if found else self._source.read_flat(self._parts[name][0], 0, 0)
+        if name not in self._slices:
+            return self._source.read_flat(self._parts[name][0], start, length)
+        experts, *rest = self.shape(name)
+        size = math.prod(rest)
+        first, end = min(start // size, experts - 1), min(-(-(start + length) // size), experts)
+        whole = self.read_block(name, 0, first, max(1, end - first))
+        return whole.flatten()[start - first * size :][:length]
