@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kit.errors import CheckpointError
+from kit.specs.text import first
 from kit.training.checkpoint.files import new_directory
 from kit.training.checkpoint.formats import Opened, formats, recognise
 from kit.training.checkpoint.progress import shown
@@ -34,15 +35,18 @@ def convert(
     if to != "hf" and to not in writers:
         moved = "; it is step now" if to == "exchange" else ""
         raise CheckpointError(f"--to {to} is unknown{moved}; use one of {', '.join(['hf', *writers])}")
-    if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    if dtype not in (None, "float32") and to != "hf" and not writers[to].takes_dtype:
-        raise CheckpointError(f"--dtype {dtype} with --to {to}, which holds fp32 always; omit it")
+    reasons = {
+        f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}": dtype not in (None, *DTYPES),
+        f"--dtype {dtype} with --to {to}, which holds fp32 always; omit it": (
+            dtype not in (None, "float32") and to in writers and not writers[to].takes_dtype
+        ),
+        f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it": extras_from and to != "hf",
+    }
+    if wrong := first(reasons):
+        raise CheckpointError(wrong)
     dtype = dtype or "bfloat16"
     source, extras_from = local(source, weights=True), extras_from and local(extras_from)
     merge_into = merge_into and local(merge_into, weights=True)
-    if extras_from is not None and to != "hf":
-        raise CheckpointError(f"--extras-from {extras_from} with --to {to}, which holds no tokenizer; omit it")
     if extras_from is not None and not any((extras_from / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"--extras-from {extras_from} has no tokenizer; give the directory of a downloaded model")
     name, opened = open_checkpoint(Path(source), model)
