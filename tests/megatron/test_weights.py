@@ -15,7 +15,7 @@ from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor
 from kit.engines.megatron.weights import mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import (
     QKV,
-    GatedMLP,
+    ColumnParallel,
     Replicated,
     ShardSlice,
     VocabParallel,
@@ -98,7 +98,7 @@ def test_qkv_is_interleaved_per_key_value_head():
 def test_gate_and_up_are_sliced_before_they_are_stacked():
     spec = tiny.model()
     gate, up = torch.arange(4.0).reshape(4, 1), torch.arange(10.0, 14).reshape(4, 1)
-    shards = shards_of(GatedMLP(), [gate, up], spec, 2)
+    shards = shards_of(ColumnParallel(), [gate, up], spec, 2)
     assert [shard.flatten().tolist() for shard in shards] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 

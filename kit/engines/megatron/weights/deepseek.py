@@ -9,7 +9,7 @@ import dataclasses
 
 from kit.engines.megatron.weights.llama import LAYER, QK_NORMS, QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
 from kit.engines.megatron.weights.mapping import ParamMapping
-from kit.engines.megatron.weights.sharding import ColumnParallel, GatedMLP, Replicated, RowParallel, Sharding
+from kit.engines.megatron.weights.sharding import ColumnParallel, Replicated, RowParallel, Sharding
 from kit.specs.model import ModelSpec
 
 
@@ -35,7 +35,10 @@ _DENSE_MLP = tuple(dataclasses.replace(mapping, experts=False) for mapping in LA
 _SHARED = "mlp.shared_experts."
 _SHARED_EXPERTS = (
     in_layer(
-        f"{_SHARED}linear_fc1.weight", f"{_SHARED}gate_proj.weight", f"{_SHARED}up_proj.weight", sharding=GatedMLP()
+        f"{_SHARED}linear_fc1.weight",
+        f"{_SHARED}gate_proj.weight",
+        f"{_SHARED}up_proj.weight",
+        sharding=ColumnParallel(),
     ),
     in_layer(f"{_SHARED}linear_fc2.weight", f"{_SHARED}down_proj.weight", sharding=RowParallel()),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
 from kit.engines.megatron.weights.mapping import ParamMapping
-from kit.engines.megatron.weights.sharding import ColumnParallel, GatedMLP, Replicated
+from kit.engines.megatron.weights.sharding import ColumnParallel, Replicated
 from kit.specs.model import ModelSpec
 
 _THEIRS, _OURS = "mlp.experts.{expert}", "mlp.experts.local_experts.{expert}"
@@ -16,7 +16,9 @@ _LAYER = (
     in_layer("mlp.router.weight", "mlp.router.weight", sharding=Replicated()),
     in_layer("mlp.router.bias", "mlp.router.bias", sharding=Replicated()),
     *experts("mlp", "gate_proj", "up_proj", "down_proj")[1:],
-    in_layer(f"{_OURS}.linear_fc1.bias", f"{_THEIRS}.gate_proj.bias", f"{_THEIRS}.up_proj.bias", sharding=GatedMLP()),
+    in_layer(
+        f"{_OURS}.linear_fc1.bias", f"{_THEIRS}.gate_proj.bias", f"{_THEIRS}.up_proj.bias", sharding=ColumnParallel()
+    ),
     in_layer(f"{_OURS}.linear_fc2.bias", f"{_THEIRS}.down_proj.bias", sharding=Replicated()),
 )
 

@@ -10,7 +10,6 @@ from kit.engines.megatron.weights.sharding import (
     QKV,
     ColumnParallel,
     ConcatenatedRows,
-    GatedMLP,
     Replicated,
     RowParallel,
     Sharding,
@@ -31,7 +30,7 @@ LAYER = (
     in_layer("self_attention.linear_qkv.weight", *(f"{name}.weight" for name in _QKV), sharding=QKV()),
     in_layer("self_attention.linear_proj.weight", "self_attn.o_proj.weight", sharding=RowParallel()),
     in_layer("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", sharding=Replicated()),
-    in_layer("mlp.linear_fc1.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", sharding=GatedMLP()),
+    in_layer("mlp.linear_fc1.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", sharding=ColumnParallel()),
     in_layer("mlp.linear_fc2.weight", "mlp.down_proj.weight", sharding=RowParallel()),
 )
 WITHOUT_MLP = tuple(mapping for mapping in LAYER if ".mlp." not in mapping.megatron)
@@ -52,7 +51,9 @@ def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ..
     ours, theirs = "mlp.experts.local_experts.{expert}", f"{block}.experts.{{expert}}"
     return (
         in_layer("mlp.router.weight", f"{block}.gate.weight", sharding=Replicated()),
-        in_layer(f"{ours}.linear_fc1.weight", f"{theirs}.{gate}.weight", f"{theirs}.{up}.weight", sharding=GatedMLP()),
+        in_layer(
+            f"{ours}.linear_fc1.weight", f"{theirs}.{gate}.weight", f"{theirs}.{up}.weight", sharding=ColumnParallel()
+        ),
         in_layer(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", sharding=RowParallel()),
     )
 
@@ -96,7 +97,9 @@ def phi3(model: ModelSpec) -> tuple[ParamMapping, ...]:
                 "self_attn.qkv_proj.weight",
                 sharding=ConcatenatedRows(QKV(), qkv),
             ),
-            in_layer("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", sharding=ConcatenatedRows(GatedMLP(), gated)),
+            in_layer(
+                "mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", sharding=ConcatenatedRows(ColumnParallel(), gated)
+            ),
         )
     }
     return llama(model, tuple(on_disk.get(mapping.megatron, mapping) for mapping in LAYER))

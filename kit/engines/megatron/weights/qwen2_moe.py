@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
 from kit.engines.megatron.weights.mapping import ParamMapping
-from kit.engines.megatron.weights.sharding import GatedMLP, Replicated, RowParallel
+from kit.engines.megatron.weights.sharding import ColumnParallel, Replicated, RowParallel
 from kit.specs.model import ModelSpec
 
 _OURS, _THEIRS = "mlp.shared_experts", "mlp.shared_expert"
@@ -13,7 +13,10 @@ _LAYER = (
     QKV_BIAS,
     *experts("mlp", "gate_proj", "up_proj", "down_proj"),
     in_layer(
-        f"{_OURS}.linear_fc1.weight", f"{_THEIRS}.gate_proj.weight", f"{_THEIRS}.up_proj.weight", sharding=GatedMLP()
+        f"{_OURS}.linear_fc1.weight",
+        f"{_THEIRS}.gate_proj.weight",
+        f"{_THEIRS}.up_proj.weight",
+        sharding=ColumnParallel(),
     ),
     in_layer(f"{_OURS}.linear_fc2.weight", f"{_THEIRS}.down_proj.weight", sharding=RowParallel()),
     in_layer(f"{_OURS}.gate_weight", "mlp.shared_expert_gate.weight", sharding=Replicated()),

@@ -83,24 +83,24 @@ class Sharding(ABC):
 
 
 @dataclass(frozen=True)
-class Replicated(Sharding):
-    """Every rank has the whole tensor, for example norms. Several tensors are stacked."""
+class ColumnParallel(Sharding):
+    """The output (rows) of a column-parallel linear layer: this rank's rows of the tensor; of several tensors its rows
+    of each, one after the other. megatron-core chunks each rank's output into gate and up (transformer/mlp.py)."""
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        starts = accumulate((rows for rows, *_ in shapes), initial=0)
+        lengths = [rows // tp for rows, *_ in shapes]
         return [
-            ShardSlice(tensor=tensor, dim=0, start=0, length=shape[0], at=at)
-            for tensor, (shape, at) in enumerate(zip(shapes, starts, strict=False))
+            ShardSlice(tensor=tensor, dim=0, start=rank * length, length=length, at=at)
+            for tensor, (length, at) in enumerate(zip(lengths, accumulate(lengths, initial=0), strict=False))
         ]
 
 
 @dataclass(frozen=True)
-class ColumnParallel(Sharding):
-    """The output (rows) of a column-parallel linear layer: contiguous slices."""
+class Replicated(Sharding):
+    """Every rank has the whole tensor, for example norms. Several tensors are stacked."""
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        length = shapes[0][0] // tp
-        return [ShardSlice(dim=0, start=rank * length, length=length, at=0)]
+        return ColumnParallel().slices(shapes, model, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -122,21 +122,6 @@ class VocabParallel(Sharding):
         length = -(-rows // tp)
         start = min(rank * length, rows)
         return [ShardSlice(dim=0, start=start, length=min(length, rows - start), at=0)]
-
-
-@dataclass(frozen=True)
-class GatedMLP(Sharding):
-    """Gate and up projection: a shard is this rank's slice of gate, then its slice of up.
-
-    megatron-core chunks each rank's output into gate and up (transformer/mlp.py).
-    """
-
-    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        length = shapes[0][0] // tp
-        return [
-            ShardSlice(tensor=index, dim=0, start=rank * length, length=length, at=index * length)
-            for index in range(len(shapes))
-        ]
 
 
 @dataclass(frozen=True)
