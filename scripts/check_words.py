@@ -13,6 +13,7 @@ NAMES = {
     r"[Hh]ub_?[Cc]heckpoint|HUB_JSON|[Ee]xchange_?[Cc]heckpoint": "Checkpoint",
     r"^(Teller|Unsteady|Outbox|Peers|ById)$": "RunLogger, AnomalyHandler, P2PSender, StatusAllReduce",
     r"^[Tt]win(_|$)": "scaled_down",
+    r"^StateBlock$|^held_bytes$|^load_restricted$": "TensorShard, memory_bytes, load_safely",
     r"^(LastResort|TooSlow|Binding|first_screen)$|last_resort": "Fallback, LowerBound, Bottleneck, summary",
 }
 """Coined public name → the name to use."""

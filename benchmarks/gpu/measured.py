@@ -133,7 +133,7 @@ def now(device: str) -> float:
 
 def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
     """Peak memory of this process so far, and bytes on disk; on a CPU the engine's memory between steps."""
-    held = engine.held_bytes() if engine is not None else {}
+    held = engine.memory_bytes() if engine is not None else {}
     swapped = {"on_disk_gib": to_gib(held["nvme"])} if held.get("nvme") else {}
     if device == "cuda":
         return {

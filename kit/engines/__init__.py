@@ -10,7 +10,7 @@ Its rooms, in the order in which data walks:
     routing                     metrics of experts over ranks
     eight_bit, adafactor_state  states of optimizers that are no two moments in fp32
     full_tensors, io            tensors gathered, and on disk
-    closed_list                 files of ``torch.save``, read without running anything
+    safe_unpickle               files of ``torch.save``, read without running anything
 """
 
 from __future__ import annotations

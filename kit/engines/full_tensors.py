@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from kit.engines.protocol import Engine, StateBlock, StateKind, place
+from kit.engines.protocol import Engine, StateKind, TensorShard, place
 
 
 def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
     """Collective. Hugging Face name → full fp32 CPU tensor of one kind of state, on rank 0; empty on other ranks."""
     blocks = engine.export_blocks([kind])
     own = [replace(block, values=block.values.to("cpu", torch.float32, copy=True)) for block in blocks]
-    gathered: list[list[StateBlock]] = [[] for _ in range(dist.get_world_size())]
+    gathered: list[list[TensorShard]] = [[] for _ in range(dist.get_world_size())]
     dist.gather_object(own, gathered if dist.get_rank() == 0 else None)
     found: dict[str, torch.Tensor] = {}
     for block in (block for blocks in gathered for block in blocks):

@@ -170,7 +170,7 @@ class GeneratedSource(TensorSource):
 
 
 @dataclass(frozen=True)
-class StateBlock:
+class TensorShard:
     """Some rows and columns of one full tensor; a vector is a matrix of one column."""
 
     kind: StateKind
@@ -185,7 +185,7 @@ class StateBlock:
     """(rows, columns); fp32 or narrower, on any device, perhaps a view of the live state."""
 
     @classmethod
-    def whole(cls, kind: StateKind, name: str, tensor: torch.Tensor) -> StateBlock:
+    def whole(cls, kind: StateKind, name: str, tensor: torch.Tensor) -> TensorShard:
         """A full tensor, of one or two dimensions and any dtype, as one block; ``values`` is a view of it."""
         return cls(kind, name, tuple(tensor.shape), 0, 0, as_matrix(tensor))
 
@@ -246,7 +246,7 @@ class Engine(Protocol):
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Compute the loss without gradients. Changes neither parameters nor optimizer."""
 
-    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[TensorShard]:
         """This rank's blocks of the full tensors. The blocks of all ranks together contain each element of each tensor
         once. Moments that the optimizer does not have are zero.
 
@@ -280,7 +280,7 @@ class Engine(Protocol):
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Module name → module, for all modules on this rank: leaves and containers, in no order."""
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes of this rank's tensors, by kind: weights, gradients, optimizer."""
 
     def close(self) -> None:

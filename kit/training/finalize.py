@@ -166,7 +166,7 @@ def peak_gib(plan: Plan) -> float:
 def memory_held_gib(engine: Engine, plan: Plan) -> tuple[float, str]:
     """Collective. (GiB of the rank with the most memory, ``Summary.measured_memory_is``)."""
     on_gpu = plan.cluster.gpu.device == "cuda"
-    local = peak_gib(plan) if on_gpu else to_gib(sum(engine.held_bytes().values()))
+    local = peak_gib(plan) if on_gpu else to_gib(sum(engine.memory_bytes().values()))
     return max(gather(local)), "peak allocated" if on_gpu else "weights, gradients and optimizer"
 
 

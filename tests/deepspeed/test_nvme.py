@@ -68,7 +68,7 @@ PLACES = {
 def train(chosen, start, directory):
     with closing(cases.build(chosen, start, directory, cases.resized(chosen, SMALL))) as engine:
         curve = plain.Curve(*cases.advance(engine, chosen, 0, STEPS), cases.exported(engine, StateKind.MASTER))
-        return curve, engine.held_bytes()
+        return curve, engine.memory_bytes()
 
 
 @pytest.mark.everyday("all")

@@ -58,7 +58,7 @@ def train(chosen: Plan, start: Path, directory: Path) -> dict[str, Any]:
         export(engine, directory / "step", chosen, counters)
         saved = exported_moments(engine, chosen)
         last = cases.advance(engine, chosen, 2, 3)[:2]
-        held, ends = engine.held_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
+        held, ends = engine.memory_bytes()["optimizer"], cases.exported(engine, StateKind.MASTER)
         moments = exported_moments(engine, chosen)
     found = {"curve": Curve([*losses, *last[0]], [*norms, *last[1]], {}, ends), "held": held}
     for way in ("same layout", "any layout"):

@@ -172,7 +172,7 @@ def test_ranks_share_what_their_stage_shares(start, tmp_path):
 def measure(engine, chosen):
     cases.advance(engine, chosen, 0, 1)
     engine.forward_backward(cases.micro_batches(engine, chosen, 1))
-    held = engine.held_bytes()
+    held = engine.memory_bytes()
     engine.discard()
     return held
 

@@ -345,7 +345,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
         write_checkpoint(engine, checkpoint, rundir.plan, AFTER_TWO)
         everywhere: list[Any] = [{kind: export(engine, kind) for kind in KINDS}]
         torch.distributed.broadcast_object_list(everywhere, src=0)
-        found["held"], found["exported"] = engine.held_bytes()["optimizer"], everywhere[0]
+        found["held"], found["exported"] = engine.memory_bytes()["optimizer"], everywhere[0]
         found["expected"], final = two_steps(engine, 2), export(engine, StateKind.MASTER)
     with closing(built(rundir)) as engine:
         load(engine, checkpoint, rundir.plan, same_layout=True)

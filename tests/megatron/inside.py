@@ -11,11 +11,11 @@ from kit.specs.model import ModelSpec
 from tests.megatron import cases
 
 
-def held_bytes(engine: Any, rundir: Any) -> dict[str, int]:
+def memory_bytes(engine: Any, rundir: Any) -> dict[str, int]:
     """What a rank holds after one step."""
     engine.forward_backward(cases.batches_of(engine, rundir, 0))
     engine.apply(cases.LEARNING_RATE)
-    return engine.held_bytes()
+    return engine.memory_bytes()
 
 
 def kept_bytes(engine: Any, rundir: Any) -> int:
@@ -80,7 +80,7 @@ def memory_told(engine: Any, rundir: Any) -> tuple[float, float]:
     """GiB of the fullest rank as a summary says it, and those of this one."""
     from kit.training.finalize import memory_held_gib
 
-    return memory_held_gib(engine, rundir.plan)[0], sum(engine.held_bytes().values()) / 2**30
+    return memory_held_gib(engine, rundir.plan)[0], sum(engine.memory_bytes().values()) / 2**30
 
 
 def counts_of_groups() -> list[int]:

@@ -35,7 +35,7 @@ def steps_and_places(rundir, steps=3):
         stepped[isinstance(each, HostAdam)] += sum(
             main.nbytes for group in each.param_groups for main in group["params"]
         )
-    held = engine.held_bytes()
+    held = engine.memory_bytes()
     engine.close()
     return numbers, exported, stepped[True], stepped[False], held
 

@@ -117,7 +117,7 @@ def test_resumes_bit_for_bit(references, tmp_path, name):
 @pytest.mark.parametrize("name", ["pp2-uneven", "tp2-sp-ep2"])
 def test_a_rank_holds_the_parameters_that_the_planner_counts(references, name):
     rundir, _ = run_directory(references, name)
-    held = pool("megatron", 2).run(cases.inside, rundir, inside.held_bytes)
+    held = pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes)
     counted = [4 * stage.total for stage in rundir.plan.workload.parameters] * 2
     assert [rank["weights"] for rank in held] == counted[:2]
 

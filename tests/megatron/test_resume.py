@@ -62,7 +62,7 @@ def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):
     spec = tiny.model("llama", num_layers=4, vocab_size=127)
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, job={"precision": "bf16"}, tp=2)
-    held = pool("megatron", 2).run(cases.inside, rundir, inside.held_bytes)[0]
+    held = pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes)[0]
     weights = held["weights"] // 2
     assert held == {"weights": 2 * weights, "gradients": 4 * weights, "optimizer": 12 * weights}
 
@@ -94,7 +94,7 @@ def test_a_rank_holds_the_experts_that_the_planner_counts(references):
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, tp=2, sp=True, ep=2)
     counted = rank_parameters(spec, tp=2, pp=1, stage=0) + rank_experts(spec, pp=1, ep=2, etp=1)
-    for held in pool("megatron", 2).run(cases.inside, rundir, inside.held_bytes):
+    for held in pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes):
         assert held == {"weights": 4 * counted, "gradients": 4 * counted, "optimizer": 8 * counted}
 
 

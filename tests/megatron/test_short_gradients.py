@@ -51,7 +51,7 @@ def test_sums_of_micro_batches_and_ranks_are_near(tmp_path):
 
 @pytest.mark.parametrize("layout", [{"dp": 2, "zero_stage": 1}, {"tp": 2}], ids=["sharded", "whole"])
 def test_ranks_hold_what_is_predicted(tmp_path, layout):
-    exact, short, plan = runs(tmp_path, cases.inside, inside.held_bytes, **layout)
+    exact, short, plan = runs(tmp_path, cases.inside, inside.memory_bytes, **layout)
     predicted = [
         state_bytes(plan.layout.but(gradient_dtype=each), "bf16").gradients_in_forward for each in ("fp32", "bf16")
     ]

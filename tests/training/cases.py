@@ -92,7 +92,7 @@ def train(
         for step in range(3):
             loss = engine.forward_backward(rows(engine, rundir, step))
             if step == of_step:
-                found |= {"gradients": state(engine, StateKind.GRADIENT), "held": engine.held_bytes()}
+                found |= {"gradients": state(engine, StateKind.GRADIENT), "held": engine.memory_bytes()}
             found["first"].append((loss.mean, engine.apply(rate).gradient))
         export(engine, rundir.path / "step", rundir.plan, COUNTERS)
         write = captured(engine, rundir.plan, COUNTERS)
@@ -117,7 +117,7 @@ def first_step(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[
 
     with planted(fault), closing(build(rundir)) as engine:
         loss = engine.forward_backward(batches(engine, rundir, 0))
-        return {"loss": loss.mean, "gradients": state(engine, StateKind.GRADIENT), "held": engine.held_bytes()}
+        return {"loss": loss.mean, "gradients": state(engine, StateKind.GRADIENT), "held": engine.memory_bytes()}
 
 
 def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, rows: Any = batches) -> dict[str, Any]:

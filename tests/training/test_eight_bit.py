@@ -65,7 +65,7 @@ class TestOneProcess:
         lora, path = LoraSpec(rank=16), cases.saved(tmp_path, tiny.plan())
         rundir = directory(tmp_path, job={"lora": lora}, run={"model_path": path})
         adapters = sum(map(math.prod, adapter_shapes(tiny.model(), lora).values()))
-        held = TorchEngine(rundir).held_bytes()["optimizer"]
+        held = TorchEngine(rundir).memory_bytes()["optimizer"]
         assert held == (2 + 8 / BLOCK) * adapters == parts_of(rundir.plan.workload, 0).states.optimizer
 
     @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
@@ -79,7 +79,7 @@ class TestOneProcess:
             curve = cases.steps(engine, rundir, 0, 3)
             engine.forward_backward(cases.batches(engine, rundir, 3))
             gradients = {(each.grad.dtype, each.ndim) for each in engine._parameters.values()}
-            assert engine.held_bytes()["gradients"] == planned_gradient_bytes(rundir)
+            assert engine.memory_bytes()["gradients"] == planned_gradient_bytes(rundir)
             found.append((curve, cases.state(engine, StateKind.MASTER)))
         (whole, masters), (short, short_masters) = found
         assert gradients == {(torch.bfloat16, 2), (torch.float32, 1)}
@@ -125,7 +125,7 @@ def allocated(rundir) -> tuple[int, float]:
     engine = TorchEngine(rundir)
     held = engine._optimizer.moments()
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held}
-    return sum(storages.values()), engine.held_bytes()["optimizer"]
+    return sum(storages.values()), engine.memory_bytes()["optimizer"]
 
 
 def test_pieces_change_no_number(monkeypatch):
@@ -162,7 +162,7 @@ def gradients_and_norm(rundir: tiny.TinyRunDirectory):
     engine.forward_backward(cases.batches(engine, rundir, 0))
     exported = cases.state(engine, StateKind.GRADIENT)
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in exported.values()))
-    return engine.held_bytes()["gradients"], engine.gradient_norm(), norm
+    return engine.memory_bytes()["gradients"], engine.gradient_norm(), norm
 
 
 def test_gradients_in_bf16_over_two_ranks(tmp_path):

@@ -203,7 +203,7 @@ def unlike_ranks(rundir):
         patch.setattr(_Run, "_agree", agreed)
         patch.setattr("kit.training.loop.peak_gib", lambda plan: 2.5 + rank)
         patch.setattr(Stopping, "mine", lambda self: reason if positions[-1] == 8 else Reason.NONE)
-        patch.setattr(TorchEngine, "held_bytes", lambda self: {"weights": (1 + rank) * 2**30, "gradients": 2**29})
+        patch.setattr(TorchEngine, "memory_bytes", lambda self: {"weights": (1 + rank) * 2**30, "gradients": 2**29})
         return runs.run(rundir), [each.memory_gib for each in found]
 
 

@@ -243,7 +243,7 @@ def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
     cases.build(rundir).close()  # what is imported and cached the first time is not the model's
     with Peak() as peak:
         engine = cases.build(rundir)
-    held = engine.held_bytes()
+    held = engine.memory_bytes()
     states = [each.quant_state for each in engine.modules().values() if hasattr(each, "quant_state")]
     assert {(each.quant_type, each.nested, each.blocksize) for each in states} == {("nf4", True, 64)}, "of QLoRA"
     engine.close()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from kit.engines.io import parallel_safetensors
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
-from kit.engines.protocol import StateBlock, StateKind
+from kit.engines.protocol import StateKind, TensorShard
 from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state, store
 from kit.training.checkpoint.files import record_of
@@ -38,7 +38,7 @@ def halves():
                 if name == "transposed":
                     values = values.t().contiguous().t()
                 row, column = (0, start) if dim else (start, 0)
-                yield StateBlock(kind, name, SHAPES[name], row, column, values)
+                yield TensorShard(kind, name, SHAPES[name], row, column, values)
 
 
 def write(directory, blocks=halves):

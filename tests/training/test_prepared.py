@@ -17,7 +17,7 @@ from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.prepared import is_raw, objective_of, prepared, samples_of
-from kit.training.data.row_parts import chat_of
+from kit.training.data.segments import chat_of
 from tests.support.assets import prepare
 from tests.support.refusals import refusal
 

@@ -19,7 +19,7 @@ import torch
 
 from kit.errors import DataError, SpecError
 from kit.specs.run import BlendedSetSpec, DataSpec
-from kit.training.data import pair_files
+from kit.training.data import indexed_files
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.loader import DataLoader
 from tests.support import runs as jobs
@@ -40,7 +40,7 @@ OBJECTIVE = {"text": "pretrain", "blend": "pretrain", "packed": "sft"}
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pair_files, "PAUSES_S", (0.05, 0.05, 0.05))
+    monkeypatch.setattr(indexed_files, "PAUSES_S", (0.05, 0.05, 0.05))
 
 
 def put(prefix: Path, name: str = "", suffixes: tuple[str, ...] = SUFFIXES) -> str:

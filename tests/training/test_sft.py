@@ -22,7 +22,7 @@ from kit.specs.job import LoraSpec
 from kit.specs.run import BlendedSetSpec, DataSpec
 from kit.training.__main__ import _warn_of_random_weights, _where_to_resume
 from kit.training.checkpoint.convert import convert
-from kit.training.data import row_parts
+from kit.training.data import segments
 from kit.training.data.chat_template import chat_template_of, read_chat_template
 from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
@@ -180,7 +180,7 @@ class TestConversion:
     def test_a_slow_tokenizer_is_refused(self, tokenizer):
         loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=CHATML)
         slow = SimpleNamespace(is_fast=False, chat_template="x", apply_chat_template=loaded.apply_chat_template)
-        said = refusal(DataError, row_parts.chat_parts, slow, TALK["messages"], "x.jsonl:1")
+        said = refusal(DataError, segments.chat_segments, slow, TALK["messages"], "x.jsonl:1")
         assert "gives no offsets (it is a slow one)" in said
 
     def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
@@ -221,8 +221,8 @@ class TestConversion:
     ],
 )
 def test_rows_are_cut_at_their_end(parts, objective, length, kept, learns):
-    assert row_parts.shortened(parts, objective, length) == kept
-    assert row_parts.learns(kept, objective) == learns
+    assert segments.shortened(parts, objective, length) == kept
+    assert segments.learns(kept, objective) == learns
 
 
 def row(first, size, source=None):

@@ -131,7 +131,7 @@ class TestOneProcess:
         engine.forward_backward(BATCH)
         assert "gradients of an earlier step" in refusal(EngineError, engine.forward_backward, BATCH)
         engine.discard()
-        assert (engine.held_bytes()["gradients"], engine.optimizer_steps) == (0, 0)
+        assert (engine.memory_bytes()["gradients"], engine.optimizer_steps) == (0, 0)
 
     def test_losses_of_a_blends_sets_add_up_to_the_steps(self, tmp_path):
         """Micro batches of set 2, of 5 and of 2 again; one of several sets belongs to none."""

@@ -69,7 +69,7 @@ def held(engine: DeepSpeedEngine) -> Held:
         seen.add(address)
         result[role] = result.get(role, 0) + size
     result["other"] = sum(alive.values())
-    result["files.nvme"] = engine.held_bytes().get("nvme", 0)
+    result["files.nvme"] = engine.memory_bytes().get("nvme", 0)
     return result
 
 

@@ -26,8 +26,8 @@ import torch
 
 from kit.addons.importers.opaque import Opaque
 from kit.addons.importers.tensors import MOMENTS, require_one_step
-from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import StateKind
+from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
@@ -177,7 +177,7 @@ def _read(directory: Path) -> StoredState:
 
 def load_file(path: Path) -> Any:
     """Content of one file, with DeepSpeed's own classes replaced. Raises CheckpointError."""
-    return load_restricted(path, _CLASSES, mapped=True)
+    return load_safely(path, _CLASSES, mapped=True)
 
 
 def _by_rank(directory: Path, pattern: re.Pattern[str]) -> dict[int, Path]:

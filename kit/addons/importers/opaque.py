@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from kit.engines.closed_list import load_restricted, only, refusal
+from kit.engines.safe_unpickle import load_safely, only, refusal
 from kit.errors import CheckpointError
 
 
@@ -43,4 +43,4 @@ def plain_values(path: Path) -> Any:
     """Load a file of ``torch.save`` that may contain any object of the program that wrote it, such as Megatron-LM's
     arguments: only plain values and tensors are loaded, any other object is ``Opaque``. Raises CheckpointError if the
     file is damaged."""
-    return load_restricted(path, [(Opaque, name) for name in unknown_names(path)])
+    return load_safely(path, [(Opaque, name) for name in unknown_names(path)])

@@ -17,8 +17,8 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.tensors import MOMENTS, require_one_step
-from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import StateKind
+from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
@@ -47,7 +47,7 @@ def read_universal(directory: Path) -> StoredState:
                 if (folder / name).is_file():
                     found[kind][folder.name] = _stored(folder / name, shapes.get(folder.name))
             if (folder / "step.pt").is_file():
-                steps.add(int(load_restricted(folder / "step.pt")))
+                steps.add(int(load_safely(folder / "step.pt")))
         ranks, step = int(settings.get("dp_world_size") or 0), int(settings.get("global_steps") or 0)
         samples = int(settings.get("global_samples") or 0)
     for kind, tensors in found.items():
@@ -91,7 +91,7 @@ def _stored(path: Path, shape: tuple[int, ...] | None) -> StoredTensor:
 
 def _param(path: Path, shape: tuple[int, ...] | None) -> torch.Tensor:
     """The whole tensor; ``shape``: None where no copy of the model's files says it."""
-    loaded: Any = load_restricted(path, mapped=True)
+    loaded: Any = load_safely(path, mapped=True)
     tensor = loaded["param"] if isinstance(loaded, dict) else loaded
     if not isinstance(tensor, torch.Tensor):
         raise TypeError("param is not a tensor")

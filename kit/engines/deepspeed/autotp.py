@@ -22,7 +22,7 @@ from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface.adapters import ADAPTER, build_frozen
-from kit.engines.protocol import StateBlock, StateKind, TensorSource, rectangles
+from kit.engines.protocol import StateKind, TensorShard, TensorSource, rectangles
 from kit.errors import EngineError
 
 _RECORD = "ds_autotp_universal_checkpoint_meta"
@@ -68,7 +68,7 @@ class AutoTensorParallel(DataParallel):
             shape[cut[0]] = sum(cut[1])
         return tuple(shape)
 
-    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[StateBlock]:
+    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[TensorShard]:
         """Blocks of a range of this rank's flattened slice; what is not split the first rank of a group exports."""
         number, cut = dist.get_rank(self.tensor_group), self._cuts[name]
         if cut is None:
@@ -78,7 +78,7 @@ class AutoTensorParallel(DataParallel):
         first, width = [0, 0], math.prod(super().shape(name)[1:])
         first[dim] = sum(sizes[:number])
         for row, column, part in rectangles(start, values, width):
-            yield StateBlock(kind, name, self.shape(name), first[0] + row, first[1] + column, part)
+            yield TensorShard(kind, name, self.shape(name), first[0] + row, first[1] + column, part)
 
     @property
     def _replica(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from kit.engines.huggingface.models import build_model, check_shape, source_for_
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import MicroBatch, StateKind, TensorShard, TensorSource
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -90,7 +90,7 @@ class DataParallel(ModelParallelStrategy):
         """(number of this rank, number of ranks) of the ranks that have equal slices of the model."""
         return dist.get_rank(), dist.get_world_size()
 
-    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+    def export_blocks(self, kind: StateKind) -> Iterator[TensorShard]:
         """Each rank exports its own part. What all replicas have (gradients, which ZeRO gathers; stage 0) they export
         in turn."""
         gathered = kind is StateKind.GRADIENT
@@ -102,12 +102,12 @@ class DataParallel(ModelParallelStrategy):
                 yield from self._own_blocks(kind, name, part[0], part[1].detach().flatten())
         if dist.get_rank() == 0:
             for name, buffer in self.buffers.export(kind):
-                yield StateBlock.whole(kind, name, buffer)
+                yield TensorShard.whole(kind, name, buffer)
 
-    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[StateBlock]:
+    def _own_blocks(self, kind: StateKind, name: str, start: int, values: torch.Tensor) -> Iterator[TensorShard]:
         """Blocks of a range of the flattened parameter."""
         for block in experts.split_range(self._spec, name, self.shape(name), start, values):
-            yield StateBlock(kind, *block)
+            yield TensorShard(kind, *block)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError if names or shapes differ from the model's."""

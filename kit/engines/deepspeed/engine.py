@@ -26,7 +26,7 @@ from kit.engines.huggingface.adapters import checkpoint_shapes, initial_adapters
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import counted_loss, evaluation_loss, global_tokens, mean_scale, sums_by_set, to_host
-from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateKind, TensorShard, TensorSource
 from kit.errors import EngineError
 
 
@@ -156,7 +156,7 @@ class DeepSpeedEngine(Engine):
 
     # ------------------------------------------------------------------ state
 
-    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[TensorShard]:
         """Not collective, except for gradients, which are exported without fp16's loss scale."""
         for kind in from_own_place(kinds):
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
@@ -212,9 +212,9 @@ class DeepSpeedEngine(Engine):
     def modules(self) -> Mapping[str, torch.nn.Module]:
         return dict(self._engine.module.named_modules())
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes by kind. Includes offloaded tensors, and excludes parameters that stage 3 gathers for a moment."""
-        return self._state.held_bytes()
+        return self._state.memory_bytes()
 
     def close(self) -> None:
         release(self._engine, self._strategy, self._rundir)

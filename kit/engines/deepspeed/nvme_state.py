@@ -48,12 +48,12 @@ class NvmeState(FullyPartitionedState):
             self._changed |= self._create_moments_of(master, group)
         self.release_buffers()
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes by kind as in ``ParameterState``, and of swap files (``nvme``)."""
         self.release_buffers()
         swappers = self._optimizer.optimizer_swapper, getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)
         files = (file for each in swappers if each for file in Path(each.swap_folder).glob("*.swp"))
-        return super().held_bytes() | {"nvme": sum(file.stat().st_size for file in files)}
+        return super().memory_bytes() | {"nvme": sum(file.stat().st_size for file in files)}
 
     # ------------------------------------------------------------------ helpers
 

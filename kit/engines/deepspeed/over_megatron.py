@@ -34,7 +34,7 @@ from kit.engines.megatron.resharding.groups import ShardGroups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import ShardState
 from kit.engines.megatron.weights.random import RandomSource
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import MicroBatch, StateKind, TensorShard, TensorSource
 
 _GROUP_FUNCTIONS = (
     "get_tensor_model_parallel_rank",
@@ -101,7 +101,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         losses, counted = forward(self._engine, micro_batch)
         return (losses * counted).sum()
 
-    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+    def export_blocks(self, kind: StateKind) -> Iterator[TensorShard]:
         return export_blocks(self._resharder, [kind], in_order=kind is StateKind.GRADIENT)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:

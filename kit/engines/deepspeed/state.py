@@ -161,7 +161,7 @@ class ParameterState(ABC):
             if key.endswith(("_codes", "_scales", "_var"))
         }
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights, gradients and optimizer (master weights and moments). Shared storage counts
         once."""
         parameters = list(self._engine.module.parameters())

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.protocol import MicroBatch, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import MicroBatch, StateKind, TensorShard, TensorSource
 
 
 class ModelParallelStrategy(ABC):
@@ -80,7 +80,7 @@ class ModelParallelStrategy(ABC):
         return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
     @abstractmethod
-    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+    def export_blocks(self, kind: StateKind) -> Iterator[TensorShard]:
         """Blocks of one kind of state (``Engine.export_blocks``). Collective for gradients only."""
 
     @abstractmethod

@@ -16,8 +16,8 @@ import xxhash
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 
-from kit.engines.closed_list import load_restricted
 from kit.engines.protocol import TensorSource
+from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.specs.text import shown
 from kit.units import GIB
@@ -28,7 +28,7 @@ DEFAULT_SHARD_BYTES = GIB
 class SafetensorsSource(TensorSource):
     """A ``TensorSource`` over safetensors files, or ``.bin`` files of transformers.
 
-    ``files``: name of a tensor → its file; a ``.bin`` is read by the closed list (kit.engines.closed_list).
+    ``files``: name of a tensor → its file; a ``.bin`` is read by the closed list (kit.engines.safe_unpickle).
     ``renames``: name of a tensor → its name inside the file, if they differ.
     Opening a file reads its header only; one file is open at a time. A tensor is a view of the mapped file: of a part
     of it no other bytes are read. Raises CheckpointError if a file is missing, truncated or not safetensors, and if a
@@ -77,7 +77,7 @@ class _Pickled(dict[str, torch.Tensor]):
     """A file of ``torch.save`` with the methods of ``safe_open``. Its tensors are mapped into memory."""
 
     def __init__(self, path: Path) -> None:
-        loaded = load_restricted(path, mapped=True)
+        loaded = load_safely(path, mapped=True)
         if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
             raise CheckpointError(f"{path} is not a dictionary of tensors; give the file that save_pretrained wrote")
         super().__init__({str(name): tensor.detach() for name, tensor in loaded.items()})

@@ -30,7 +30,7 @@ from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.routing import MegatronRouting
 from kit.engines.megatron.weights.adapters import adapter_params
 from kit.engines.megatron.weights.random import RandomSource
-from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import Engine, LossSum, MicroBatch, Norms, StateKind, TensorShard, TensorSource
 from kit.errors import EngineError
 
 
@@ -158,7 +158,7 @@ class MegatronEngine(Engine):
         with torch.no_grad():
             return self._run(pad_to_whole_rounds(micro_batches, self._config), forward_only=True)
 
-    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[TensorShard]:
         """Blocks of the full tensors. Not collective."""
         return export_blocks(self._resharder, kinds)
 
@@ -186,12 +186,12 @@ class MegatronEngine(Engine):
             for name, module in chunk.module.named_modules()
         }
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
         return {
             "weights": sum(param.nbytes for chunk in self._chunks for param in chunk.parameters()),
             "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
-            "optimizer": sum(state.held_bytes() for state in self._states),
+            "optimizer": sum(state.memory_bytes() for state in self._states),
         }
 
     def close(self) -> None:

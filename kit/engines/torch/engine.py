@@ -41,8 +41,8 @@ from kit.engines.protocol import (
     LossSum,
     MicroBatch,
     Norms,
-    StateBlock,
     StateKind,
+    TensorShard,
     TensorSource,
     as_matrix,
 )
@@ -220,7 +220,7 @@ class TorchEngine(Engine):
         """What this rank computes of micro batches of its data-parallel group."""
         return micro_batches if self._context is None else [*map(self._context.shard_batch, micro_batches)]
 
-    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[TensorShard]:
         """Not collective: each rank exports what it holds, and of replicas one."""
         own_parameters = [
             item for number, item in enumerate(self._parameters.items()) if self._exports(number, item[1])
@@ -237,10 +237,10 @@ class TorchEngine(Engine):
                 self._spec, name, self._shapes[name], starts, own
             ):
                 if part.numel():
-                    yield StateBlock(kind, on_disk, shape, row, columns[0] if columns else 0, as_matrix(part))
+                    yield TensorShard(kind, on_disk, shape, row, columns[0] if columns else 0, as_matrix(part))
         for kind in kinds if self.is_main else ():
             for name, tensor in self._buffers.export(kind):
-                yield StateBlock.whole(kind, name, tensor)
+                yield TensorShard.whole(kind, name, tensor)
 
     def _exports(self, number: int, parameter: torch.nn.Parameter) -> bool:
         """Whether this rank exports its part of parameter ``number``."""
@@ -278,7 +278,7 @@ class TorchEngine(Engine):
     def modules(self) -> Mapping[str, torch.nn.Module]:
         return dict(self._model.named_modules())
 
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
             return sum(local_shard(tensor).nbytes for tensor in tensors if tensor is not None)
 

@@ -2,7 +2,7 @@
 
 A manifest also has a hash of itself, over its canonical JSON without that hash. Hashes detect accidents only: an
 attacker who can write the directory can also write a new manifest. So kit does not run code from a file that a manifest
-lists (``kit.engines.closed_list``).
+lists (``kit.engines.safe_unpickle``).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_tensors, hf_config
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, split_into_files, write_tensors
-from kit.engines.protocol import Engine, StateBlock, StateKind, TensorSource
+from kit.engines.protocol import Engine, StateKind, TensorShard, TensorSource
 from kit.errors import CheckpointError
 from kit.files import complete_file, fsync
 from kit.specs.job import LoraSpec, OptimizerName
@@ -43,7 +43,7 @@ class State:
     """What this rank writes of a run's state."""
 
     kinds: tuple[StateKind, ...]
-    blocks: Callable[[], Iterator[StateBlock]]
+    blocks: Callable[[], Iterator[TensorShard]]
     scalars: Mapping[str, float]
     private: Mapping[str, torch.Tensor]
     random: random_state.RandomState | None
@@ -54,7 +54,7 @@ def state_of(engine: Engine, copy: bool = False, random: bool = True) -> State:
     thread writes it. ``random``: with the random generators of this process."""
     kinds = kinds_of(engine.optimizer_name)
     private = engine.private_tensors()
-    blocks: Callable[[], Iterator[StateBlock]] = partial(engine.export_blocks, kinds)
+    blocks: Callable[[], Iterator[TensorShard]] = partial(engine.export_blocks, kinds)
     if copy:
         private = {name: tensor.to("cpu", copy=True) for name, tensor in private.items()}
         held = [replace(block, values=_on_host(block.values)) for block in blocks()]

@@ -21,7 +21,7 @@ import numpy as np
 from kit.errors import DataError
 from kit.specs.job import Objective
 from kit.specs.text import first
-from kit.training.data.pair_files import DiskPair, Ranges, RemotePair, open_pair
+from kit.training.data.indexed_files import DiskPair, Ranges, RemotePair, open_pair
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -70,7 +70,7 @@ class Sidecar(PairFormat):
 
 class IndexedTokens:
     """The tokens of a ``.bin``/``.idx`` pair as one stream, which opens equally fast at any size. On a disk it is
-    mapped into memory; of a prefix such as ``s3://bucket/sets/a`` what is asked for is read (``pair_files``).
+    mapped into memory; of a prefix such as ``s3://bucket/sets/a`` what is asked for is read (``indexed_files``).
 
     Raises DataError if a file is missing or not of this format, or if sizes disagree with the index (truncation).
     """

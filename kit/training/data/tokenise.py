@@ -69,8 +69,8 @@ def tokenise(
     addresses of fsspec, such as ``s3://bucket/part-*.jsonl``. Appends the tokenizer's
     end-of-sequence token to every document, and adds no other special tokens. Skips empty documents.
 
-    sft, seq2seq: a source is a ``.jsonl`` file of rows (``row_parts``). Truncates rows longer than ``seq_length``, and
-    drops rows without a target.
+    sft, seq2seq: a source is a ``.jsonl`` file of rows (``row_segments``). Truncates rows longer than ``seq_length``,
+    and drops rows without a target.
 
     ``chat_template``: for chats, a Jinja file or the name of a template of kit (``plain``); None: the tokenizer's own.
     ``vocab_size`` is the model's; None: read it from the config.json beside the tokenizer, if there is one.

@@ -10,7 +10,7 @@ from typing import Any
 from kit.errors import DataError
 from kit.specs.job import Objective
 from kit.training.data.indexed import PairFormat
-from kit.training.data.row_parts import Parts, learns, row_parts, shortened
+from kit.training.data.segments import Segments, learns, row_segments, shortened
 from kit.training.data.sources import Advance, Source, rows, texts
 from kit.training.data.tokenizers import fingerprint, load_tokenizer, model_config
 from kit.training.hub_files import local
@@ -59,18 +59,18 @@ class DocumentTokenizer:
         """A hash of the tokenizer."""
         return fingerprint(self._tokenizer)
 
-    def encode(self, source: Source, advance: Advance) -> Iterator[list[Parts]]:
+    def encode(self, source: Source, advance: Advance) -> Iterator[list[Segments]]:
         """Batches of tokenised documents of a source, each a list of its sequences. Raises DataError for a document of
         another form."""
         if self.pair.objective == "pretrain":
-            documents: Iterator[Parts] = ([ids] for ids in self.documents(texts(source, self._text_key, advance)))
+            documents: Iterator[Segments] = ([ids] for ids in self.documents(texts(source, self._text_key, advance)))
         else:
             documents = self._rows(source, advance)
         return iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), [])
 
-    def _rows(self, source: Source, advance: Advance) -> Iterator[Parts]:
+    def _rows(self, source: Source, advance: Advance) -> Iterator[Segments]:
         for where, row in rows(source, advance):
-            whole = row_parts(self._tokenizer, row, self.pair.objective, where)
+            whole = row_segments(self._tokenizer, row, self.pair.objective, where)
             parts = shortened(whole, self.pair.objective, self._seq_length)
             self.cut += parts != whole
             if learns(parts, self.pair.objective):

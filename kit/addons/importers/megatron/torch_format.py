@@ -18,12 +18,12 @@ import torch
 
 from kit.addons.importers.opaque import Opaque, unknown_names
 from kit.addons.importers.tensors import MOMENTS
-from kit.engines.closed_list import load_restricted
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.weights import ParamMapping, mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import Shape, ShardSlice, VocabParallel
 from kit.engines.protocol import StateKind, TensorSource
+from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 
@@ -256,7 +256,7 @@ def rank_files(directory: Path) -> dict[tuple[int, ...], Path]:
 def _read(path: Path) -> _RankFile:
     inert = [name for name in unknown_names(path) if name.startswith(_INERT_PACKAGES) or name in _INERT]
     allowed = [(Arguments, "argparse.Namespace"), *((Opaque, name) for name in inert)]
-    loaded = load_restricted(path, allowed, mapped=True)
+    loaded = load_safely(path, allowed, mapped=True)
     arguments = loaded.get("args")
     chunks = [loaded["model"]] if "model" in loaded else []
     while f"model{len(chunks)}" in loaded:

@@ -14,13 +14,13 @@ from kit.engines.collective import from_own_place
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.engines.megatron.weights.sharding import parts
-from kit.engines.protocol import StateBlock, StateKind
+from kit.engines.protocol import StateKind, TensorShard
 
 
 @torch.no_grad()
 def export_blocks(
     resharder: HfResharder, kinds: Sequence[StateKind], *, in_order: bool = False
-) -> Iterator[StateBlock]:
+) -> Iterator[TensorShard]:
     """This rank's blocks (``Engine.export_blocks``). ``in_order``: all ranks start at the first tensor, for state that
     needs collectives."""
     items = [
@@ -38,4 +38,4 @@ def export_blocks(
         groups, shapes = resharder.shard_groups(mapped), resharder.shapes(mapped)
         param, slices = resharder.parameters[mapped.megatron], resharder.slices(mapped, groups.tensor.rank())
         for tensor, row, column, values in parts(*groups.state.own(kind, param), groups.state.shape(param), slices):
-            yield StateBlock(kind, mapped.hugging_face[tensor], shapes[tensor], row, column, values)
+            yield TensorShard(kind, mapped.hugging_face[tensor], shapes[tensor], row, column, values)

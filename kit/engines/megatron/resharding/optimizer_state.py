@@ -113,7 +113,7 @@ class LocalState(ShardState):
         key = "momentum_buffer" if "momentum_buffer" in state and kind is StateKind.EXP_AVG else kind.value
         return state[key] if key in state else torch.zeros_like(main)
 
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of moments, and of master weights that are not the parameters themselves."""
         held = {tensor for each in self._inner for state in each.state.values() for tensor in state.values()}
         if self._optimizer.config.bf16:

@@ -15,7 +15,7 @@ _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target
 """Objective → accepted pairs of fields, for rows that are not chats."""
 
 
-def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
+def row_segments(tokenizer: Any, row: Any, objective: str, where: object) -> Segments:
     """Token ids of a row.
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, the same as ShareGPT,
@@ -25,10 +25,10 @@ def row_parts(tokenizer: Any, row: Any, objective: str, where: object) -> Parts:
     if not isinstance(row, dict):
         raise DataError(f"{where} holds a {type(row).__name__}; one JSON object a line is needed")
     if objective == "sft" and (chat := chat_of(row, where)) is not None:
-        return chat_parts(tokenizer, chat.messages, where, chat.tools, chat.asked)
+        return chat_segments(tokenizer, chat.messages, where, chat.tools, chat.asked)
     for first, second in _PAIR_KEYS[objective]:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):
-            write = pair_parts if objective == "seq2seq" else prompt_parts
+            write = pair_segments if objective == "seq2seq" else prompt_segments
             return write(tokenizer, row[first], row[second])
     wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in _PAIR_KEYS[objective])
     raise DataError(
@@ -93,7 +93,7 @@ _ROLES = {
 """ShareGPT's names of who writes → those of chat templates."""
 
 
-def shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
+def shortened(parts: Segments, objective: str, seq_length: int | None) -> Segments:
     """Truncate a row to ``seq_length`` inputs. For sft this is seq_length + 1 tokens; for seq2seq seq_length tokens of
     the source and of the target."""
     if seq_length is None:
@@ -107,7 +107,7 @@ def shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
     return [part for place, part in enumerate(kept) if part or any(kept[place:])]
 
 
-def learns(parts: Parts, objective: str) -> bool:
+def learns(parts: Segments, objective: str) -> bool:
     """Whether a row has a token to learn."""
     if objective == "seq2seq":
         return all(parts)
@@ -115,13 +115,13 @@ def learns(parts: Parts, objective: str) -> bool:
     return sum(map(len, parts[1::2])) - (not parts[0]) > 0
 
 
-Parts = list[list[int]]
+Segments = list[list[int]]
 """Token ids of a row's sequences: context, target, context, target, … (``fine_tuning_rows``)."""
 
 
-def chat_parts(
+def chat_segments(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: object, tools: Any = None, asked: int = 0
-) -> Parts:
+) -> Segments:
     """Tokenise a chat with the tokenizer's chat template. The assistant's replies after the first ``asked`` messages
     are targets, including the template's end of a turn.
 
@@ -153,7 +153,7 @@ def chat_parts(
     return _split(tokenizer, text, bounds)
 
 
-def prompt_parts(tokenizer: Any, prompt: str, completion: str) -> Parts:
+def prompt_segments(tokenizer: Any, prompt: str, completion: str) -> Segments:
     """Tokenise a prompt and its completion as plain text, without a template. Appends the end-of-sequence token."""
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]:
@@ -161,7 +161,7 @@ def prompt_parts(tokenizer: Any, prompt: str, completion: str) -> Parts:
     return [ids, [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]]
 
 
-def pair_parts(tokenizer: Any, source: str, target: str) -> Parts:
+def pair_segments(tokenizer: Any, source: str, target: str) -> Segments:
     """Tokenise the encoder's source and the decoder's target, with the tokenizer's special tokens."""
     return [tokenizer(source)["input_ids"], tokenizer(text_target=target)["input_ids"]]
 
@@ -192,12 +192,12 @@ def _render(tokenizer: Any, messages: Sequence[Any], prompt: bool, where: object
         raise DataError(f"{where}: the chat template refuses these messages ({one_line(error)})") from error
 
 
-def _split(tokenizer: Any, text: str, bounds: Sequence[int]) -> Parts:
+def _split(tokenizer: Any, text: str, bounds: Sequence[int]) -> Segments:
     """Tokens of each part of ``text``. ``bounds``: character offsets at which parts begin, and the end of the text."""
     if not tokenizer.is_fast:
         raise DataError("the tokenizer gives no offsets (it is a slow one); give a directory with tokenizer.json")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    parts: Parts = [[] for _ in bounds[1:]]
+    parts: Segments = [[] for _ in bounds[1:]]
     for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
         parts[bisect_right(bounds, start, hi=len(parts)) - 1].append(token)
     return parts

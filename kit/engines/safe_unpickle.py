@@ -26,7 +26,7 @@ Allowed = Sequence[type | tuple[Callable[..., Any], str]]
 """The classes that a file may name beside tensors and plain values. A pair is (substitute, name in the file)."""
 
 
-def load_restricted(path: Path, allowed: Allowed = (), mapped: bool = False) -> Any:
+def load_safely(path: Path, allowed: Allowed = (), mapped: bool = False) -> Any:
     """Load a file of ``torch.save``. ``mapped``: map the file into memory, so that tensors are read on first access.
 
     Raises CheckpointError if the file is missing or damaged, or names a class that is not allowed. No code of the file
