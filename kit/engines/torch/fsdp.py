@@ -161,16 +161,13 @@ def fill(target: torch.Tensor, full: torch.Tensor) -> None:
 
 
 def read_own(target: torch.Tensor, source: TensorSource, name: str) -> torch.Tensor:
-    """The part of tensor ``name`` that this rank has of ``target``, in the dtype on disk. Reads the part's rows, or
-    its columns where it has all rows."""
+    """The part of tensor ``name`` that this rank has of ``target``, in the dtype on disk. Reads the part's rows."""
     sizes, starts = own_box(target)
-    cut = [dim for dim, size in enumerate(sizes) if size != target.shape[dim]]
-    if not cut:
+    if not sizes:
         return source.read(name)
-    part = source.read_block(name, cut[0], starts[cut[0]], sizes[cut[0]])
-    for dim in cut[1:]:
-        part = part.narrow(dim, starts[dim], sizes[dim])
-    return part
+    rows = source.read_block(name, 0, starts[0], sizes[0])
+    within = (slice(start, start + size) for start, size in zip(starts[1:], sizes[1:], strict=True))
+    return rows[(slice(None), *within)]
 
 
 def is_first_replica(tensor: DTensor, tp_rank: int) -> bool:
