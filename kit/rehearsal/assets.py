@@ -32,11 +32,11 @@ def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None
 
 def write_data(job: JobSpec, prefix: Path) -> None:
     """Write training and validation data for the job's objective, as ``prefix/train`` and ``prefix/validation``."""
-    from kit.training.data.indexed_writer import IndexedWriter
+    from kit.training.data.indexed_writer import indexed_writer
 
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
     for name, part in (("train", text[4096:]), ("validation", text[:4096])):
-        with IndexedWriter(
+        with indexed_writer(
             prefix / name,
             tokenizer="bytes",
             vocab_size=VOCAB_SIZE,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import indexed_writer
 from tests.support import tiny
 
 
@@ -18,7 +18,7 @@ def pair(
     **sidecar: Any,
 ) -> Path:
     """Documents, or with another objective rows of parts. Returns ``prefix``."""
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=vocab_size, objective=objective, **sidecar) as writer:
+    with indexed_writer(prefix, tokenizer="tiny", vocab_size=vocab_size, objective=objective, **sidecar) as writer:
         add = writer.add_document if objective == "pretrain" else writer.add_row
         for each in sequences:
             add(each)

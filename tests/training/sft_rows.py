@@ -18,7 +18,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.loader import DataLoader
 from kit.training.data.samples import RowSamples
 from kit.training.data.shuffle import permuted_index
@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3),
 def rows_on_disk(prefix: Path, count: int = 60) -> Path:
     """Chats of one to three turns of random tokens, 4 to 30 in all."""
     generator = np.random.default_rng(3)
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
+    with indexed_writer(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
         for _ in range(count):
             cuts = np.sort(generator.choice(np.arange(1, generator.integers(4, 30)), 3, replace=False))
             writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in np.diff([0, *cuts])])

@@ -13,7 +13,7 @@ import torch
 from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.samples import GptSamples
 from kit.training.data.shuffle import permuted_index
@@ -24,7 +24,7 @@ from tests.training.disk import full_disk
 
 def write(prefix, documents, vocab_size=tiny.VOCAB_SIZE):
     """A pair with these documents."""
-    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=vocab_size) as writer:
+    with indexed_writer(prefix, tokenizer="tiny", vocab_size=vocab_size) as writer:
         for document in documents:
             writer.add_document(document)
     return prefix
@@ -97,7 +97,7 @@ class TestFormat:
 @pytest.mark.parametrize(("objective", "longest"), [("pretrain", 0), ("sft", 7), ("seq2seq", 4)])
 def test_what_was_written_is_counted(tmp_path, objective, longest):
     """Two rows of 3 + 4 and 2 + 1 tokens; no row; one row more."""
-    with IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=9, objective=objective) as writer:
+    with indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=9, objective=objective) as writer:
         for rows in ([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], [], [[[3], [3]]]):
             writer.add_rows(rows)
     written = writer.sidecar()

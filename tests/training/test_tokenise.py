@@ -24,9 +24,10 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.errors import DataError
-from kit.training.data import indexed_writer, tokenize_rows
+from kit.training.data import indexed_writer as writing
+from kit.training.data import tokenize_rows
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenize_rows import BATCH_DOCUMENTS
 from kit.training.progress import progress_bar
@@ -92,10 +93,10 @@ def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, la
         if path.suffix == last:
             raise OSError(28, "No space left on device")
 
-    before(monkeypatch, indexed_writer, "complete_file", full)
+    before(monkeypatch, writing, "complete_file", full)
     with (
         pytest.raises(DataError, match="No space left"),
-        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+        indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
     ):
         writer.add_document([1, 2])
     assert list(tmp_path.iterdir()) == []
@@ -104,7 +105,7 @@ def test_a_pair_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch, la
 def test_an_error_of_whoever_fills_a_pair_is_told_as_it_is(tmp_path):
     with (
         pytest.raises(OSError, match="No such file"),
-        IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
+        indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=7) as writer,
     ):
         writer.add_document(Path("missing").read_bytes())
     assert list(tmp_path.iterdir()) == []
@@ -275,7 +276,7 @@ def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
 
 
 def test_two_processes_do_not_write_the_same_pair(tmp_path):
-    with IndexedWriter(tmp_path / "x", tokenizer="t", vocab_size=9) as writer:
+    with indexed_writer(tmp_path / "x", tokenizer="t", vocab_size=9) as writer:
         writer.add_document([1, 2])
         assert "is being written by another process" in refusal(DataError, small_pair, tmp_path / "x")
         writer.add_document([3])

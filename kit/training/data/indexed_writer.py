@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,72 +19,80 @@ from kit.specs.job import Objective
 from kit.training.data.indexed import HEADER, MAGIC, TOKEN_DTYPES, VERSION, PairFormat, Sidecar
 
 
-class IndexedWriter:
-    """Context manager that writes a new pair. Leaves a complete pair or none.
+@contextmanager
+def indexed_writer(
+    prefix: str | Path,
+    *,
+    tokenizer: str,
+    vocab_size: int,
+    objective: Objective = "pretrain",
+    decoder_start_token_id: int | None = None,
+    chat_template: str | None = None,
+) -> Iterator[IndexedWriter]:
+    """Writes a new pair: a complete one or none.
 
     While it is written, .PREFIX.bin.partial has its tokens; this process has four bytes for each sequence. .bin gets
     its name last, so a pair without it is not complete: a process that was killed leaves one, and the next one removes
     it. Raises DataError if a file of a pair has this prefix, if another process writes it, if it cannot be written, or
     if it has no documents.
     """
+    pair = PairFormat(
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        objective=objective,
+        decoder_start_token_id=decoder_start_token_id,
+        chat_template=chat_template,
+    )
+    files = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
+    partial = partial_name(files[0])
+    with ExitStack() as stack:
+        with _described(prefix):
+            _refuse_existing(*files)
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(partial, wait=False))
+            stack.callback(partial.unlink, missing_ok=True)
+            _refuse_existing(*files)  # another process may have been at its end
+            _remove_incomplete(*files)
+            stack.callback(_remove_incomplete, *files)
+            writer = IndexedWriter(prefix, pair, stack.enter_context(complete_file(files[0])))
+        yield writer
+        with _described(prefix):
+            writer.complete()
+            stack.close()
 
-    def __init__(
-        self,
-        prefix: str | Path,
-        *,
-        tokenizer: str,
-        vocab_size: int,
-        objective: Objective = "pretrain",
-        decoder_start_token_id: int | None = None,
-        chat_template: str | None = None,
-    ) -> None:
-        self._prefix = str(prefix)
-        self._pair = PairFormat(
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            objective=objective,
-            decoder_start_token_id=decoder_start_token_id,
-            chat_template=chat_template,
-        )
-        self._partial = partial_name(self._path(".bin"))
+
+@contextmanager
+def _described(prefix: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise DataError(f"{prefix} is being written by another process; wait for it, or choose another") from None
+    except OSError as error:
+        raise DataError(f"writing {prefix} failed: {error}; check the free space and the permissions there") from error
+
+
+def _refuse_existing(data: Path, *others: Path) -> None:
+    found = [path for path in (data, *others) if path.exists()]
+    killed = partial_name(data).exists() and others[-1].exists() and not data.exists()
+    if found and not killed:
+        raise DataError(f"{found[0]} exists; choose another prefix or remove it yourself")
+
+
+def _remove_incomplete(data: Path, *others: Path) -> None:
+    """Remove the other files, which were complete, beside a .bin that was not."""
+    for path in others if not data.exists() else ():
+        path.unlink(missing_ok=True)
+
+
+class IndexedWriter:
+    """Appends documents to a pair that ``indexed_writer`` has opened."""
+
+    def __init__(self, prefix: str | Path, pair: PairFormat, file: IO[bytes]) -> None:
+        self._prefix, self._pair, self._bin = prefix, pair, file
         self._lengths = array("i")
         """Length of each sequence; ``~length`` for the last sequence of a document."""
         self._hash = hashlib.sha256()
         self._counts: dict[str, Any] = {"max_token_id": -1, "num_tokens": 0, "num_documents": 0, "longest": 0}
-
-    def _path(self, suffix: str) -> Path:
-        return Path(self._prefix + suffix)
-
-    def __enter__(self) -> IndexedWriter:
-        with ExitStack() as stack:
-            try:
-                self._refuse_existing()
-                self._partial.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(self._partial, wait=False))
-                stack.callback(self._partial.unlink, missing_ok=True)
-                self._refuse_existing()  # another process may have been at its end
-                self._remove_incomplete()
-                stack.callback(self._remove_incomplete)
-                self._bin: IO[bytes] = stack.enter_context(complete_file(self._path(".bin")))
-            except BlockingIOError:
-                raise DataError(
-                    f"{self._partial} is being written by another process; wait for it, or choose another prefix"
-                ) from None
-            except OSError as error:
-                raise self._failed(error) from error
-            self._stack = stack.pop_all()
-        return self
-
-    def _refuse_existing(self) -> None:
-        found = [path for path in map(self._path, (".bin", ".idx", ".json")) if path.exists()]
-        killed = self._partial.exists() and self._path(".idx").exists() and not self._path(".bin").exists()
-        if found and not killed:
-            raise DataError(f"{found[0]} exists; choose another prefix or remove it yourself")
-
-    def _remove_incomplete(self) -> None:
-        """Remove the other files, which were complete, beside a .bin that was not."""
-        for path in map(self._path, (".json", ".idx") if not self._path(".bin").exists() else ()):
-            path.unlink(missing_ok=True)
 
     def add_document(self, tokens: Sequence[int]) -> None:
         """Append one document. ``tokens`` includes the end-of-document token. Drops empty documents."""
@@ -114,10 +122,8 @@ class IndexedWriter:
                 f"{self._pair.vocab_size}; use the tokenizer of the model"
             )
         data = tokens.astype(self._pair.dtype).tobytes()
-        try:
+        with _described(self._prefix):
             self._bin.write(data)
-        except OSError as error:
-            raise self._failed(error) from error
         self._hash.update(data)
         self._counts["max_token_id"] = max(self._counts["max_token_id"], high)
         self._counts["num_tokens"] += len(tokens)
@@ -127,7 +133,7 @@ class IndexedWriter:
         """The sidecar of the documents written so far."""
         return Sidecar(**dataclasses.asdict(self._pair), **self._counts, bin_sha256=self._hash.hexdigest())
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         """Write the index and the sidecar."""
         if not self._lengths:
             raise DataError(f"nothing to write to {self._prefix}: the sources have no text")
@@ -138,21 +144,7 @@ class IndexedWriter:
         boundaries = np.concatenate([[0], np.flatnonzero(marked < 0) + 1]).astype("<i8")
         (code,) = (code for code, dtype in TOKEN_DTYPES.items() if dtype == self._pair.dtype.newbyteorder("="))
         header = HEADER.pack(MAGIC, VERSION, code, len(lengths), len(boundaries))
-        with complete_file(self._path(".idx")) as index:
+        with complete_file(Path(f"{self._prefix}.idx")) as index:
             index.writelines((header, lengths.astype("<i4").tobytes(), pointers.tobytes(), boundaries.tobytes()))
-        with complete_file(self._path(".json")) as sidecar:
+        with complete_file(Path(f"{self._prefix}.json")) as sidecar:
             sidecar.write(json.dumps(dataclasses.asdict(self.sidecar()), indent=2).encode() + b"\n")
-
-    def __exit__(self, kind: type | None, raised: BaseException | None, *_: object) -> None:
-        try:
-            with self._stack:
-                if raised is not None:
-                    raise raised
-                self._complete()
-        except OSError as error:
-            if error is raised:
-                raise
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> DataError:
-        return DataError(f"writing {self._prefix} failed: {error}; check the free space and the permissions there")

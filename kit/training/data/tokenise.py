@@ -14,7 +14,7 @@ from kit.object_storage import is_address
 from kit.specs.job import Objective
 from kit.training.data.chat_template import read_chat_template
 from kit.training.data.indexed import Sidecar
-from kit.training.data.indexed_writer import IndexedWriter
+from kit.training.data.indexed_writer import indexed_writer
 from kit.training.data.sources import find_sources
 from kit.training.data.tokenize_rows import DocumentTokenizer
 from kit.training.progress import progress_bar
@@ -96,7 +96,7 @@ def tokenise(
     with (
         _threads(),
         progress_bar("text", sum(source.num_bytes for source in found)) as advance,
-        IndexedWriter(out, **dataclasses.asdict(encoder.pair)) as writer,
+        indexed_writer(out, **dataclasses.asdict(encoder.pair)) as writer,
     ):
         for source in found:
             for rows in encoder.encode(source, advance):
