@@ -137,5 +137,5 @@ def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if announcement is not None:
-            unset_hf_deepspeed_config()
+        del announcement
+        unset_hf_deepspeed_config()

@@ -37,21 +37,21 @@ class ExpertSlice:
     transposed: bool = False
     """Not interleaved, and the fused tensor is (expert, input, output)."""
 
+    @property
+    def _inputs_first(self) -> bool:
+        return self.interleaved or self.transposed
+
     def of(self, fused: torch.Tensor) -> torch.Tensor:
         """A view of ``fused``: (output, input), or (output) for a bias."""
         one = fused[self.expert]
-        if not self.interleaved:
-            return (one.t() if self.transposed else one).chunk(self.count)[self.index]
-        one = one[..., self.index :: self.count]
-        return one.t() if one.ndim == 2 else one
+        if one.ndim == 2 and self._inputs_first:
+            one = one.t()
+        return one[self.index :: self.count] if self.interleaved else one.chunk(self.count)[self.index]
 
     def shape(self, fused: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the view; ``fused``: shape of the fused tensor."""
-        if self.transposed:
-            return (fused[2] // self.count, fused[1])
-        if not self.interleaved:
-            return (fused[1] // self.count, fused[2])
-        return (fused[-1] // self.count, *fused[1:-1])
+        outputs, *inputs = fused[:0:-1] if self._inputs_first else fused[1:]
+        return (outputs // self.count, *inputs)
 
     def fused_shape(self, one: tuple[int, ...], experts: int) -> tuple[int, ...]:
         """Shape of the fused tensor of ``experts`` experts, if the view has shape ``one``."""
