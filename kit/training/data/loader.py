@@ -209,25 +209,22 @@ class Prefetcher:
     def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
         self._feed, self._pinned = feed, pinned
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kit-data") if wanted else None
-        self._expected: tuple[int, int] | None = None
-        self._coming: Future[list[MicroBatch]] | None = None
+        self._coming: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        """The step that is read ahead, by its position and batch size."""
 
     def step(self, position: int, batch_size: int) -> list[MicroBatch]:
         """Micro batches of a step, as ``DataLoader.step``. Raises DataError, also for an error that occurred while
         reading ahead."""
-        coming, expected = self._coming, self._expected
-        self._coming = self._expected = None
-        if coming is not None and expected == (position, batch_size):
-            return coming.result()
-        if coming is not None:
-            coming.cancel()
-        return self._read(position, batch_size)
+        coming = self._coming.pop((position, batch_size), None)
+        for other in self._coming.values():
+            other.cancel()
+        self._coming.clear()
+        return self._read(position, batch_size) if coming is None else coming.result()
 
     def expect(self, position: int, batch_size: int) -> None:
         """Start to read the step that the next call of ``step`` will probably ask for."""
         if self._reader is not None:
-            self._expected = position, batch_size
-            self._coming = self._reader.submit(self._read, position, batch_size)
+            self._coming[position, batch_size] = self._reader.submit(self._read, position, batch_size)
 
     def place(self, counters: Counters) -> Counters:
         """Collective. The counters with the place in streamed data, for a checkpoint."""
