@@ -41,7 +41,7 @@ def checkpoints(rundir: Any, root: Path) -> RunCheckpoints:
 def save(engine: Any, rundir: Any, root: Path) -> list[float]:
     """Train 2 steps, save, and in small files of another directory; returns the curve of the 2 steps after."""
     steps(engine, rundir, 0)
-    checkpoints(rundir, root).save(engine, COUNTERS)
+    checkpoints(rundir, root).write(store.state_of(engine), COUNTERS, engine.is_main)
     export(engine, root / "small", rundir.plan, COUNTERS, shard_bytes=20_000)
     return steps(engine, rundir, 2)
 

@@ -17,7 +17,7 @@ from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint import random_state
+from kit.training.checkpoint import random_state, store
 from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.manifest import Checkpoint
@@ -155,7 +155,8 @@ def _draws_after_load(rundir, root):
     engine = TorchEngine(rundir)
     kept = RunCheckpoints(root, rundir.plan, keep_last=1)
     torch.manual_seed(100 + dist.get_rank())
-    kept.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1, samples_skipped=0))
+    counters = Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1, samples_skipped=0)
+    kept.write(store.state_of(engine), counters, engine.is_main)
     expected = torch.rand(4).tolist()
     torch.manual_seed(0)
     kept.load(engine, kept.directory(1))

@@ -23,7 +23,7 @@ from kit.training.checkpoint.fetch import fetch
 from kit.training.checkpoint.manifest import Checkpoint, ForeignError, Manifest
 from kit.training.checkpoint.remote import RemoteCheckpoints
 from kit.training.checkpoint.storage import kept, name_of, require_disk_space, steps_in
-from kit.training.checkpoint.store import State, check_state, load_state, state_of, write_manifest, write_state
+from kit.training.checkpoint.store import State, check_state, load_state, write_manifest, write_state
 from kit.training.counters import Counters, RunLength
 from kit.units import GB
 
@@ -58,13 +58,6 @@ class RunCheckpoints:
         """Directory of a step's checkpoint."""
         return self.root / name_of(step)
 
-    def save(self, engine: Engine, counters: Counters) -> None:
-        """Write a checkpoint, then remove the checkpoints that need not be kept.
-
-        Raises CheckpointError on every rank, for example on a full disk; older checkpoints then remain.
-        """
-        self.write(state_of(engine), counters, engine.is_main)
-
     def bytes_of(self, step: int) -> int | None:
         """Size of a checkpoint's files in bytes; None if its manifest cannot be read."""
         try:
@@ -73,7 +66,10 @@ class RunCheckpoints:
             return None
 
     def write(self, state: State, counters: Counters, is_main: bool, group: dist.ProcessGroup | None = None) -> None:
-        """Collective over ``group``. Write a checkpoint, and remove those that need not be kept."""
+        """Collective over ``group``. Write a checkpoint, then remove those that need not be kept.
+
+        Raises CheckpointError on every rank, for example on a full disk; older checkpoints then remain.
+        """
         directory, plan = self.directory(counters.step), self.plan
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"

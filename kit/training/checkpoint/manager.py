@@ -6,9 +6,9 @@ has its own process group (gloo), so that its collectives do not mix with those 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -31,8 +31,8 @@ class CheckpointManager:
     def __init__(self, kept: RunCheckpoints, asynchronous: bool) -> None:
         self.kept, self._asynchronous = kept, asynchronous
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
-        self._thread: threading.Thread | None = None
-        self._failure: str | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kit-checkpoint")
+        self._writing: Future[None] | None = None
         self.finished: Callable[[], None] = lambda: None
         """Called after each checkpoint that was written."""
         self.stalls_s: list[float] = []
@@ -60,11 +60,11 @@ class CheckpointManager:
         began = time.perf_counter()
         try:
             if not self._asynchronous:
-                self.kept.save(engine, counters)
-                self.finished()
+                self._write(state_of(engine), counters, engine.is_main)
                 return None
             before = self.wait()
-            self._start(engine, counters)
+            state = state_of(engine, copy=True)
+            self._writing = self._writer.submit(self._write, state, counters, engine.is_main)
             return (self.wait() if wait else None) or before
         except CheckpointError as error:
             return str(error)
@@ -73,21 +73,12 @@ class CheckpointManager:
 
     def wait(self) -> str | None:
         """Wait until the thread has written its checkpoint. Returns None, or the reason why it could not."""
-        if self._thread is not None:
-            self._thread.join()
-        failure, self._thread, self._failure = self._failure, None, None
-        return failure
-
-    def _start(self, engine: Engine, counters: Counters) -> None:
-        """Copy the state, and start a thread that writes the copy."""
-        arguments = (state_of(engine, copy=True), counters, engine.is_main)
-        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
-        self._thread.start()
+        writing, self._writing = self._writing, None
+        error = None if writing is None else writing.exception()
+        if error is None:
+            return None
+        return str(error) if isinstance(error, CheckpointError) else f"writing it failed: {error!r}"
 
     def _write(self, state: State, counters: Counters, is_main: bool) -> None:
-        try:
-            self.kept.write(state, counters, is_main, self._group)
-            self.finished()
-        except Exception as error:  # Python would only print what is no CheckpointError
-            said = f"writing the checkpoint of step {counters.step} failed: {error!r}"
-            self._failure = str(error) if isinstance(error, CheckpointError) else said
+        self.kept.write(state, counters, is_main, self._group)
+        self.finished()
