@@ -37,10 +37,10 @@ def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
 
 def own(engine: TorchEngine) -> dict[tuple[str, str], torch.Tensor]:
     """All that a rank holds, copied: masters and the optimizer's own tensors, bit for bit."""
-    masters = {name: local_shard(each.detach()) for name, each in engine._parameters.items()}
-    masters |= dict(engine._buffers.export(StateKind.MASTER))
+    parameters = {name: each.detach() for name, each in engine._parameters.items()}
     moments = {str(number): each for number, each in enumerate(engine._optimizer.moments())}
-    return {("master", n): each.clone() for n, each in masters.items()} | {
+    masters = parameters | dict(engine._buffers.export(StateKind.MASTER))
+    return {("master", n): local_shard(each).clone() for n, each in masters.items()} | {
         ("moment", n): each.clone() for n, each in moments.items()
     }
 
