@@ -20,7 +20,7 @@ from kit.engines.deepspeed.whole_model import whole_model
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.models import build_model, check_shape, source_for_model
+from kit.engines.huggingface.models import build_model, source_for_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.prepare_model import prepare, summed_loss
@@ -114,7 +114,6 @@ class DataParallel(ModelParallelStrategy):
         shapes = {name: self.shape(name) for name in self.parameters}
         source = source_for_model(self._spec, source, shapes, self.buffers, kind)
         for name, parameter in self.parameters.items():
-            check_shape(name, shapes[name], source.shape(name))
             self.load_param(name, parameter, kind, source)
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:

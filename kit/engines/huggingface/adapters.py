@@ -21,7 +21,6 @@ from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import (
     build_skeleton,
-    check_shape,
     fill_buffers,
     source_for_model,
     tensor_shapes,
@@ -203,7 +202,7 @@ class FrozenWeights:
     @torch.no_grad()
     def load(self, module: torch.nn.Module) -> None:
         """Load what is still on meta below ``module``, and allocate its adapters, in place. ``module``: the model or a
-        part of it that has all owners of a tied weight. Raises CheckpointError for a wrong shape."""
+        part of it that has all owners of a tied weight."""
         owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
         for owner in list(module.modules()):
             for key, parameter in list(owner.named_parameters(recurse=False)):
@@ -219,7 +218,6 @@ class FrozenWeights:
             self._load(name, module, owners[id(self._frozen[name])])
 
     def _load(self, name: str, module: torch.nn.Module, owners: list[tuple[torch.nn.Module, str]]) -> None:
-        check_shape(name, tuple(self._frozen[name].shape), self._source.shape(name))
         # ``read`` may return a view of the file.
         value = self._source.read(name).to(device=self._device, dtype=self._dtype, copy=True)
         if name not in self._quantised:
@@ -244,7 +242,6 @@ def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraS
     shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
     source = _frozen_source(model, rundir, shapes)
     for name, parameter in parameters.items():
-        check_shape(name, shapes[name], source.shape(name))
         length = parameter.partition_numel()
         part = source.read_flat(name, length * torch.distributed.get_rank(parameter.ds_process_group), length)
         parameter.ds_tensor.data[: part.numel()].copy_(part)

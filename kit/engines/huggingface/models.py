@@ -193,10 +193,10 @@ def source_for_model(
 ) -> TensorSource:
     """``source`` with the names of transformers' parameters, the keys of ``shapes``. Also loads ``buffers`` from it.
 
-    Raises CheckpointError unless ``source`` has exactly these parameters and buffers. Does not check their shapes.
+    Raises CheckpointError unless ``source`` has exactly these parameters and buffers, of these shapes.
     """
     fused = FusedExpertsSource(model, source, list(shapes))
-    check_names({**shapes, **buffers.shapes}, fused)
+    check_tensors({**shapes, **buffers.shapes}, fused)
     buffers.load(kind, fused)
     return fused
 
