@@ -7,7 +7,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +55,7 @@ def indexed_writer(
             _remove_incomplete(*files)
             stack.callback(_remove_incomplete, *files)
             writer = IndexedWriter(prefix, pair, stack.enter_context(complete_file(files[0])))
+            stack.push(writer.drop)
         yield writer
         with _described(prefix):
             writer.complete()
@@ -93,6 +94,12 @@ class IndexedWriter:
         """Length of each sequence; ``~length`` for the last sequence of a document."""
         self._hash = hashlib.sha256()
         self._counts: dict[str, Any] = {"max_token_id": -1, "num_tokens": 0, "num_documents": 0, "longest": 0}
+
+    def drop(self, kind: type | None, *_: object) -> None:
+        """Close the file, quietly, if there was an error: what is left to write may not fit on the disk either."""
+        if kind is not None:
+            with suppress(OSError):
+                self._bin.close()
 
     def add_document(self, tokens: Sequence[int]) -> None:
         """Append one document. ``tokens`` includes the end-of-document token. Drops empty documents."""
