@@ -148,6 +148,15 @@ GPUS: Rows = [
     ("all products at one precision", lambda: gpu_perf(NODE, "fp8").others.input_bytes, 1.0),
     ("attention where there is no bf16", lambda: gpu_perf(replace(NODE, gpu=OLD), "fp16").attention_flops_per_s,
      125e12 * gpu_rates("none").attention["flash"]),
+    # 0.855 of the best single products: stas00's MAMF of 0.776, 0.514, 784.9 of 1,307.4 and 1,565 of 2,516; H20 142.25.
+    ("16 bits without rows", lambda: [gpu_rates(each).matmul["bf16"] for each in (
+        "B200", "MI300X", "MI325X", "MI355X", "H20")],
+     [round(0.855 * each, 2) for each in (0.776, 0.514, 784.9 / 1307.4, 1565 / 2516, 142.25 / 148)]),
+    # Forward and backward: 2 and 5 products of scores, at 129.1 and, as on H100, 550/648 of it.
+    ("attention on H20", lambda: [round(gpu_rates("H20").attention[each], 2) for each in ("flash", "cudnn", "flash3")],
+     [round(83.7 / 148 * 0.60 / 0.73, 2), round(129.1 / 148 * 7 / (2 + 5 * 648 / 550), 2),
+      round(126.2 / 148 * 7 / (2 + 5 * 648 / 550), 2)]),
+    ("one wave of H20", lambda: tile_share(gpu_rates("H20").multiprocessors, 256 * 6, 128 * 13), 1.0),
     # 10 of 10 multiprocessors have a whole tile of 256 x 128.
     ("whole tiles", lambda: tile_share(10, 256, 1280), 1.0),
     # 300 rows: 10 tiles of 64 x 64 fill the GPU, of 320 rows; three products: nine of 128 x 128 in one wave, of 384.
