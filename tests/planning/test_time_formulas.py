@@ -515,13 +515,20 @@ EXCHANGES: Rows = [
     ("the fullest rank", lambda: experts(etp=1, load=1.5).forward, 2 * ring(4, 4.5 * SENT)),
     ("no expert parallelism", lambda: experts(ep=1, etp=1).forward, 0.0),
     ("over nodes", lambda: experts(FAR_GPU, etp=8).forward - 2 * ring(8, 3 * SENT * 8), DISPATCH),
-    # A token goes once to each other node with one of its experts: 3·(1 − (3/4)³) of three.
+    # A token goes once to each other node with one of its three experts, 1 − (3/4)³ of them, and there to each rank.
     ("once to a node", lambda: experts(FAR_GPU, etp=8, once=True, load=1.5).forward
      - 2 * ring(8, 4.5 * SENT * 8), 2 * (1.5 * 3 * (1 - (3 / 4) ** 3) * SENT / PORT + 3 * FAR)),
     ("once to a node, NVLink the slower", lambda: experts(FAR_GPU._replace(
         cluster=replace(NODES, inter_node_gbytes_per_s=2e3)), etp=8, once=True).forward
-     - 2 * ring(8, 3 * SENT * 8), 2 * (3 * SENT / NVLINK + 3 * FAR)),
-    ("one node", lambda: experts(etp=1, once=True).forward, 2 * ring(4, 3 * SENT)),
+     - 2 * ring(8, 3 * SENT * 8), 2 * (3 * (1 - (3 / 4) ** 3) * SENT / NVLINK + 3 * FAR)),
+    # Two ranks on each of two nodes: half of the nodes, a quarter of the ranks is a token's own.
+    ("once to a node of several ranks", lambda: [experts(FAR_GPU._replace(cluster=replace(
+        NODES, inter_node_gbytes_per_s=each)), etp=4, once=True).forward - 2 * ring(4, 3 * SENT * 4)
+                                                 for each in (50.0, 2e3)],
+     [2 * ((1 - (1 / 2) ** 3) * SENT / PORT + FAR + 2 * HOP),
+      2 * (3 * (1 - (3 / 4) ** 3) * SENT / NVLINK + FAR + 2 * HOP)]),
+    ("one node", lambda: experts(etp=1, once=True, load=1.5).forward,
+     2 * (1.5 * 3 * (1 - (3 / 4) ** 3) * SENT / NVLINK + 3 * HOP)),
     ("beside another program's compute", lambda: expert_parallel(GPU, how(work(megatron(tp=2, ep=4), EXPERTS),
                                                                           overlaps_experts=True), 1.0, 0.0).forward,
      E.unhidden * 2 * ring(4, 3 * SENT)),

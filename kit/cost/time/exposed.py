@@ -115,18 +115,23 @@ def expert_parallel(gpu: GpuPerf, workload: Workload, forward: float, backward: 
 
 
 def _dispatch_s(workload: Workload, group: Group, token_bytes: float) -> float:
-    """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens."""
+    """Seconds of one all-to-all that sends each token to its experts. ``token_bytes``: bytes of a rank's tokens.
+
+    DeepEP and HybridEP send a token once to each other node, and from there once to each rank, that has one of its
+    experts (deepseek-ai/DeepEP, csrc/kernels/legacy/internode.cu, is_token_in_rank; of one node alone, the latter).
+    """
     experts_per_token = workload.routed_per_token  # the others wait for the rank that receives the most
     if group.size == 1:
         return 0.0
-    if not workload.execution.once_per_node or group.nodes == 1:
+    if not workload.execution.once_per_node:
         return group.all_to_all_s(token_bytes * experts_per_token)
-    # A token is sent once to each other node that has one of its experts.
     chosen = workload.model.experts_per_token
-    reached = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** chosen) * experts_per_token / chosen
-    across = token_bytes * reached / group.port_bytes_per_s
-    inside = token_bytes * experts_per_token / group.inner_bytes_per_s
-    return max(across, inside) + group.latency_s
+
+    def sent(places: int) -> float:
+        return (places - 1) * (1 - (1 - 1 / places) ** chosen) * experts_per_token / chosen * token_bytes
+
+    across = sent(group.nodes) / group.port_bytes_per_s if group.nodes > 1 else 0.0
+    return max(across, sent(group.size) / group.inner_bytes_per_s) + group.latency_s
 
 
 # ---------------------------------------------------------------- replicas
