@@ -63,6 +63,8 @@ def require(row: Row, *sizes: str) -> None:
         value = row["job"].get(name)
         if value is not None and not re.search(known, str(value), re.IGNORECASE):
             raise unknown(f"job.{name}", value)
+    if re.search("actual length far below|lengths vary", _notes(row)):
+        raise NotPredictedError("batches of unstated length: the sequence length is an upper bound only")
     for read in (engine_of, precision_of, dispatcher_of):
         read(row)
     optimizer_of(row["job"])
@@ -94,8 +96,10 @@ def kernels_of(row: Row) -> str:
 
 
 def megatron_layers(row: Row) -> bool:
-    """Whether Megatron's layers ran."""
-    return engine_of(row) == "megatron" or row["job"].get("transformer_impl") is not None or recent_nvidia(row)
+    """Whether Megatron's layers ran. Transformer Engine's attention runs in no others."""
+    job = row["job"]
+    of_megatron = job.get("transformer_impl") is not None or str(job.get("attention")).startswith("te")
+    return engine_of(row) == "megatron" or of_megatron or recent_nvidia(row)
 
 
 def precision_of(row: Row) -> str:
@@ -245,6 +249,15 @@ def compiled(row: Row) -> bool:
 def deepcompile(row: Row) -> bool:
     """Whether DeepSpeed's compiler scheduled the collectives."""
     return "deepcompile" in _notes(row)
+
+
+def mean_length(row: Row) -> int:
+    """Tokens of a sequence: the model's, or the mean where tokens/s counts those of shorter sequences alone."""
+    counted = re.search(r"counts real tokens \(([\d,]+) over ([\d,]+) steps of (\d+)\)", _notes(row))
+    if counted is None:
+        return int(row["model"]["seq_length"])
+    tokens, steps, batch = (int(number.replace(",", "")) for number in counted.groups())
+    return round(tokens / steps / batch)
 
 
 def date_of(row: Row) -> str:

@@ -30,7 +30,8 @@ def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     width, accumulates = workload.weight_bytes * here, layout.gradient_accumulation_steps > 1
     gradients = workload.main_gradient_bytes * here
     moments = workload.optimizer_bytes * (1 - workload.optimizer_offload)
-    stay = gradients if accumulates or workload.reserved else 0.0
+    # On the stream of FSDP's own reductions, what the allocator reserves for gradients serves nothing else.
+    stay = gradients if accumulates or (workload.reserved and sharded) else 0.0
     state = StateBytes(width, moments * here, stay, gradients, gradients, stay)
     matrices, vectors, experts = layer_parameters(workload, bool(model.num_experts))
     (parameters,) = workload.parameters

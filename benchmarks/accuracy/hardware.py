@@ -71,7 +71,8 @@ SAID_BESIDE = r"NVIDIA|AMD|INSTINCT|TESLA|SXM\d?|OAM|HGX|DGX|GPU|NVL\d+|HBM\d\w?
 def cluster_of(row: Row) -> ClusterSpec:
     """The cluster that a row ran on; links per GPU and direction."""
     stated = row["cluster"]
-    gpu = gpu_of(str(stated.get("gpu")))
+    name, size = str(stated.get("gpu")), stated.get("gpu_memory_gib")
+    gpu = gpu_of(f"{name}-{size}" if size and f"{name}-{size}" in gpu_names() else name)
     total = stated.get("num_gpus") or 1
     whole = NVLINK_DOMAIN if gpu.name.startswith("GB") else stated.get("gpus_per_node") or 8
     per_node = min(whole, total)

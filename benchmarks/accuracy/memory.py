@@ -50,8 +50,6 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     why = excluded(row)
     try:
         workload = workload_of(row)
-        if "actual length far below" in (row.get("notes") or ""):
-            raise NotPredictedError("padded batches of unstated length: the sequence length is an upper bound only")
         components = predict(row, workload, statistic)
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))

@@ -77,6 +77,8 @@ def excluded(row: Row) -> str | None:
             return f"marked {mark}"
     if (row.get("inferred") or {}).get("dp") is not None:
         return "data-parallel size only inferred"
+    if row["job"].get("engine") == "fsdp" and row["job"].get("recompute") is None:
+        return "recompute not stated"
     return None
 
 
@@ -250,7 +252,8 @@ def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
     gradient = 4 if (job.get("grad_dtype") or "fp32") == "fp32" else 2
     fp32 = str(job.get("precision")).startswith("fp32")
     mixed = megatron_layers(row) or engine in ("nanotron", "deepspeed")
-    pure = optimizer.short_masters or re.search("parameters and optimizer in bf16|pure bf16", str(job.get("precision")))
+    words = f"{job.get('precision')} {'' if job.get('lora') else row.get('notes')}"
+    pure = optimizer.short_masters or re.search("parameters and optimizer in bf16|pure bf16|bf16 weights", words)
     short = not fp32 and (
         pure or engine in ("litgpt", "torchtune") or (engine == "fsdp" and optimizer.moment_bytes == 2)
     )

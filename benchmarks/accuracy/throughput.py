@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
+from benchmarks.accuracy.fields import mean_length
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedWorkload
@@ -73,9 +74,12 @@ def measured_step_s(row: Row) -> float | None:
 
 def result_of(row: Row) -> Result:
     """Never raises: what cannot be predicted says why."""
+    if row["model"].get("seq_length"):
+        row = {**row, "model": {**row["model"], "seq_length": mean_length(row)}}
     measured = measured_step_s(row)
     notes = str(row.get("notes") or "")
-    excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None) or contradiction(row)
+    marks = [*(mark for mark in MARKS if mark in notes), *(["suspect"] if row.get("suspect") else [])]
+    excluded = f"marked {marks[0]}" if marks else contradiction(row)
     if row.get("damaged"):
         return Result(row, measured, None, {}, None, None, excluded, f"damaged: {row['damaged']}")
     if measured is None:

@@ -20,6 +20,7 @@ from benchmarks.accuracy.fields import (
     engine_of,
     kernels_of,
     megatron_deepspeed,
+    megatron_layers,
     offload_of,
     old_megatron,
     precision_of,
@@ -50,6 +51,9 @@ POWER_LIMITED = 0.54 / 0.68
 """Rate of GEMMs under a power limit of about three quarters: torchtitan's H100, 500 of 700 W, over the H100's."""
 FP32_ADAPTERS = "2024-07"
 """From peft 0.12 of this month on, adapters of 16-bit weights are in fp32 (autocast_adapter_dtype)."""
+GROUPED_EXPERTS = "2025-12"
+"""From transformers 5 of this month on, the experts of a layer are one parameter and one grouped GEMM. Before, each was
+a module: ZeRO-3 gathers it, and the host launches it, by itself, in an order that the tokens decide."""
 ONE_TENSOR = "2022"
 """DeepSpeed before this year gathered lists of tensors (release 0.5.9 of January 2022 rewrote ZeRO-3's collectives)."""
 
@@ -68,6 +72,9 @@ def run_of(row: Row) -> PublishedWorkload:
     engine, kernels, old, fused_loss = engine_of(row), kernels_of(row), old_megatron(row), execution.code == "compiled"
     lora = lora_of(row)
     sizes = model_of_row(row, int("MTP layer trained" in str(row.get("notes"))))
+    apart = engine == "deepspeed" and kernels == "huggingface" and date_of(row) < GROUPED_EXPERTS
+    if sizes.num_experts and apart and job.get("zero_stage") == 3:
+        raise NotPredictedError("experts that ZeRO-3 gathers one by one")
     workload = PublishedWorkload(
         model=sizes,
         cluster=cluster,
@@ -150,7 +157,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
     engine = engine_of(row)
     generation = str(row["cluster"].get("gpu"))
     ampere = generation.startswith(("A100", "A800", "V100"))
-    if engine in ("megatron", "nanotron") or recent_nvidia(row):
+    if engine == "nanotron" or megatron_layers(row):
         old, sailor = old_megatron(row), published_by(row, SAILOR)
         bf16_optimizer = old and "DeepSpeed" in notes and precision == "bf16"  # of DeepSpeed's PipelineEngine
         kernel = "flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"
@@ -164,7 +171,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             overlaps_gradients=not old and not sailor and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
             overlaps_tensor_parallel=recent_nvidia(row),
-            overlaps_experts="all-to-all overlapped" in notes,
+            overlaps_experts=bool(job.get("overlap_moe_comm")) or "all-to-all overlapped" in notes,
             once_per_node=dispatcher_of(row) in ("deepep", "hybridep"),
             graphs="full" if whole else "partial" if partial else "none",
             gradient_bytes=float(gradient_bytes(row)),

@@ -11,6 +11,8 @@ from benchmarks.accuracy.fields import (
     Offload,
     date_of,
     dispatcher_of,
+    mean_length,
+    megatron_layers,
     offload_of,
     optimizer_of,
     precision_of,
@@ -81,6 +83,27 @@ def test_the_program_under_fsdp_and_its_date_are_read_from_source_and_notes(read
     assert read(given) == expected
 
 
+@pytest.mark.parametrize(
+    ("job", "megatrons"),
+    [
+        ({"engine": "fsdp", "attention": "te"}, True),
+        ({"engine": "fsdp", "attention": "te fused"}, True),
+        ({"engine": "fsdp", "attention": "flash2"}, False),
+        ({"engine": "deepspeed", "transformer_impl": "local"}, True),
+        ({"engine": "megatron"}, True),
+        ({"engine": "ddp", "attention": None}, False),
+    ],
+)
+def test_whose_layers_ran(job, megatrons):
+    assert megatron_layers(row(**job)) == megatrons
+
+
+def test_tokens_per_second_of_padded_batches_count_the_tokens_of_their_mean_sequence():
+    """4,198,051 tokens in 5,000 steps of 4 sequences, padded to up to 768."""
+    words = "tokens/s counts real tokens (4,198,051 over 5,000 steps of 4); memory is reserved"
+    assert [mean_length(row(notes=notes) | {"model": {"seq_length": 768}}) for notes in (words, "")] == [210, 768]
+
+
 def test_digits_of_a_commit_are_no_date():
     assert date_of(row("README.md@202412345")) > "2026"
 
@@ -129,5 +152,8 @@ def test_bytes_of_a_state_are_fields():
     states = {"device": {"weights": 2, "grads": 2}, "host": {"master": 4, "moments": 8}}
     for stated, widths in ((states, (2, 2, 0)), ({"weights": 2, "moments": 4}, (2, 2, 4)), (None, (2, 4, 12))):
         assert state_widths(row(engine="deepspeed", state_bytes=stated), optimizer_of({})) == widths
+    for lora, widths in ((None, (2, 2, 4)), (True, (2, 4, 8))):
+        loaded = row(engine="ddp", lora=lora, precision="bf16", notes="transformers, bf16 weights")
+        assert state_widths(loaded, optimizer_of({})) == widths
     frozen = row(engine="ddp", lora=True, precision="bf16", notes="torchtitan")
     assert state_widths(frozen, optimizer_of({})) == (2, 4, 8)

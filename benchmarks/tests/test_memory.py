@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.accuracy.memory import Result, results_of
 from benchmarks.accuracy.report import as_json
-from benchmarks.accuracy.rows import load, workload_of
+from benchmarks.accuracy.rows import excluded, load, workload_of
 from benchmarks.accuracy.strata import Errors, errors_of
 
 ROWS = Path(__file__).with_name("rows.json")
@@ -48,6 +48,12 @@ def test_marked_rows_are_predicted_but_not_counted() -> None:
     assert suspect.predicted_gib is not None
     assert as_json([suspect])["strata"] == {}
     assert as_json([suspect])["rows"][0]["skipped"] == "not counted: marked suspect"
+
+
+def test_fsdp_without_a_recompute_mode_is_not_counted() -> None:
+    row = RESULTS[0].row
+    for engine, mode, why in (("fsdp", None, "recompute not stated"), ("fsdp", "none", None), ("ddp", None, None)):
+        assert excluded(row | {"job": row["job"] | {"engine": engine, "recompute": mode}}) == why
 
 
 def test_a_row_that_lacks_a_size_says_which() -> None:

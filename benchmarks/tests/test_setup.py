@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.fsdp_rows import with_fsdp
 from benchmarks.accuracy.programs.megatron import _chunk_bytes
 from benchmarks.accuracy.programs.memory import memory_of, moments_of
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
@@ -66,6 +67,18 @@ def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:
     workload = run(attention="unfused")
     tokens, h, s, a = 4096, 512, 1024, 8
     assert sum(layer_terms(workload, False).values()) == 34 * tokens * h + 5 * a * s * tokens + 2 * 8 * tokens
+
+
+@pytest.mark.parametrize(
+    ("stage", "reserved", "micro_batches", "there"),
+    [(0, True, 1, 0.0), (3, True, 1, 4 / 8), (3, False, 1, 0.0), (0, False, 3, 4.0), (3, False, 3, 4 / 8)],
+)
+def test_gradients_that_forward_finds(stage: int, reserved: bool, micro_batches: int, there: float) -> None:
+    """Of one micro batch none, but what the allocator reserved for FSDP's reductions on a stream of their own."""
+    asked = run(dp=8, zero_stage=stage, gradient_accumulation_steps=micro_batches, reserved=reserved)
+    engine = with_fsdp({}, replace(asked, implementation="huggingface")).engine
+    assert engine is not None
+    assert engine.dense.gradients_in_forward == there
 
 
 def test_uneven_stages() -> None:

@@ -65,6 +65,37 @@ def test_what_is_left_out_or_assumed_says_why(name: str, said: str, words: str) 
     assert not BY_ID[name].counted
 
 
+def test_fields_say_what_ran_beside_what_and_on_which_part() -> None:
+    one = row("nemo26.06-GB200-DeepSeek-V3-pretrain-mxfp8-256g-gbs4096") | {"notes": ""}
+    for stated in (True, False):
+        assert run_of(one | {"job": one["job"] | {"overlap_moe_comm": stated}}).execution.overlaps_experts == stated
+    for size, part in ((80, "A100-80"), (40, "A100-40")):
+        assert run_of(one | {"cluster": {"gpu": "A100", "gpu_memory_gib": size, "num_gpus": 256},
+                             "job": one["job"] | {"precision": "bf16"}}).cluster.gpu.name == part  # fmt: skip
+    ran = {"engine": "fsdp", "zero_stage": 3, "attention": "te", "transformer_impl": None}
+    sharded = run_of(one | {"source": {}, "job": one["job"] | ran})
+    assert (sharded.implementation, sharded.execution.engine, sharded.execution.code) == (
+        "transformer_engine",
+        "fsdp",
+        "fused",
+    )
+
+
+def test_experts_that_zero_3_gathers_one_by_one_are_left_out() -> None:
+    one = row("nemo26.06-GB200-DeepSeek-V3-pretrain-mxfp8-256g-gbs4096")
+    job = one["job"] | {"engine": "deepspeed", "zero_stage": 3, "precision": "bf16", "transformer_impl": None}
+    for date, stage, left_out in (("2025-11", 3, True), ("2025-12", 3, False), ("2025-11", 2, False)):
+        source = {"address": "who/knows", "date": date}
+        found = result_of(one | {"source": source, "job": job | {"zero_stage": stage}})
+        assert (found.skipped == "experts that ZeRO-3 gathers one by one") == left_out
+
+
+def test_a_suspect_row_enters_no_figure() -> None:
+    found = result_of(row("sc21-t1-145B") | {"suspect": True})
+    assert (found.excluded, found.counted) == ("marked suspect", False)
+    assert found.predicted_s == BY_ID["sc21-t1-145B"].predicted_s
+
+
 def test_the_measured_time_is_stated_or_implied() -> None:
     one = row("sc21-t1-145B")
     assert measured_step_s(one) == one["check"]["implied_step_time_s"]
