@@ -152,6 +152,10 @@ GPUS: Rows = [
     ("16 bits without rows", lambda: [gpu_rates(each).matmul["bf16"] for each in (
         "B200", "MI300X", "MI325X", "MI355X", "H20")],
      [round(0.855 * each, 2) for each in (0.776, 0.514, 784.9 / 1307.4, 1565 / 2516, 142.25 / 148)]),
+    ("fp8 of AMD's", lambda: [gpu_rates(each).matmul["fp8"] for each in ("MI300X", "MI325X")],
+     [round(0.855 * 0.514 * 1273 / (2 * 708), 2), round(0.855 * 784.9 / 1307.4 * 1409 / (2 * 831), 2)]),
+    ("fp16 of AMD's", lambda: [gpu_rates(each).matmul["fp16"] for each in ("MI300X", "MI325X")],
+     [round(0.855 * 0.514 * 654 / 708, 2), round(0.855 * 784.9 / 1307.4 * 787 / 831, 2)]),
     # Forward and backward: 2 and 5 products of scores, at 129.1 and, as on H100, 550/648 of it.
     ("attention on H20", lambda: [round(gpu_rates("H20").attention[each], 2) for each in ("flash", "cudnn", "flash3")],
      [round(83.7 / 148 * 0.60 / 0.73, 2), round(129.1 / 148 * 7 / (2 + 5 * 648 / 550), 2),
