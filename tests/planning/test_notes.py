@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from kit.cost.time.step import StepTimer
+from kit.planner.calibration import Calibration, Residual, kind
 from kit.planner.describe import describe
 from kit.planner.explain import notes
 from kit.planner.request import Request
-from kit.planner.search import Candidate
+from kit.planner.search import Candidate, LayoutScorer
 from kit.specs.job import OptimizerSpec
 from kit.specs.layout import Layout
 from kit.units import human_seconds
@@ -20,9 +21,14 @@ from tests.planning.shapes import DENSE, MIXED, NODE, NODES, Rows, by_hand, work
 from tests.support.models import cluster, deepspeed, job, megatron, torch
 
 
+def ran(w: Any, factor: float = 1.0, gib: float = 0.0) -> LayoutScorer:
+    """What scores layouts where runs of a workload's kind took ``factor`` times as long, and so much more memory."""
+    return LayoutScorer(replace(request(), calibration=Calibration({kind(w): Residual(factor, gib, 1)})))
+
+
 def noted(layout: Layout, model: Any = DENSE, machines: Any = NODE, **the_job: Any) -> list[tuple[str, str, str]]:
     """(rule, chosen, beginning of the reason) of the notes."""
-    found = notes.notes(work(layout, model, machines, **the_job))
+    found = notes.notes(w := work(layout, model, machines, **the_job), ran(w))
     return [(each.rule, each.chosen, each.why.partition(":")[0].partition(",")[0]) for each in found]
 
 
@@ -38,8 +44,10 @@ RIGHT_FP8 = replace(
     job=job(seq_length=1024, global_batch_size=24, precision="fp8"),
     layout=torch(dp=8, micro_batch_size=3),
 )
+RIGHT_BF16 = replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision="bf16"))
 RIGHT_DDP = replace(work(torch()), job=job(seq_length=1024, global_batch_size=64), cluster=FAR, layout=torch(dp=64))
 RIGHT_ZERO = replace(RIGHT_DDP, layout=deepspeed(dp=64, zero_stage=3))
+SECONDS = StepTimer().components_s(request().workload(ON_CPU))
 NOTES: Rows = [
     ("a model that is not described", lambda: noted(torch(dp=8), MIXED), [("model", "approximate",
         "model type mixed is not described; transformers counted its parameters. Tried on described families")]),
@@ -55,23 +63,28 @@ NOTES: Rows = [
      ["moments are rounded to bf16; master weights are fp32",
       "moments and gradients are rounded to bf16; master weights are fp32"]),
     ("tensor parallelism over nodes",
-        lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(work(megatron(tp=tp), machines=machines))]
-                                               for tp, machines in ((8, cluster("2x4xH100")), (6, cluster("2x4xH100")),
-                                               (4, cluster("2x4xH100")), (
-                                                   3, cluster("1x4xH100")))],
+     lambda: [[each.why.rpartition("; ")[2] for each in notes.notes(w, ran(w))] for w in (
+         work(megatron(tp=tp), machines=cluster(machines))
+         for tp, machines in ((8, "2x4xH100"), (6, "2x4xH100"), (4, "2x4xH100"), (3, "1x4xH100")))],
      [["layout.tp=4 stays inside a node"], ["layout.tp=2 stays inside a node"], [], []]),
-    ("fp8", lambda: [[(each.rule, each.chosen, each.why[:24]) for each in notes._fp8(w)] for w in (
+    ("fp8", lambda: [[(each.rule, each.chosen, each.why[:24]) for each in notes._fp8(w, ran(w))] for w in (
         RIGHT_FP8, replace(RIGHT_FP8, cluster=cluster("2xcpu")), work(megatron(dp=8), **FP8), work(torch(dp=8)))],
      [[("precision", "fp8", "linear layers of the blo")], [("precision", "fp8", "emulated, for a CPU has ")], [], []]),
-    ("the same step in bf16", lambda: [each.rejected for each in notes._fp8(RIGHT_FP8)],
-     [(f"bf16, the same layout: "
-       f"{human_seconds(step_s(replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision='bf16'))))} a step",)]),
+    ("the same step in bf16", lambda: [each.rejected for scorer in (ran(RIGHT_BF16), ran(RIGHT_BF16, 1.75))
+                                      for each in notes._fp8(RIGHT_FP8, scorer)],
+     [(f"bf16, the same layout: {human_seconds(factor * step_s(RIGHT_BF16))} a step",) for factor in (1, 1.75)]),
     # On slow links every way to send less gains at least a twentieth; on one node none does.
     ("compression", lambda: [[line.partition(":")[0] for each in notes._compression(
-        w) for line in each.rejected] for w in (
+        w, ran(w)) for line in each.rejected] for w in (
         RIGHT_DDP, RIGHT_ZERO, replace(RIGHT_DDP, cluster=replace(FAR, inter_node_gbytes_per_s=1e4)))],
      [["gradient_compression=bf16", "gradient_compression=powersgd"], [
          "zero_quantized_weights", "zero_quantized_weights and zero_quantized_gradients"], []]),
+    # A run's measured memory leaves no room for it, and its measured time is what a note says.
+    ("compression where runs took more", lambda: [[line.partition(" ")[2] for each in notes._compression(
+        RIGHT_DDP, ran(RIGHT_DDP, 2.5, gib)) for line in each.rejected] for gib in (0.0, 80.0)],
+     [[f"{human_seconds(2.5 * step_s(w))} a step, {1 - step_s(w) / step_s(RIGHT_DDP):.0%} less" for w in (
+         replace(RIGHT_DDP, layout=RIGHT_DDP.layout.but(gradient_compression=each)) for each in ("bf16", "powersgd"))],
+      []]),
     ("ways to send less", lambda: [[name for name, _ in notes._compressed(each)] for each in (
         torch(gradient_compression="bf16"), deepspeed(zero_quantized_weights=True),
         deepspeed(zero_quantized_gradients=True))],
@@ -85,8 +98,7 @@ NOTES: Rows = [
      ["no other layout that kit tries fits", f"the fastest other layout takes 1,000 ms ({describe(M)})"]),
     ("seconds of offload", lambda: [notes._offload(request(), candidate(2.0, layout=each)) for each in (M,
         ON_CPU)],
-     ["", f"Offload takes {human_seconds(StepTimer().components_s(request().workload(ON_CPU))['offload'])} of 2 s a "
-          f"step. "]),
+     ["", f"Offload takes {human_seconds(2 * SECONDS['offload'] / sum(SECONDS.values()))} of 2 s a step. "]),
 ]  # fmt: skip
 
 

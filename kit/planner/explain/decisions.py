@@ -19,6 +19,7 @@ from kit.planner.search import (
     MEMORY_MARGIN,
     PRICE_OF_ROOM,
     Candidate,
+    LayoutScorer,
     SearchResult,
     eligible,
     faster_than,
@@ -60,7 +61,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         *faster_with_fewer(request, best),
         *_transformer_engine(request, best),
         *_without_a_pin(request, best),
-        *notes(request.workload(best.layout)),
+        *notes(request.workload(best.layout), LayoutScorer(request)),
     )
 
 

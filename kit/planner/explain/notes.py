@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kit.cost.hardware import usable_gib
-from kit.cost.memory.peak import peak_gib
-from kit.cost.time.step import StepTimer, step_time_components_s
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.planner.search import Candidate, SearchResult, faster_than, step_s
+from kit.planner.search import Candidate, LayoutScorer, SearchResult, faster_than, step_s
 from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout
 from kit.specs.optimizers import OPTIMIZERS
@@ -27,8 +26,8 @@ _MOST_COMPUTE = 1.2
 1 they are slower, and 0.2 allow for GEMMs that become more efficient."""
 
 
-def notes(w: Workload) -> Iterator[Decision]:
-    """Notes on a chosen layout."""
+def notes(w: Workload, scorer: LayoutScorer) -> Iterator[Decision]:
+    """Notes on a chosen layout. ``scorer``: the search's, so that what a note compares was corrected like the plan."""
     if (known := w.model.approximate) is not None:
         bands = rows("approximate")["counted" if known.counted else "estimated"]
         off = ", ".join(f"{name} {most:.1%} ({worst:.1%})" for name, (most, worst) in bands.items())
@@ -55,8 +54,8 @@ def notes(w: Workload) -> Iterator[Decision]:
         )
     if w.layout.optimizer_state_dtype == "bf16":
         yield Decision(rule="optimizer_state_dtype", chosen="bf16", why=_lost_in_bf16(w.layout))
-    yield from _compression(w)
-    yield from _fp8(w)
+    yield from _compression(w, scorer)
+    yield from _fp8(w, scorer)
     node = w.cluster.gpus_per_node
     if w.cluster.num_nodes > 1 and node % w.layout.tp:
         inside = max(size for size in range(1, min(w.layout.tp, node) + 1) if node % size == w.layout.tp % size == 0)
@@ -81,15 +80,15 @@ def _lost_in_bf16(layout: Layout) -> str:
     return f"no fp32 master weights: {lost}; moments and sums of gradients are rounded to the nearest"
 
 
-def _compression(w: Workload) -> Iterator[Decision]:
+def _compression(w: Workload, scorer: LayoutScorer) -> Iterator[Decision]:
     """One note with every kind of compressed collective that would save time. The search never chooses these, because
     they are lossy."""
-    now = _step_s(w)
+    now = scorer.step_time_s(w)
     gains = []
     for name, layout in _compressed(w.layout):
         other = w.with_layout(layout)
-        if is_legal(other) and peak_gib(other) <= usable_gib(w.cluster.gpu):
-            then = _step_s(other)
+        if is_legal(other) and scorer.peak_gib(other) <= usable_gib(w.cluster.gpu):
+            then = scorer.step_time_s(other)
             if then <= (1 - _WORTH_SAYING) * now:
                 gains.append(f"{name}: {human_seconds(then)} a step, {1 - then / now:.0%} less")
     if gains:
@@ -111,7 +110,7 @@ def _compressed(layout: Layout) -> Iterator[tuple[str, Layout]]:
         yield "zero_quantized_weights and zero_quantized_gradients", replace(weights, zero_quantized_gradients=True)
 
 
-def _fp8(w: Workload) -> Iterator[Decision]:
+def _fp8(w: Workload, scorer: LayoutScorer) -> Iterator[Decision]:
     """Compares with bf16 where torchao converts linear layers to fp8 (kit/engines/kernels/fp8.py)."""
     if w.job.precision != "fp8" or w.layout.engine != "torch":
         return
@@ -130,12 +129,8 @@ def _fp8(w: Workload) -> Iterator[Decision]:
             chosen="fp8",
             why="linear layers of the blocks multiply in 8 bits, with a scale for each tensor; the head, attention, "
             "experts, gathered weights and saved activations stay as in bf16",
-            rejected=(f"bf16, the same layout: {human_seconds(_step_s(bf16))} a step",),
+            rejected=(f"bf16, the same layout: {human_seconds(scorer.step_time_s(bf16))} a step",),
         )
-
-
-def _step_s(w: Workload) -> float:
-    return sum(step_time_components_s(w).values())
 
 
 def fallback(request: Request, result: SearchResult) -> Iterator[Decision]:
@@ -161,7 +156,8 @@ def _reason(best: Candidate, other: Candidate | None) -> str:
 
 
 def _offload(request: Request, best: Candidate) -> str:
-    seconds = StepTimer().components_s(request.workload(best.layout))["offload"]
+    components = StepTimer().components_s(request.workload(best.layout))
+    seconds = step_s(best) * components["offload"] / sum(components.values())
     return f"Offload takes {human_seconds(seconds)} of {human_seconds(step_s(best))} a step. " if seconds else ""
 
 
