@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.accuracy.strata import quantile
+from benchmarks.accuracy.strata import quantile, weighted
 from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 from kit.cost.time.elementwise import LOW_PRECISIONS
@@ -50,8 +49,7 @@ def regimes(result: Result) -> tuple[str, ...]:
     With enough rows, Transformer Engine is also split by GPU generation: Blackwell's rates come from one source only,
     and without that source Hopper's are used.
     """
-    assert result.run is not None
-    whole, run = _regime(result), result.run
+    whole, run = _regime(result), result.ran
     if run.offloads:
         return (f"{whole}, offload",)
     if run.lora is not None:
@@ -63,8 +61,7 @@ def regimes(result: Result) -> tuple[str, ...]:
 
 
 def _regime(result: Result) -> str:
-    assert result.run is not None
-    run, how, engine = result.run, result.run.execution, result.row["job"]["engine"]
+    run, how, engine = result.ran, result.ran.execution, result.row["job"]["engine"]
     megatrons = {"megatron-local": "megatron before fused attention", "transformer_engine": "transformer_engine"}
     name = megatrons.get(run.implementation, f"other programs with {engine}")
     if run.implementation not in megatrons and engine == "megatron":
@@ -86,13 +83,12 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
 
 
 def _band(name: str, own: list[Result], errors: dict[str, float]) -> Band:
-    sizes = Counter(result.group for result in own)
-    few = len(sizes) < FEWEST_GROUPS or len(own) < FEWEST_ROWS
-    weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
-    by_row = [(error, 1.0) for error, _ in weighted]
+    by_group = weighted((result.group, abs(errors[result.row["id"]])) for result in own)
+    groups, by_row = len({result.group for result in own}), [(error, 1.0) for error, _ in by_group]
+    few = groups < FEWEST_GROUPS or len(own) < FEWEST_ROWS
     width = round(by_row[-1][0] if few else quantile(by_row, SHARE), 3)
     within = sum(error <= width + 5e-4 for error, _ in by_row) / len(own)
-    return Band(name, len(own), len(sizes), width, within, quantile(weighted, SHARE), quantile(by_row, 0.5), few)
+    return Band(name, len(own), groups, width, within, quantile(by_group, SHARE), quantile(by_row, 0.5), few)
 
 
 def as_yaml(found: list[Band], source: str) -> str:

@@ -210,13 +210,10 @@ def dispatcher_of(row: Row) -> str | None:
     """The dispatcher of experts that a field or the notes name; null where none is named."""
     job, experts = row["job"], row["model"].get("moe") or {}
     stated = job.get("dispatcher") or job.get("moe_dispatcher") or experts.get("dispatcher")
-    if stated:
-        word = re.sub(r"[^a-z]", "", str(stated).lower())
-        found = next((name for name in DISPATCHERS if name in word), None)
-        if found is None:
-            raise unknown("dispatcher", stated)
-        return found
-    named = re.search("alltoall|allgather|deepep|hybridep", _notes(row))
+    words = re.sub(r"[^a-z ]", "", str(stated).lower()) if stated else _notes(row)
+    named = re.search("|".join(DISPATCHERS), words)
+    if stated and not named:
+        raise unknown("dispatcher", stated)
     return named.group() if named else None
 
 
@@ -227,12 +224,12 @@ def program_of(row: Row) -> str:
     transformers.
     """
     stated = row["job"].get("program") or row["job"].get("trainer")
-    for text in [stated] if stated else [address_of(row), row.get("notes")]:
-        for program, words in PROGRAMS.items():
-            if re.search(words, str(text or ""), re.IGNORECASE):
-                return program
+    texts = [stated] if stated else [address_of(row), row.get("notes")]
     by_operator = re.search(r"\bop\b|operator", str(row["job"].get("recompute_detail")))
-    return "torchtitan" if by_operator or row["job"].get("compile") else "huggingface"
+    assumed = "torchtitan" if by_operator or row["job"].get("compile") else "huggingface"
+    pairs = ((program, text) for text in texts for program in PROGRAMS)
+    named = (program for program, text in pairs if re.search(PROGRAMS[program], str(text or ""), re.IGNORECASE))
+    return next(named, assumed)
 
 
 def compiled(row: Row) -> bool:

@@ -57,13 +57,14 @@ def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
             after_forward=parameters.total - root if layout.zero_stage == 2 else 0.0,
             element=2.0,
         )
+    lora = workload.lora
     engine = EngineMemory(
         dense=state,
         experts=state,
         matrix_weights=matrix_weights,
         gathered=gathered,
-        root_is_last=sharded and workload.lora is None,
+        root_is_last=sharded and lora is None,
+        adapters=() if lora is None else (adapter_parameters(workload, lora, 0),),
+        of_adapters=state if lora else None,
     )
-    if workload.lora is not None:
-        engine = engine._replace(adapters=(adapter_parameters(workload, workload.lora, 0),), of_adapters=state)
     return replace(workload, engine=engine)

@@ -52,10 +52,12 @@ def _implied_s(common: dict[str, Any], job: dict[str, Any], tflops: float | None
 def _words(row: Row, columns: list[str]) -> list[str]:
     """Values that distinguish a row from the other rows of its table."""
     job = row["job"]
-    words = [f"{name}{job[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if name in columns and job[name]]
-    words.append(f"mb{job['micro_batch_size']}")
-    words += ["sp"] if job.get("sp") and "sp" in columns else []
-    words += ["recompute"] if job["recompute"] == "full" else []
-    words += [row["code"]["name"].replace(" ", "-")] if row["code"] else []
-    words += ["overlapped"] if "overlapped" in row["notes"] else []
-    return words
+    words = (
+        *(f"{name}{job[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if name in columns and job[name]),
+        f"mb{job['micro_batch_size']}",
+        "sp" if job.get("sp") and "sp" in columns else "",
+        "recompute" if job["recompute"] == "full" else "",
+        row["code"]["name"].replace(" ", "-") if row["code"] else "",
+        "overlapped" if "overlapped" in row["notes"] else "",
+    )
+    return [word for word in words if word]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result, predict
+from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
 from benchmarks.accuracy.rows import workload_of
 from benchmarks.accuracy.strata import Errors, errors_by, own_errors
@@ -52,32 +51,13 @@ def without_own_rows(results: Iterable[Result]) -> list[Result]:
     return changed
 
 
-def with_another_choice(results: Iterable[Result], kernels: str, **choice: Any) -> list[Result]:
-    """Peaks with ``choice`` in the workloads of one implementation."""
-
-    def changed(result: Result) -> Result:
-        workload = workload_of(result.row)
-        if workload.implementation != kernels or (workload.cross_entropy != "native" and "cross_entropy" in choice):
-            return result
-        components = predict(result.row, replace(workload, **choice), result.statistic)
-        return replace(result, predicted_gib=sum(components.values()))
-
-    return [changed(result) for result in counted_peaks(results)]
-
-
 def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
-    """Errors of headlines with constants of other groups, of the rows that use a constant, and with the default
-    instead."""
-    results = list(results)
+    """Errors of headlines with constants of other groups, and of the rows that use a constant."""
     held_out = without_own_rows(results)
-    defaults = with_another_choice(results, "nanotron", gathers_again=True)
-    in_place = with_another_choice(results, "transformer_engine", cross_entropy="unfused")
     chosen = {
         "peak above 4 GiB": [result for result in held_out if result.measured_gib > 4],
         "peak above 4 GiB, reserved": [result for result in held_out if result.statistic == "max_reserved"],
         "peak above 4 GiB, QLoRA": [result for result in held_out if _four_bit(result)],
-        "peak above 4 GiB, nanotron's default": [result for result in defaults if result.measured_gib > 4],
-        "peak above 4 GiB, native loss in place": [result for result in in_place if result.measured_gib > 4],
     }
     return errors_by({name: own_errors(rows) for name, rows in chosen.items()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchmarks.accuracy.programs.published import chunks_with_ends, even_chunks
+from benchmarks.accuracy.programs.published import chunks_with_ends, even_chunks, runs_of
 
 Row = dict[str, Any]
 
@@ -27,9 +27,7 @@ def _split(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
     if first_last:
         first, last = int(first_last.group(1)), int(first_last.group(2))
         middle = even_chunks(layers - first - last, pp - 2) if pp > 2 else ()
-        sizes = [first, *(len(part) for part in middle), last]
-        starts = [sum(sizes[:index]) for index in range(len(sizes))]
-        return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+        return runs_of([first, *(len(part) for part in middle), last])
     if "|" in layout:
         return _megatron_layout(layout)
     if row["job"]["engine"] == "nanotron":
@@ -62,9 +60,4 @@ def _megatron_layout(text: str) -> tuple[tuple[int, ...], ...]:
     """``Et*2|(tt|)*5t|tmL`` (megatron-core, transformer/pipeline_parallel_layer_layout.py): t is a decoder layer."""
     expanded = re.sub(r"\(([^)]*)\)\*(\d+)", lambda found: found.group(1) * int(found.group(2)), text)
     expanded = re.sub(r"(\w)\*(\d+)", lambda found: found.group(1) * int(found.group(2)), expanded)
-    result, start = [], 0
-    for part in expanded.split("|"):
-        size = part.count("t")
-        result.append(tuple(range(start, start + size)))
-        start += size
-    return tuple(result)
+    return runs_of([part.count("t") for part in expanded.split("|")])

@@ -100,8 +100,7 @@ def contradicted(results: Iterable[Result]) -> dict[str, float]:
 
 
 def _slot_s(result: Result) -> float:
-    assert result.run is not None
-    layout = result.run.layout
+    layout = result.ran.layout
     return (result.measured_s or 0.0) / (layout.gradient_accumulation_steps + (layout.pp - 1) / layout.vp)
 
 

@@ -72,14 +72,12 @@ def about(path: Path) -> str | None:
 
 def excluded(row: Row) -> str | None:
     """Why a row does not enter error figures, or null."""
-    for mark in ("suspect", "weak", "approximate"):
-        if row.get(mark):
-            return f"marked {mark}"
-    if (row.get("inferred") or {}).get("dp") is not None:
-        return "data-parallel size only inferred"
-    if row["job"].get("engine") == "fsdp" and row["job"].get("recompute") is None:
-        return "recompute not stated"
-    return None
+    job = row["job"]
+    reasons = {f"marked {mark}": bool(row.get(mark)) for mark in ("suspect", "weak", "approximate")} | {
+        "data-parallel size only inferred": (row.get("inferred") or {}).get("dp") is not None,
+        "recompute not stated": job.get("engine") == "fsdp" and job.get("recompute") is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def workload_of(row: Row) -> PublishedWorkload:

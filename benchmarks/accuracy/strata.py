@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,19 +23,24 @@ class Errors:
 
 def errors_of(pairs: Iterable[tuple[str, float]]) -> Errors | None:
     """``pairs`` of (group, relative error); null without any."""
-    groups: dict[str, list[float]] = {}
-    for group, error in pairs:
-        groups.setdefault(group, []).append(error)
-    if not groups:
+    signed = weighted(pairs)
+    if not signed:
         return None
-    weighted = sorted((abs(error), 1 / len(group)) for group in groups.values() for error in group)
+    absolute, groups = sorted((abs(error), weight) for error, weight in signed), sum(weight for _, weight in signed)
     return Errors(
-        rows=len(weighted),
-        groups=len(groups),
-        median_absolute=quantile(weighted, 0.5),
-        p90_absolute=quantile(weighted, 0.9),
-        signed_mean=sum(sum(group) / len(group) for group in groups.values()) / len(groups),
+        rows=len(signed),
+        groups=round(groups),
+        median_absolute=quantile(absolute, 0.5),
+        p90_absolute=quantile(absolute, 0.9),
+        signed_mean=sum(error * weight for error, weight in signed) / groups,
     )
+
+
+def weighted(pairs: Iterable[tuple[str, float]]) -> list[tuple[float, float]]:
+    """``pairs`` of (group, value) as (value, weight), sorted; each group weighs one."""
+    pairs = list(pairs)
+    sizes = Counter(group for group, _ in pairs)
+    return sorted((value, 1 / sizes[group]) for group, value in pairs)
 
 
 def errors_by(chosen: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, Errors]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
@@ -36,6 +37,12 @@ class Result:
     """What the row does not state and the prediction assumes; such rows have a stratum of their own."""
     excluded: str | None
     skipped: str | None
+
+    @property
+    def ran(self) -> PublishedWorkload:
+        """The run of a row that is predicted."""
+        assert self.run is not None
+        return self.run
 
     @property
     def relative_error(self) -> float | None:
@@ -123,7 +130,8 @@ def _run(row: Row) -> tuple[PublishedWorkload, str | None]:
         else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
     )
     modes = [job["recompute"]] if job.get("recompute") is not None else list(ASSUMED_MODES)
-    tried: list[_Assumed] = []
+    # GiB that are lacking, what decides on memory, seconds, the run, its words.
+    tried: list[tuple[float, tuple[int, str], float, PublishedWorkload, str]] = []
     for size, vp in itertools.product(sizes, _interleavings(row)):
         try:
             base = run_of({**row, "job": {**job, "micro_batch_size": size, "recompute": "none", "vp": vp}})
@@ -132,26 +140,12 @@ def _run(row: Row) -> tuple[PublishedWorkload, str | None]:
         for mode in modes:
             run = with_recompute(base, mode)
             words = f"micro batch {size}, recompute {mode}" + (f", vp {vp}" if vp != job.get("vp") else "")
-            tried.append(_Assumed(_over_gib(run), sum(components_s(run).values()), run, (size, mode), words))
-    likely = [entry for entry in tried if entry.over_gib <= 0]
-    if not likely:
-        # It did run: what comes nearest to fitting was run, with the interleaving that is best for it.
-        nearest = min(tried, key=lambda entry: entry.over_gib)
-        likely = [entry for entry in tried if entry.memory == nearest.memory]
-    best = min(likely, key=lambda entry: entry.step_s)
-    return best.run, best.words
-
-
-@dataclass(frozen=True)
-class _Assumed:
-    """What may have been run where a row does not say."""
-
-    over_gib: float
-    step_s: float
-    run: PublishedWorkload
-    memory: tuple[int, str]
-    """Micro batch and recompute mode, which decide on memory."""
-    words: str
+            tried.append((_over_gib(run), (size, mode), sum(components_s(run).values()), run, words))
+    # It did run. Where nothing fits, what comes nearest was run, with the interleaving that is best for it.
+    _, nearest, *_ = min(tried, key=itemgetter(0))
+    likely = [each for each in tried if each[0] <= 0] or [each for each in tried if each[1] == nearest]
+    *_, run, words = min(likely, key=itemgetter(2))
+    return run, words
 
 
 def _stated_mode(words: Any) -> str | None:

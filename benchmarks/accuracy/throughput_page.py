@@ -118,8 +118,10 @@ def _ranking(report: Report) -> list[str]:
     if not report.ranking:
         return lines
     ranking = report.ranking
-    found = f"Median regret {ranking['median_regret']:.1%}, worst {ranking['worst_regret']:.1%}, "
-    found += f"median rank correlation {ranking['median_spearman']:.2f}."
+    found = (
+        f"Median regret {ranking['median_regret']:.1%}, worst {ranking['worst_regret']:.1%}, "
+        f"median rank correlation {ranking['median_spearman']:.2f}."
+    )
     if report.independent:
         return [*lines, "", found, *FABRIC.rstrip().splitlines()]
     return [

@@ -82,8 +82,7 @@ def left_out(report: Report) -> list[str]:
     """Every row that enters no error figure, by reason."""
     reasons: dict[str, list[str]] = {}
     for result in report.results:
-        for words, reason in (("not predicted", result.skipped), ("not counted", result.excluded)):
-            if reason:
-                reasons.setdefault(f"{words}: {reason}", []).append(result.row["id"])
-                break
+        words, reason = "not predicted" if result.skipped else "not counted", result.skipped or result.excluded
+        if reason:
+            reasons.setdefault(f"{words}: {reason}", []).append(result.row["id"])
     return [f"{reason} ({len(names)} rows): {', '.join(names)}" for reason, names in sorted(reasons.items())]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from benchmarks.accuracy.strata import Errors, errors_by, quantile
+from benchmarks.accuracy.strata import Errors, errors_by, quantile, weighted
 from benchmarks.accuracy.throughput import Result, components_s
 from kit.cost.hardware import gpu_rates, peak_flops_per_s
 from kit.cost.model.flops import model_flops_per_token
@@ -28,33 +28,30 @@ def generation(result: Result) -> str:
 
 def kind(result: Result) -> str:
     """A generation of GPUs and what its GEMMs run in."""
-    assert result.run is not None
-    precision = result.run.execution.precision
+    precision = result.ran.execution.precision
     return f"{generation(result)} {'bf16/fp16' if precision in ('bf16', 'fp16') else precision}"
 
 
 def headline(result: Result) -> bool:
     """Megatron's dense rows in 16 bits."""
-    assert result.run is not None
     return (
         result.row["job"]["engine"] == "megatron"
         and result.row["model"].get("moe") is None
-        and result.run.execution.precision in ("bf16", "fp16")
+        and result.ran.execution.precision in ("bf16", "fp16")
     )
 
 
 def labels(result: Result) -> list[str]:
     """The strata of a row."""
-    assert result.run is not None
-    job, layout = result.row["job"], result.run.layout
+    job, layout = result.row["job"], result.ran.layout
     return [
         f"engine {job['engine']}",
         f"GPU {kind(result)}",
-        "experts" if result.run.model.num_experts else "dense",
+        "experts" if result.ran.model.num_experts else "dense",
         f"recompute {layout.recompute}",
         "pipeline" if layout.pp > 1 else "no pipeline",
         "context parallel" if layout.cp > 1 else "no context parallel",
-        "LoRA" if result.run.lora else "all weights trained",
+        "LoRA" if result.ran.lora else "all weights trained",
         *([f"file {result.row['file']}"] if "file" in result.row else []),
     ]
 
@@ -93,9 +90,8 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
     for name in {kind(result) for result in results}:
         of_kind = [result for result in results if kind(result) == name]
         counted = [result for result in of_kind if result.counted] or of_kind
-        ratios = [(result.group, (result.measured_s or 1.0) / ideal[result.row["id"]]) for result in counted]
-        sizes = Counter(group for group, _ in ratios)
-        constant = quantile(sorted((ratio, 1 / sizes[group]) for group, ratio in ratios), 0.5)
+        ratios = ((result.group, (result.measured_s or 1.0) / ideal[result.row["id"]]) for result in counted)
+        constant = quantile(weighted(ratios), 0.5)
         for result in of_kind:
             errors[result.row["id"]] = constant * ideal[result.row["id"]] / (result.measured_s or 1.0) - 1
     return errors
@@ -103,10 +99,9 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
 
 def _ideal_s(result: Result) -> float:
     """FLOPs (causal, a third more with full recompute) at the data sheet's peak."""
-    assert result.run is not None
-    layout, s = result.run.layout, result.run.job.seq_length
-    flops = model_flops_per_token(result.run.model, s) * (4 / 3 if layout.recompute == "full" else 1.0)
-    peak = peak_flops_per_s(result.run.cluster.gpu, result.run.execution.precision)
+    layout, s = result.ran.layout, result.ran.job.seq_length
+    flops = model_flops_per_token(result.ran.model, s) * (4 / 3 if layout.recompute == "full" else 1.0)
+    peak = peak_flops_per_s(result.ran.cluster.gpu, result.ran.execution.precision)
     return flops * layout.global_batch_size * s / layout.world_size / peak
 
 
@@ -140,12 +135,11 @@ def without_own_source(results: Iterable[Result]) -> dict[str, float]:
         factors = {name: _estimated(name, others, fits) for name in {POOLED, *map(constant, results)}}
         sustained = factors[POOLED] or 1.0
         for result in (result for result in results if result.source == source):
-            assert result.run is not None
             factor = sustained
             if constant(result) != POOLED:
-                of_others = factors[constant(result)] or sustained * _share_of_single_gemms(result.run)
+                of_others = factors[constant(result)] or sustained * _share_of_single_gemms(result.ran)
                 factor = of_others if ONE_SOURCE[generation(result)] == source else 1.0
-            seconds = sum(components_s(result.run, factor).values())
+            seconds = sum(components_s(result.ran, factor).values())
             errors[result.row["id"]] = seconds / (result.measured_s or 1.0) - 1
     return errors
 
@@ -165,10 +159,7 @@ def estimates(results: Iterable[Result]) -> dict[str, dict[str, float]]:
 
 def _times(result: Result) -> list[float]:
     """Predicted over measured, less one, at each factor of the grid."""
-    assert result.run is not None
-    assert result.measured_s
-    measured = result.measured_s
-    return [sum(components_s(result.run, factor).values()) / measured - 1 for factor in GRID]
+    return [sum(components_s(result.ran, factor).values()) / (result.measured_s or 1.0) - 1 for factor in GRID]
 
 
 def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> float | None:

@@ -46,6 +46,7 @@ PLAIN = changed()
         {"job__zero_stage": str(RAW[NAME]["job"]["zero_stage"])},
         {"cluster__gpu": "NVIDIA A100-SXM4-80GB"},
         {"cluster__gpu": "A100 80GB"},
+        {"cluster__gpu": "A100", "cluster__gpu_memory_gib": 80},
         {"cluster__inter_node_gbps_per_gpu": str(RAW[NAME]["cluster"]["inter_node_gbps_per_gpu"])},
     ],
     ids=str,

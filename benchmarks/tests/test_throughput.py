@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +66,45 @@ def test_what_is_left_out_or_assumed_says_why(name: str, said: str, words: str) 
     assert not BY_ID[name].counted
 
 
-def test_fields_say_what_ran_beside_what_and_on_which_part() -> None:
-    one = row("nemo26.06-GB200-DeepSeek-V3-pretrain-mxfp8-256g-gbs4096") | {"notes": ""}
-    for stated in (True, False):
-        assert run_of(one | {"job": one["job"] | {"overlap_moe_comm": stated}}).execution.overlaps_experts == stated
-    for size, part in ((80, "A100-80"), (40, "A100-40")):
-        assert run_of(one | {"cluster": {"gpu": "A100", "gpu_memory_gib": size, "num_gpus": 256},
-                             "job": one["job"] | {"precision": "bf16"}}).cluster.gpu.name == part  # fmt: skip
-    ran = {"engine": "fsdp", "zero_stage": 3, "attention": "te", "transformer_impl": None}
-    sharded = run_of(one | {"source": {}, "job": one["job"] | ran})
-    assert (sharded.implementation, sharded.execution.engine, sharded.execution.code) == (
-        "transformer_engine",
-        "fsdp",
-        "fused",
-    )
+EXPERTS = "nemo26.06-GB200-DeepSeek-V3-pretrain-mxfp8-256g-gbs4096"
+SHARDED = {"engine": "fsdp", "zero_stage": 3, "attention": "te", "transformer_impl": None}
+BF16 = {"precision": "bf16", "transformer_impl": None}
 
 
-def test_experts_that_zero_3_gathers_one_by_one_are_left_out() -> None:
-    one = row("nemo26.06-GB200-DeepSeek-V3-pretrain-mxfp8-256g-gbs4096")
-    job = one["job"] | {"engine": "deepspeed", "zero_stage": 3, "precision": "bf16", "transformer_impl": None}
-    for date, stage, left_out in (("2025-11", 3, True), ("2025-12", 3, False), ("2025-11", 2, False)):
-        source = {"address": "who/knows", "date": date}
-        found = result_of(one | {"source": source, "job": job | {"zero_stage": stage}})
-        assert (found.skipped == "experts that ZeRO-3 gathers one by one") == left_out
+def changed(name: str, **sections: Any) -> dict[str, Any]:
+    """A row with other values: those of a section take the place of its own."""
+    one = row(name)
+    return one | {key: one[key] | new if isinstance(new, dict) else new for key, new in sections.items()}
 
 
-def test_a_suspect_row_enters_no_figure() -> None:
-    found = result_of(row("sc21-t1-145B") | {"suspect": True})
-    assert (found.excluded, found.counted) == ("marked suspect", False)
-    assert found.predicted_s == BY_ID["sc21-t1-145B"].predicted_s
+@pytest.mark.parametrize(
+    ("changes", "what", "value"),
+    [
+        ({"notes": "", "job": {"overlap_moe_comm": True}}, "execution.overlaps_experts", True),
+        ({"notes": "", "job": {"overlap_moe_comm": False}}, "execution.overlaps_experts", False),
+        ({"source": {"address": "who/knows"}, "job": SHARDED}, "implementation", "transformer_engine"),
+        ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.code", "fused"),
+        ({"source": {"address": "who/knows"}, "job": SHARDED}, "execution.engine", "fsdp"),
+    ],
+)
+def test_fields_say_what_ran(changes: dict[str, Any], what: str, value: Any) -> None:
+    assert attrgetter(what)(run_of(changed(EXPERTS, **changes))) == value
+
+
+@pytest.mark.parametrize(
+    ("date", "stage", "suspect", "why"),
+    [
+        ("2025-11", 3, False, "experts that ZeRO-3 gathers one by one"),
+        ("2025-12", 3, False, None),
+        ("2025-11", 2, False, None),
+        ("2025-11", 2, True, "marked suspect"),
+    ],
+)
+def test_rows_that_no_figure_counts(date: str, stage: int, suspect: bool, why: str | None) -> None:
+    """Experts are one parameter since transformers 5; what a file marks is predicted, and not counted."""
+    job = BF16 | {"engine": "deepspeed", "zero_stage": stage}
+    found = result_of(changed(EXPERTS, source={"address": "x", "date": date}, job=job, suspect=suspect))
+    assert (found.skipped or found.excluded, found.counted) == (why, why is None)
 
 
 def test_the_measured_time_is_stated_or_implied() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 from benchmarks.accuracy.programs.adapters import PublishedLora, adapted, adapter_parameters
@@ -234,9 +236,12 @@ class PublishedWorkload(Workload):
 
 def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
     """``parts`` runs of layers of one length; where they do not divide, the first are longer by one."""
-    sizes = [num_layers // parts + (part < num_layers % parts) for part in range(parts)]
-    starts = [sum(sizes[:part]) for part in range(parts)]
-    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+    return runs_of([num_layers // parts + (part < num_layers % parts) for part in range(parts)])
+
+
+def runs_of(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Numbers from 0 in runs of these lengths."""
+    return tuple(tuple(range(end - size, end)) for end, size in zip(accumulate(sizes), sizes, strict=True))
 
 
 def chunks_with_ends(num_layers: int, parts: int, mtp_layers: int = 0) -> tuple[tuple[int, ...], ...]:
