@@ -9,15 +9,19 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from kit.addons.configs.beside import beside_gib
 from kit.addons.configs.entries import word
 from kit.addons.configs.known import unknown_keys
 from kit.addons.configs.patch import edited, unified_diff
 from kit.addons.configs.reading import Asked, asked_of, source_of
 from kit.addons.configs.tables import Bound
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
+from kit.addons.configs.workload import Described
 from kit.addons.lint import SCRIPTS, lint, named_file
 from kit.addons.lint.finding import Finding, FindingJson
 from kit.cost.estimate import predict
+from kit.cost.memory.peak import peak_memory
+from kit.cost.prediction import Prediction
 from kit.cost.time.step import StepTimer
 from kit.errors import SpecError
 from kit.planner.plan import Plan
@@ -157,13 +161,27 @@ def answer(path: Path, gpus: str | None, row_tokens: int | None = None) -> Answe
             cluster=work.cluster,
             job=work.job,
             layout=work.layout,
-            predicted=predict(work),
+            predicted=_predicted(now.described),
             decisions=(),
         ),
         findings=tuple(_findings(path, asked, now)),
         nearest=None if now.fits else nearest(others),
         fastest=best if faster else None,
     )
+
+
+def _predicted(described: Described) -> Prediction:
+    """``predict``'s, with what the program has on a GPU beside the workload: ``weights``, in every phase."""
+    more = beside_gib(described.alone)
+    stages = [
+        replace(
+            stage,
+            components_gib={**stage.components_gib, "weights": stage.components_gib["weights"] + more},
+            phases_gib={phase: gib + more for phase, gib in stage.phases_gib.items()},
+        )
+        for stage in peak_memory(described.alone)
+    ]
+    return replace(predict(described.workload), memory=tuple(stages))
 
 
 def _findings(path: Path, asked: Asked, now: Variant) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from kit.addons.configs.tables import Table
 from kit.addons.configs.workload import Described
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node
-from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.errors import SpecError
 from kit.planner.search import EQUALLY_FAST, MEMORY_MARGIN
@@ -39,7 +38,7 @@ def variant(asked: Asked, values: Mapping[str, Any], timer: StepTimer) -> Varian
     """Raises ``SpecError`` where kit has no figures for it."""
     found = asked.described(values)
     work, cluster = found.workload, found.workload.cluster
-    gib, host = peak_gib(work), host_ram_gib_per_node(work)
+    gib, host = found.peak_gib, host_ram_gib_per_node(work)
     fits = gib <= usable_gib(cluster.gpu)
     if cluster.host_ram_gib is not None:
         fits = fits and host <= HOST_SHARE * cluster.host_ram_gib

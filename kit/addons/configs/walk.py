@@ -70,6 +70,7 @@ def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened:
         yield from (("job.lora.targets", "all-linear"),) if layers is None else (("job.lora.target_modules", layers),)
         if others:
             gaps.append(Gap("least", key, f"adapters on {', '.join(others[:4])} are not counted", line))
+        yield from (matched(row.sets, value) or {}).items()
         return
     if row.kind == "names":
         yield row.field, value if isinstance(value, list) else str(value).split()

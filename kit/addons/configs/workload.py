@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from kit.addons.configs.beside import beside_gib, tower_parameters
 from kit.addons.configs.walk import Gap, Reading
 from kit.addons.lint.described import zero_sizes
+from kit.cost.memory.peak import peak_gib
 from kit.cost.model.lora import named_layers
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.planner.rules import violations
+from kit.planner.search import MEMORY_MARGIN
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import TRL, JobSpec
+from kit.specs.job import MLP_LAYERS, TRL, JobSpec
 from kit.specs.layout import DEFAULTS, ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
@@ -68,6 +71,16 @@ class Described:
     packed: bool
     """Whether every row of a batch is as long as the longest."""
 
+    alone: Workload
+    """The workload without the memory of a vLLM for which weights and optimizer state leave the GPU; else itself."""
+
+    @property
+    def peak_gib(self) -> float:
+        """The fullest GPU's, with what the program has there beside the workload."""
+        in_turns = self.workload.vllm_share if self.alone != self.workload else 0.0
+        vllm = in_turns * self.workload.cluster.gpu.memory_gib
+        return max(peak_gib(self.alone) + beside_gib(self.alone), vllm)
+
 
 def described(reading: Reading, gpus: str | None, row_tokens: int | None = None) -> Described:
     """The workload. Raises ``SpecError`` where kit has no figures for it."""
@@ -101,12 +114,25 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
         other = {each.rule for each in violations(in_fp8)} - {each.rule for each in violations(workload)} - _PRICED
         short += (Gap("least", "fp8", "fp8 is counted as bf16"),) if other else ()
         workload = workload if other else in_fp8
-    gaps = (*reading.gaps, *_left_out(model, given, layout), *short)
+    gaps = (*reading.gaps, *_left_out(given, workload), *short)
     sizes = {name: given.get(f"layout.{name}") for name in ZERO_KEYS}
     workload = workload.with_layout(layout.but(**zero_sizes(sizes, workload)))
     workload, approximated = _priced(workload)
+    if layout.ep > 1 and not given.get("even_experts") and _is_uneven(workload):
+        approximated += (Gap("least", "model", "the fullest rank's experts are counted as the mean"),)
+    alone, away = _without_vllm(workload), (given.get("away.model"), given.get("away.optimizer"))
+    if any(away) and not all(away) and peak_gib(workload) > peak_gib(alone):
+        approximated += (Gap("most", "vllm", "what is on the host while it generates is counted on the GPU"),)
     packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
-    return Described(workload, (*gaps, *approximated), notes, packed)
+    return Described(workload, (*gaps, *approximated), notes, packed, alone if all(away) else workload)
+
+
+def _without_vllm(workload: Workload) -> Workload:
+    """With one that sleeps while the model trains, and takes no memory before."""
+    if not workload.vllm_sleeps or workload.job.grpo is None:
+        return workload
+    grpo = replace(workload.job.grpo, vllm_gpu_memory_utilization=1e-9)
+    return replace(workload, job=replace(workload.job, grpo=grpo))
 
 
 def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
@@ -197,26 +223,46 @@ def _in_16_bits(layout: Layout, given: Mapping[str, Any]) -> bool:
     return layout.engine == "torch" and kept and whole
 
 
-def _left_out(model: ModelSpec, given: Mapping[str, Any], layout: Layout) -> list[Gap]:
+_FULLEST = 3.7
+"""The fullest expert over the mean where nothing balances them (docs/notes/experts.md); a rank's experts together have
+less."""
+
+
+def _is_uneven(workload: Workload) -> bool:
+    """Whether uneven experts may need more than the error that any prediction is given room for. Where the nearest
+    workload has no ``ep`` nothing is known."""
+    load = min(float(workload.layout.ep), _FULLEST)
+    uneven = replace(workload, job=replace(workload.job, expert_load=load))
+    return load == 1 or peak_gib(uneven) > peak_gib(workload) * (1 + MEMORY_MARGIN)
+
+
+def _left_out(given: Mapping[str, Any], workload: Workload) -> list[Gap]:
     """What the cost model has no figures for, whatever the file's keys are."""
+    model, job, layout = workload.model, workload.job, workload.layout
     megatron = layout.engine == "megatron"
+    known = model.name in tower_parameters()
+    # DeepSpeed has moments for all that might be trained, also where no gradient arrives
+    still = given.get("towers") == "frozen" or (
+        given.get("towers") == "idle" and (job.lora is not None or layout.engine == "torch")
+    )
     found = {
-        "towers for images and sound are not counted": model.is_text_part,
+        "towers for images and sound are not counted": model.is_text_part and not known,
+        "of towers for images and sound the weights alone are counted": model.is_text_part and known and not still,
         "heads of multi-token prediction are not counted": given.get("job.mtp_num_layers"),
-        "the fullest rank's experts are counted as the mean": layout.ep > 1,
-        "a reference model and pairs are counted as one sequence": megatron and given.get("job.objective") in TRL,
-        "quantised weights are counted on torch alone": megatron
-        and (given.get("job.lora.four_bit") or given.get("job.lora.eight_bit")),
+        "a reference model and pairs are counted as one sequence": megatron and job.objective in TRL,
+        "quantised weights are counted on torch alone": megatron and job.lora is not None and job.lora.quantised,
     }
     return [Gap("least", "model", why) for why, there in found.items() if there]
 
 
 def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int) -> JobSpec:
     lora = {key.removeprefix("job.lora."): value for key, value in given.items() if key.startswith("job.lora.")}
-    if lora.get("target_modules"):
+    if named := lora.get("target_modules"):
         known = named_layers(model)
-        there = [name for name in lora["target_modules"] if name in known]
-        lora["target_modules"] = there if set(there) < set(known) else []
+        there = [name for name in named if name in known]
+        some = set(there) < set(known)
+        lora |= {"target_modules": there if some else []}
+        lora |= {} if some or MLP_LAYERS & set(named) else {"targets": "attention"}
     if lora.get("alpha") == "2 x rank":
         lora["alpha"] = 2 * int(lora["rank"])
     grpo = {key.removeprefix("job.grpo."): value for key, value in given.items() if key.startswith("job.grpo.")}
