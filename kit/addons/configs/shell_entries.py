@@ -13,19 +13,27 @@ LAUNCHER, ENVIRONMENT = "launcher.", "env."
 """Prefixes of the keys that are not the program's own."""
 
 
+_NOT_STARTED = ("[", "[[", "test", "echo", "printf")
+"""Commands that may name a program, and do not start it."""
+
+
 def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
     """The first command that one of ``starts`` begins, such as ``swift sft``; None if there is none."""
     known = [tuple(start.split()) for start in starts]
     for line in shell_lines(text):
-        found = next(((at, start) for start in known if (at := _place(line.words, start)) >= 0), None)
+        if line.words and line.words[0].value in _NOT_STARTED:
+            continue
+        found = next(((at, start) for start in known if (at := _place(text, line.words, start)) >= 0), None)
         if found is not None:
             at, start = found
             return _source(text, name, line, at, start)
     return None
 
 
-def _place(words: Sequence[Word], start: tuple[str, ...]) -> int:
-    names = [(word.value or "").rsplit("/", 1)[-1] for word in words]
+def _place(text: str, words: Sequence[Word], start: tuple[str, ...]) -> int:
+    """The place of ``start`` in a command, whatever folder its program is in, a variable's too; −1 where it is not."""
+    written = [word.value or text[word.start : word.end].strip("'\"") for word in words]
+    names = [each.rsplit("/", 1)[-1] for each in written]
     return next((at for at in range(len(names)) if tuple(names[at : at + len(start)]) == start), -1)
 
 

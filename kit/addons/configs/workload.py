@@ -87,9 +87,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     if reading.refused:
         raise SpecError("\n".join(reading.refused))
     given = dict(reading.fields)
-    if not given.get("model") or not isinstance(given["model"], str):
-        raise SpecError("the file names no model")
-    model = _model(str(given["model"]))
+    model = _named(given) if "model.num_layers" not in given else _by_sizes(given)
     cluster, notes = cluster_of(given, gpus)
     if given.get("packed_length"):  # 0 is off
         given |= {"job.seq_length": given["packed_length"], "packing": True}
@@ -125,6 +123,37 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
         approximated += (Gap("most", "vllm", "what is on the host while it generates is counted on the GPU"),)
     packed = given.get("packing") is True or given.get("filled") is True or job.objective == "pretrain"
     return Described(workload, (*gaps, *approximated), notes, packed, alone if all(away) else workload)
+
+
+def _named(given: Mapping[str, Any]) -> ModelSpec:
+    if not given.get("model") or not isinstance(given["model"], str):
+        raise SpecError("the file names no model")
+    return _model(given["model"])
+
+
+def _by_sizes(given: Mapping[str, Any]) -> ModelSpec:
+    """The model of Megatron-LM's flags, with what its arguments.py takes for those that are not there."""
+    sizes = {key.removeprefix("model."): value for key, value in given.items() if key.startswith("model.")}
+    if missing := [name for name in ("hidden_size", "num_attention_heads", "vocab_size") if name not in sizes]:
+        raise SpecError(f"the file does not say {', '.join(missing)} of its model")
+    hidden, heads, gated = sizes["hidden_size"], sizes["num_attention_heads"], sizes["family"] == "llama"
+    ffn = sizes.get("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
+    whole = {
+        "name": "model",
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn_hidden_size": ffn,
+        **sizes,
+    }
+    norms = bool(whole.pop("qk_norm", None))
+    if sizes.get("num_experts"):
+        whole |= {
+            "family": ("mixtral", "qwen3_moe")[norms],
+            "moe_ffn_hidden_size": sizes.get("moe_ffn_hidden_size", ffn),
+        }
+    else:
+        whole |= {"family": "qwen3" if norms and gated else sizes["family"], "experts_per_token": 0}
+    return strict_yaml.parse(ModelSpec, whole, strict_yaml.Document("the file", {}, {}))
 
 
 def _without_vllm(workload: Workload) -> Workload:
@@ -165,6 +194,10 @@ def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec,
     cluster = parse_cluster(gpus)
     if not world or int(world) == cluster.num_gpus:
         return cluster, ()
+    tp, pp, cp, ep = (int(given.get(f"layout.{name}") or 1) for name in ("tp", "pp", "cp", "ep"))
+    least = pp * math.lcm(tp * cp, ep)
+    if int(world) % least and not cluster.num_gpus % least:
+        return cluster, (f"the file starts {world} processes, and its sizes take {least}: judged on {gpus}",)
     note = f"the file starts {world} processes, and --gpus {gpus} has {cluster.num_gpus} GPUs: judged on {world}"
     nodes = max(1, int(_count(given.get("nodes")) or math.ceil(int(world) / cluster.gpus_per_node)))
     if int(world) % nodes:
@@ -179,11 +212,14 @@ def _count(value: Any) -> int | None:
 def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) -> Layout:
     chosen = {key.removeprefix("layout."): value for key, value in given.items() if key.startswith("layout.")}
     chosen = {name: value for name, value in chosen.items() if name not in ZERO_KEYS}
+    chosen |= {"etp": chosen.get("tp", 1)} if chosen.get("etp") == "tp" else {}
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
     known = {name: value for name, value in vars(pins).items() if value is not None}
     known["sp"] = known.get("sp", False) and known.get("tp", 1) > 1
     unread = {"cp_comm_type": known.get("cp", 1) == 1, "recompute_modules": known.get("recompute") != "selective"}
     known = {name: value for name, value in known.items() if not unread.get(name)}
+    if given.get("layers_of_chunk"):
+        known["vp"] = model.num_layers // (known.get("pp", 1) * int(given["layers_of_chunk"]))
     if known["engine"] == "megatron":
         alone = known.get("tp", 1) if model.num_experts else 1
         known["etp"] = known.get("etp", 1) if known.get("ep", 1) > 1 else alone
@@ -283,6 +319,6 @@ def _job(given: Mapping[str, Any], model: ModelSpec, layout: Layout, length: int
 
 
 def _precision(given: Mapping[str, Any], layout: Layout) -> str:
-    """On torch fp16 takes as many bytes as bf16, with which kit has figures."""
+    """On torch and Megatron fp16 takes as many bytes as bf16, with which kit has figures."""
     precision = str(given.get("job.precision", "fp32"))
-    return "bf16" if precision == "fp16" and layout.engine == "torch" else precision
+    return "bf16" if precision == "fp16" and layout.engine != "deepspeed" else precision

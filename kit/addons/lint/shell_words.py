@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 _ASSIGNS = re.compile(r"(\w+)\+?=")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
@@ -150,7 +150,7 @@ class _Scanner:
                 array = array if found is None else found
             elif char in "$`":
                 found = self._expansion(parts)
-                array = array if found is None else found
+                array = array if found is None else list(_split(found))
             else:
                 match = _PLAIN.match(self.text, self.at)
                 parts.append(match[0] if match else char)
@@ -251,6 +251,13 @@ def shell_lines(text: str, written: bool = False) -> list[Line]:
         before = re.sub(r"[^\n]", " ", text[: each.start("body")])
         found += _Scanner(before + each["body"], variables=dict(scanner.variables)).lines()
     return found
+
+
+def _split(array: list[Word]) -> Iterator[Word]:
+    """The words of an array that stands without quotes: an element with blanks is several."""
+    for word in array:
+        several = (word.value or "").split()
+        yield from (replace(word, value=each, own=False) for each in several) if len(several) > 1 else (word,)
 
 
 def _blank(found: re.Match[str]) -> str:
