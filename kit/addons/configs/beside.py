@@ -50,4 +50,6 @@ def _adapters_of_experts(workload: Workload) -> float:
     hidden, width = model.hidden_size, model.mlp_width
     both = (hidden + 2 * width) + (width + hidden)  # A and B of gate and up, which are one, and of down
     layers = (model.num_layers - model.first_dense_layers) / layout.pp
-    return lora.rank * both * layers * model.num_experts / layout.ep * engine_memory(workload).experts.held
+    state = engine_memory(workload).experts
+    held = state.weights + state.gradients + state.optimizer
+    return lora.rank * both * layers * model.num_experts / layout.ep * held
