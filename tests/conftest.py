@@ -22,11 +22,11 @@ import pytest
 from hypothesis import settings
 
 import tests.support.uncollected  # noqa: F401
+from tests.support import ROOT
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Read when torch is imported. Two processes with a thread for each core wait for each other, at full speed."""
 
-ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
     "benchmarks/tests", "tests/deepspeed", "tests/megatron", "tests/test_end_to_end.py", "tests/training",
 )  # fmt: skip
@@ -76,8 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @functools.cache
 def _is_fast(file: Path) -> bool:
-    place = file.relative_to(ROOT).as_posix()
-    return place.startswith(FAST) and not ENGINES.search(file.read_text(encoding="utf-8"))
+    return file.relative_to(ROOT).as_posix().startswith(FAST) and not ENGINES.search(file.read_text(encoding="utf-8"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

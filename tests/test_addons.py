@@ -19,6 +19,7 @@ from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import ZERO2, plan_of
 from tests.planning.test_imports import KIT, imported
 from tests.support.assets import RECIPE, prepare
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 DECLARED = {entry.name for group in (ADDONS, TARGETS) for entry in entry_points(group=group)}
@@ -78,8 +79,7 @@ for words in eval(sys.argv[1]):
 def test_without_them_kit_plans_emits_trains_and_converts(core: Path) -> None:
     assets = prepare()
     changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]
-    (core / "theirs").mkdir()
-    (core / "theirs" / "mp_rank_00_model_states.pt").touch()
+    file_with(core / "theirs" / "mp_rank_00_model_states.pt", "")
     commands = [
         ["plan", str(RECIPE)],
         ["emit", str(RECIPE), *changes, "--out", "run"],
@@ -168,8 +168,7 @@ def test_an_edit_of_a_strangers_file_is_seen_also_where_it_is_gone(
     assert RunDirectory.open(file.parent).edits == ()
     if not installed:
         monkeypatch.undo()
-    file.write_text('{"nodes": 1, "priority": 9}')
-    (edit,) = RunDirectory.open(file.parent).edits
+    (edit,) = RunDirectory.open(file_with(file, '{"nodes": 1, "priority": 9}').parent).edits
     assert (edit.key, edit.found) == (("priority", 9) if installed else ("(text)", "edited"))
     file.write_text('{"nodes": 2, "priority": 5}')
     if installed:

@@ -10,7 +10,7 @@ import pytest
 
 import kit
 from kit import api
-from tests.support.assets import ROOT
+from tests.support import ROOT
 
 FUNCTIONS = (
     "compare", "compare_clusters", "convert", "convert_data", "emit_run", "explain", "memory", "plan",
@@ -31,9 +31,8 @@ def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Cell by cell, as a kernel would, and what it prints is there."""
     cells = json.loads((ROOT / "examples" / "first_plan.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    for cell in (each for each in cells if each["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     printed = capsys.readouterr().out
     assert [
         part for part in ("GiB", "MFU", "cluster=16xH200", "stage3_prefetch", "[unknown-key]") if part not in printed

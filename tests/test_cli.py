@@ -20,8 +20,10 @@ import pytest
 
 from kit import Plan, __version__
 from tests.emit.plans import CONFIG
-from tests.support.assets import ROOT
+from tests.support import ROOT
+from tests.support.files import files_in
 from tests.support.in_process import kit_main
+from tests.support.refusals import refusal
 
 TINY = str(ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
 LLAMA = ("plan", "llama-3.1-8b", "--gpus")
@@ -154,8 +156,7 @@ def test_a_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.
     lacking = [ModuleNotFoundError("x", name=f"{name}.part") for name in ("numpy", "no_such")]
     monkeypatch.setattr(sys.modules["kit.cli.app"], "app", Mock(side_effect=lacking))
     assert "pip install 'deepspeed-megatron-kit[torch]'" in kit_main("plan").err
-    with pytest.raises(ModuleNotFoundError):
-        kit_main("plan")
+    refusal(ModuleNotFoundError, kit_main, "plan")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,12 @@ def test_a_hint_can_be_added_as_it_stands(words: list[str], tmp_path: Path, monk
     assert problem.startswith("error: ")
     changes = re.findall(r"^hint: it fits with ((?:job|cluster|layout)\.?\S*=\S+)", done.err, re.MULTILINE)
     assert any(change.startswith("cluster") for change in changes)
-    for change in changes:
-        assert kit_main("plan", *words, change).code == 0, change
+    assert [change for change in changes if kit_main("plan", *words, change).code] == []
 
 
 def test_commands_that_are_shown_can_be_typed(tmp_path: Path) -> None:
     """Of a model with weights, and of a name; without a price."""
-    (tmp_path / "x.safetensors").touch()
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    files_in(tmp_path, {"x.safetensors": "", "config.json": json.dumps(CONFIG)})
     for model, method in ((str(tmp_path), ""), ("gpt2", " --lora")):
         asked = ("--gpus", "1xRTX-4090", "--objective", "sft", *method.split())
         out = kit_main("plan", model, *asked, "--price", "2").out
@@ -205,8 +204,10 @@ def test_a_narrow_terminal_is_not_overrun(no_color: bool) -> None:
     """Colours only where they are wanted; commands to copy are never broken by kit."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {})}
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
+        "PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {}),
+    }  # fmt: skip
     words = [sys.executable, "-m", "kit", "plan", "llama-3.2-1b", "--gpus", "8xH100"]
     said = b""
     with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment):
@@ -223,8 +224,7 @@ def test_a_narrow_terminal_is_not_overrun(no_color: bool) -> None:
 
 def test_a_shell_can_complete_commands_and_asks_for_the_version() -> None:
     asked = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit me", "COMP_CWORD": "1"}
-    program = "import sys; sys.argv = ['kit']; from kit.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
-    words = [sys.executable, "-c", program]
+    words = [sys.executable, "-c", "import sys; sys.argv = ['kit']; from kit.cli import main; main()"]
     assert subprocess.run(words, stdout=-1, text=True, check=False, env=environment).stdout == "memory\n"
     assert kit_process("--version").stdout == f"kit {__version__}\n"

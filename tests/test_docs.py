@@ -18,12 +18,15 @@ import yaml
 from kit.cli import app
 from kit.errors import KitError
 from kit.training.data.chat_template import read_chat_template
+from tests.support import ROOT
 from tests.support.assets import prepare
+from tests.support.files import file_with, files_in
 from tests.support.in_process import kit_main
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += [ROOT / "recipes" / "README.md", *sorted((ROOT / "runs").glob("*.sh"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recipes/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "runs").glob("*.sh")),
+]  # fmt: skip
 
 
 def commands(text: str) -> Iterator[tuple[str, bool]]:
@@ -32,11 +35,8 @@ def commands(text: str) -> Iterator[tuple[str, bool]]:
     indented = re.findall(r"^ {4}.*$", fenced.sub("", text), re.MULTILINE)
     code = text if text.startswith("#!") else "\n".join([*fenced.findall(text), *indented])
     for line in re.findall(r"^(?:\$ | *)(?:python -m )?(kit [a-z-].*)$", code.replace("\\\n", " "), re.MULTILINE):
-        for part in re.split(r"\s(?:&&|\|\|?|;|2?>+)\s?", line):
-            if part.startswith("kit "):
-                yield part, True
-    for span in re.findall(r"`(kit [^`]+)`", fenced.sub("", text)):
-        yield " ".join(span.split()), False
+        yield from ((part, True) for part in re.split(r"\s(?:&&|\|\|?|;|2?>+)\s?", line) if part.startswith("kit "))
+    yield from ((" ".join(span.split()), False) for span in re.findall(r"`(kit [^`]+)`", fenced.sub("", text)))
 
 
 def parse(words: list[str]) -> Any:
@@ -131,15 +131,13 @@ def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     model = tmp_path / "Qwen" / "Qwen3-0.6B"
     shutil.copytree(prepare().model, model)
-    (model / "chat_template.jinja").write_text(read_chat_template("plain"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "checkpoint-3000").symlink_to(model)
     config = re.findall(r"^```yaml\n(.*?)^```", USER_PAGES["your-config"].read_text(), re.DOTALL | re.MULTILINE)[0]
-    (tmp_path / "axolotl.yaml").write_text(config)
     turns = [{"role": "user", "content": "def f"}, {"role": "assistant", "content": "return 1"}]
-    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    file_with(model / "chat_template.jinja", read_chat_template("plain"))
+    return files_in(tmp_path, {"axolotl.yaml": config, "chats.jsonl": f"{json.dumps({'messages': turns})}\n" * 40})
 
 
 def ran(line: str) -> str:

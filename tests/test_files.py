@@ -10,6 +10,7 @@ import pytest
 
 from kit.files import complete_directory, complete_file, locked, publish
 from tests.support.calls import before
+from tests.support.refusals import refusal
 
 
 def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -49,8 +50,7 @@ def _half_a_directory(directory: Path) -> None:
 @pytest.mark.parametrize(("write", "left"), [(_half_a_file, ["file"]), (_half_a_directory, ["file", "new"])])
 def test_an_error_leaves_the_old_content_and_nothing_beside_it(tmp_path, write, left):
     (tmp_path / "file").write_text("old")
-    with pytest.raises(EOFError):
-        write(tmp_path)
+    refusal(EOFError, write, tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == left
     assert (tmp_path / "file").read_text() == "old"
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 
 from kit.specs.recipe import load_recipe
 from kit.training.data.chat_template import read_chat_template
-from tests.support.assets import ROOT, prepare
+from tests.support import ROOT
+from tests.support.assets import prepare
+from tests.support.files import files_in
 from tests.support.in_process import kit_main, kit_refusal
 
 CHATS = [
@@ -35,12 +38,9 @@ JOB = ("--objective", "sft", "--seq-length", "128", "--precision", "fp32")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of a new user: a model with a chat template, and chats."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    for file in prepare().model.iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "model" / "chat_template.jinja").write_text(read_chat_template("plain"))
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHATS))
-    return tmp_path
+    shutil.copytree(prepare().model, tmp_path / "model")
+    chats = "".join(json.dumps(row) + "\n" for row in CHATS)
+    return files_in(tmp_path, {"model/chat_template.jinja": read_chat_template("plain"), "chats.jsonl": chats})
 
 
 def typed(line: str, home: Path) -> str:
@@ -57,8 +57,7 @@ def typed(line: str, home: Path) -> str:
 
 def commands(text: str) -> list[str]:
     """The lines of a text that are commands, without the page, which does not end."""
-    found = re.findall(r"^(?:  next)?\s+(kit (?!ui).*)$", text, re.MULTILINE)
-    return [line.split("   kit ui")[0] for line in found]
+    return [line.split("   kit ui")[0] for line in re.findall(r"^(?:  next)?\s+(kit (?!ui).*)$", text, re.MULTILINE)]
 
 
 def answered(line: str) -> str:
@@ -98,8 +97,7 @@ def test_the_printed_lines_end_in_a_trained_model(here: Path) -> None:
 
 def test_a_dry_run_writes_everything_and_starts_nothing(here: Path) -> None:
     asked = ("train", "model", "--data", "chats.jsonl", "--gpus", "2xH100", "--dry-run")
-    said = kit_main(*asked, "--lora")
-    assert said.out.endswith("start it: kit train runs/model-sft\n")
+    assert kit_main(*asked, "--lora").out.endswith("start it: kit train runs/model-sft\n")
     run, plan = (yaml.safe_load((here / "runs/model-sft" / name).read_text()) for name in ("run.yaml", "plan.yaml"))
     assert run["schedule"]["warmup_steps"] == 0.03
     assert Path(here / "runs/model-sft" / f"{run['data']['train']}.idx").resolve().exists()

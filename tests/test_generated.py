@@ -7,14 +7,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from scripts import compile_catalog, readme, recipe_schema, shipped_files
+from tests.support import ROOT
 from tests.system import versions
 
-ROOT = Path(__file__).parents[1]
 TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes", "trainer_arguments")
 WRITE_TABLES = """
 import contextlib, io, json, runpy, sys

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
+
 PAGES = sorted((ROOT / "docs" / "how-to").glob("add-a-*.md"))
 MOST_FILES = 3
 """Tests aside."""

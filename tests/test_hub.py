@@ -17,13 +17,14 @@ from kit.errors import SpecError
 from kit.specs import hub as of_kit
 from kit.specs.catalog import load_model
 from kit.specs.run import RunSpec, absolute_paths
+from tests.support import ROOT
 from tests.support.assets import prepare
+from tests.support.files import file_with, files_in
 from tests.support.hub import REVISION, Hub, running
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 
 TOKEN = "hf_never_printed"
-ROOT = Path(__file__).parents[1]
 
 
 class Place(NamedTuple):
@@ -47,9 +48,8 @@ class Place(NamedTuple):
     def program(self, text: str) -> list[str]:
         """Runs a program there; the lines that it prints."""
         environment = self.hub.environment(self.path / "home", PYTHONPATH=str(ROOT))
-        command = [sys.executable, "-c", text]
         return subprocess.run(
-            command, cwd=self.path, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, "-c", text], cwd=self.path, env=environment, stdout=subprocess.PIPE, text=True, check=True
         ).stdout.splitlines()
 
     def refusal(self, *words: str, **given: str) -> str:
@@ -151,11 +151,10 @@ def from_rows_to_an_exported_model() -> None:
 def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None:
     """The run keeps ids; nothing is fetched twice, and weights only to train; the export, which has the tokenizer, asks
     the hub for nothing."""
-    rows = place.path / "set" / "data"
-    rows.mkdir(parents=True)
-    for name, text in (("train-00000-of-00001", "to learn"), ("test-00000-of-00001", "to be held out")):
-        (rows / f"{name}.jsonl").write_text(json.dumps({"text": f"{text} and more words " * 40}) + "\n")
-    place.hub.data_sets["org/rows"] = rows.parent
+    place.hub.data_sets["org/rows"] = files_in(place.path / "set", {
+        f"data/{name}-00000-of-00001.jsonl": json.dumps({"text": f"{text} and more words " * 40}) + "\n"
+        for name, text in (("train", "to learn"), ("test", "to be held out"))
+    })  # fmt: skip
     (place.path / "recipe.yaml").write_text(yaml.safe_dump(BY_IDS))
     place.program(f"from {__name__} import *; from_rows_to_an_exported_model()")
     told = json.loads((place.path / "train.json").read_text())
@@ -170,9 +169,7 @@ def test_a_run_by_ids_alone_from_rows_to_an_exported_model(place: Place) -> None
 def test_pickles_and_code_are_never_fetched(place: Place) -> None:
     model = shutil.copytree(prepare().model, place.path / "old")
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    (model / "modeling.py").write_text("raise SystemExit(1)")
-    (model / "original").mkdir()
-    (model / "original" / "model.safetensors").write_text("another format")
+    files_in(model, {"modeling.py": "raise SystemExit(1)", "original/model.safetensors": "another format"})
     place.hub.models["org/old"] = model
     assert place.program(lookups("local('org/old', weights=True)"))[0].startswith("SpecError: org/old has no complete ")
     words = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -218,18 +215,15 @@ def test_a_shard_that_is_missing_from_the_cache_is_fetched(place: Place) -> None
     cache = place.path / "home" / "hub" / "models--org--sharded"
     snapshot = shutil.copytree(model, cache / "snapshots" / REVISION)
     (snapshot / "b.safetensors").unlink()
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text(REVISION)
+    file_with(cache / "refs" / "main", REVISION)
     (found,) = place.program(lookups("local('org/sharded', weights=True)"))
     assert Path(found, "b.safetensors").is_file()
     assert place.hub.fetched() == ["b.safetensors"]
 
 
 def test_configurations_and_splits_of_a_data_set(place: Place) -> None:
-    root = place.path / "set"
-    for name in ("en/train", "en/test", "fr/train"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    rows = {f"{name}.jsonl": json.dumps({"text": name}) + "\n" for name in ("en/train", "en/test", "fr/train")}
+    root = files_in(place.path / "set", rows)
     configs = [
         {"config_name": lang, "data_files": [{"split": s, "path": f"{lang}/{s}.jsonl"} for s in splits]}
         for lang, splits in (("en", ["train", "test"]), ("fr", ["train"]))
@@ -265,8 +259,7 @@ def test_the_cache_of_another_program_is_read_without_the_library(
     monkeypatch.setenv(place, str(tmp_path if place == "HF_HOME" else tmp_path / "hub"))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     if main:
-        (cached / "refs").mkdir()
-        (cached / "refs" / "main").write_text(main)
+        file_with(cached / "refs" / "main", main)
     model = load_model("org/tiny")
     assert (model.num_layers, model.name) == (layers, "tiny")
     assert "pip install 'deepspeed-megatron-kit[hub]'" in refusal(SpecError, load_model, "org/other")

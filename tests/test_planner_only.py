@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from kit.extras import DISTRIBUTION, EXTRAS, install
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml"
 
 
@@ -50,8 +50,9 @@ def test_every_module_is_of_the_base_or_of_the_extra_that_is_named() -> None:
     base = distributions(DISTRIBUTION)
     foreign = {name for name in imported - sys.stdlib_module_names - {"kit", ""} if not providers(name) & base}
     assert foreign <= EXTRAS.keys()
-    for module in foreign:
-        assert providers(module) & distributions(DISTRIBUTION, frozenset({EXTRAS[module]})), module
+    assert [
+        module for module in foreign if not providers(module) & distributions(DISTRIBUTION, frozenset({EXTRAS[module]}))
+    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(kit: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [kit, "-m", "kit", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return subprocess.run([kit, "-m", "kit", *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_what_plans_works(kit: str, tmp_path: Path) -> None:
@@ -105,8 +105,7 @@ def test_a_command_names_the_extra_that_it_lacks(
     (tmp_path / "a.txt").write_text("a\n", encoding="utf-8")
     done = run(kit, *words, cwd=tmp_path)
     fix = f"pip install 'deepspeed-megatron-kit[{extra}]'"
-    assert done.stderr == f"error: this needs {module}, which is not installed: {fix}\n"
-    assert done.returncode == 2
+    assert (done.stderr, done.returncode) == (f"error: this needs {module}, which is not installed: {fix}\n", 2)
     assert not list(tmp_path.glob("out*"))
 
 

@@ -14,8 +14,8 @@ import yaml
 
 from kit import __version__
 from kit.extras import DISTRIBUTION, EXTRAS
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TARGETS = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -35,8 +35,10 @@ def test_what_pip_is_told_to_install_is_this_project() -> None:
     extras = PROJECT["optional-dependencies"].keys()
     assert extras >= {*EXTRAS.values()}
     folders = [ROOT / name for name in ("benchmarks", "docker", "docs", "examples", "kit", "scripts", "tests")]
-    files = [path for place in folders for path in place.rglob("*")] + [*ROOT.glob("*.md"), ROOT / "pyproject.toml"]
-    for path in files:
+    for path in [each for place in folders for each in place.rglob("*")] + [
+        *ROOT.glob("*.md"),
+        ROOT / "pyproject.toml",
+    ]:
         if path.suffix in (".py", ".md", ".toml", ".sh", ".yaml") and path.name != "CHANGELOG.md":
             text = path.read_text(encoding="utf-8")
             named = re.findall(r"\b([\w-]*kit)\[([\w,-]+)\]|\binstall\(['\"]([\w-]+)['\"]\)", text)

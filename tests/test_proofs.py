@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support.assets import ROOT
+from tests.support import ROOT
 from tests.support.proofs import PROOFS, lacking, main
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -42,10 +42,9 @@ def test_every_command_can_be_imported() -> None:
     """In a process of its own: some import engines. ``--help`` of a module that fails to import says nothing."""
     names = sorted(COMMANDS - {"pip", "venv"})
     assert len(names) > 40
-    environment = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS, *names], cwd=ROOT, capture_output=True, text=True, check=True,
-        env=os.environ | environment,
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1]) == {}
 

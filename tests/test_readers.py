@@ -36,6 +36,7 @@ from kit.training.counters import Counters
 from kit.training.logging.metrics import MetricsLog, logged_steps
 from tests.emit.plans import CONFIG
 from tests.support import hostile
+from tests.support.files import file_with
 from tests.support.hostile import HERE, spelt
 
 EXAMPLES = int(os.environ.get("READERS_EXAMPLES", "15"))
@@ -65,8 +66,7 @@ class Reader:
         directory.mkdir()
         self.make(directory)
         path = directory / self.name
-        path.write_bytes(spelt(self.good(path), self.form))
-        return path
+        return file_with(path, spelt(self.good(path), self.form))
 
 
 @cache
@@ -137,13 +137,13 @@ def _metrics(path: Path) -> None:
 
 def _checkpoint() -> Any:
     counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)
-    weights = (StateKind.MASTER,)
-    return manifest_json(Manifest(counters, MODEL, {"model/f": FileRecord(**HASH)}, {"w": "f"}, weights))  # type: ignore[arg-type]
+    return manifest_json(Manifest(counters, MODEL, {"model/f": FileRecord(**HASH)}, {"w": "f"}, (StateKind.MASTER,)))  # type: ignore[arg-type]
 
 
 def _linted(path: Path) -> None:
-    for finding in lint(path, model=MODEL, cluster=CLUSTER):
-        assert len(str(finding)) < hostile.LONGEST
+    assert [
+        finding for finding in lint(path, model=MODEL, cluster=CLUSTER) if len(str(finding)) >= hostile.LONGEST
+    ] == []
 
 
 def _as_emitted(path: Path) -> Any:
@@ -208,8 +208,8 @@ def test_what_is_no_file_is_refused_in_words(name: str, kind: str, tmp_path: Pat
     path = READERS[name].open(tmp_path / "x")
     path.unlink()
     hostile.SPECIAL[kind](path)
-    fine = {("metrics", "missing")}  # to begin with
-    fine |= {(each, "directory") for each in ("ds_config", "accelerate", "script")}  # a run directory
+    # to begin with; a run directory
+    fine = {("metrics", "missing"), *((each, "directory") for each in ("ds_config", "accelerate", "script"))}
     assert hostile.answer(READERS[name].read, path) == ("answered" if (name, kind) in fine else "refused")
 
 

@@ -35,6 +35,8 @@ from kit.training.__main__ import main
 from kit.training.data.indexed import IndexedTokens
 from tests.emit.plans import TORCH, plan_of
 from tests.planning.shapes import by_hand
+from tests.support.checkpoints import InMemory
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.system import rehearsal_faults, rehearsals
 
@@ -149,27 +151,23 @@ def test_each_figure_has_a_bound_that_it_may_reach(figure: str) -> None:
     assert not (dataclasses.replace(PASSED, **{place: beyond}) if place else beyond).passed
 
 
-def written(place: Path, file: str, text: str) -> Path:
-    place.mkdir(exist_ok=True)
-    (place / file).write_text(text)
-    return place
-
-
 def steps(*numbers: int) -> str:
     return "".join(json.dumps({"step": n, "loss": 1 + i}) + "\n" for i, n in enumerate(numbers))
 
 
 def test_a_curve_has_every_step_once_as_it_was_after_the_resume(tmp_path: Path) -> None:
-    run = SimpleNamespace(path=written(tmp_path / "a", "metrics.jsonl", steps(1, 2, 3, 4, 4, 5, 6, 7, 8) + '{"st'))
+    run = SimpleNamespace(
+        path=file_with(tmp_path / "a/metrics.jsonl", steps(1, 2, 3, 4, 4, 5, 6, 7, 8) + '{"st').parent
+    )
     assert {n: row["loss"] for n, row in _curve(run).items()} == {1: 1, 2: 2, 3: 3, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9}
-    written(run.path, "metrics.jsonl", steps(1, 2, 4, 5, 6, 7, 8))
+    file_with(run.path / "metrics.jsonl", steps(1, 2, 4, 5, 6, 7, 8))
     assert refusal(EngineError, _curve, run) == "a: steps [1, 2, 4, 5, 6, 7, 8] were logged, not 1 to 8"
 
 
 SQUARES, BACK = 2.0**-16 * 30, 2.0**-8 + 2.0**-6
 """One layer: 2 · (12 + 3) roundings of 2⁻⁸. In fp8 four products forward and back, and the weights' gradient."""
 ONE, OTHER = ({"a": torch.tensor([3.0, a]), "b": torch.tensor([b])} for a, b in ((0.0, 4.0), (3.0, 0.0)))
-HELD = rehearsal_faults._Held({"a": torch.tensor([0.0, 1.5, 1.001]), "b": torch.tensor([2.0])})
+HELD = InMemory({"a": torch.tensor([0.0, 1.5, 1.001]), "b": torch.tensor([2.0])})
 test_value = by_hand([
     ("a gradient", lambda: rounding.gradient_bound(1), math.sqrt(SQUARES / 3)),
     ("in fp8", lambda: rounding.gradient_bound(1, "fp8"),
@@ -226,8 +224,7 @@ def test_data_are_rows_of_unequal_length_or_one_text(
         assert each.sequence_lengths[:4].tolist() == (lengths or [len(each)])
     assert json.loads((tmp_path / "train.json").read_text()).get("decoder_start_token_id") == start
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
-    begins = [bytes(each.read(0, 8).astype("uint8")) for each in sets]
-    assert begins == [text[4096:4104], text[:8]]
+    assert [bytes(each.read(0, 8).astype("uint8")) for each in sets] == [text[4096:4104], text[:8]]
 
 
 def test_an_export_that_is_not_finite_is_no_evidence(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +241,11 @@ def test_an_export_that_is_not_finite_is_no_evidence(in_process: Any, monkeypatc
     ],
 )
 def test_a_launcher_has_the_name_that_people_know(text: str, name: str, tmp_path: Path) -> None:
-    assert _launcher(SimpleNamespace(path=written(tmp_path / "a", "launch.sh", text))) == name
+    assert _launcher(SimpleNamespace(path=file_with(tmp_path / "launch.sh", text).parent)) == name
 
 
 def script(place: Path, text: str) -> Path:
-    written(place, "launch.sh", f"#!/bin/bash\n{text}\n")
+    file_with(place / "launch.sh", f"#!/bin/bash\n{text}\n")
     (place / "launch.sh").chmod(0o755)
     return place
 
@@ -284,8 +281,7 @@ def test_a_run_that_does_not_end_is_ended_with_all_that_it_started(
             assert started(place).status() != "zombie"
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        fails()
+    refusal(ZeroDivisionError, fails)
     assert gone(place)
 
 
@@ -299,7 +295,7 @@ def test_a_run_that_fails_says_the_errors_of_its_log(tmp_path: Path) -> None:
     with ExitStack() as stack:
         stack.enter_context(processes.beside(place))
         assert "a: exit code 3" in refusal(EngineError, stack.close)
-    written(place, "log.txt", "".join(f"line {n}\n" for n in range(20)))
+    file_with(place / "log.txt", "".join(f"line {n}\n" for n in range(20)))
     assert processes.tail(place) == " | ".join(f"line {n}" for n in range(8, 20))
     assert processes.metrics(place) == []
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.conftest import DURATIONS, LIMITS_S, ROOT
+from tests.conftest import DURATIONS, LIMITS_S
+from tests.support import ROOT
 
 KEPT = json.loads(DURATIONS.read_text(encoding="utf-8"))
 CORES = 2

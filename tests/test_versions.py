@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from kit.addons.doctor.machines.facts import gather
 from kit.preflight.versions import LEGS, NEWEST, OLDEST, check_versions
 from scripts.leg import pins
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 BOUNDS = (
     {"torch": "2.9.1", "transformers": "5.23.0", "deepspeed": "0.19.8"},

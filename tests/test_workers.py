@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -33,9 +34,8 @@ def _one_rank(fault, *arguments):
 
 @pytest.fixture(scope="module")
 def pair():
-    made = Pool("torch", 2)
-    yield made
-    made.close()
+    with closing(Pool("torch", 2)) as made:
+        yield made
 
 
 def test_results_in_rank_order_and_processes_are_kept(pair):

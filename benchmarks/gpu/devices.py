@@ -78,7 +78,7 @@ def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]
             {
                 "model": folder.name,
                 "gradient_error": gradients.worst_relative_error,
-                "at": gradients.worst_name,
+                "at": gradients.worst,
                 "loss_error": loss,
                 "norm_error": norm,
                 "bound": bound,

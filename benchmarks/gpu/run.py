@@ -26,8 +26,7 @@ from benchmarks.gpu.machine import describe, gpu_id
 from benchmarks.gpu.page import page
 from benchmarks.gpu.peers import PEERS
 from kit.rehearsal.processes import kill
-from tests.support import program
-from tests.support.assets import ROOT
+from tests.support import ROOT, program
 
 LEAST_S = 15.0
 """What starts and imports takes about as long: a row is not begun with less."""

@@ -27,8 +27,7 @@ import typer
 from benchmarks.mutants.cover import tests_of
 from benchmarks.mutants.draw import Mutant, drawn
 from benchmarks.mutants.runs import Run, copy_of_the_tree, preload, run
-from tests.support import program
-from tests.support.page import ROOT
+from tests.support import ROOT, program
 
 GOALS = {"kit/training": 0.85, "kit/engines": 0.85}
 """Package → the share that is to be caught; of the others 0.9."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-from tests.support.page import ROOT
+from tests.support import ROOT
 from tests.support.workers import measured_for
 
 DATA = ROOT / "build" / "coverage" / "tests"

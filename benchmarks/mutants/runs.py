@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mutants.draw import Mutant
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 NO_CATCH = (
     "benchmarks/tests/test_tables.py",

@@ -29,7 +29,8 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from kit.units import human_count
-from tests.support.page import ROOT, Section, table, write_json
+from tests.support import ROOT
+from tests.support.page import Section, table, write_json
 
 RESULTS = ROOT / "benchmarks" / "results" / "model-types.json"
 BANDS = ROOT / "kit" / "specs" / "catalog" / "approximate.yaml"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu import cases
 from benchmarks.gpu.measured import beside_prediction
 from kit.specs.catalog import parse_cluster
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 RESULTS = json.loads((ROOT / "benchmarks/results/gpu-cuda-2026-11-26.json").read_text(encoding="utf-8"))
 ROWS = {row["name"]: row for row in RESULTS["rows"]["predicted"] if row["status"] == "ok"}

@@ -13,7 +13,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 STUB = """#!/bin/sh
 [ "$2" = pip ] && exec {python} "$@"

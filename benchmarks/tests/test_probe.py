@@ -18,7 +18,7 @@ from kit.addons.probe.result import MemorySnapshot, ProbeResult
 from kit.addons.probe.run import ProbeError, probe
 from kit.addons.probe.tracker import LiveBytes
 from kit.planner.plan import Plan
-from tests.support.page import ROOT
+from tests.support import ROOT
 from tests.support.refusals import refusal
 
 NAMES = [f"{each.name}, stage {stage}" for each in CASES for stage in each.stages]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.tables.__main__ import SECTIONS
-from tests.support.page import ROOT, Section
+from tests.support import ROOT
+from tests.support.page import Section
 
 
 @pytest.mark.everyday("pipeline depths")

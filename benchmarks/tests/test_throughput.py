@@ -26,7 +26,7 @@ from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 ROWS = Path(__file__).with_name("throughput_rows.json")
 RESULTS = [result_of(row) for row in load(ROWS)]

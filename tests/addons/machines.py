@@ -11,7 +11,6 @@ from kit.preflight.check_result import CheckResult
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import plan_of
 
-ROOT = Path(__file__).parents[2]
 SMI = (
     "0, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4, 0, 345, 1980, Not Active, Not Active, 34, No, Enabled, "
     "1980, 1980, 700.00, 700.00\n"

@@ -47,8 +47,7 @@ def test_ranks_of_a_measurement_are_told_who_they_are(
 ) -> None:
     """As torchrun does."""
     made = None if plan is None else plan_of(**plan)
-    found = bandwidth.collectives([remote.Place(name) for name in places], made, 29501)
-    assert found["all_reduce_inside"] == 7.0
+    assert bandwidth.collectives([remote.Place(name) for name in places], made, 29501)["all_reduce_inside"] == 7.0
     ranks = each * len(places)
     assert sorted(stood_in.read_text().splitlines()) == sorted(
         f"{rank}/{ranks} {rank % each}/{each} {address} {MEASURED} {size} 1.0" for rank in range(ranks)

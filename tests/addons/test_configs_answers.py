@@ -64,8 +64,7 @@ def test_the_fullest_stage_is_told_and_no_word_is_cut(file: Callable[[str, str],
 
 
 def test_a_misspelt_key_is_found(file: Callable[[str, str], Path]) -> None:
-    path = file("axolotl.yaml", AXOLOTL + "sequense_len: 8192\nwandb_project: mine\n")
-    (finding,) = answer(path, "8xH100").findings
+    (finding,) = answer(file("axolotl.yaml", AXOLOTL + "sequense_len: 8192\nwandb_project: mine\n"), "8xH100").findings
     assert (finding.rule, finding.line, finding.key) == ("unknown-key", 19, "sequense_len")
     assert "did you mean sequence_len?" in finding.fix
 
@@ -83,8 +82,8 @@ def test_the_command(file: Callable[[str, str], Path]) -> None:
     assert (data["verdict"], data["bound"], data["gaps"], data["findings"]) == ("fits", None, [], [])
     assert data["plan"]["layout"]["dp"] == 2
     big = file("big.yaml", TIGHT["axolotl.yaml"][0])
-    long = max(map(len, f"{said.output}{kit('plan', big, '--gpus', '2xRTX-4090').output}".splitlines()))
-    assert long <= 110  # a bar is not longer than the GPU
+    # A bar is not longer than the GPU.
+    assert max(map(len, f"{said.output}{kit('plan', big, '--gpus', '2xRTX-4090').output}".splitlines())) <= 110
     patch = kit("plan", big, "--gpus", "2xRTX-4090", "--patch")
     assert patch.exit_code == 0
     assert patch.output.startswith("--- a/big.yaml\n+++ b/big.yaml\n")

@@ -10,9 +10,9 @@ import pytest
 
 from kit.addons.configs.reading import asked_of
 from kit.addons.configs.workload import Described
+from kit.addons.targets.pretrain_gpt import pretrain_gpt_script
 from kit.cost.memory.peak import peak_gib, peak_memory
 from kit.cost.model.params import count
-from kit.emit.pretrain_gpt import pretrain_gpt_script
 from kit.errors import SpecError
 from kit.specs.layout import DEFAULTS
 from tests.emit.plans import DENSE, MEGATRON, plan_of

@@ -405,32 +405,21 @@ def test_linked_files(file: Callable[[str, str], Path]) -> None:
 def test_every_row_decides_a_field_that_kit_has() -> None:
     mine = (
         "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share "
-    )
-    mine += (
         "prompts prompt_tokens filled micro_tokens fp8 towers even_experts away.model away.optimizer layers_of_chunk"
     )
-    known = (
-        {*mine.split()}
-        | {f"layout.{each.name}" for each in fields(Pins)}
-        | {f"job.{each.name}" for each in fields(JobSpec)}
-    )
-    known |= {f"job.lora.{each.name}" for each in fields(LoraSpec)} | {
-        f"job.grpo.{each.name}" for each in fields(GrpoSpec)
-    }
-    known |= {f"job.optimizer.{each.name}" for each in fields(OptimizerSpec)}
-    known |= {f"model.{each.name}" for each in fields(ModelSpec)}
+    specs = {"layout": Pins, "model": ModelSpec, "job": JobSpec}
+    specs |= {"job.lora": LoraSpec, "job.grpo": GrpoSpec, "job.optimizer": OptimizerSpec}
+    known = {*mine.split(), *(f"{name}.{each.name}" for name, spec in specs.items() for each in fields(spec))}
     for table in tables():
-        named = [row.field for row in table.keys.values() if row.field] + list(table.always)
-        named += [field for row in table.keys.values() for sets in row.sets.values() for field in sets]
-        assert set(named) <= known, table.program
+        rows = table.keys.values()
+        named = {*table.always, *(field for row in rows for sets in row.sets.values() for field in sets)}
+        assert named | {row.field for row in rows if row.field} <= known, table.program
 
 
 def test_every_key_of_a_table_is_a_setting_of_its_program() -> None:
-    for table in tables():
-        if table.target:
-            names = recorded(table.target) | set(trainer_arguments().defaults)
-            rows = {key: row for key, row in table.keys.items() if not key.startswith(("env.", "launcher."))}
-            own = {key for key, row in rows.items() if key != "command" and (row.field or not row.refuse)}
-            unknown = {key for key in own if not {key, key.split(".")[-1], key.split(".")[0]} & names}
-            assert unknown == set(), table.program
-            assert {*table.choices, *table.batch} <= table.keys.keys()
+    for table in (each for each in tables() if each.target):
+        names = recorded(table.target) | set(trainer_arguments().defaults)
+        rows = {key: row for key, row in table.keys.items() if not key.startswith(("env.", "launcher."))}
+        own = {key for key, row in rows.items() if key != "command" and (row.field or not row.refuse)}
+        assert {key for key in own if not {key, key.split(".")[-1], key.split(".")[0]} & names} == set(), table.program
+        assert {*table.choices, *table.batch} <= table.keys.keys()

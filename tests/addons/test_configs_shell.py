@@ -53,8 +53,7 @@ def test_words_of_a_shell(script: str) -> None:
 def test_flags_of_a_command() -> None:
     text = "X=1\nswift sft --model $M --a 1 2 --flag --b=3 --four-bit true --c '' --system 'x=y'\n"
     source, _ = source_of(text, "s.sh")
-    values = {key: entry.value for key, entry in source.entries.items() if not key.startswith("env.")}
-    assert values == {
+    assert {key: entry.value for key, entry in source.entries.items() if not key.startswith("env.")} == {
         "model": UNRESOLVED, "a": ["1", "2"], "flag": True, "b": "3", "four_bit": "true", "c": "", "system": "x=y"
     }  # fmt: skip
     b = source.entries["b"]

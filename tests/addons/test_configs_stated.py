@@ -76,5 +76,4 @@ SMALL = [
 @pytest.mark.parametrize(("number", "gpu"), SMALL)
 def test_nothing_fits_where_less_is_there_than_is_stated(number: int, gpu: str) -> None:
     wanted = asked(ROWS[number], gpu)
-    now = variant(wanted, {}, StepTimer())
-    assert Answer(Path("x"), wanted, now, None, (), None, None).verdict != "fits"  # type: ignore[arg-type]
+    assert Answer(Path("x"), wanted, variant(wanted, {}, StepTimer()), None, (), None, None).verdict != "fits"  # type: ignore[arg-type]

@@ -20,8 +20,10 @@ import pytest
 from kit.addons.doctor.machines import hosts, remote, sockets
 from kit.errors import SpecError
 from kit.preflight.check_result import CheckResult
-from tests.addons.machines import H100S, HEALTHY, ROOT, SSH, gpus, run_of, states, told
+from tests.addons.machines import H100S, HEALTHY, SSH, gpus, run_of, states, told
 from tests.emit.plans import TORCH, stand_in
+from tests.support import ROOT
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 
@@ -174,8 +176,7 @@ def test_hostfiles(tmp_path: Path) -> None:
         ("# a\n\n", "no host in it"),
         ("a slots=1\nb\na slots=1\n", "a is listed tw"),
     ):
-        file.write_text(text)
-        assert re.search(says, refusal(SpecError, remote.read_hostfile, file))
+        assert re.search(says, refusal(SpecError, remote.read_hostfile, file_with(file, text)))
     file.write_text("# c\n\n  # d\nb slots=8\na\n")
     assert remote.read_hostfile(file) == ["b", "a"]
     assert "No such file" in refusal(SpecError, remote.read_hostfile, tmp_path / "none")

@@ -29,10 +29,11 @@ from kit.specs.strict_yaml import Document
 from tests.addons.lint_cases import BASE, DEEPSPEED_CASES, LintCase
 from tests.addons.lint_cases_accelerate import ACCELERATE_CASES
 from tests.addons.lint_cases_launch import COMMAND_CASES
+from tests.support import ROOT
+from tests.support.files import file_with, files_in, replace_in
 from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 
-ROOT = Path(__file__).parents[2]
 TUTORIALS = Path(__file__).parent / "tutorials"
 DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
 OF_EIGHT, ON_ACCELERATE = (
@@ -63,14 +64,13 @@ EXPECTED = strict_yaml.read(TUTORIALS / "expected.yaml").data
 
 
 def write(directory: Path, content: dict[str, Any] | str, suffix: str) -> Path:
-    path = directory / f"config{suffix}"
-    path.write_text(
+    path = file_with(
+        directory / f"config{suffix}",
         content
         if isinstance(content, str)
-        else (json.dumps(content, indent=1) if suffix == ".json" else strict_yaml.dump(content))
+        else (json.dumps(content, indent=1) if suffix == ".json" else strict_yaml.dump(content)),
     )
-    for name, values in BESIDE.items():
-        (directory / name).write_text(json.dumps(values))
+    files_in(directory, {name: json.dumps(values) for name, values in BESIDE.items()})
     return path
 
 
@@ -93,8 +93,7 @@ def line_of(text: str, data: Any, key: str) -> int | None:
     at = -1
     for part in key.split("."):
         if isinstance(data, dict) and part in data:
-            place = re.compile(rf'^ *"?{re.escape(part)}"?:', re.MULTILINE).search(text, at + 1)
-            at, data = place.start(), data[part]
+            at, data = re.compile(rf'^ *"?{re.escape(part)}"?:', re.MULTILINE).search(text, at + 1).start(), data[part]
     return None if at < 0 else text.count("\n", 0, at) + 1
 
 
@@ -162,11 +161,9 @@ RECIPE = "model: llama-3.1-8b\ncluster: 8xH100\nlayout: {engine: megatron, tp: 4
     ],
 )
 def test_run_directories_have_rules_too(old: str, new: str, said: dict[str, str], tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE)
+    recipe = file_with(tmp_path / "recipe.yaml", RECIPE)
     path = write_run(kit.plan(kit.load_recipe(recipe)), RunSpec(data=DataSpec(train="train")), tmp_path / "run").path
-    settings = path / "megatron.yaml"
-    settings.write_text(settings.read_text().replace(old, new))
+    replace_in(path / "megatron.yaml", old, new)
     assert found(path, {}) == said
 
 
@@ -303,16 +300,14 @@ def test_a_file_is_described_by_its_own_sizes(
     known = {"model": load_model("llama-3.1-8b"), "cluster": parse_cluster("8xH100")} | given
     work = described(Config(document=Document("ds.json", content, {}), **known))
     assert not isinstance(work, str), work
-    values = {name: getattr(work.layout, name, getattr(work.job, name, None)) for name in expected}
-    assert values == expected
+    assert {name: getattr(work.layout, name, getattr(work.job, name, None)) for name in expected} == expected
 
 
 def test_host_memory_takes_buffers_of_offload(tmp_path: Path) -> None:
     """16 buffers of 5e10 elements are more than the host has; the defaults are not."""
     for size, expected in ((5e10, "error"), (1e8, None)):
         content = in_bf16(offload_param=NVME | {"buffer_count": 16, "buffer_size": size}) | {"aio": {}}
-        path = write(tmp_path, content, ".json")
-        said = findings(path, {"model": "llama-3.1-8b", "gpus": "8xH100"})
+        said = findings(write(tmp_path, content, ".json"), {"model": "llama-3.1-8b", "gpus": "8xH100"})
         assert [each.severity for each in said if each.rule == "host-ram"] == [expected] * bool(expected)
         assert not expected or "zero_optimization.offload_param" in [each.key for each in said]
 
@@ -455,8 +450,7 @@ def test_of_very_many_findings_fifty_are_shown_and_the_others_counted(
 def test_the_kind_of_a_file_is_known_by_its_keys(
     name: str, text: str, given: dict[str, str], said: tuple[str, str] | tuple[()], tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(text)
-    told = [(each.rule, each.why) for each in findings(tmp_path / name, given)]
+    told = [(each.rule, each.why) for each in findings(file_with(tmp_path / name, text), given)]
     assert any(rule == said[0] and said[1] in why for rule, why in told) if said else told == []
 
 
@@ -467,6 +461,8 @@ def test_the_files_that_a_run_directory_starts_with_are_read(tmp_path: Path) -> 
     rundir = write_run(plan, RunSpec(data=DataSpec(train="train")), tmp_path / "run")
     assert found(rundir.path, {}) == {}
     assert plan.layout.dp == 4
-    split = rundir.path / "megatron.yaml"
-    split.write_text("parallel_state: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 3}\n")
+    split = file_with(
+        rundir.path / "megatron.yaml",
+        "parallel_state: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 3}\n",
+    )
     assert [_model_parallel(each) for each in (split, tmp_path / "megatron.yaml")] == [6, 1]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from kit.specs import strict_yaml
 from scripts.lint_corpus import CORPUS
 from tests.addons.corpus_score import LEAST, compared
 
-ROOT = Path(__file__).parents[2]
 SECRET = re.compile(r"/home/|/Users/|hf_[A-Za-z0-9]{20}|sk-[A-Za-z0-9]{20}|(?i:api[_-]?key|password)\s*[:=]")
 
 

@@ -15,6 +15,7 @@ from kit.emit.run_directory import files_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
+from tests.support.files import file_with
 
 LINE = "torchrun --nnodes 2 --nproc_per_node 8 --master_addr job-0.job --master_port 29500 --node_rank"
 OF_LIMITS, INDEX, ON_HOST = (
@@ -142,10 +143,10 @@ def test_the_same_rules(pair: tuple[str, dict[str, Any], dict[str, Any]], tmp_pa
 
 
 def test_a_finding_has_the_line_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
+    path = file_with(
+        tmp_path / "job.yaml",
         "apiVersion: batch/v1\nkind: Job\nspec:\n  completions: 2\n  template:\n    containers:\n    - command:\n"
-        f"      - bash\n      - -c\n      - |\n        set -e\n        {LINE} 0 t.py\n"
+        f"      - bash\n      - -c\n      - |\n        set -e\n        {LINE} 0 t.py\n",
     )
     assert [(each.rule, each.line) for each in lint(path)] == [("node-rank", 12)]
 
@@ -160,13 +161,10 @@ def test_one_container_of_two_trains(tmp_path: Path) -> None:
 
 
 def test_the_jobs_that_kit_writes_are_read_with_their_launch_script(tmp_path: Path) -> None:
-    plan = kit.plan(load_model("llama-3.1-8b"), parse_cluster("16xH100"), JobSpec())
-    written = files_of(plan, ["k8s"])
+    written = files_of(kit.plan(load_model("llama-3.1-8b"), parse_cluster("16xH100"), JobSpec()), ["k8s"])
     manifests = [name for name in written if name.endswith(".yaml") and name.startswith("k8s.")]
     assert len(manifests) == 2
     for name in manifests:
-        (tmp_path / name).write_text(written[name])
-        assert {each.rule for each in lint(tmp_path / name)} == {"not-read"}
+        assert {each.rule for each in lint(file_with(tmp_path / name, written[name]))} == {"not-read"}
     (tmp_path / "launch.sh").write_text(written["launch.sh"])
-    for name in manifests:
-        assert lint(tmp_path / name) == ()
+    assert [finding for name in manifests for finding in lint(tmp_path / name)] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.addons.lint.commands import commands
+from tests.support.files import file_with
 
 SCRIPTS = (
     "torchrun --nproc_per_node 8 \\\n  t.py --seed 1",
@@ -24,8 +25,7 @@ SCRIPTS = (
 @pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
 def test_the_words_are_those_that_the_shell_hands_over(script: str, tmp_path: Path) -> None:
     """bash -n accepts all of them."""
-    path = tmp_path / "run.sh"
-    path.write_text('torchrun() { printf "%q " "$@"; }\n' + script + "\n")
+    path = file_with(tmp_path / "run.sh", 'torchrun() { printf "%q " "$@"; }\n' + script + "\n")
     subprocess.run(["bash", "-n", str(path)], check=True)
     said = subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False).stdout
     (command,) = commands(script, "run.sh")

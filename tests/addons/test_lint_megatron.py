@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.addons.lint import lint
+from tests.support.files import file_with
 
 SIZES = {
     "tensor-model-parallel-size": 2,
@@ -72,8 +73,8 @@ def megatron_refuses(sizes: dict[str, int]) -> bool:
 
 
 def lint_refuses(words: str, directory: Path) -> bool:
-    (directory / "run.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}\n")
-    return "megatron-argument" in {each.rule for each in lint(directory / "run.sh")}
+    script = file_with(directory / "run.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}\n")
+    return "megatron-argument" in {each.rule for each in lint(script)}
 
 
 @pytest.mark.parametrize("change", [*WRONG, {}, RIGHT], ids=str)
@@ -113,5 +114,4 @@ def test_arguments_in_a_list_of_the_script_are_read(tmp_path: Path) -> None:
     listed = "GPUS=8\nALL=(\n    --micro-batch-size 2\n    --global-batch-size {}\n)\n"
     start = 'torchrun --nproc_per_node $GPUS pretrain_gpt.py "${ALL[@]}"\n'
     for size, rules in ((15, {"megatron-argument"}), (16, set())):
-        (tmp_path / "run.sh").write_text(listed.format(size) + start)
-        assert {each.rule for each in lint(tmp_path / "run.sh")} == rules
+        assert {each.rule for each in lint(file_with(tmp_path / "run.sh", listed.format(size) + start))} == rules

@@ -11,6 +11,8 @@ import pytest
 
 from kit.addons.lint import lint
 from kit.specs import strict_yaml
+from tests.support.files import file_with, files_in
+from tests.support.refusals import refusal
 
 FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 FSDP1 = FSDP2 | {"fsdp_version": 1}
@@ -89,8 +91,7 @@ def accelerate_refuses(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lint_refuses(data: dict[str, Any], directory: Path) -> bool:
-    path = directory / "accelerate.yaml"
-    path.write_text(strict_yaml.dump(data))
+    path = file_with(directory / "accelerate.yaml", strict_yaml.dump(data))
     return ("parallelism", "error") in {(each.rule, each.severity) for each in lint(path)}
 
 
@@ -111,8 +112,7 @@ def test_no_group_for_sequences_without_deepspeed() -> None:
     """The Trainer takes DeepSpeed's group of it (transformers/trainer.py, deepspeed_ulysses_dl_adapter)."""
     from deepspeed.utils import groups
 
-    with pytest.raises(KeyError):
-        groups._get_sequence_parallel_group()
+    refusal(KeyError, groups._get_sequence_parallel_group)
 
 
 def test_sequence_parallelism_needs_deepspeed(tmp_path: Path) -> None:
@@ -132,8 +132,9 @@ def test_the_line_that_starts_it_comes_before_the_file(tmp_path: Path) -> None:
         ("--use_fsdp", set()),
         ("--parallelism_config_tp_size 1", set()),
     ):
-        script.write_text(f"accelerate launch --config_file a.yaml {line} train.py")
-        assert {each.rule for each in lint(script)} == rules, line
+        assert {
+            each.rule for each in lint(file_with(script, f"accelerate launch --config_file a.yaml {line} train.py"))
+        } == rules, line
 
 
 @pytest.mark.parametrize("line", ["--packing", "--packing true", "--eval-packing True"])
@@ -141,9 +142,10 @@ def test_trl_packs_no_rows_that_ranks_split(tmp_path: Path, line: str) -> None:
     """Each of these it takes without the other."""
 
     def found(cp: int, arguments: str) -> bool:
-        (tmp_path / "a.yaml").write_text(strict_yaml.dump(config(4, dp_shard_size=4 // cp, cp_size=cp)))
-        script = tmp_path / "run.sh"
-        script.write_text(f"accelerate launch --config_file a.yaml sft.py --model_name_or_path m {arguments}\n")
-        return "packing-split" in {each.rule for each in lint(script)}
+        files_in(tmp_path, {
+            "a.yaml": strict_yaml.dump(config(4, dp_shard_size=4 // cp, cp_size=cp)),
+            "run.sh": f"accelerate launch --config_file a.yaml sft.py --model_name_or_path m {arguments}\n",
+        })  # fmt: skip
+        return "packing-split" in {each.rule for each in lint(tmp_path / "run.sh")}
 
     assert [found(2, line), found(1, line), found(2, ""), found(2, "--packing false")] == [True, False, False, False]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kit.addons.lint import lint
+from tests.support.files import file_with, files_in
 
 ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 WARMUP = {"warmup_min_lr": 0, "warmup_max_lr": 1e-4, "warmup_num_steps": 10, "total_num_steps": 100}
@@ -81,10 +82,10 @@ def transformers_refuses(file: dict[str, Any], line: str) -> bool:
 
 
 def lint_refuses(file: dict[str, Any], line: str, directory: Path) -> bool:
-    (directory / "ds.json").write_text(json.dumps(file))
-    script = directory / "run.sh"
-    script.write_text(f"torchrun --nproc_per_node 8 train.py --deepspeed ds.json {line}\n")
-    return bool({"trainer-mismatch", "dropped-argument"} & {each.rule for each in lint(script)})
+    files_in(directory, {
+        "ds.json": json.dumps(file), "run.sh": f"torchrun --nproc_per_node 8 train.py --deepspeed ds.json {line}\n"
+    })  # fmt: skip
+    return bool({"trainer-mismatch", "dropped-argument"} & {each.rule for each in lint(directory / "run.sh")})
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)])
@@ -96,8 +97,9 @@ def test_lint_refuses_one_of_two(case: tuple[dict[str, Any], str, dict[str, Any]
 
 @pytest.mark.slow
 def test_the_trainer_refuses_the_same() -> None:
-    for case in CASES:
-        assert [transformers_refuses(*case[:2]), transformers_refuses(*case[2:])] == [True, False], case
+    assert [
+        case for case in CASES if [transformers_refuses(*case[:2]), transformers_refuses(*case[2:])] != [True, False]
+    ] == []
 
 
 @pytest.mark.parametrize("line", ["$ARGS", "--config sft.yaml", "--bf16 $MORE", "--output_dir $OUT ${ALL[@]}"])
@@ -114,5 +116,4 @@ def test_a_value_in_a_variable_leaves_the_other_defaults(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("line", ["--logging_dir logs --report_to wandb --output_dir out", "--no_cuda --do_train"])
 def test_programs_with_a_parser_of_their_own_keep_their_arguments(line: str, tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 train.py {line}\n")
-    assert lint(tmp_path / "run.sh") == ()
+    assert lint(file_with(tmp_path / "run.sh", f"torchrun --nproc_per_node 8 train.py {line}\n")) == ()

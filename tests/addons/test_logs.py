@@ -14,11 +14,11 @@ import kit
 from kit.addons.doctor.logs import diagnose, flight_recorder
 from kit.errors import SpecError
 from tests.addons.written import OOM, TIMED_OUT, read, say
+from tests.support.files import file_with, files_in
 from tests.support.in_process import kit_main
 from tests.support.refusals import refusal
 from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of
 
-ROOT = Path(__file__).parents[2]
 LOGS = Path(__file__).parent / "logs"
 
 
@@ -102,8 +102,7 @@ STEP = b'{"step": 1, "loss": 3.0}\n'
 def test_a_line_of_the_metrics_that_is_no_json_is_told(
     tmp_path: Path, written: bytes, line: int | None, said: str
 ) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(written)
+    path = file_with(tmp_path / "metrics.jsonl", written)
     for given in (path, tmp_path):
         causes = [cause for cause in diagnose([given]) if cause.cause == "no-json"]
         assert [cause.place for cause in causes] == ([] if line is None else [f"{path}:{line}"])
@@ -243,12 +242,11 @@ def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (Path, (str(tmp_path / "ran"),))
 
-    (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [Bad()]}))
-    (tmp_path / "rank_1").write_bytes(b"\x80\x04 cut")
-    (tmp_path / "rank_2").write_bytes(b"no pickle")
-    (tmp_path / "other").write_bytes(pickle.dumps({"entries": []}))
-    (tmp_path / "rank_3").write_bytes(pickle.dumps({"entries": {}}))
-    (tmp_path / "trace_12").write_bytes(pickle.dumps({"entries": []}))
+    none = pickle.dumps({"entries": []})
+    files_in(tmp_path, {
+        "rank_0": pickle.dumps({"entries": [Bad()]}), "rank_1": b"\x80\x04 cut", "rank_2": b"no pickle",
+        "rank_3": pickle.dumps({"entries": {}}), "other": none, "trace_12": none,
+    })  # fmt: skip
     assert flight_recorder.records([tmp_path, tmp_path / "rank_3"]) == {12: ("trace_12", {"entries": []})}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.addons.written import FULL, SITE, Files, read, say, trace
+from tests.support.files import file_with
 
 LIBRARY = f"{SITE}/torch/nn/modules/module.py"
 KEY_ERROR = (
@@ -224,8 +225,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     whose members were never raised."""
     told = {}
     for name, program in (("save", GROUP), ("never", NEVER_RAISED)):
-        script = tmp_path_factory.mktemp("group") / f"{name}.py"
-        script.write_text(program)
+        script = file_with(tmp_path_factory.mktemp("group") / f"{name}.py", program)
         ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
         told[name] = ended.stderr.replace(str(script), f"/job/{name}.py").splitlines()
     return told

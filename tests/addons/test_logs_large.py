@@ -19,6 +19,7 @@ from kit.addons.doctor.logs.log_lines import LINE_BYTES, Piece, Place
 from kit.addons.doctor.logs.patterns import PATTERNS, Pattern
 from kit.addons.doctor.logs.scan import _CAPITALS, _OTHERS, Scan
 from tests.planning.shapes import by_hand
+from tests.support.files import file_with
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 MB = 1_000_000
@@ -135,9 +136,9 @@ def test_a_log_behind_much_ordinary_output_says_the_same(path: Path, tmp_path: P
     text = path.read_bytes()
     alone = diagnose([path])
     for before in (1 << 20, (1 << 20) + (1 << 17) - 700):
-        filler = b"nothing to see here\n" * (before // 20)
-        (tmp_path / path.name).write_bytes(filler + text)
-        assert told(diagnose([tmp_path / path.name])) == told(alone)
+        assert told(
+            diagnose([file_with(tmp_path / path.name, b"nothing to see here\n" * (before // 20) + text)])
+        ) == told(alone)
 
 
 def told(causes: tuple[Cause, ...]) -> list[tuple[object, ...]]:
@@ -162,7 +163,5 @@ WORDS = (
 def test_whatever_stands_in_a_log_gets_an_answer(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], rest: bytes
 ) -> None:
-    path = tmp_path_factory.mktemp("fuzz") / "rank_1.log"
-    path.write_bytes("".join(words).encode() + rest)
-    for cause in diagnose([path]):
-        assert str(cause)
+    path = file_with(tmp_path_factory.mktemp("fuzz") / "rank_1.log", "".join(words).encode() + rest)
+    assert all(map(str, diagnose([path])))

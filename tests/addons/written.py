@@ -31,8 +31,7 @@ def read(directory: Path, files: Files, plan: Plan | None = None) -> tuple[Cause
     for name, content in (files if isinstance(files, Mapping) else {"all.log": files}).items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = pickle.dumps(content) if isinstance(content, Mapping) else "\n".join([*content, ""]).encode()
-        path.write_bytes(text)
+        path.write_bytes(pickle.dumps(content) if isinstance(content, Mapping) else "\n".join([*content, ""]).encode())
     return diagnose([directory], plan)
 
 
@@ -43,8 +42,7 @@ def say(causes: Sequence[Cause], *expected: tuple[str, ...]) -> None:
     assert len(told) == len(expected), told
     for text, (begins, *holds) in zip(told, expected, strict=True):
         assert text.startswith(begins)
-        for words in holds:
-            assert (words[1:] not in text) if words.startswith("!") else (words in text), (words, text)
+        assert [words for words in holds if (words.removeprefix("!") in text) == words.startswith("!")] == [], text
 
 
 def trace(error: str, mark: str = "", function: str = "main") -> list[str]:

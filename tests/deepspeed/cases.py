@@ -28,6 +28,7 @@ from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.megatron.cases import sets_are_the_step
 from tests.support import tiny
 from tests.support.checkpoints import captured, export, load
+from tests.support.workers import pool
 
 WORLD_SIZE = 2
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
@@ -66,6 +67,13 @@ def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) 
     rundir = tiny.run_directory(path / "seed", tiny.plan(spec or tiny.model(tied_embeddings=tied)))
     build_model(rundir, torch.float32, "cpu").save_pretrained(path / "hf")
     return path / "hf"
+
+
+def run(case: Callable[..., Any], chosen: Plan, *arguments: Any) -> Any:
+    """What ``case`` returns on the main rank. Megatron's processes have its table of patches for the CPU, DeepSpeed's
+    have not."""
+    engine = "megatron" if chosen.layout.implementation == "local" else "deepspeed"
+    return pool(engine, chosen.layout.world_size).run(case, chosen, *arguments)[0]
 
 
 # ---------------------------------------------------------------------- in the workers
@@ -123,9 +131,8 @@ def micro_batches(engine: Any, chosen: Plan, step: int) -> list[Any]:
     return found
 
 
-def exported(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
-    """All tensors of a kind on the main rank; empty elsewhere."""
-    return full_tensors(engine, kind)
+exported = full_tensors
+"""Of an engine and a kind: all tensors on the main rank; empty elsewhere."""
 
 
 def train(
@@ -192,21 +199,16 @@ def go_on(
     """Trains as many steps again from a checkpoint. Returns what the engine did not load bit for bit, too."""
     from tests.system.parity.faults import planted
 
-    with planted(fault):
-        engine = build(chosen, None, directory, resized(chosen, zero))
+    with planted(fault), closing(build(chosen, None, directory, resized(chosen, zero))) as engine:
         counters = load(engine, checkpoint, chosen)
-    different = [
-        f"{kind} {name}"
-        for kind in (StateKind.MASTER, *MOMENTS)
-        for name, tensor in exported(engine, kind).items()
-        if not torch.equal(tensor, Checkpoint(checkpoint).source(kind).read(name))
-    ]
-    if engine.optimizer_steps != counters.optimizer_steps:
-        different.append("optimizer_steps")
-    steps += counters.step
-    curve = Curve(*advance(engine, chosen, counters.step, steps, fault), exported(engine, StateKind.MASTER))
-    engine.close()
-    return curve, different
+        different = ["optimizer_steps"] * (engine.optimizer_steps != counters.optimizer_steps) + [
+            f"{kind} {name}"
+            for kind in (StateKind.MASTER, *MOMENTS)
+            for name, tensor in exported(engine, kind).items()
+            if not torch.equal(tensor, Checkpoint(checkpoint).source(kind).read(name))
+        ]
+        curve = advance(engine, chosen, counters.step, counters.step + steps, fault)
+        return Curve(*curve, exported(engine, StateKind.MASTER)), different
 
 
 def resumed(
@@ -260,11 +262,7 @@ def disturb(chosen: Plan, start: Path, directory: Path, zero: Mapping[str, Any] 
 
 def initial(chosen: Plan, start: Path | None, directory: Path) -> dict[str, torch.Tensor]:
     """What an engine exports before its first step, on the main rank."""
-    return inside(chosen, start, directory, _masters)
-
-
-def _masters(engine: Any, chosen: Plan) -> dict[str, torch.Tensor]:
-    return exported(engine, StateKind.MASTER)
+    return inside(chosen, start, directory, lambda engine, _: exported(engine, StateKind.MASTER))
 
 
 def inside(

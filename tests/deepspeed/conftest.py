@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,18 +19,13 @@ STEPS = 3
 @pytest.fixture(scope="session")
 def references(tmp_path_factory) -> Callable[..., tuple[Path, plain.Curve]]:
     """``references(spec) → (directory of the model, plain torch's curve)``."""
-    known: dict[tuple[object, ...], tuple[Path, plain.Curve]] = {}
 
-    def reference(
-        spec: ModelSpec | None = None, steps: int = STEPS, objective: Objective = "pretrain"
-    ) -> tuple[Path, plain.Curve]:
-        key = repr(spec := spec or tiny.model()), steps, objective
-        if key not in known:
-            start = cases.hf_directory(tmp_path_factory.mktemp("start"), spec=spec)
-            known[key] = start, plain.reference(start, steps, spec=spec, objective=objective)
-        return known[key]
+    @functools.cache
+    def reference(spec: ModelSpec, steps: int, objective: Objective) -> tuple[Path, plain.Curve]:
+        start = cases.hf_directory(tmp_path_factory.mktemp("start"), spec=spec)
+        return start, plain.reference(start, steps, spec=spec, objective=objective)
 
-    return reference
+    return lambda spec=None, steps=STEPS, objective="pretrain": reference(spec or tiny.model(), steps, objective)
 
 
 @pytest.fixture(scope="session")

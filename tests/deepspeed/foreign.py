@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,14 @@ def by_kit(chosen: Plan, checkpoint: Path, directory: Path) -> Curve:
         engine = MegatronEngine(dataclasses.replace(tiny.run_directory(directory, chosen), settings=settings))
     else:
         engine = TorchEngine(tiny.run_directory(directory, chosen))
-    counters = load(engine, checkpoint, chosen)
-    curve = []
-    for step in range(counters.step, STEPS):
-        loss = engine.forward_backward(as_kit(step, engine, chosen)).mean
-        curve.append((loss, engine.apply(chosen.job.learning_rate).gradient))
-    engine.close()
-    return curve
+    with closing(engine):
+        return [
+            (
+                engine.forward_backward(as_kit(step, engine, chosen)).mean,
+                engine.apply(chosen.job.learning_rate).gradient,
+            )
+            for step in range(load(engine, checkpoint, chosen).step, STEPS)
+        ]
 
 
 def as_kit(step: int, engine: Any, plan: Plan) -> list[MicroBatch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import re
 import shutil
@@ -28,6 +29,7 @@ from tests.deepspeed import cases, foreign
 from tests.deepspeed.foreign import Curve
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
+from tests.support.checkpoints import InMemory, change, same_state, same_tensors
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 
@@ -38,8 +40,7 @@ CLOSEST = 1e-5
 
 def plan(target: str, decay: float) -> Any:
     """4 sequences a step. ``decay``: an optimizer that a ds_config names decays norms too, kit's does not."""
-    optimizer = dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay)
-    job = {"optimizer": optimizer, "grad_clip": 0.7}
+    job = {"optimizer": dataclasses.replace(OptimizerSpec(eps=1e-4), weight_decay=decay), "grad_clip": 0.7}
     if target == "torch on 1":
         return tiny.plan(job=job, gradient_accumulation_steps=2)
     if target == "megatron TP2":
@@ -78,14 +79,7 @@ def write(writer: str, start: Path, out: Path) -> Curve:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """``written(writer) → (its checkpoint of step 3, the curve of its steps 4 to 6)``, each written once."""
-    known = {}
-
-    def write_once(writer: str) -> tuple[Path, Curve]:
-        if writer not in known:
-            known.update(write_all(tmp_path_factory.mktemp("foreign"), [writer]))
-        return known[writer]
-
-    return write_once
+    return functools.cache(lambda writer: write_all(tmp_path_factory.mktemp("foreign"), [writer])[writer])
 
 
 def write_all(root: Path, writers: Sequence[str] = WRITERS) -> dict[str, tuple[Path, Curve]]:
@@ -142,15 +136,7 @@ def test_kit_continues_a_run_in_fp16(stage, written, tmp_path):
     assert inspected(path).layout["precision"] == "fp16"
     convert(path, "step", tmp_path / "step")
     assert error(continued(f"zero-{stage}", writer, tmp_path / "step", tmp_path / "run"), expected) < 1e-6
-    apart = error(continued("torch on 1", writer, tmp_path / "step", tmp_path / "in-fp32"), expected)
-    assert 1e-5 < apart < 5e-3
-
-
-def change(path: Path, edit: Any) -> None:
-    """Let ``edit`` change the content of a file of torch.save."""
-    loaded = torch.load(path, weights_only=False)
-    edit(loaded)
-    torch.save(loaded, path)
+    assert 1e-5 < error(continued("torch on 1", writer, tmp_path / "step", tmp_path / "in-fp32"), expected) < 5e-3
 
 
 def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path):
@@ -163,14 +149,6 @@ def test_without_a_moment_it_says_so_and_the_curve_is_another(written, tmp_path)
     assert said.endswith("weights only; Adam's exp_avg is missing: weights only")
     assert not inspected(tmp_path / "copy").adam
     assert error(continued("torch on 1", "trainer-zero-3", tmp_path / "step", tmp_path / "run"), expected) > 1e-3
-
-
-def same(found: Checkpoint, expected: Checkpoint) -> bool:
-    """Whether weights and moments are equal bit for bit."""
-    pairs = [(found.source(kind), expected.source(kind)) for kind in FOLDERS]
-    return found.manifest.kinds == expected.manifest.kinds == tuple(FOLDERS) and all(
-        torch.equal(one.read(name), other.read(name)) for one, other in pairs for name in other.names()
-    )
 
 
 @pytest.mark.parametrize("writer", ["trainer-zero-2", "trainer-zero-3"])
@@ -192,8 +170,8 @@ def test_a_universal_checkpoint_of_deepspeeds_own_converter_is_the_same(written,
     convert(path, "step", tmp_path / "expected")
     convert(out.parent, "step", tmp_path / "step")
     found, expected = (Checkpoint(tmp_path / name) for name in ("step", "expected"))
-    assert found.manifest.counters == expected.manifest.counters
-    assert same(found, expected)
+    assert (found.manifest.counters, found.manifest.kinds) == (expected.manifest.counters, tuple(FOLDERS))
+    assert same_state(found, expected)
 
 
 @pytest.mark.everyday("trainer-zero-3-2")
@@ -256,7 +234,7 @@ def test_torch_reads_the_distributed_checkpoint_that_kit_writes(written, tmp_pat
     convert(tmp_path / "dcp", "step", tmp_path / "back", model=str(path))
     back = Checkpoint(tmp_path / "back")
     assert back.manifest.counters.optimizer_steps == 3
-    assert same(back, written_by_kit)
+    assert same_state(back, written_by_kit)
 
 
 INSPECTED = {
@@ -293,9 +271,7 @@ def test_adapters_of_peft_become_a_checkpoint(tmp_path, targets):
     convert(tmp_path / "peft", "step", tmp_path / "step", model=str(tmp_path / "base"))
     found = Checkpoint(tmp_path / "step")
     assert found.manifest.lora == LoraSpec(rank=4, alpha=8, targets=targets, use_dora=targets == "attention")
-    source, wanted = found.source(StateKind.MASTER), get_peft_model_state_dict(adapted)
-    assert sorted(source.names()) == sorted(wanted)
-    assert all(torch.equal(source.read(name), tensor) for name, tensor in wanted.items())
+    assert same_tensors(found.source(StateKind.MASTER), InMemory(get_peft_model_state_dict(adapted)))
     said = tmp_path / "peft" / "adapter_config.json"
     edit(said, lambda text: text.replace(b'"modules_to_save": null', b'"modules_to_save": ["lm_head"]'))
     assert "modules_to_save, which kit does not train" in refusal(

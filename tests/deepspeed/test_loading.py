@@ -84,8 +84,9 @@ def test_random_weights_are_those_of_a_cast_model(tmp_path, stage):
     chosen = cases.plan(stage, precision="bf16")
     plain = random_model(chosen.model, tiny.run_directory(tmp_path, chosen).run.seed)
     expected = {name: parameter.detach().bfloat16().float() for name, parameter in plain.named_parameters()}
-    for found in pool("deepspeed", 2).run(cases.inside, chosen, None, tmp_path, weights):
-        assert same(found, expected)
+    assert all(
+        same(found, expected) for found in pool("deepspeed", 2).run(cases.inside, chosen, None, tmp_path, weights)
+    )
 
 
 def weights(engine, chosen):

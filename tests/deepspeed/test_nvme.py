@@ -15,8 +15,8 @@ from kit.cost.model.params import count
 from kit.engines.protocol import StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
+from tests.deepspeed.cases import run
 from tests.support.refusals import refusal
-from tests.support.workers import pool
 
 STEPS = 3
 OPTIMIZER = {"offload_optimizer": "nvme"}
@@ -46,10 +46,6 @@ def plan(precision="fp32", **offload):
 
 SMALL = {"sub_group_size": 500_000}
 """Several sub groups, on NVMe and in host memory."""
-
-
-def run(case, *arguments):
-    return pool("deepspeed", cases.WORLD_SIZE).run(case, *arguments)[0]
 
 
 COUNTS = count(plan().model)
@@ -88,8 +84,7 @@ def test_bf16_is_that_of_host_memory(references, tmp_path):
     """NVMe runs the arithmetic of host memory: equal to the last bit."""
     start, _ = references(plan("bf16").model, 1)
     layouts = (ALL, {"offload_optimizer": "cpu", "offload_param": "cpu"})
-    curves = [run(train, plan(precision="bf16", **offload), start, tmp_path)[0] for offload in layouts]
-    assert plain.worst(*curves) == 0
+    assert plain.worst(*[run(train, plan(precision="bf16", **offload), start, tmp_path)[0] for offload in layouts]) == 0
 
 
 CHANGES = {"nvme to optimizer on nvme": (ALL, OPTIMIZER), "none to nvme": ({}, ALL), "nvme to none": (OPTIMIZER, {})}

@@ -19,6 +19,7 @@ from kit.engines.deepspeed import build, nvme, ops
 from kit.errors import EngineError
 from tests.deepspeed import cases
 from tests.support.alone import process_group_of_one
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 HOLD = """
@@ -34,9 +35,7 @@ time.sleep(600)
 @pytest.fixture
 def lock(tmp_path):
     """Path of torch's lock file; a process that was killed outside of kit has left it."""
-    path = tmp_path / "lock"
-    path.touch()
-    return path
+    return file_with(tmp_path / "lock", "")
 
 
 @pytest.fixture

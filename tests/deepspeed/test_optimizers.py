@@ -66,7 +66,8 @@ def train(chosen: Plan, start: Path, directory: Path) -> dict[str, Any]:
             load(engine, directory / "step", chosen, same_layout=way == "same layout")
             if way == "any layout":
                 read = exported_moments(engine, chosen)
-                found["imported"] = max((farthest(read[key], tensor) for key, tensor in saved.items()), default=0.0)
+                errors = ((read[key] - each).abs().max() / each.abs().max() for key, each in saved.items())
+                found["imported"] = float(max(errors, default=0.0))
             cases.advance(engine, chosen, 2, 3)
             assert engine.optimizer_steps == 3
             masters, again = cases.exported(engine, StateKind.MASTER), exported_moments(engine, chosen)
@@ -75,11 +76,6 @@ def train(chosen: Plan, start: Path, directory: Path) -> dict[str, Any]:
         )
         found[f"{way} error"] = largest(masters, ends)
     return found
-
-
-def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, of the largest value."""
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

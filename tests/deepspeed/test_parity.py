@@ -14,9 +14,9 @@ from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.kernels import compiled_blocks
 from kit.specs.job import LoraSpec
 from tests.deepspeed import cases, plain
+from tests.deepspeed.cases import run
 from tests.megatron import shapes
 from tests.support import tiny
-from tests.support.workers import pool
 
 TOLERANCE = 1e-5
 ODD = {"hidden_size": 33, "num_attention_heads": 3, "num_key_value_heads": 1, "ffn_hidden_size": 63, "vocab_size": 129}
@@ -119,12 +119,6 @@ MORE = {
     "Megatron, qwen3 tied": cases.plan(1, **MEGATRON, **OTHER_MODELS["qwen3 tied"]),
     **ON_FOUR,
 }
-
-
-def run(case, chosen, *arguments):
-    # Megatron's processes have its table of patches for the CPU, DeepSpeed's have not.
-    engine = "megatron" if chosen.layout.implementation == "local" else "deepspeed"
-    return pool(engine, chosen.layout.world_size).run(case, chosen, *arguments)[0]
 
 
 @pytest.mark.everyday(

@@ -17,8 +17,9 @@ def test_pipelines_refuse_zero_2() -> None:
 def test_pipelines_have_the_bubble_of_plain_1f1b() -> None:
     """2m of 2(m+p−1) slots compute, on every stage of the schedule that ``train_batch`` takes."""
     assert "schedule.TrainSchedule(" in inspect.getsource(engine)
-    for stage in range(8):
-        assert len(list(schedule.TrainSchedule(micro_batches=16, stages=8, stage_id=stage).steps())) == 2 * (16 + 8 - 1)
+    assert [
+        len(list(schedule.TrainSchedule(micro_batches=16, stages=8, stage_id=stage).steps())) for stage in range(8)
+    ] == [2 * (16 + 8 - 1)] * 8
 
 
 def test_transformers_registry_refuses_what_autoep_asks() -> None:

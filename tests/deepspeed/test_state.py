@@ -13,11 +13,11 @@ from kit.engines.huggingface.models import build_model
 from kit.engines.protocol import MicroBatch, StateKind
 from kit.errors import EngineError
 from tests.deepspeed import cases, plain
+from tests.deepspeed.cases import run
 from tests.deepspeed.test_optimizers import plan as with_optimizer
 from tests.deepspeed.test_parity import AUTOTP, FOUR, HOST, MEGATRON, TWICE, ULYSSES, UNEVEN
 from tests.support import tiny
 from tests.support.refusals import refusal
-from tests.support.workers import pool
 
 SHORT = {"optimizer_state_dtype": "bf16"}
 EXPERTS = tiny.model("deepseek_v3", num_shared_experts=1)
@@ -25,12 +25,6 @@ EXPERTS = tiny.model("deepseek_v3", num_shared_experts=1)
 FUSED = tiny.model("gpt_oss", sliding_window=16, full_attention_every=2)
 """Whose experts are fused and interleaved on disk."""
 AT_ONCE = {"micro_batch_size": 4, "gradient_accumulation_steps": 1}
-TWO = cases.WORLD_SIZE
-
-
-def run(case, chosen, *arguments):
-    engine = "megatron" if chosen.layout.implementation == "local" else "deepspeed"
-    return pool(engine, chosen.layout.world_size).run(case, chosen, *arguments)[0]
 
 
 def uneven(stage, **layout):

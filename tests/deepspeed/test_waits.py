@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -13,10 +14,9 @@ from tests.support.workers import pool
 
 def second_step(chosen, directory) -> Counter[str]:
     """In a worker: places of the second step, once everything is warm."""
-    engine = cases.build(chosen, None, directory)
-    waits_in_a_step(engine, cases.micro_batches(engine, chosen, 0))
-    waits, _ = waits_in_a_step(engine, cases.micro_batches(engine, chosen, 1))
-    engine.close()
+    with closing(cases.build(chosen, None, directory)) as engine:
+        waits_in_a_step(engine, cases.micro_batches(engine, chosen, 0))
+        waits, _ = waits_in_a_step(engine, cases.micro_batches(engine, chosen, 1))
     return waits
 
 

@@ -73,8 +73,7 @@ _REQUIRED = {"key": {"weight": 1}, "stream": {"path": "json", "data_files": ["a"
 
 
 def put(data: Any, place: Place, is_key: bool, text: str) -> None:
-    steps = place if is_key else place[:-1]
-    for step, after in zip(steps, (*place[1:], None), strict=False):
+    for step, after in zip(place if is_key else place[:-1], (*place[1:], None), strict=False):
         if isinstance(data, dict) and data.get(step) is None:
             data[step] = [] if after == 0 else copy.deepcopy(_REQUIRED.get(step, {}))
         data = data[step]

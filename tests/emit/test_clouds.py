@@ -165,8 +165,7 @@ def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_field_of_two_nodes() -> None:
-    found = documents(plan_of(**TWO))
-    assert found == {"k8s.jobset.yaml": JOBSET, "k8s.trainjob.yaml": TRAINJOB, "sky.yaml": SKY}
+    assert documents(plan_of(**TWO)) == {"k8s.jobset.yaml": JOBSET, "k8s.trainjob.yaml": TRAINJOB, "sky.yaml": SKY}
     first = next(each["value"] for each in pod_of(JOBSET)["containers"][0]["env"] if each["name"] == "MASTER_ADDR")
     assert all(len(label) <= 63 for label in first.split("."))
 

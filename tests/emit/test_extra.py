@@ -22,6 +22,7 @@ from kit.specs.recipe import merged_text
 from kit.specs.run import RunSpec
 from kit.training.__main__ import _announce_edits
 from tests.emit.plans import DENSE, FSDP2, ZERO3, plan_of
+from tests.support.files import file_with, replace_in
 from tests.support.in_process import kit_main, kit_refusal
 from tests.support.refusals import refusal
 
@@ -44,9 +45,9 @@ OVER_MEGATRON = {"engine": "deepspeed", "implementation": "local", "dp": 4, "tp"
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     (tmp_path / "base.yaml").write_text(BASE)
-    file = tmp_path / "own.yaml"
-    file.write_text("extends: base.yaml\nextra: {deepspeed: {zero_optimization: {sub_group_size: null}}}\n")
-    return file
+    return file_with(
+        tmp_path / "own.yaml", "extends: base.yaml\nextra: {deepspeed: {zero_optimization: {sub_group_size: null}}}\n"
+    )
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:
@@ -62,8 +63,7 @@ def test_only_the_named_keys_of_the_file_change() -> None:
     assert flat(after) == flat(before) | flat(KEYS)
     assert before == deepspeed.ds_config(plan), "nothing was changed in place"
     config = {"gradient_accumulation_fusion": False, "moe_router_dtype": None, "moe_a": [1, {"b": [2]}]}
-    extra = Extra(deepspeed=KEYS, megatron={"transformer_config": config})
-    both = with_extra(plan_of(**OVER_MEGATRON), extra)
+    both = with_extra(plan_of(**OVER_MEGATRON), Extra(deepspeed=KEYS, megatron={"transformer_config": config}))
     settings = strict_yaml.parse_text(files_of(both)["megatron.yaml"], "x").data
     expected = merged(megatron.megatron_settings(plan_of(**OVER_MEGATRON)), {"transformer_config": config})
     assert json.dumps(settings, sort_keys=True) == json.dumps(expected, sort_keys=True)
@@ -74,8 +74,10 @@ def test_it_is_in_every_file_of_the_plan_and_not_in_the_prediction(tmp_path: Pat
     plan = plan_of(**ZERO3)
     other = with_extra(plan, Extra(deepspeed=KEYS))
     files = files_of(other)
-    for name in ("ds_config.json", "ds_config.trainer.json", "ds_config.own_optimizer.json"):
-        assert json.loads(files[name])["zero_optimization"]["use_multi_rank_bucket_allreduce"] is True
+    assert [
+        json.loads(files[name])["zero_optimization"]["use_multi_rank_bucket_allreduce"]
+        for name in ("ds_config.json", "ds_config.trainer.json", "ds_config.own_optimizer.json")
+    ] == [True] * 3
     assert f"| `{BUCKETS}` | `true` | `extra` of the recipe: {NOT_PREDICTED} |" in files["ds_config.md"]
     assert (other.predicted, other.digest == plan.digest) == (plan.predicted, False), "another native checkpoint"
     other.save(tmp_path / "plan.yaml")
@@ -121,8 +123,7 @@ def test_what_no_engine_would_read_is_refused(layout: Any, extra: dict[str, Any]
 
 def test_a_recipe_s_variant_adds_to_it_and_null_takes_away(recipe: Path) -> None:
     assert flat(kit.load_recipe(recipe).extra.deepspeed) == {BUCKETS: True, "memory_breakdown": True}
-    copy = recipe.with_name("copy.yaml")
-    copy.write_text(merged_text(recipe))
+    copy = file_with(recipe.with_name("copy.yaml"), merged_text(recipe))
     assert kit.load_recipe(copy).extra == kit.load_recipe(recipe).extra
     given = kit.load_recipe(recipe, [f"extra.deepspeed.{BUCKETS}=false"]).extra.deepspeed
     assert given["zero_optimization"] == {"use_multi_rank_bucket_allreduce": False}
@@ -141,16 +142,14 @@ def test_plan_explain_and_emit_say_it(recipe: Path, tmp_path: Path, capfd: Any) 
     assert (rundir.settings["memory_breakdown"], rundir.edits) == (True, ())
     _announce_edits(rundir)
     assert f"extra: deepspeed.{BUCKETS}=True: {NOT_PREDICTED}\n" in capfd.readouterr().out
-    file = out / "ds_config.json"
-    file.write_text(file.read_text().replace('"use_multi_rank_bucket_allreduce": true', '"memory_breakdown": 2'))
+    replace_in(out / "ds_config.json", '"use_multi_rank_bucket_allreduce": true', '"memory_breakdown": 2')
     assert {(edit.key, edit.planned) for edit in RunDirectory.open(out).edits} >= {(BUCKETS, True)}
 
 
 def test_a_plan_that_a_run_corrects_keeps_it(recipe: Path, tmp_path: Path) -> None:
     before = kit.plan(kit.load_recipe(recipe)).predicted
     summary, known, saved = (str(tmp_path / name) for name in ("summary.json", "known.yaml", "plan.yaml"))
-    measured = {"measured_step_time_s": 2 * before.step_time_s, "measured_memory_gib": 60.0}
-    Path(summary).write_text(json.dumps(measured))
+    Path(summary).write_text(json.dumps({"measured_step_time_s": 2 * before.step_time_s, "measured_memory_gib": 60.0}))
     said = kit_main("plan", str(recipe), "--calibration", known, "--calibrate", summary, "--save", saved)
     assert f"{known}: what {summary} says of runs like it" in said.out
     after = Plan.load(Path(saved))
@@ -167,8 +166,7 @@ def test_a_plan_file_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None
 
 
 def test_no_key_or_value_ends_its_cell_of_the_page() -> None:
-    plan = with_extra(plan_of(**ZERO3), Extra(deepspeed={"a|`b": "c` | <i>"}))
-    page = files_of(plan)["ds_config.md"]
+    page = files_of(with_extra(plan_of(**ZERO3), Extra(deepspeed={"a|`b": "c` | <i>"})))["ds_config.md"]
     assert f'| ``a\\|`b`` | ``"c` \\| <i>"`` | `extra` of the recipe: {NOT_PREDICTED} |' in page
     data = {"deepspeed": {"a": [{"b": "x\ntouch CANARY"}]}}
     own = strict_yaml.Document(name="own.yaml", data=data, lines={})

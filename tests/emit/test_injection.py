@@ -40,6 +40,7 @@ from tests.emit.injection_cases import (
 from tests.emit.plans import CONFIG, stand_in
 from tests.emit.test_run_directory import resealed
 from tests.support import hostile
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 # What is refused
@@ -47,8 +48,7 @@ from tests.support.refusals import refusal
 
 def test_every_text_of_a_spec_is_checked() -> None:
     assert len(PLACES) >= 23
-    for kind in (Recipe, RecipeFile):
-        assert list(texts(kind))
+    assert all(list(texts(kind)) for kind in (Recipe, RecipeFile))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,7 @@ def test_control_characters_are_refused_when_read(kind: type, place: Place, is_k
     ],
 )
 def test_a_recipe_is_refused_in_lines_of_its_own(recipe: str, tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(recipe.replace("TEXT", r'"x\ntouch CANARY\u2028\e[2J"'))
+    file = file_with(tmp_path / "recipe.yaml", recipe.replace("TEXT", r'"x\ntouch CANARY\u2028\e[2J"'))
     for line in refusal(SpecError, load_recipe, file).splitlines():
         assert line.startswith("recipe.yaml")
         assert line.isprintable()
@@ -100,16 +99,14 @@ def test_a_model_directory_is_refused(tmp_path: Path) -> None:
         ("keys", CONFIG | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "x\ntouch": 1}}),
     ):
         directory = tmp_path / name
-        directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(config))
+        file_with(directory / "config.json", json.dumps(config))
         (line,) = refusal(SpecError, load_model, directory).splitlines()
         assert "control character U+000A" in line
 
 
 def test_paths_are_refused_whatever_made_them(tmp_path: Path) -> None:
     directory = tmp_path / "x\ntouch CANARY"
-    directory.mkdir()
-    (directory / "recipe.yaml").write_text("model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: train}}\n")
+    file_with(directory / "recipe.yaml", "model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: train}}\n")
     run = RunSpec(data=DataSpec(train="train"))
     assert "control character" in refusal(SpecError, load_recipe, directory / "recipe.yaml")
     assert "control character" in refusal(SpecError, write, planned("torch"), run, directory / "run")
@@ -138,8 +135,7 @@ PARSERS = {".json": [json.loads], ".yaml": [pyyaml.safe_load, lambda text: stric
 def check_values(text: str, usual: str, value: str, suffix: str) -> None:
     """Each value stands under its own key. Names by DNS rules are made of a value and have none of its signs."""
     text, usual = (re.sub(r"\bkit(-[a-z0-9-]*)?", "NAME", each) for each in (text, usual))
-    for parse in PARSERS[suffix]:
-        assert leaves(parse(text), value) == leaves(parse(usual), value)
+    assert [parse for parse in PARSERS[suffix] if leaves(parse(text), value) != leaves(parse(usual), value)] == []
 
 
 def check_lines(name: str, text: str, usual: str) -> None:
@@ -165,8 +161,7 @@ def test_no_value_becomes_a_key_a_line_or_a_command(engine: str, tmp_path: Path)
     def hold(value: str) -> None:
         emitted = files(engine, value)
         for name, text in emitted.items():
-            (tmp_path / name).write_text(text)
-            (tmp_path / name).chmod(0o755)
+            file_with(tmp_path / name, text).chmod(0o755)
             if (suffix := Path(name).suffix) in PARSERS:
                 check_values(text, usual[name], value, suffix)
             else:

@@ -21,9 +21,10 @@ from kit.emit.slurm import sbatch
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import DENSE, FSDP2, MEGATRON, TORCH, ZERO2, ZERO3, plan_of, stand_in
+from tests.support import ROOT
+from tests.support.files import files_in
 from tests.support.refusals import refusal
 
-ROOT = Path(__file__).parents[2]
 SPY = """#!/usr/bin/env bash
 printf '%s\\n' "$@" -- > "$SPY_FILE"
 env | sort >> "$SPY_FILE"
@@ -100,8 +101,7 @@ LAUNCHES: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
 
 def run(script: str, plan: dict[str, Any], directory: Path, *words: str, **environment: str) -> list[list[str]]:
     """Words that the interpreter was started with, the lines of its environment, and of ``DS_ENV_FILE``."""
-    for name, text in files_of(plan_of(**plan)).items():
-        (directory / name).write_text(text)
+    files_in(directory, files_of(plan_of(**plan)))
     path = stand_in(directory, spy=SPY)["PATH"]
     given = {"PATH": path, "PYTHON": str(directory / "spy"), "SPY_FILE": str(directory / "seen"), **environment}
     subprocess.run(["bash", str(directory / script), *words], env=given, check=True, timeout=30, cwd="/")
@@ -218,8 +218,7 @@ def test_pdsh_starts_launch_sh_on_the_hosts_of_the_file(tmp_path: Path) -> None:
     """With the words that were given, and the variables that were set here, quoted once for the shell there."""
     files = files_of(plan_of(**ON_P5))
     assert files["hostfile"].endswith("hosts'; every host needs the same paths.\nnode-0 slots=8\nnode-1 slots=8\n")
-    (tmp_path / "launch_hosts.sh").write_text(files["launch_hosts.sh"])
-    (tmp_path / "hostfile").write_text("# a comment\n\nfirst slots=8\n  second slots=8\n")
+    files_in(tmp_path, files | {"hostfile": "# a comment\n\nfirst slots=8\n  second slots=8\n"})
     given = {"HF_HOME": "/a b", "PYTHON": "/opt/python"} | stand_in(
         tmp_path, pdsh='#!/bin/bash\nprintf "%s\\n" "$@"; eval "${@: -1}"\n',
         **{"launch.sh": '#!/bin/bash\nprintf "%s\\n" "$@" "$HF_HOME" $MASTER_ADDR $NCCL_TRACE\n'},

@@ -36,6 +36,7 @@ from kit.specs.local import host_memory
 from kit.specs.run import BlendedSetSpec, CheckpointSpec, DataSpec, RunSpec, StreamSpec
 from kit.units import to_gib
 from tests.emit.plans import CONFIG, DENSE, FSDP2, ON_CPU, TORCH, ZERO2, ZERO3, plan_of, stand_in
+from tests.support.files import file_with, files_in
 from tests.support.in_process import kit_refusal
 from tests.support.refusals import refusal
 from tests.support.s3 import s3_server
@@ -48,8 +49,7 @@ JOB = {"seq_length": 32, "total_tokens": 10_000, "precision": "fp32"}
 
 def written(place: Path, name: str, facts: dict[str, Any] | None) -> str:
     """The prefix of a pair of files; empty ones."""
-    for suffix in (".bin", ".idx"):
-        (place / f"{name}{suffix}").touch()
+    files_in(place, {f"{name}.bin": "", f"{name}.idx": ""})
     if facts is not None:
         (place / f"{name}.json").write_text(json.dumps(facts))
     return str(place / name)
@@ -57,9 +57,10 @@ def written(place: Path, name: str, facts: dict[str, Any] | None) -> str:
 
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDirectory:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model" / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 127}}, "added_tokens": []}')
+    files_in(tmp_path / "model", {
+        "config.json": json.dumps(CONFIG),
+        "tokenizer.json": '{"model": {"vocab": {"a": 0, "b": 127}}, "added_tokens": []}',
+    })  # fmt: skip
     plan = plan_of(load_model(str(tmp_path / "model")), "1xcpu", JOB, **TORCH)
     run = RunSpec(model_path=str(tmp_path / "model"), data=DataSpec(train=written(tmp_path, "train", GOOD)))
     return write(plan, run, tmp_path / "run")
@@ -192,10 +193,6 @@ def test_a_checkpoint_to_resume_from_is_one(tmp_path: Path) -> None:
 
 
 def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path: Path) -> None:
-    def with_second(**facts: object) -> RunDirectory:
-        made = [written(tmp_path, "train", OURS), written(tmp_path, "second", OURS | facts)]
-        return with_(rundir, {"data": DataSpec(blend={Path(p).name: BlendedSetSpec(path=p, weight=1) for p in made})})
-
     for facts, said in (
         ({}, []),
         ({"chat_template": None}, []),  # prompts and completions have none
@@ -207,7 +204,9 @@ def test_a_blend_of_sets_that_do_not_go_together(rundir: RunDirectory, tmp_path:
         ({"chat_template": "b"}, ["were written with different chat templates", "with the same --chat-template"]),
         ({"num_tokens": 0}, ["second: 0 tokens make no sample"]),
     ):
-        check(with_second(**facts), *said)
+        made = [written(tmp_path, "train", OURS), written(tmp_path, "second", OURS | facts)]
+        blend = {Path(prefix).name: BlendedSetSpec(path=prefix, weight=1) for prefix in made}
+        check(with_(rundir, {"data": DataSpec(blend=blend)}), *said)
     # one set each: what is validated is no part of the training data
     validation = written(tmp_path, "v", OURS | {"tokenizer": "b"})
     preflight(with_(rundir, {"data": DataSpec(train=written(tmp_path, "train", OURS), validation=validation)}))
@@ -350,8 +349,9 @@ def swapping(path: Path | None, gib: float = 0.01, **layout: Any) -> tuple[Plan,
 def test_a_good_disk_passes_and_is_left_empty(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    for asked in (swapping(disk), swapping(None, offload_optimizer="cpu")):
-        assert check_nvme(*asked, tmp_path / "run") is None
+    assert [
+        check_nvme(*asked, tmp_path / "run") for asked in (swapping(disk), swapping(None, offload_optimizer="cpu"))
+    ] == [None] * 2
     assert list(disk.iterdir()) == []
     first, second = (swap_directory(*swapping(disk), tmp_path / name) for name in ("a", "b"))
     assert (first and first.parent, first == second) == (disk, False)  # two runs never share swap files
@@ -383,8 +383,7 @@ def test_swap_files_of_an_earlier_attempt_are_room(tmp_path: Path, monkeypatch: 
     assert check_nvme(*asked, tmp_path / "run") is not None
     file = Path(str(swap_directory(*asked, tmp_path / "run"))) / "rank0" / "a.swp"
     file.parent.mkdir(parents=True)
-    file.write_bytes(b"")
-    os.truncate(file, 1 << 28)
+    os.truncate(file_with(file, b""), 1 << 28)
     assert check_nvme(*asked, tmp_path / "run") is None
 
 

@@ -17,7 +17,7 @@ from kit.entry_points import registered
 from tests.emit.plans import plan_of
 from tests.emit.test_other_trainers import OTHERS
 from tests.emit.test_rl_trainers import RL
-from tests.support.assets import ROOT
+from tests.support import ROOT
 
 RECORDED: dict[str, dict[str, str]] = json.loads((ROOT / "kit/addons/targets/program_fields.json").read_text())
 PATTERNS = {

@@ -138,8 +138,7 @@ def test_the_sizes_that_openrlhf_leaves_to_deepspeed_are_deepspeeds() -> None:
     own = DeepSpeedZeroConfig()
     names = {name: size for name, size in DEFAULT_SIZES.items() if not name.startswith(("optimizer_", "param_"))}
     assert names == {name: getattr(own, name.removeprefix("stage3_")) for name in names}
-    sizes = dict.fromkeys(names, 7)
-    plan = plan_of(**ZERO3, **sizes, job=GRPO | {"grpo": VLLM})
+    plan = plan_of(**ZERO3, **dict.fromkeys(names, 7), job=GRPO | {"grpo": VLLM})
     with_own = plan.workload.with_layout(plan.layout.but(**names))
     assert peak_gib(with_own) > plan.predicted.peak_gib + 0.5
     script = files_of(plan, ["openrlhf"])["openrlhf.sh"]
@@ -150,8 +149,7 @@ def test_the_sizes_that_openrlhf_leaves_to_deepspeed_are_deepspeeds() -> None:
 @pytest.mark.parametrize(("lora", "offload", "more_gib"), [(None, "none", 0), (8, "none", 1.87), (8, "cpu", 0)])
 def test_verls_frozen_weights_are_counted_in_fp32(lora: int | None, offload: str, more_gib: float) -> None:
     """8.03e9 weights over eight ranks, two bytes more for each; on the host they are not on the GPU."""
-    job = GRPO | {"grpo": VLLM, "lora": lora and LoraSpec(rank=lora)}
-    plan = plan_of(**FSDP2, job=job, offload_param=offload)
+    plan = plan_of(**FSDP2, job=GRPO | {"grpo": VLLM, "lora": lora and LoraSpec(rank=lora)}, offload_param=offload)
     assert rl_trainers._gib_of_verl(plan) == pytest.approx(plan.predicted.peak_gib + more_gib, abs=0.005)
 
 
@@ -182,6 +180,5 @@ def test_the_callers_arguments_come_last(
     assert (says in script, says_not in script) == (True, False)
     ranks = dict(itertools.pairwise(told))
     if ranks.get("--nproc-per-node"):
-        nodes = str(plan_of(**plan).cluster.num_nodes)
-        assert (ranks["--nnodes"], ranks["--nproc-per-node"]) == (nodes, "8")
+        assert (ranks["--nnodes"], ranks["--nproc-per-node"]) == (str(plan_of(**plan).cluster.num_nodes), "8")
         assert (ranks["--rdzv-backend"], ranks["--rdzv-endpoint"]) == ("c10d", "first:29400")

@@ -17,6 +17,8 @@ from kit.specs import strict_yaml
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec, ScheduleSpec, StreamSpec
 from tests.emit.plans import DENSE, FSDP2, MEGATRON, ZERO2, ZERO3, plan_of
+from tests.support.files import file_with, files_in, replace_in
+from tests.support.hostile import changed, spoil
 from tests.support.refusals import refusal
 
 RUN = RunSpec(data=DataSpec(train="/data/train"), schedule=ScheduleSpec(warmup_steps=2000))
@@ -52,20 +54,16 @@ def rundir(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
 def resealed(path: Path, name: str, text: str) -> None:
     """A file with another text, and the hash that fits it."""
     (path / name).write_text(text)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    spoil(path / "manifest.json", ("files", name), hashlib.sha256(text.encode()).hexdigest())
 
 
 def edit(file: Path, path: tuple[str, ...], value: object) -> None:
     """Change one value of a JSON or YAML file in place."""
     text, is_json = file.read_text(), file.suffix == ".json"
-    inner = data = json.loads(text) if is_json else strict_yaml.parse_text(text, file.name).data
-    for key in path[:-1]:
-        inner = inner[key]
-    assert inner.get(path[-1]) != value, "the edit must change something"
-    inner[path[-1]] = value
-    file.write_text(json.dumps(data) if is_json else strict_yaml.dump(data))
+    data = json.loads(text) if is_json else strict_yaml.parse_text(text, file.name).data
+    new = changed(data, path, value)
+    assert new != data, "the edit must change something"
+    file.write_text(json.dumps(new) if is_json else strict_yaml.dump(new))
 
 
 def memory_with(rundir: RunDirectory, *path: str, value: object) -> str:
@@ -132,8 +130,7 @@ def test_any_other_edit_is_honoured_and_recorded(tmp_path: Path) -> None:
     del config["wall_clock_breakdown"]
     accelerate = (path / "accelerate.yaml").read_text()
     edited = {"launch.sh": "mine", "ds_config.md": "mine", "accelerate.yaml": f"# mine\n{accelerate}"}
-    for name, text in (edited | {"ds_config.json": json.dumps(config)}).items():
-        (path / name).write_text(text)
+    files_in(path, edited | {"ds_config.json": json.dumps(config)})
     again = RunDirectory.open(path)
     assert again.settings["steps_per_print"] == 7
     expected = [
@@ -152,9 +149,7 @@ def test_a_file_that_the_manifest_does_not_name_is_an_edit_where_kit_would_write
     """One that a later kit writes is not missed in an old directory; one of a target that was not asked for, or of
     another kind of plan, is not looked at."""
     rundir = write(plan_of(**PLANS["torch"]), RUN, tmp_path / "run")
-    manifest = json.loads((rundir.path / "manifest.json").read_text())
-    del manifest["files"]["slurm.sbatch"]
-    (rundir.path / "manifest.json").write_text(json.dumps(manifest))
+    spoil(rundir.path / "manifest.json", ("files", "slurm.sbatch"), ...)
     for name in ("slurm.sbatch", "sky.yaml", "ds_config.json", "launch_hosts.sh"):
         (rundir.path / name).write_text("mine")
         assert [edit.file for edit in RunDirectory.open(rundir.path).edits] == ["slurm.sbatch"]
@@ -200,12 +195,10 @@ def test_deepspeeds_files_have_the_disk_of_the_run_unless_it_is_somebodys(
 
 
 def test_run_yaml_is_the_users_to_edit_and_the_plan_is_not(rundir: RunDirectory) -> None:
-    file = rundir.path / "run.yaml"
-    file.write_text(file.read_text().replace("keep_last: 5", "keep_last: 2"))
+    replace_in(rundir.path / "run.yaml", "keep_last: 5", "keep_last: 2")
     again = RunDirectory.open(rundir.path)
     assert (again.run.checkpoint.keep_last, again.edits) == (2, ())
-    plan = rundir.path / "plan.yaml"
-    plan.write_text(plan.read_text().replace("learning_rate: 0.0003", "learning_rate: 0.0004"))
+    replace_in(rundir.path / "plan.yaml", "learning_rate: 0.0003", "learning_rate: 0.0004")
     assert "plan.yaml was changed" in refusal(RunDirectoryError, RunDirectory.open, rundir.path)
 
 
@@ -255,16 +248,15 @@ def test_no_home_path_goes_into_a_run_directory(tmp_path: Path, monkeypatch: pyt
     ):
         assert write(plan_of(**PLANS["torch"]), run, place).run.data.train == run.data.train
         text = (place / "run.yaml").read_text()
-        parts = (f"train: {train}\n", "validation: ../../", "somebody")
-        assert [part in text for part in parts] == [True, True, False]
+        assert [part in text for part in (f"train: {train}\n", "validation: ../../", "somebody")] == [True, True, False]
 
 
 def test_a_home_that_nobody_has_is_named(rundir: RunDirectory, tmp_path: Path) -> None:
     """Python's own answer is a RuntimeError without the key."""
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: ~nobody-here/x}}\n")
-    file = rundir.path / "run.yaml"
-    file.write_text(file.read_text().replace("train: ", "train: ~nobody-here/x #", 1))
+    recipe = file_with(
+        tmp_path / "recipe.yaml", "model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: ~nobody-here/x}}\n"
+    )
+    replace_in(rundir.path / "run.yaml", "  train: ", "  train: ~nobody-here/x #")
     said = "run.data.train=~nobody-here/x: this machine knows no home directory"
     assert said in refusal(SpecError, load_recipe, recipe)
     assert said in refusal(SpecError, RunDirectory.open, rundir.path)

@@ -16,6 +16,7 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, LoraSpec, OptimizerSpec
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.plans import ADAPTED, DENSE, FSDP2, ZERO2, ZERO3, plan_of
+from tests.support.files import replace_in
 from tests.support.refusals import refusal
 
 RUN = RunSpec(data=DataSpec(train="train"))
@@ -210,9 +211,8 @@ def test_they_are_written_only_when_asked_for_and_all_or_nothing(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["k8s.jobset.yaml", "k8s.trainjob.yaml"])
 def test_an_image_set_by_hand_is_an_edit_that_is_honoured(name: str, tmp_path: Path) -> None:
-    made = plan_of(**ZERO2, cluster="p5.48xlarge:1")
-    file = write(made, RUN, tmp_path / "run", ["k8s"]).path / name
-    file.write_text(file.read_text().replace("image: REPLACE-ME", "image: site/kit:1"))
+    file = write(plan_of(**ZERO2, cluster="p5.48xlarge:1"), RUN, tmp_path / "run", ["k8s"]).path / name
+    replace_in(file, "image: REPLACE-ME", "image: site/kit:1")
     (edit,) = RunDirectory.open(file.parent).edits
     assert (edit.file, edit.key.endswith(("trainer.image", "replicatedJobs"))) == (name, True)
     assert "site/kit:1" in str(edit.found)

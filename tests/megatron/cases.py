@@ -17,18 +17,17 @@ import torch.nn.functional as F
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.full_tensors import full_tensors
-from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import checkpoint_shapes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.protocol import IGNORE_INDEX, GeneratedSource, LossSum, MicroBatch, StateKind, TensorSource
+from kit.engines.protocol import IGNORE_INDEX, GeneratedSource, LossSum, MicroBatch, StateKind
 from kit.specs.extra import Extra
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
 from kit.training.counters import Counters
 from tests.support import tiny
 from tests.support.balance import PlainRouters
+from tests.support.checkpoints import InMemory, load, on_disk
 from tests.support.checkpoints import export as write_checkpoint
-from tests.support.checkpoints import load
 
 MICRO_BATCH_SIZE = 2
 GLOBAL_BATCH_SIZE = 8
@@ -204,9 +203,8 @@ def _train(engine: Any, rundir: Any, steps: int, packed: bool, fault: str | None
     return result
 
 
-def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
-    """Everything that the engine streams; empty but on the main rank."""
-    return full_tensors(engine, kind)
+export = full_tensors
+"""Of an engine and a kind: everything that it streams; empty but on the main rank."""
 
 
 def reference(
@@ -232,7 +230,7 @@ def reference(
         eps=eps,
     )
     buffers = SavedBuffers(model if all(p.requires_grad for p in model.parameters()) else torch.nn.Module(), spec)
-    result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in trained.items()}))
+    result = Trajectory(initial=on_disk(spec, {name: p.detach().clone() for name, p in trained.items()}))
     result.initial |= dict(buffers.export(StateKind.MASTER))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
@@ -249,7 +247,7 @@ def reference(
         if routers is not None:
             routers.move_biases()
         if step == 0:
-            result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in trained.items()})
+            result.gradients = on_disk(spec, {name: p.grad.clone() for name, p in trained.items()})
             result.gradients |= dict(buffers.export(StateKind.GRADIENT))
             result.evaluated.append(loss.item())
             result.tokens.append(count)
@@ -258,7 +256,7 @@ def reference(
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), grad_clip)))
         optimizer.step()
         optimizer.zero_grad()
-    result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in trained.items()})
+    result.masters = on_disk(spec, {name: p.detach().clone() for name, p in trained.items()})
     result.masters |= dict(buffers.export(StateKind.MASTER))
     return result
 
@@ -267,15 +265,9 @@ def _logits(model: torch.nn.Module, inputs: torch.Tensor, documents: torch.Tenso
     """(rows, sequence, vocabulary); a document alone, as if there were no other in its row."""
     if documents is None:
         return model(input_ids=inputs, use_cache=False).logits.float()
-    rows = []
-    for row, lengths in zip(inputs, documents.tolist(), strict=True):
-        alone = [model(input_ids=part[None], use_cache=False).logits[0].float() for part in row.split(lengths)]
-        rows.append(torch.cat(alone))
-    return torch.stack(rows)
-
-
-def _on_disk(spec: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {each: part for name, tensor in tensors.items() for each, part in experts.split_experts(spec, name, tensor)}
+    rows = (row.split(lengths) for row, lengths in zip(inputs, documents.tolist(), strict=True))
+    alone = ([model(input_ids=part[None], use_cache=False).logits[0].float() for part in parts] for parts in rows)
+    return torch.stack([torch.cat(each) for each in alone])
 
 
 BOUND = 1e-5
@@ -303,22 +295,8 @@ def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, floa
         errors[what] = dict.fromkeys(ours.keys() ^ theirs.keys(), torch.inf)
         for name in ours.keys() & theirs.keys():
             error = ((ours[name] - theirs[name]).norm() / (theirs[name].norm() or 1.0)).item()  # of a buffer: 0
-            exact = what != "initial" or torch.equal(ours[name], theirs[name])
-            errors[what][name] = error if exact else torch.inf
+            errors[what][name] = error if what != "initial" or torch.equal(ours[name], theirs[name]) else torch.inf
     return errors
-
-
-class InMemory(TensorSource):
-    """A ``TensorSource`` over a dict."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def read(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
 
 
 def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, Any]:
@@ -329,34 +307,38 @@ def resume_with_fault(rundir: Any, checkpoint: Path, fault: str) -> dict[str, An
         return resume(rundir, checkpoint)
 
 
+def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
+    """Losses and gradient norms of some steps."""
+    return [
+        number
+        for step in range(first, first + count)
+        for number in (
+            engine.forward_backward(batches_of(engine, rundir, step)).mean, engine.apply(LEARNING_RATE).gradient
+        )
+    ]  # fmt: skip
+
+
 def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     """Inside a worker: train 4 steps, saving after 2; then resume in two ways, by files and through full tensors."""
 
-    def two_steps(engine: Any, first: int) -> list[float]:
-        curve = []
-        for step in (first, first + 1):
-            curve.append(engine.forward_backward(batches_of(engine, rundir, step)).mean)
-            curve.append(engine.apply(LEARNING_RATE).gradient)
-        return curve
-
     found: dict[str, Any] = {}
     with closing(built(rundir)) as engine:
-        two_steps(engine, 0)
+        steps(engine, rundir, 0)
         write_checkpoint(engine, checkpoint, rundir.plan, AFTER_TWO)
         everywhere: list[Any] = [{kind: export(engine, kind) for kind in KINDS}]
         torch.distributed.broadcast_object_list(everywhere, src=0)
         found["held"], found["exported"] = engine.memory_bytes()["optimizer"], everywhere[0]
-        found["expected"], final = two_steps(engine, 2), export(engine, StateKind.MASTER)
+        found["expected"], final = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
     with closing(built(rundir)) as engine:
         load(engine, checkpoint, rundir.plan, same_layout=True)
         found["steps_of_files"] = engine.optimizer_steps
-        found["by files"], after_load = two_steps(engine, 2), export(engine, StateKind.MASTER)
+        found["by files"], after_load = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
     with closing(built(rundir)) as engine:
         for kind in KINDS:
             engine.import_state(kind, InMemory(found["exported"][kind]))
         engine.set_optimizer_steps(2)
         found["again"] = {kind: export(engine, kind) for kind in KINDS}
-        found["imported"], after_import = two_steps(engine, 2), export(engine, StateKind.MASTER)
+        found["imported"], after_import = steps(engine, rundir, 2), export(engine, StateKind.MASTER)
     return found | {"finals": (final, after_load, after_import)}
 
 

@@ -17,21 +17,12 @@ from kit.training.checkpoint.checkpoints import RunCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.counters import Counters
-from tests.megatron.cases import KINDS, LEARNING_RATE, batches_of
+from tests.megatron.cases import KINDS, steps
 from tests.support.checkpoints import export
 from tests.support.checkpoints import load as load_checkpoint
 from tests.training.disk import full_disk
 
 COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2, samples_skipped=0)
-
-
-def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
-    """Losses and gradient norms of some steps."""
-    curve = []
-    for step in range(first, first + count):
-        curve.append(engine.forward_backward(batches_of(engine, rundir, step)).mean)
-        curve.append(engine.apply(LEARNING_RATE).gradient)
-    return curve
 
 
 def checkpoints(rundir: Any, root: Path) -> RunCheckpoints:

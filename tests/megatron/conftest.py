@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -21,22 +23,19 @@ def steps(spec: ModelSpec) -> int:
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
     """``references(spec) → (directory beside which run directories go, trajectory)``; with ``lora`` of its adapters."""
-    known: dict[tuple, tuple] = {}
 
-    def reference(spec: ModelSpec, packed: bool = False, lora: LoraSpec | None = None, eps: float = cases.EPS):
-        key = repr((spec, lora)), packed, eps
-        if key not in known:
-            directory = tmp_path_factory.mktemp(spec.name)
-            model = saved_model(spec, directory / "model")
-            if lora is not None:
-                adapt(model, lora)
-                adapters = cases.RandomAdapters(adapter_shapes(spec, lora), seed=0)
-                for name, parameter in trainable(model).items():
-                    parameter.data.copy_(adapters.read(name))
-            known[key] = directory, cases.reference(spec, model, steps(spec), eps=eps, packed=packed)
-        return known[key]
+    @functools.cache
+    def reference(spec: ModelSpec, packed: bool, lora: LoraSpec | None, eps: float):
+        directory = tmp_path_factory.mktemp(spec.name)
+        model = saved_model(spec, directory / "model")
+        if lora is not None:
+            adapt(model, lora)
+            adapters = cases.RandomAdapters(adapter_shapes(spec, lora), seed=0)
+            for name, parameter in trainable(model).items():
+                parameter.data.copy_(adapters.read(name))
+        return directory, cases.reference(spec, model, steps(spec), eps=eps, packed=packed)
 
-    return reference
+    return lambda spec, packed=False, lora=None, eps=cases.EPS: reference(spec, packed, lora, eps)
 
 
 def saved_model(spec: ModelSpec, path):

@@ -9,6 +9,7 @@ import torch
 from kit.engines.protocol import StateKind
 from kit.specs.model import ModelSpec
 from tests.megatron import cases
+from tests.support.saved_tensors import saved_bytes, storages
 
 
 def memory_bytes(engine: Any, rundir: Any) -> dict[str, int]:
@@ -23,19 +24,10 @@ def kept_bytes(engine: Any, rundir: Any) -> int:
     from kit.engines.megatron.engine import _forward_step as forward
 
     (chunk,) = engine._chunks
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output, _ = forward(None, iter(cases.batches_of(engine, rundir, 0)), chunk)
-        assert output.grad_fn is not None
-    return sum(kept.values())
+    parameters, batches = storages(chunk.parameters()), iter(cases.batches_of(engine, rundir, 0))
+    return saved_bytes(
+        lambda: forward(None, batches, chunk)[0], lambda tensor: tensor.untyped_storage().data_ptr() not in parameters
+    )
 
 
 def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,8 +57,7 @@ def dropped_places(engine: Any, rundir: Any) -> torch.Tensor:
     batches = cases.batches_of(engine, rundir, 0)
     assert engine.evaluate(batches) == engine.evaluate(batches), "nothing is dropped in evaluation"
     attention = engine.modules()["decoder.layers.0.self_attention.core_attention"].train()
-    tensors = torch.randn(3, 8, 1, 2, 8, generator=torch.Generator().manual_seed(0))
-    return attention(*tensors, None).detach()
+    return attention(*torch.randn(3, 8, 1, 2, 8, generator=torch.Generator().manual_seed(0)), None).detach()
 
 
 def embedded(engine: Any, rundir: Any) -> torch.Tensor:

@@ -46,8 +46,7 @@ def loss_of_heads(spec: ModelSpec, model: torch.nn.Module, inputs: torch.Tensor,
         joined = torch.cat([layer.enorm(inner.embed_tokens(inputs)), layer.hnorm(hidden)], dim=-1)
         hidden = layer(layer.eh_proj(joined), attention_mask=None, position_ids=positions, position_embeddings=rotation)
         hidden = layer.shared_head.norm(hidden)
-        logits = model.lm_head(hidden).float()
         total = total + F.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+            model.lm_head(hidden).float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
     return total / spec.mtp_num_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 
 import pytest
 import torch
@@ -67,13 +67,12 @@ CASES = {
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     """``directories(spec)``: a directory with a model, beside which run directories go."""
-    known: dict[str, Path] = {}
 
+    @functools.cache
     def directory(spec):
-        if repr(spec) not in known:
-            known[repr(spec)] = tmp_path_factory.mktemp(spec.name)
-            saved_model(spec, known[repr(spec)] / cases.HF_DIRECTORY)
-        return known[repr(spec)]
+        path = tmp_path_factory.mktemp(spec.name)
+        saved_model(spec, path / cases.HF_DIRECTORY)
+        return path
 
     return directory
 
@@ -110,8 +109,7 @@ def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
     found = pool(rundir.plan.layout.engine, 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
     biases = {name for name in found["finals"][0] if is_buffer(name)}
     assert len(biases) == spec.num_layers - 1
-    for final in found["finals"][1:]:
-        assert all(torch.equal(final[name], found["finals"][0][name]) for name in biases)
+    assert all(torch.equal(final[name], found["finals"][0][name]) for final in found["finals"][1:] for name in biases)
 
 
 @pytest.mark.everyday(

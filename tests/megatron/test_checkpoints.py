@@ -12,6 +12,7 @@ from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
 from tests.megatron import cases, checkpoints
 from tests.megatron.table import FAMILIES
 from tests.support import tiny
+from tests.support.checkpoints import same_tensors
 from tests.support.workers import pool
 
 ZERO = {"dp": 2, "zero_stage": 1}
@@ -36,11 +37,10 @@ def spec_of(family):
 )
 def test_another_layout_goes_on_where_one_was(references, tmp_path, family, index):
     spec = spec_of(family)
-    directory, _ = references(spec)
     written_on, read_on = LAYOUTS[family][index]
 
     def run(layout, look):
-        rundir = cases.run_directory(directory / "run", spec, **layout)
+        rundir = cases.run_directory(references(spec)[0] / "run", spec, **layout)
         return pool("megatron", rundir.plan.layout.world_size).run(cases.inside, rundir, look, tmp_path)[0]
 
     expected = run(written_on, checkpoints.save)
@@ -54,11 +54,9 @@ def test_another_layout_goes_on_where_one_was(references, tmp_path, family, inde
 @pytest.mark.parametrize("layout", [ZERO, {"tp": 2}], ids=["distributed optimizer", "tp2"])
 def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, layout):
     spec = spec_of("llama")
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, **layout)
+    rundir = cases.run_directory(references(spec)[0] / "run", spec, **layout)
     for found in pool("megatron", 2).run(cases.inside, rundir, checkpoints.in_the_background, tmp_path):
-        assert found["found"] == found["expected"]
-        assert found["counters"] == checkpoints.COUNTERS
+        assert (found["found"], found["counters"]) == (found["expected"], checkpoints.COUNTERS)
         assert "writing the checkpoint" in found["failure"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
@@ -69,17 +67,13 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name)
     family, shape = FAMILIES[name]
     spec = tiny.model(family, **(shape | {"tied_embeddings": family == "gpt2"}))
     directory, _ = references(spec)
-    original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}
     for number, layout in enumerate(({"tp": 2, "sp": True} | expert, {"pp": 2, "vp": 2}, ZERO | expert)):
         written = tmp_path / f"step{number}"
         rundir = cases.run_directory(directory / "run", spec, **layout)
         pool("megatron", 2).run(cases.inside, rundir, checkpoints.roundtrip, written)
         checkpoint_to_hf(written, tmp_path / f"hf{number}", dtype="float32")
-        again = HfDirectory(tmp_path / f"hf{number}")
-        assert sorted(again.names()) == sorted(original.names())
-        for tensor in original.names():
-            assert torch.equal(again.read(tensor), original.read(tensor)), (layout, tensor)
+        assert same_tensors(HfDirectory(tmp_path / f"hf{number}"), HfDirectory(directory / "model")), layout
 
 
 def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):

@@ -39,8 +39,7 @@ def source(tmp_path_factory) -> Path:
     model, directory = tiny.model(num_layers=2), tmp_path_factory.mktemp("source")
     kinds: dict[StateKind, TensorSource] = {kind: RandomSource(model, seed) for seed, kind in enumerate(FOLDERS)}
     with new_directory(directory / "universal") as into:
-        opened = Opened(model, Counters(100, 400, 4000, 100, 0), kinds)
-        write_universal(opened, into, torch.float32, directory)
+        write_universal(Opened(model, Counters(100, 400, 4000, 100, 0), kinds), into, torch.float32, directory)
     return directory / "universal"
 
 
@@ -126,6 +125,5 @@ def test_an_error_leaves_nothing(source, tmp_path):
 
 def test_two_conversions_do_not_write_the_same_directory(tmp_path):
     with new_directory(tmp_path / "out"):
-        second = new_directory(tmp_path / "out")
-        assert "another process writes" in refusal(CheckpointError, second.__enter__)
+        assert "another process writes" in refusal(CheckpointError, new_directory(tmp_path / "out").__enter__)
         assert partial_name(tmp_path / "out").exists()

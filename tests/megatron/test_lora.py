@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from kit.engines.protocol import StateKind
 from kit.specs.job import LoraSpec
@@ -14,6 +13,7 @@ from tests.megatron import cases
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import BY_FAMILY
 from tests.support import tiny
+from tests.support.checkpoints import InMemory, same_tensors
 from tests.support.workers import pool
 
 LORA = LoraSpec(rank=3, alpha=12)
@@ -76,6 +76,8 @@ def test_adapters_resume_bit_for_bit(references, tmp_path):
     assert all(".lora_" in name for name in found["exported"][StateKind.MASTER])
     written = Checkpoint(tmp_path / "checkpoint")
     assert written.manifest.lora == LORA
-    for kind in written.manifest.kinds:
-        for name, tensor in found["exported"][kind].items():
-            assert torch.equal(written.source(kind).read(name), tensor), (kind, name)
+    assert [
+        kind
+        for kind in written.manifest.kinds
+        if not same_tensors(written.source(kind), InMemory(found["exported"][kind]))
+    ] == []

@@ -24,10 +24,8 @@ def steps_and_places(rundir, steps=3):
     """Inside a worker: (losses and norms, kind of state → exported tensors, bytes stepped on the host, on the GPU)."""
     from kit.engines.megatron.optimizer import HostAdam, inner_optimizers
 
-    engine, numbers = cases.built(rundir), []
-    for step in range(steps):
-        batches = cases.micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
-        numbers += [engine.forward_backward(batches).mean, engine.apply(cases.LEARNING_RATE).gradient]
+    engine = cases.built(rundir)
+    numbers = cases.steps(engine, rundir, 0, steps)
     exported = {kind: cases.export(engine, kind) for kind in (StateKind.MASTER, StateKind.EXP_AVG_SQ)}
     inner = [each for chained in engine._optimizer.chained_optimizers for each in inner_optimizers(chained.optimizer)]
     stepped = dict.fromkeys((True, False), 0)
@@ -45,11 +43,10 @@ def steps_and_places(rundir, steps=3):
 def test_any_share_on_the_host_trains_bit_for_bit_as_none(references, name):
     family, shape, layout = LAYOUTS[name]
     spec = tiny.model(family, vocab_size=127, **shape)
-    directory, _ = references(spec)
 
     def trained(**offload):
         rundir = cases.run_directory(
-            directory / "run", spec, job={"precision": "bf16"}, zero_stage=1, **layout, **offload
+            references(spec)[0] / "run", spec, job={"precision": "bf16"}, zero_stage=1, **layout, **offload
         )
         return pool("megatron", rundir.plan.layout.world_size).run(steps_and_places, rundir)
 
@@ -57,8 +54,7 @@ def test_any_share_on_the_host_trains_bit_for_bit_as_none(references, name):
     for share in (0.5, 1.0):
         on_host = trained(offload_optimizer="cpu", optimizer_offload_fraction=share)
         assert on_host[0][0] == on_gpu[0][0]
-        for kind, expected in on_gpu[0][1].items():
-            assert same(on_host[0][1][kind], expected), kind
+        assert [kind for kind, expected in on_gpu[0][1].items() if not same(on_host[0][1][kind], expected)] == []
         for (*_, host, gpu, held), (*_, whole, held_on_gpu) in zip(on_host, on_gpu, strict=True):
             assert host + gpu == whole
             # megatron-core moves whole parameters until it has moved the share.

@@ -156,24 +156,22 @@ def alone(references):
 @pytest.mark.nightly
 def test_layouts_agree_and_resume(run_of, alone, tmp_path, name, layout):
     rundir = run_of(name, LAYOUTS[layout])
-    masters = pool("megatron", 2).run(cases.train, rundir, 3)[0].masters
-    assert largest(masters, alone(name)) < BOUND
+    assert largest(pool("megatron", 2).run(cases.train, rundir, 3)[0].masters, alone(name)) < BOUND
     found, *others = pool("megatron", 2).run(cases.resume, rundir, tmp_path / "checkpoint")
     assert cases.resumed_otherwise(found) == []
     if layout == "tp2-sp":
         other = cases.run_directory(rundir.path.parent / "adam", SPEC, **LAYOUTS[layout])
-        with pytest.raises(
-            WorkerError, match=f"has the state of optimizer.name={name}, and this run has optimizer.name=adamw"
-        ):
-            pool("megatron", 2).run(cases.inside, other, loaded, tmp_path / "checkpoint")
+        assert re.search(
+            f"has the state of optimizer.name={name}, and this run has optimizer.name=adamw",
+            refusal(WorkerError, pool("megatron", 2).run, cases.inside, other, loaded, tmp_path / "checkpoint"),
+        )
     assert all(float(tensor.abs().max()) > 0 for tensor in found["exported"][StateKind.EXP_AVG].values())
     second = {each for each, tensor in found["exported"][StateKind.EXP_AVG_SQ].items() if float(tensor.abs().max()) > 0}
     rest = {name for name, t in found["finals"][0].items() if t.ndim == 1 or "embed" in name or "lm_head" in name}
     assert second == (rest if name == "muon" else set())
     for stage, held in enumerate([found, *others][: rundir.plan.layout.pp]):
         # The vocabulary of 127 is padded; small norms are whole on every rank.
-        planned = parts_of(rundir.plan.workload, stage).states.optimizer
-        assert held["held"] == pytest.approx(planned, rel=0.02)
+        assert held["held"] == pytest.approx(parts_of(rundir.plan.workload, stage).states.optimizer, rel=0.02)
 
 
 @pytest.mark.nightly
@@ -193,10 +191,12 @@ def test_muons_checkpoints_move_between_engines(run_of, tmp_path, first):
         "torch": run_of("muon", {"engine": "torch", "implementation": "huggingface", **four}),
         "megatron": run_of("muon", {"tp": 2, "sp": True, **four}),
     }
-    masters = {}
-    for engine in sorted(runs, key=lambda each: each != first):
-        workers = pool(engine, runs[engine].plan.layout.world_size)
-        masters[engine] = workers.run(cases.inside, runs[engine], continued, tmp_path / "step", engine == first)[0]
+    masters = {
+        engine: pool(engine, runs[engine].plan.layout.world_size).run(
+            cases.inside, runs[engine], continued, tmp_path / "step", engine == first
+        )[0]
+        for engine in sorted(runs, key=lambda each: each != first)
+    }
     assert largest(masters["megatron"], masters["torch"]) < BOUND
 
 
@@ -224,8 +224,7 @@ def test_a_lost_momentum_is_seen(run_of, tmp_path, name):
 def test_master_weights_beside_bf16_are_split_too(run_of, fault):
     """torch rounds the matrix and normalises it, megatron-core normalises it and rounds."""
     rundir = run_of("muon", LAYOUTS["tp2-sp"], precision="bf16")
-    error = relative(*pool("megatron", 2).run(beside_torchs, rundir, fault)[0])
-    assert (error < 2e-3) == (fault is None)
+    assert (relative(*pool("megatron", 2).run(beside_torchs, rundir, fault)[0]) < 2e-3) == (fault is None)
 
 
 @pytest.mark.nightly

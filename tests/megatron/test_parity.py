@@ -175,14 +175,6 @@ def test_every_family_on_its_layouts(references, name):
     assert compare_cell(references, name) == []
 
 
-@pytest.mark.everyday("megatron-joined-documents")
-@pytest.mark.parametrize("fault", OF_CELLS)
-def test_planted_faults_show_in_the_table(references, fault):
-    name, shows_in = OF_CELLS[fault]
-    problems = compare_cell(references, name, cases.train_with_fault, fault)
-    assert any(problem.startswith(shows_in) for problem in problems), problems
-
-
 @pytest.mark.everyday("False")
 @pytest.mark.parametrize("sp", [False, True])
 def test_dropout_is_drawn_again_alike(references, sp):
@@ -194,8 +186,7 @@ def test_dropout_is_drawn_again_alike(references, sp):
         rundir = cases.run_directory(directory / "run", spec, tp=2, sp=sp, recompute=recompute)
         rundir.settings["transformer_config"] |= {"attention_dropout": 0.2, "hidden_dropout": 0.1}
         runs.append(pool("megatron", 2).run(cases.train, rundir, 2)[0])
-    for run in runs[1:]:
-        assert (run.losses, run.norms) == (runs[0].losses, runs[0].norms)
+    assert [(run.losses, run.norms) for run in runs[1:]] == [(runs[0].losses, runs[0].norms)] * (len(runs) - 1)
     assert abs(runs[0].losses[0] - expected.losses[0]) > 1e-3
 
 
@@ -211,8 +202,7 @@ def test_each_rank_drops_places_of_its_own():
 def test_longropes_factors_follow_the_whole_document_on_every_rank():
     """Long ones beyond the original length and not at it, also where a rank has the beginning of a document alone."""
     spec = tiny.model("phi3", **TWO_LAYERS | {"rope_scaling": LONGROPE})
-    for length, expected in ((16, False), (18, True)):
-        assert pool("megatron", 2).run(inside.longrope, spec, length) == [expected] * 2
+    assert [pool("megatron", 2).run(inside.longrope, spec, length) for length in (16, 18)] == [[False] * 2, [True] * 2]
 
 
 def test_embeddings_of_gemma_are_scaled_in_their_own_dtype(references):
@@ -258,11 +248,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.everyday("megatron-swap-qk")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.everyday("megatron-swap-qk", "megatron-joined-documents")
+@pytest.mark.parametrize("fault", [*OF_CELLS, *FAULTS])
 def test_planted_faults_show(references, fault):
-    name, shows_in = FAULTS[fault]
-    problems = compare(references, CASES[name], cases.train_with_fault, fault)
+    name, shows_in = (OF_CELLS | FAULTS)[fault]
+    compared, case = (compare_cell, name) if fault in OF_CELLS else (compare, CASES[name])
+    problems = compared(references, case, cases.train_with_fault, fault)
     assert any(problem.startswith(shows_in) for problem in problems), problems
 
 

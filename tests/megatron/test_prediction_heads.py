@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -49,17 +49,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    known = {}
-
+    @functools.cache
     def reference(name):
-        if name not in known:
-            family, shape = MODELS[name]
-            spec = tiny.model(family, **shape)
-            directory = tmp_path_factory.mktemp(name)
-            model = model_with_heads(spec, directory / "model")
-            more = partial(loss_of_heads, spec, model)
-            known[name] = spec, directory, cases.reference(spec, model, steps(spec), heads=(FACTOR, more))
-        return known[name]
+        family, shape = MODELS[name]
+        spec, directory = tiny.model(family, **shape), tmp_path_factory.mktemp(name)
+        model = model_with_heads(spec, directory / "model")
+        heads = FACTOR, functools.partial(loss_of_heads, spec, model)
+        return spec, directory, cases.reference(spec, model, steps(spec), heads=heads)
 
     return reference
 
@@ -130,8 +126,7 @@ def test_the_whole_model_has_the_parameters_that_the_planner_counts(references):
 def test_a_directory_is_written_as_deepseek_v3_is(references, tmp_path):
     """transformers loads the model without its heads; kit loads the heads too where the job trains them."""
     spec, directory, expected = references("deepseek")
-    source = HfDirectory(directory / "model", prediction_heads=1)
-    write_hf(spec, source, tmp_path / "out", dtype="float32")
+    write_hf(spec, HfDirectory(directory / "model", prediction_heads=1), tmp_path / "out", dtype="float32")
     again = HfDirectory(tmp_path / "out", prediction_heads=1)
     assert set(again.names()) == set(expected.initial)
     assert all(torch.equal(again.read(name), tensor) for name, tensor in expected.initial.items())

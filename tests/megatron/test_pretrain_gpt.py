@@ -163,8 +163,7 @@ def known_to_megatron_core(plan):
     """Whether its OptimizerConfig has every setting."""
     from megatron.core.optimizer import OptimizerConfig
 
-    fields = {field.name for field in dataclasses.fields(OptimizerConfig)}
-    return megatron_settings(plan)["optimizer"].keys() <= fields
+    return megatron_settings(plan)["optimizer"].keys() <= {field.name for field in dataclasses.fields(OptimizerConfig)}
 
 
 def test_megatron_lm_and_megatron_core_take_the_optimizer_on_the_host():
@@ -189,8 +188,7 @@ def test_muon_has_the_flags_of_the_megatron_lm_that_has_it():
     job = {"precision": "bf16", "optimizer": OptimizerSpec(name="muon")}
     layout = FUSED | {"tp": 2}
     plan = tiny.plan(tiny.model(), job=job, **layout)
-    table = TABLE | RECORDED["core_v0.19.2"]
-    flags = parsed(plan, table)
+    flags = parsed(plan, TABLE | RECORDED["core_v0.19.2"])
     assert {
         "--optimizer": "muon",
         "--muon-tp-mode": "duplicated",
@@ -222,9 +220,10 @@ def test_muon_has_the_flags_of_the_megatron_lm_that_has_it():
 def test_what_flags_cannot_say_is_not_written():
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
     linear = {"rope_type": "linear", "factor": 2.0}
-    for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 1.5}):
-        spec = tiny.model(**rope)
-        assert why_not(tiny.plan(spec, engine="megatron", implementation="local"))
+    assert all(
+        why_not(tiny.plan(tiny.model(**rope), engine="megatron", implementation="local"))
+        for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 1.5})
+    )
     assert "pretrain_gpt.sh" not in files_of(tiny.plan())
 
 
@@ -252,8 +251,7 @@ def test_bash_passes_on_what_was_planned(tmp_path, nodes):
     (script := tmp_path / "pretrain_gpt.sh").write_text(pretrain_gpt_script(plan), encoding="utf-8")
     words = words_of(script, "--data-path", "my data")
     expected = [word for words in pretrain_gpt_arguments(plan) for word in words]
-    program = "/a dir/with $(spaces)/pretrain_gpt.py"
-    assert words[-len(expected) - 3 :] == [program, *expected, "--data-path", "my data"]
+    assert words[-len(expected) - 3 :] == ["/a dir/with $(spaces)/pretrain_gpt.py", *expected, "--data-path", "my data"]
     assert ("--nnodes" in words) == (nodes > 1)
     missing = subprocess.run(["bash", str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert missing.returncode != 0

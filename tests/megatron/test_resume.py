@@ -44,8 +44,7 @@ CASES = {
 def test_resumes_bit_for_bit(references, tmp_path, name):
     family, shape, layout, job, edits = CASES[name]
     spec = tiny.model(family, **({"num_layers": 4, "vocab_size": 127} | shape))
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, job=job, **layout)
+    rundir = cases.run_directory(references(spec)[0] / "run", spec, job=job, **layout)
     rundir.settings["distributed_data_parallel"] |= edits
     found = pool("megatron", rundir.plan.layout.world_size).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
 
@@ -60,8 +59,7 @@ def test_resumes_bit_for_bit(references, tmp_path, name):
 def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):
     """bf16 weights, fp32 gradients, fp32 masters and moments: 2 + 4 + 12 bytes."""
     spec = tiny.model("llama", num_layers=4, vocab_size=127)
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, job={"precision": "bf16"}, tp=2)
+    rundir = cases.run_directory(references(spec)[0] / "run", spec, job={"precision": "bf16"}, tp=2)
     held = pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes)[0]
     weights = held["weights"] // 2
     assert held == {"weights": 2 * weights, "gradients": 4 * weights, "optimizer": 12 * weights}
@@ -78,8 +76,7 @@ def test_a_routers_correction_stays_in_fp32_beside_weights_in_bf16(references):
 
 def test_a_summary_has_the_memory_of_the_fullest_rank(references):
     spec = tiny.model("llama", num_layers=3, vocab_size=127)
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, pp=2, first_stage_layers=1)
+    rundir = cases.run_directory(references(spec)[0] / "run", spec, pp=2, first_stage_layers=1)
     told, held = zip(*pool("megatron", 2).run(cases.inside, rundir, inside.memory_told), strict=True)
     assert held[0] < held[1]
     assert told == (max(held),) * 2
@@ -91,20 +88,19 @@ def test_a_group_that_holds_nothing_on_a_rank_counts_its_steps_too():
 
 def test_a_rank_holds_the_experts_that_the_planner_counts(references):
     spec = tiny.model("mixtral", num_layers=2, vocab_size=127)
-    directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, tp=2, sp=True, ep=2)
+    rundir = cases.run_directory(references(spec)[0] / "run", spec, tp=2, sp=True, ep=2)
     counted = rank_parameters(spec, tp=2, pp=1, stage=0) + rank_experts(spec, pp=1, ep=2, etp=1)
-    for held in pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes):
-        assert held == {"weights": 4 * counted, "gradients": 4 * counted, "optimizer": 8 * counted}
+    assert (
+        pool("megatron", 2).run(cases.inside, rundir, inside.memory_bytes)
+        == [{"weights": 4 * counted, "gradients": 4 * counted, "optimizer": 8 * counted}] * 2
+    )
 
 
 def test_fresh_weights_do_not_depend_on_the_layout(references):
     spec = tiny.model("llama", num_layers=4, vocab_size=127)
-    directory, _ = references(spec)
-    tensors = []
-    for layout in ({"tp": 2}, {"pp": 2}):
-        rundir = cases.run_directory(directory / "run", spec, **layout, model_path=None)
-        tensors.append(pool("megatron", 2).run(cases.inside, rundir, inside.initial_weights)[0])
+    path = references(spec)[0] / "run"
+    rundirs = [cases.run_directory(path, spec, **layout, model_path=None) for layout in ({"tp": 2}, {"pp": 2})]
+    tensors = [pool("megatron", 2).run(cases.inside, each, inside.initial_weights)[0] for each in rundirs]
     assert same(*tensors)
     assert torch.equal(tensors[0]["model.norm.weight"], torch.ones(spec.hidden_size))
     assert tensors[0]["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
@@ -117,8 +113,7 @@ def test_evaluate_takes_any_number_of_micro_batches_and_changes_nothing(referenc
     found = pool("megatron", 2).run(cases.inside, rundir, inside.evaluate)
     assert found[0] == found[1]
     whole, three, after_step = found[0]
-    assert whole.mean == pytest.approx(expected.losses[0], rel=1e-6)
-    assert whole.tokens == expected.tokens[0]
+    assert (whole.mean, whole.tokens) == (pytest.approx(expected.losses[0], rel=1e-6), expected.tokens[0])
     _, labels = cases.step_batch(127, 0)
     assert three.tokens == (labels[:6] != IGNORE_INDEX).sum(), "what fills up a round does not count"
     assert after_step == pytest.approx(expected.losses[1], rel=1e-5)

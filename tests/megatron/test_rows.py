@@ -51,5 +51,6 @@ def angles_at(positions):
 def test_both_rotations_restart_in_every_document():
     positions, spec = torch.tensor([[0, 1, 2, 0, 1, 0]]), tiny.model("gemma3_text", **TWO_ROTATIONS)
     both = torch.stack([inverse_frequencies(spec, local) for local in (False, True)])[:, None].repeat(1, 1, 2)
-    for found in pool("megatron", 2).run(angles_at, positions):
-        assert torch.equal(found, positions[..., None] * both)
+    assert all(
+        torch.equal(found, positions[..., None] * both) for found in pool("megatron", 2).run(angles_at, positions)
+    )

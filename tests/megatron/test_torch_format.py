@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import shutil
@@ -17,9 +18,9 @@ from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.megatron import cases, torch_format
-from tests.megatron.test_convert import same
 from tests.support import tiny
 from tests.support.alone import process_group_of_one
+from tests.support.checkpoints import change, same_state, same_tensors
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 
@@ -39,19 +40,15 @@ WRITERS = {
 @pytest.fixture(scope="module")
 def written(references, tmp_path_factory):
     """``written(name) → (spec, directory beside the run directories, root of the checkpoint, curve after it)``."""
-    known = {}
 
+    @functools.cache
     def write(name):
-        if name not in known:
-            changes, layout = WRITERS[name]
-            spec = tiny.model(num_layers=4, vocab_size=127, **changes)
-            directory, _ = references(spec)
-            rundir, root = cases.run_directory(directory / "run", spec, **layout), tmp_path_factory.mktemp("old")
-            curve = pool("megatron", rundir.plan.layout.world_size).run(cases.inside, rundir, torch_format.save, root)[
-                0
-            ]
-            known[name] = spec, directory, root, curve
-        return known[name]
+        changes, layout = WRITERS[name]
+        spec, root = tiny.model(num_layers=4, vocab_size=127, **changes), tmp_path_factory.mktemp("old")
+        directory, _ = references(spec)
+        rundir = cases.run_directory(directory / "run", spec, **layout)
+        workers = pool("megatron", rundir.plan.layout.world_size)
+        return spec, directory, root, workers.run(cases.inside, rundir, torch_format.save, root)[0]
 
     return write
 
@@ -64,10 +61,9 @@ def test_every_tensor_is_the_one_that_the_engine_has(written, tmp_path, name):
     assert said.endswith("with Adam's state")
     found, expected = Checkpoint(tmp_path / "step"), Checkpoint(root / "expected")
     counters = found.manifest.counters
-    assert found.manifest.kinds == expected.manifest.kinds == tuple(FOLDERS)
     assert (counters.step, counters.optimizer_steps, counters.samples_seen) == (2, 2, 16)
-    for kind in FOLDERS:
-        assert same(found.source(kind), expected.source(kind)), kind
+    assert found.manifest.kinds == tuple(FOLDERS)
+    assert same_state(found, expected)
 
 
 @pytest.mark.everyday("tp2-pp2-megatron")
@@ -95,13 +91,6 @@ def test_the_curve_goes_on_and_with_a_swapped_rank_it_does_not(written, tmp_path
     assert curve(tmp_path / "swapped", tmp_path / "other") != pytest.approx(expected, rel=1e-3)
 
 
-def change(path, edit):
-    """Let ``edit`` change the content of a file that this test wrote."""
-    loaded = torch.load(path, weights_only=False)
-    edit(loaded)
-    torch.save(loaded, path)
-
-
 def test_it_becomes_a_hugging_face_model_and_inspect_says_what_it_is(written, tmp_path):
     _, directory, root, _ = written("tp2-pp2")
     found = inspected(root / "megatron")
@@ -116,7 +105,7 @@ def test_it_becomes_a_hugging_face_model_and_inspect_says_what_it_is(written, tm
     convert(root / "megatron", "hf", tmp_path / "hf", dtype="float32", model=str(directory / "model"))
     convert(tmp_path / "hf", "step", tmp_path / "step")
     weights = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
-    assert same(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
+    assert same_tensors(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
 
 
 def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
@@ -132,7 +121,7 @@ def test_names_of_transformer_engines_fused_norms_are_read(written, tmp_path):
         change(path, rename)
     convert(tmp_path / "copy", "step", tmp_path / "step", model=str(directory / "model"))
     weights = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
-    assert same(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
+    assert same_tensors(weights, Checkpoint(root / "expected").source(StateKind.MASTER))
 
 
 WITHOUT_STATE = {

@@ -91,8 +91,7 @@ def test_qkv_is_interleaved_per_key_value_head():
     assert shards[0].flatten().tolist() == [0, 1, 2, 3, 10, 11, 20, 21]
     assert shards[1].flatten().tolist() == [4, 5, 6, 7, 12, 13, 22, 23]
     cut = shards_of(QKV(), [query, key, value], spec, 4)  # fewer key/value heads than ranks
-    assert cut[0].flatten().tolist() == [0, 1, 2, 3]
-    assert cut[1].flatten().tolist() == [10, 11, 20, 21]
+    assert (cut[0].flatten().tolist(), cut[1].flatten().tolist()) == ([0, 1, 2, 3], [10, 11, 20, 21])
 
 
 def test_gate_and_up_are_sliced_before_they_are_stacked():
@@ -137,8 +136,7 @@ def test_rope_frequencies_are_those_of_transformers():
     }
     plain = inverse_frequencies(tiny.model(head_dim=64, rope_theta=500000.0))
     scaled = inverse_frequencies(tiny.model(head_dim=64, rope_theta=500000.0, rope_scaling=scaling))
-    exponents = torch.arange(0, 64, 2) / 64
-    torch.testing.assert_close(plain, 500000.0**-exponents)
+    torch.testing.assert_close(plain, 500000.0 ** -(torch.arange(0, 64, 2) / 64))
     # Llama 3.2's factors: short wavelengths stay, long ones are stretched 32 times.
     torch.testing.assert_close(scaled[0], plain[0])
     torch.testing.assert_close(scaled[-1], plain[-1] / 32)

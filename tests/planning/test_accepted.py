@@ -6,14 +6,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from tests.support import ROOT
 from tests.support.workers import pool
 from tests.system.accepted.cases import emitted, problems, random_plan
 from tests.system.accepted.parsers import (
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.xdist_group("accepted")
 """One process of two: its plans are drawn once."""
 CASES = int(os.environ.get("ACCEPTED_CASES", "2000"))
 LIMIT_S = 300 if CASES <= 2000 else 1500
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -37,33 +37,34 @@ def plans() -> tuple[Plan, ...]:
 
 def distinct(name: str) -> dict[str, tuple[Plan, dict[str, Any]]]:
     """Files of that name, each text once."""
-    found = {}
-    for plan in plans():
-        config = emitted(plan).get(name)
-        if config is not None:
-            found[f"{plan.layout.dp} {json.dumps(config, sort_keys=True)}"] = (plan, config)
-    return found
+    files = ((plan, emitted(plan).get(name)) for plan in plans())
+    return {
+        f"{each.layout.dp} {json.dumps(config, sort_keys=True)}": (each, config) for each, config in files if config
+    }
 
 
 @pytest.mark.slow
 def test_batches_memory_and_keys_hold_in_every_case() -> None:
-    found = {index: wrong for index, plan in enumerate(plans()) if (wrong := problems(plan))}
-    assert found == {}
-    engines = {plan.layout.engine for plan in plans()}
-    assert engines == {"torch", "deepspeed", "megatron"}
+    assert {index: wrong for index, plan in enumerate(plans()) if (wrong := problems(plan))} == {}
+    assert {plan.layout.engine for plan in plans()} == {"torch", "deepspeed", "megatron"}
     assert len(plans()) > CASES / 8  # the rest has no legal layout that fits
 
 
-def test_deepspeed_takes_every_config_at_its_world_size() -> None:
-    configs = [(config, plan.layout.dp) for plan, config in distinct("ds_config.json").values()]
-    assert len(configs) > 50
-    assert pool("deepspeed", 2).run(refused_by_deepspeed, configs, timeout_s=LIMIT_S)[0] == []
-
-
-def test_accelerate_takes_every_yaml() -> None:
-    texts = [strict_yaml.dump(config) for _, config in distinct("accelerate.yaml").values()]
-    assert len(texts) > 20
-    assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=LIMIT_S)[0] == []
+@pytest.mark.parametrize(
+    ("engine", "name", "refused", "as_read", "least"),
+    [
+        ("deepspeed", "ds_config.json", refused_by_deepspeed, lambda plan, config: (config, plan.layout.dp), 50),
+        ("deepspeed", "accelerate.yaml", refused_by_accelerate, lambda _, config: strict_yaml.dump(config), 20),
+        ("megatron", "megatron.yaml", refused_by_megatron, lambda _, config: config, 50),
+    ],
+    ids=["DeepSpeed, at its world size", "accelerate", "megatron-core"],
+)
+def test_the_program_that_reads_a_file_takes_every_one(
+    engine: str, name: str, refused: Any, as_read: Callable[..., Any], least: int
+) -> None:
+    given = [as_read(*each) for each in distinct(name).values()]
+    assert len(given) > least
+    assert pool(engine, 2).run(refused, given, timeout_s=LIMIT_S)[0] == []
 
 
 def test_accelerates_plugin_takes_every_fsdp_config_and_means_the_same() -> None:
@@ -75,12 +76,6 @@ def test_accelerates_plugin_takes_every_fsdp_config_and_means_the_same() -> None
     found = pool("deepspeed", 2).run(refused_by_fsdp_plugin, [*texts, strict_yaml.dump(misspelt)], timeout_s=LIMIT_S)[0]
     assert len(found) == 1, found
     assert "fsdp_reshard_after_forwards" in found[0]
-
-
-def test_megatron_core_takes_every_setting() -> None:
-    settings = [config for _, config in distinct("megatron.yaml").values()]
-    assert len(settings) > 50
-    assert pool("megatron", 2).run(refused_by_megatron, settings, timeout_s=LIMIT_S)[0] == []
 
 
 def test_committed_files_are_taken_by_their_readers() -> None:
@@ -112,11 +107,10 @@ def test_committed_files_are_taken_by_their_readers() -> None:
 def filled(config: dict[str, Any]) -> dict[str, Any]:
     """A template with numbers, 8 ranks of one sequence each (tests/deepspeed/test_trainer.py has the Trainer's own)."""
     optimizer = config["optimizer"]["params"] | {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
-    numbers = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     zero = {key: 10**5 if value == "auto" else value for key, value in config["zero_optimization"].items()}
     return (
         config
-        | numbers
+        | {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
         | {
             "gradient_clipping": 1.0,
             "optimizer": config["optimizer"] | {"params": optimizer},

@@ -40,8 +40,7 @@ MODELS = (
 def test_as_many_as_peft_makes(name: str, targets: str, dora: bool) -> None:
     model = replace(load_model(name), num_layers=2)
     lora = LoraSpec(rank=8, targets=targets, use_dora=dora)  # type: ignore[arg-type]
-    made = sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
-    assert adapter_parameters_of(model, lora) == made
+    assert adapter_parameters_of(model, lora) == sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if named_layers(load_model(name))])

@@ -30,7 +30,7 @@ from kit.specs.huggingface import model_from_config, read_config
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.validation import adapter
-from tests.support.assets import ROOT
+from tests.support import ROOT
 from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
 
@@ -81,9 +81,9 @@ def test_infinity_is_read_as_transformers_reads_it(tmp_path: Path, name: str) ->
     for text in (today, re.sub(r'\{\s*"__float__": "Infinity"\s*\}', "Infinity", today)):
         file.write_text(text)
         model = read_config(tmp_path)
-        built = hf_config(model)
-        for config in (built, AutoConfig.from_pretrained(tmp_path)):
-            assert list(config.time_step_limit) == [0.25, math.inf]
+        assert [
+            list(config.time_step_limit) for config in (hf_config(model), AutoConfig.from_pretrained(tmp_path))
+        ] == [[0.25, math.inf]] * 2
         assert count(model).total == KEPT[name]["parameters"]
         kept = json.dumps(strict_yaml.to_plain(model))
         assert adapter(ModelSpec).validate_json(kept) == model, "as a plan's file keeps it"

@@ -15,6 +15,7 @@ from kit.planner.calibration import Calibration, Residual
 from kit.specs.layout import Layout
 from tests.planning.questions import PLAN, Z2, M, request
 from tests.planning.shapes import DENSE, EXPERTS, Rows, by_hand, flat, work
+from tests.support.files import file_with
 from tests.support.models import deepspeed, megatron, torch
 
 PLACE = "dgx-h100 H100"
@@ -38,8 +39,7 @@ def nearest(layout: Layout, model: Any = DENSE, **more: Any) -> float:
 
 def learned(tmp: Path, known: Calibration, **measured: Any) -> Residual:
     """What one more run teaches."""
-    path = tmp / "summary.json"
-    path.write_text(json.dumps(measured))
+    path = file_with(tmp / "summary.json", json.dumps(measured))
     return calibration.learn(PLAN, path, known).residuals[calibration.kind(PLAN.workload)]
 
 

@@ -16,6 +16,7 @@ from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_called, node_names, parse_cluster
 from kit.specs.catalog.models import _plain, _spellings
 from kit.specs.catalog.rows import rows
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 PUBLISHED = {
@@ -197,10 +198,8 @@ def test_names_as_people_write_them(written: str, name: str) -> None:
 
 def test_a_spelling_is_of_one_model() -> None:
     """A repository that two rows name, or a row whose name without its words is another's, would be found as either."""
-    owners: dict[str, list[str]] = {}
-    for name, spellings in _spellings().items():
-        for spelling in spellings:
-            owners.setdefault(spelling, []).append(name)
+    rows = [(spelling, name) for name, spellings in _spellings().items() for spelling in spellings]
+    owners = {spelling: [name for other, name in rows if other == spelling] for spelling, _ in rows}
     shared = {spelling: names for spelling, names in owners.items() if len(names) > 1}
     assert {tuple(names) for spelling, names in shared.items() if spelling not in map(_plain, names)} == set()
 
@@ -291,9 +290,7 @@ def test_an_unknown_card_is_described_in_the_line_of_the_message(tmp_path: Path)
     with pytest.raises(SpecError, match=r"'RTX-3095' is not in the catalog \(did you mean .*RTX-3090") as error:
         parse_cluster("2xRTX-3095")
     assert "'H10' is not in the catalog (did you mean H100" in refusal(SpecError, parse_cluster, "8xH10")
-    card = tmp_path / "card.yaml"
-    card.write_text(str(error.value).rpartition("card.yaml: ")[2])
-    cluster = parse_cluster(str(card))
+    cluster = parse_cluster(str(file_with(tmp_path / "card.yaml", str(error.value).rpartition("card.yaml: ")[2])))
     assert (cluster.num_gpus, cluster.gpu.memory_gib, cluster.gpu.fp16_tflops) == (2, 24.0, 71.0)
 
 

@@ -50,8 +50,7 @@ TE = "transformer_engine"
 
 def test_the_faster_layout_with_transformer_engine_is_said_and_taken_where_it_is_installed() -> None:
     def planned(machines: str, pins: Pins = NO_PINS, installed: bool = False, model: str = "llama-3-8b") -> Plan:
-        nodes = replace(parse_cluster(machines), transformer_engine=installed)
-        return make_plan(load_model(model), nodes, job(), pins)
+        return make_plan(load_model(model), replace(parse_cluster(machines), transformer_engine=installed), job(), pins)
 
     without, with_it = planned("8xH100"), planned("8xH100", installed=True)
     now, then = without.predicted.step_time_s, with_it.predicted.step_time_s

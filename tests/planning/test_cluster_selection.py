@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -128,8 +129,7 @@ def test_an_option_has_the_days_and_the_cost_of_its_step(found: Any, limits: dic
     each = node(**limits)
     option = each._option(4, {SEARCHED: found})
     at = replace(A100, num_nodes=4)
-    goodput = operation(Workload(DENSE, at, each.request.job, megatron(dp=32)), 2.0).goodput
-    seconds = 1e12 / (128 * 1024) * 2.0 / goodput
+    seconds = 1e12 / (128 * 1024) * 2.0 / operation(Workload(DENSE, at, each.request.job, megatron(dp=32)), 2.0).goodput
     cost = PRICE * 4 * seconds / 3600
     if not said:
         assert (option.days, option.cost_usd) == (pytest.approx(seconds / 86400), pytest.approx(cost))
@@ -158,11 +158,9 @@ def test_types_are_searched_from_the_best_bound_on_and_sorted_by_their_options(m
     ask = (DENSE, job(seq_length=1024, total_tokens=10**12), Pins(), Constraints(goal="money"))
     found = cluster_selection.cluster_options(*ask)
     order = sorted(nodes, key=lambda name: node("money", name).ideal_usd)
-    limits = {"p4d.24xlarge": math.inf, "p4de.24xlarge": math.inf, "p5.48xlarge": math.inf}
-    best_yet = math.inf
-    for name in order:
-        limits[name], best_yet = 2 * best_yet, min(best_yet, usd[name] if usd[name] < 9 else math.inf)
-    assert asked == [(name, limits[name]) for name in order]
+    prices = [usd[name] if usd[name] < 9 else math.inf for name in order]
+    best_before = accumulate(prices, min, initial=math.inf)
+    assert asked == [(name, 2 * best) for name, best in zip(order, best_before, strict=False)]
     assert [option.cost_usd for option in found] == [4.0, 6.0]
     usd |= {"p4de.24xlarge": 19.0, "p5.48xlarge": 12.0}
     assert re.search(

@@ -16,7 +16,7 @@ from kit.planner.make_plan import make_plan
 from kit.report.clusters import clusters_named
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
-from tests.support.assets import ROOT
+from tests.support import ROOT
 from tests.support.models import job
 from tests.support.refusals import refusal
 

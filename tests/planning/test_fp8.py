@@ -41,8 +41,7 @@ def test_the_search_takes_compiled_blocks_and_says_what_bf16_would_take() -> Non
 def test_a_plan_for_processors_says_that_it_is_emulated() -> None:
     small = dataclasses.replace(MODEL, name="small", num_layers=2, vocab_size=256)
     plan = make_plan(small, cluster("2xcpu"), job(**EIGHT, seq_length=128), Pins(engine="torch"))
-    said = next(decision for decision in plan.decisions if decision.rule == "precision")
-    assert said.why.startswith("emulated")
+    assert next(decision for decision in plan.decisions if decision.rule == "precision").why.startswith("emulated")
 
 
 @pytest.mark.parametrize(("gpu", "tflops"), [("L4", 242.0), ("L40S", 733.0), ("H100", 1978.8)])

@@ -60,6 +60,8 @@ def _even(model: ModelSpec) -> ModelSpec:
     """torch's grouped products want rows of a multiple of 16 bytes, and every expert gets a token."""
     if model.family not in WITH_EXPERTS:
         return model
-    widths = {"hidden_size": 16 * model.num_attention_heads, "ffn_hidden_size": 32, "moe_ffn_hidden_size": 32}
-    widths |= {"head_dim": 16} if model.traits.even_heads else {}
+    widths = {
+        "hidden_size": 16 * model.num_attention_heads, "ffn_hidden_size": 32, "moe_ffn_hidden_size": 32,
+        **({"head_dim": 16} if model.traits.even_heads else {}),
+    }  # fmt: skip
     return dataclasses.replace(model, **widths, experts_per_token=model.num_experts)

@@ -63,13 +63,12 @@ def test_planning_needs_no_torch() -> None:
 @pytest.mark.slow
 def test_imports_run_one_way(package: str) -> None:
     later = {*ORDER[ORDER.index(package) + 1 :], *(["api"] if package in WITHOUT_TORCH else [])}
-    wrong = [
+    assert [
         f"{file.name}: {name}"
         for file in (KIT / package).rglob("*.py")
         for name in imported(file)
         if name.startswith("kit.") and name.split(".")[1] in later
-    ]
-    assert wrong == []
+    ] == []
 
 
 def test_every_package_has_a_place() -> None:
@@ -78,10 +77,8 @@ def test_every_package_has_a_place() -> None:
 
 def imported(file: Path) -> list[str]:
     """Dotted names: of modules, or of what is taken from them."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    taken = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names] + [
+        f"{node.module}.{alias.name}" for node in taken for alias in node.names
+    ]

@@ -77,8 +77,7 @@ def test_a_plan_pinned_to_its_own_layout_is_the_same_plan() -> None:
     for request, plan in plans():
         pins = Pins(**{name: getattr(plan.layout, name) for name in PINNABLE})
         again = make_plan(request.model, request.cluster, request.job, pins)
-        assert again.layout == plan.layout, asked(request)
-        assert again.predicted == plan.predicted, asked(request)
+        assert (again.layout, again.predicted) == (plan.layout, plan.predicted), asked(request)
 
 
 @pytest.mark.slow
@@ -114,9 +113,8 @@ def test_no_layout_that_the_bound_leaves_out_would_be_chosen(monkeypatch: pytest
         found = search(balanced)
         assert found.best.layout == plan.layout.but(**dict.fromkeys(ZERO_KEYS)), asked(request)
         scorer = LayoutScorer(balanced)
-        for each in found.considered[::7]:
-            if each.step_time_s is not None:
-                assert 0 < bound(scorer, balanced.workload(each.layout)) <= each.step_time_s, describe(each.layout)
+        for each in (one for one in found.considered[::7] if one.step_time_s is not None):
+            assert 0 < bound(scorer, balanced.workload(each.layout)) <= each.step_time_s, describe(each.layout)
 
 
 @pytest.mark.slow
@@ -147,15 +145,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_does_and_its_step() -
 
 @pytest.mark.slow
 def test_whether_something_fits_is_said_as_the_search_says_it() -> None:
-    for request, plan, _ in answers()[:8]:
-        assert can_fit(request) == (plan is not None), asked(request)
+    assert [asked(request) for request, plan, _ in answers()[:8] if can_fit(request) != (plan is not None)] == []
 
 
 @pytest.mark.slow
 def test_no_answer_takes_more_than_three_seconds() -> None:
     """Refusals too, which look for what would help."""
-    slow = {asked(request): seconds for request, _, seconds in answers() if seconds > LONGEST_S}
-    assert slow == {}
+    assert {asked(request): seconds for request, _, seconds in answers() if seconds > LONGEST_S} == {}
 
 
 if __name__ == "__main__":

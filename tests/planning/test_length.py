@@ -27,6 +27,7 @@ from kit.specs.recipe import load_recipe
 from kit.specs.run import BatchRampSpec, BlendedSetSpec, DataSpec, RunSpec, ScheduleSpec
 from kit.training.logging.metrics import model_flops_utilisation
 from tests.support import tiny
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 CHATS = Epoch(samples=200, tokens=7007)
@@ -100,9 +101,7 @@ def test_a_length_that_a_blend_cannot_have_is_refused_with_the_fix(job, keys, sa
 
 
 def recipe(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"model: llama-3.1-8b\ncluster: 8xH100\n{text}")
-    return path
+    return file_with(tmp_path / "recipe.yaml", f"model: llama-3.1-8b\ncluster: 8xH100\n{text}")
 
 
 @pytest.mark.parametrize(

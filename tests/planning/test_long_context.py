@@ -53,8 +53,7 @@ def test_without_host_memory_for_layer_inputs_mlps_are_tiled() -> None:
     assert search(request("llama-3.1-8b")).best is not None
     on_gpu = {"activation_offloading": False}
     assert search(request("llama-3.1-8b", **on_gpu, tiled_mlp=False)).best is None
-    tiled = search(request("llama-3.1-8b", **on_gpu)).best
-    assert tiled.layout.tiled_mlp
+    assert search(request("llama-3.1-8b", **on_gpu)).best.layout.tiled_mlp
 
 
 def test_llama_fits_up_to_the_length_that_alst_reached() -> None:

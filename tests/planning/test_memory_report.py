@@ -145,8 +145,7 @@ def test_the_sum_of_states_is_bytes_times_parameters(
         line for line in report_on("64xA100-80", LARGE, of, micro_batch_size=1, **pins).reasons if "states" in line
     )
     assert "states: weights {} + gradients {} + optimizer {} = ".format(*said) in line
-    whole = sum(said) * 70.553706496e9 / 2**30
-    assert f"= {sum(said)} bytes x 70.6B parameters = {whole:,.0f} GiB; " in line
+    assert f"= {sum(said)} bytes x 70.6B parameters = {sum(said) * 70.553706496e9 / 2**30:,.0f} GiB; " in line
     assert f"a GPU holds {held:.1f} GiB" in line
     assert (more or "gradients in bf16") in line if more else "gradients in bf16" not in line
 
@@ -213,8 +212,12 @@ def test_what_loading_takes_of_a_node_is_told_of_zero_3() -> None:
     for said, included in ((one, False), (two, True)):
         assert "8 x 15 = 120 GiB at 2 bytes a parameter" in said
         assert ("a node, offloaded state included; without it" in said) == included
-    for pins in (zero | {"zero_stage": 2}, zero | {"implementation": "local", "tp": 2}):
-        assert not any("loading" in line for line in report_on("8xH100", **pins).reasons)
+    assert [
+        line
+        for pins in (zero | {"zero_stage": 2}, zero | {"implementation": "local", "tp": 2})
+        for line in report_on("8xH100", **pins).reasons
+        if "loading" in line
+    ] == []
 
 
 @pytest.mark.slow
@@ -255,8 +258,7 @@ def test_a_plan_file_stands_wherever_a_recipe_does(tmp_path: Path) -> None:
     assert json.loads(kit("memory", file, "--json").stdout)["peak_gib"] == pytest.approx(plan.predicted.peak_gib)
     shown = json.loads(kit("plan", file, "--json").stdout)
     assert shown == json.loads(kit("explain", file, "--json").stdout)["plan"] == to_plain(plan)
-    data = f"run.data={{train: {tmp_path / 'data'}}}"
-    assert kit("emit", file, data, "--out", str(tmp_path / "run")).exit_code == 0
+    assert kit("emit", file, f"run.data={{train: {tmp_path / 'data'}}}", "--out", str(tmp_path / "run")).exit_code == 0
     assert Plan.load(tmp_path / "run" / "plan.yaml").layout == plan.layout
     assert "a plan has every choice made" in str(kit("memory", file, "job.seq_length=512").exception)
 
@@ -288,8 +290,10 @@ def test_the_memory_that_is_proposed_is_the_least_that_does() -> None:
     asked = Request(model=LARGE, cluster=cluster("8xA100-40"), job=job(), pins=Pins(
         engine="deepspeed", zero_stage=3, offload_optimizer="cpu"))  # fmt: skip
     assert "cluster.host_ram_gib=1753 instead of 953, for offload" in changes_of(asked)
-    for gib, fits in ((1753.0, True), (1752.0, False)):
-        assert can_fit(replace(asked, cluster=replace(asked.cluster, host_ram_gib=gib))) == fits
+    assert [can_fit(replace(asked, cluster=replace(asked.cluster, host_ram_gib=gib))) for gib in (1753.0, 1752.0)] == [
+        True,
+        False,
+    ]
 
 
 _TYPED = re.compile(r"(?P<key>job|cluster|layout)\.(?P<name>\w+)(=(?P<value>\d+) instead| left to the planner)")

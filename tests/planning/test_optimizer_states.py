@@ -63,5 +63,4 @@ def test_a_matrix_in_four_bits(doubly: bool, expected: float) -> None:
     scales = [quantised.quant_state.absmax]
     if doubly:
         scales.append(quantised.quant_state.state2.absmax)
-    held = sum(each.untyped_storage().nbytes() for each in [quantised, *scales])
-    assert held / (ROWS * COLUMNS) == expected
+    assert sum(each.untyped_storage().nbytes() for each in [quantised, *scales]) / (ROWS * COLUMNS) == expected

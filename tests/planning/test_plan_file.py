@@ -20,7 +20,8 @@ from kit.report.summary import summary
 from kit.report.view import WIDTH, view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
-from tests.support.assets import ROOT
+from tests.support import ROOT
+from tests.support.files import file_with
 from tests.support.models import job
 from tests.support.refusals import refusal
 
@@ -55,8 +56,9 @@ def test_the_hash_is_of_what_decides_the_run(plan: Plan) -> None:
     ],
 )
 def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: str, said: str) -> None:
-    (tmp_path / "plan.yaml").write_text(plan.to_yaml().replace(old, new, 1))
-    assert re.search(said, refusal(SpecError, Plan.load, tmp_path / "plan.yaml"))
+    assert re.search(
+        said, refusal(SpecError, Plan.load, file_with(tmp_path / "plan.yaml", plan.to_yaml().replace(old, new, 1)))
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
+from tests.support.files import file_with
 from tests.support.models import job
 from tests.support.refusals import refusal
 
@@ -28,9 +29,7 @@ def plan_of(known: Calibration = calibration.NONE, pins: Pins | None = None) -> 
 
 
 def learned(plan: Plan, folder: Path, **measured: Any) -> Calibration:
-    path = folder / "measured.json"
-    path.write_text(json.dumps(measured))
-    return calibration.learn(plan, path, calibration.NONE)
+    return calibration.learn(plan, file_with(folder / "measured.json", json.dumps(measured)), calibration.NONE)
 
 
 def test_a_run_slower_than_predicted_does_not_send_the_search_to_what_never_ran(tmp_path: Path) -> None:
@@ -77,6 +76,5 @@ def test_what_is_no_measurement_of_the_plan_is_refused(measured: dict[str, Any],
     "text", ["kind: {step_time_factor: -1, extra_gib: 0, runs: 1}", "kind: {}", "[1]", "kind: 3", "a: [b"]
 )
 def test_a_damaged_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "kept.yaml"
-    path.write_text(text)
+    path = file_with(tmp_path / "kept.yaml", text)
     assert "kept.yaml cannot be read as calibration" in refusal(SpecError, calibration.load, path)

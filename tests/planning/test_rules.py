@@ -39,8 +39,7 @@ def test_the_example_of_the_design() -> None:
 @pytest.mark.parametrize(("tp", "model", "gpus"), [(8, "llama-3-70b", "16xH100"), (4, "qwen2.5-3b", "8xH100")])
 def test_key_value_heads_may_be_fewer_than_ranks(tp: int, model: str, gpus: str) -> None:
     """megatron-core shares them (attention.py); only a mixture of both is refused."""
-    case = Case("", megatron(tp=tp), "", megatron(), model=model, gpus=gpus)
-    assert violations(settled(case, good=False)) == ()
+    assert violations(settled(Case("", megatron(tp=tp), "", megatron(), model=model, gpus=gpus), good=False)) == ()
 
 
 def test_every_rule_has_a_case() -> None:

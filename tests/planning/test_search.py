@@ -98,8 +98,7 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
         for prediction in [predict(Workload(model, cluster, the_job, layout))]
         if prediction.peak_gib <= usable_gib(cluster.gpu)
     )
-    found = make_plan(model, cluster, the_job, tight=True)
-    assert fastest <= found.predicted.step_time_s <= EQUALLY_FAST * fastest
+    assert fastest <= make_plan(model, cluster, the_job, tight=True).predicted.step_time_s <= EQUALLY_FAST * fastest
 
 
 def plan_of(name: str, machines: str, pins: Pins | None = None, **changes: object) -> Plan:
@@ -116,8 +115,7 @@ def test_all_broken_rules_are_said_at_once_for_the_engine_that_could() -> None:
 @pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])
 def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines: str) -> None:
     """A bound above a layout's peak would drop a layout that fits."""
-    spec = job(precision="bf16")
-    request = Request(model=load_model(name), cluster=parse_cluster(machines), job=spec)
+    request = Request(model=load_model(name), cluster=parse_cluster(machines), job=job(precision="bf16"))
     short = Pins(implementation="transformer_engine", optimizer_state_dtype="bf16")
     for pins, kept in ((Pins(), 1.0), (Pins(offload_optimizer="cpu"), 0.0), (short, 0.5)):
         compared = 0
@@ -125,8 +123,7 @@ def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines
             w = request.workload(layout)
             if index % 7 == 0 and is_legal(w):
                 sizes = (w.cluster.num_gpus, layout.tp, layout.pp, layout.ep * layout.etp)
-                bound = least_megatron_gib(w.model, w.job, *sizes, kept)
-                assert 0 < bound < peak_gib(w), describe(layout)
+                assert 0 < least_megatron_gib(w.model, w.job, *sizes, kept) < peak_gib(w), describe(layout)
                 compared += 1
         assert compared > 10
 

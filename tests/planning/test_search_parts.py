@@ -154,8 +154,7 @@ def test_megatrons_optimizer_on_the_host_is_taken_where_another_one_is_there_una
         return SearchResult(quick, (quick,), False) if faster else None
 
     monkeypatch.setattr(search, "_faster_than", faster_than)
-    result = search._or_on_host(request(pins, machines=machines), found)
-    assert result == (
+    assert search._or_on_host(request(pins, machines=machines), found) == (
         SearchResult(quick, (*found.considered, quick), True, ON_HOST, found.considered[0]) if taken else found
     )
     assert not taken or limits == [("cpu", pytest.approx(2.0), usable_gib(machines.gpu))]

@@ -18,8 +18,7 @@ from tests.support.models import cluster, job, megatron
     ("pp", "vp", "m", "expected"), [(1, 1, 8, 0), (4, 1, 8, 3 / 11), (4, 2, 8, 3 / 19), (8, 1, 1, 7 / 8)]
 )
 def test_bubble(pp: int, vp: int, m: int, expected: float) -> None:
-    layout = megatron(pp=pp, vp=vp, gradient_accumulation_steps=m)
-    assert bubble_fraction(layout) == pytest.approx(expected)
+    assert bubble_fraction(megatron(pp=pp, vp=vp, gradient_accumulation_steps=m)) == pytest.approx(expected)
 
 
 VALUES: dict[str, tuple[Any, ...]] = {

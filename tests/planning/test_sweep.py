@@ -20,6 +20,7 @@ from kit.report.clusters import compare_clusters
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
+from tests.support.refusals import refusal
 
 BASE = Request(model=load_model("llama-3.2-1b"), cluster=parse_cluster("8xH100"), job=JobSpec())
 
@@ -45,8 +46,7 @@ def test_each_variant_has_its_own_outcome_in_their_order() -> None:
     outcomes = [Outcome(variants[0], 40), refused, Outcome(variants[2], None), Outcome(variants[3], 10)]
     assert list(sweep(variants, lambda asked: number(asked, seen))) == outcomes
     assert seen == [4, 3, 5, 1]
-    with pytest.raises(SpecError):
-        list(sweep(variants, Mock(side_effect=SpecError("a value that is not one"))))
+    refusal(SpecError, list, sweep(variants, Mock(side_effect=SpecError("a value that is not one"))))
 
 
 def test_nothing_is_asked_before_it_is_read() -> None:
@@ -84,8 +84,8 @@ def test_a_larger_model_is_not_asked_after_one_that_does_not_fit(monkeypatch: py
 def test_a_plan_that_never_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = fastest_plan(replace(BASE, job=JobSpec(total_tokens=10**9)))
     assert plan_that_ends(replace(BASE, job=JobSpec(total_tokens=10**9))) == plan
-    unknown = replace(BASE, job=JobSpec(objective="sft", epochs=1.0))
-    assert plan_that_ends(unknown).predicted.total_days is None  # of an unknown length: an answer
+    # Of an unknown length: an answer.
+    assert plan_that_ends(replace(BASE, job=JobSpec(objective="sft", epochs=1.0))).predicted.total_days is None
 
     def failing(_: Request) -> Plan:
         predicted = replace(plan.predicted, operation=replace(plan.predicted.operation, goodput=0.0))

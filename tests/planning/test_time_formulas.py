@@ -466,8 +466,7 @@ def experts(
     gpu: Any = GPU, forward: float = 0.0, backward: float = 0.0, load: float = 1.0, once: bool = False, **more: Any
 ) -> Exposed:
     """Of EXPERTS."""
-    sizes = {"tp": 2, "ep": 4, "etp": 2, **more}
-    asked = work(megatron(**sizes), EXPERTS, gpu.cluster, expert_load=load)
+    asked = work(megatron(**{"tp": 2, "ep": 4, "etp": 2, **more}), EXPERTS, gpu.cluster, expert_load=load)
     return expert_parallel(gpu, how(asked, once_per_node=once) if once else asked, forward, backward)
 
 

@@ -30,14 +30,12 @@ def said(rule: str, broken: Workload) -> str:
 
 
 def ulysses(cp: int) -> Workload:
-    layout = deepspeed(cp=cp, dp=8 // cp, cp_comm_type="a2a", zero_stage=3)
-    return workload(layout, HEADS, seq_length=4096)
+    return workload(deepspeed(cp=cp, dp=8 // cp, cp_comm_type="a2a", zero_stage=3), HEADS, seq_length=4096)
 
 
 def experts(top: int) -> float:
     """Bytes that a layer's experts keep."""
-    model = replace(MIXTRAL, experts_per_token=top)
-    return layer_terms(workload(megatron(dp=8, ep=8), model), True)["experts"]
+    return layer_terms(workload(megatron(dp=8, ep=8), replace(MIXTRAL, experts_per_token=top)), True)["experts"]
 
 
 test_value = by_hand([

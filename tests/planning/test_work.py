@@ -30,8 +30,7 @@ def test_a_cold_plan_costs_few_calls(model: str, gpus: str, most: int) -> None:
     """The commands of benchmarks/performance/plan_time.py, imports included: counted 519,513 and 793,483 calls, of
     which 15 and 25 % search Megatron's layouts with Transformer Engine again."""
     words = [sys.executable, "-c", COUNTED, "plan", model, "--gpus", gpus]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stderr.split()[-1]) < most
+    assert int(subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stderr.split()[-1]) < most
 
 
 def loaded_by(*command: str) -> set[str]:

@@ -24,6 +24,7 @@ from kit.specs.approximate import approximated
 from kit.specs.catalog import load_model
 from kit.specs.huggingface import config_from_model, model_from_config, read_config
 from kit.specs.model import ModelSpec
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 LLAMA: dict[str, Any] = {
@@ -473,8 +474,9 @@ def test_a_count_is_asked_for_once_and_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run = Mock(return_value=SimpleNamespace(stdout=json.dumps(ANSWER)))
     monkeypatch.setattr(subprocess, "run", run)
-    for config in ({"b": 1, "model_type": "mine"}, {"model_type": "mine", "b": 1}):
-        assert counting.counted(config, "m") == ANSWER
+    assert [
+        counting.counted(config, "m") for config in ({"b": 1, "model_type": "mine"}, {"model_type": "mine", "b": 1})
+    ] == [ANSWER] * 2
     ((words,), how) = run.call_args
     assert (run.call_count, words[1:]) == (1, ["-m", "kit.engines.huggingface.count_parameters"])
     asked = (how["input"], how["env"]["HF_HUB_OFFLINE"], how["env"]["CUDA_VISIBLE_DEVICES"])
@@ -490,8 +492,7 @@ def test_a_count_is_asked_for_once_and_kept(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_text_part_of_a_model_of_pictures_is_read(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "version", Mock(side_effect=PackageNotFoundError("transformers")))
-    text = {**LLAMA, "num_hidden_layers": 3}
-    shown = {"model_type": "pictures", "text_config": text, "tie_word_embeddings": tied}
+    shown = {"model_type": "pictures", "text_config": {**LLAMA, "num_hidden_layers": 3}, "tie_word_embeddings": tied}
     found = model_from_config(shown, "m", "config.json")
     assert (found.family, found.num_layers, found.tied_embeddings) == ("llama", 3, tied)
     assert found.source == "config.json, text part of pictures"
@@ -512,8 +513,7 @@ def test_a_directory_without_a_readable_file(text: str | None, said: str, tmp_pa
 
 
 def test_a_directory_is_named_as_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text(json.dumps(LLAMA))
+    file_with(tmp_path / "mine" / "config.json", json.dumps(LLAMA))
     monkeypatch.chdir(tmp_path / "mine")
     for path in (".", "../mine", tmp_path / "mine" / "config.json"):
         found = load_model(path)

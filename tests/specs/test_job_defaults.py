@@ -9,6 +9,7 @@ from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.job_defaults import defaults_of, with_defaults
 from kit.specs.recipe import load_recipe
 from kit.specs.run import RunSpec, ScheduleSpec
+from tests.support.files import file_with
 
 LLAMA, GPT2, T5 = (load_model(name) for name in ("llama-3.1-8b", "gpt2", "t5-small"))
 ROWS = {  # objective, adapters → length, batch, rate, warm-up, epochs
@@ -57,8 +58,7 @@ def test_an_unknown_objective_is_left_to_the_parser():
 
 
 def test_options_and_recipes_get_the_same(tmp_path):
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text("model: llama-3.1-8b\ncluster: 8xH100\njob: {objective: sft}\n")
+    recipe = file_with(tmp_path / "r.yaml", "model: llama-3.1-8b\ncluster: 8xH100\njob: {objective: sft}\n")
     assert (
         load_recipe(recipe).job
         == job_for(LLAMA, 8, objective="sft")
@@ -80,10 +80,8 @@ def test_the_warm_up_is_a_number_of_steps_or_a_share():
 
 
 def test_a_run_gets_the_warm_up_of_its_objective():
-    usual = [
+    assert [
         with_usual_warmup(RunSpec(), job).schedule.warmup_steps
         for job in (JobSpec(), JobSpec(objective="sft"), JobSpec(objective="dpo"))
-    ]
-    assert usual == [2000, 0.03, 0.1]
-    said = RunSpec(schedule=ScheduleSpec(warmup_steps=0))
-    assert with_usual_warmup(said, JobSpec()).schedule.warmup_steps == 0
+    ] == [2000, 0.03, 0.1]
+    assert with_usual_warmup(RunSpec(schedule=ScheduleSpec(warmup_steps=0)), JobSpec()).schedule.warmup_steps == 0

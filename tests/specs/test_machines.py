@@ -15,6 +15,7 @@ from kit.specs import local, recipe
 from kit.specs.catalog import cheapest_node_with, gpu_names, load_gpu, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.strict_yaml import parse_text
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 GPUS = {name: load_gpu(name) for name in gpu_names()}
@@ -127,8 +128,7 @@ def test_parts_of_nodes_and_nodes_of_the_catalog() -> None:
     lone, a6000 = parse_cluster("4xA6000"), GPUS["A6000"]
     assert (lone.intra_node_gbytes_per_s, lone.inter_node_gbytes_per_s) == (
         a6000.nvlink_gbytes_per_s or a6000.pcie_gbytes_per_s, 0.0)  # fmt: skip
-    hosts = {parse_cluster(name).host_ram_gib for name in ("1xRTX-4090", "4xRTX-4090", "16xRTX-4090")}
-    assert len(hosts) == 1
+    assert len({parse_cluster(name).host_ram_gib for name in ("1xRTX-4090", "4xRTX-4090", "16xRTX-4090")}) == 1
     node, usd = cheapest_node_with(GPUS["A100-40"]) or (None, 0.0)
     assert (node and node.name, usd) == ("p4d.24xlarge", pytest.approx(21.96 / 8, rel=1e-3))
     assert cheapest_node_with(GPUS["RTX-4090"]) is None
@@ -155,8 +155,7 @@ OWN = (
     ],
 )  # fmt: skip
 def test_a_file_describes_a_cluster(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "mine.yml").write_text(text)
-    found = parse_cluster(str(tmp_path / "mine.yml"))
+    found = parse_cluster(str(file_with(tmp_path / "mine.yml", text)))
     shown = dataclasses.asdict(found) | {"num_gpus": found.num_gpus, "gpu": found.gpu}
     shown |= {f"gpu.{name}": value for name, value in dataclasses.asdict(found.gpu).items()}
     assert {key: shown[key] for key in expected} == expected
@@ -172,8 +171,7 @@ def test_a_file_describes_a_cluster(text: str, expected: dict[str, Any], tmp_pat
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
-    assert said in refusal(SpecError, parse_cluster, str(tmp_path / "mine.yaml")).replace("'x'", "x")
+    assert said in refusal(SpecError, parse_cluster, str(file_with(tmp_path / "mine.yaml", text))).replace("'x'", "x")
 
 
 def test_a_cluster_that_is_no_mapping_is_refused_in_a_recipe() -> None:

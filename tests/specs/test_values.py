@@ -32,6 +32,7 @@ from kit.specs.run import (
 )
 from kit.specs.sizes import _aspect, _parameters, is_size, shape_of_size
 from kit.specs.validation import FrozenMap, adapter, changed, thawed, trusted
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 LLAMA = ModelSpec(
@@ -447,13 +448,14 @@ def test_the_rows_of_a_set_are_those_that_its_file_counts(
     ],
 )
 def test_files_are_read_in_bounds(path: str, most: int, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("12345")
-    assert text_files.read_text(tmp_path / "a", most=5) == "12345"
+    assert text_files.read_text(file_with(tmp_path / "a", "12345"), most=5) == "12345"
     assert said in refusal(ValueError, text_files.read_text, tmp_path / path, most=most)
 
 
 def test_a_frozen_mapping_never_changes() -> None:
     frozen = FrozenMap({"a": {"b": 1}})
-    for change in (lambda: frozen.update(a=1), lambda: frozen["a"].pop("b"), lambda: frozen.__setitem__("a", 1)):
-        assert "never changes" in refusal(TypeError, change)
+    assert [
+        "never changes" in refusal(TypeError, change)
+        for change in (lambda: frozen.update(a=1), lambda: frozen["a"].pop("b"), lambda: frozen.__setitem__("a", 1))
+    ] == [True] * 3
     assert adapter(ModelSpec).dump_python(model(rope_scaling=frozen), mode="json")["rope_scaling"] == {"a": {"b": 1}}

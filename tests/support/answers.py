@@ -17,7 +17,7 @@ from kit.emit.run_directory import files_of
 from kit.planner.describe import describe
 from kit.specs.shipped import recipe_names
 from scripts.shipped_files import shipped_plan
-from tests.support.assets import ROOT
+from tests.support import ROOT
 
 ANSWERS = ROOT / "tests" / "golden" / "answers.json"
 QUESTIONS = (

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+from tests.support.files import file_with
+
 DIRECTORY = ROOT / "build" / "demo" / "assets"
 """Where the tiny recipes look for their model and data."""
 RECIPE = ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml"
@@ -94,8 +96,7 @@ def _make(assets: Assets) -> None:
     _write_tokenizer(train_text, assets.model)
     _write_model(assets.model)
     for prefix, texts in ((assets.train, train_text), (assets.validation, validation_text)):
-        rows = prefix.with_suffix(".jsonl")
-        rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        rows = file_with(prefix.with_suffix(".jsonl"), "".join(json.dumps({"text": text}) + "\n" for text in texts))
         tokenise([rows], assets.model, prefix)
 
 

@@ -1,19 +1,50 @@
-"""Checkpoints of an engine without a run."""
+"""Checkpoints of an engine without a run, and state that is in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from kit.engines.collective import on_all_ranks
+from kit.engines.huggingface.experts import split_experts
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES
-from kit.engines.protocol import Engine
+from kit.engines.protocol import Engine, TensorSource
 from kit.planner.plan import Plan
+from kit.specs.model import ModelSpec
 from kit.training.checkpoint.manifest import Checkpoint, Manifest
 from kit.training.checkpoint.store import check_state, load_state, state_of, write_manifest, write_state
 from kit.training.counters import Counters
+
+
+class InMemory(TensorSource):
+    """A source of these tensors."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+def same_tensors(found: TensorSource, expected: TensorSource) -> bool:
+    """Whether both have the same names, and under each the same tensor, bit for bit."""
+    names = sorted(expected.names())
+    return sorted(found.names()) == names and all(torch.equal(found.read(n), expected.read(n)) for n in names)
+
+
+def same_state(found: Checkpoint, expected: Checkpoint) -> bool:
+    """Whether weights and moments of two checkpoints are equal bit for bit."""
+    kinds = expected.manifest.kinds
+    return found.manifest.kinds == kinds and all(
+        same_tensors(found.source(kind), expected.source(kind)) for kind in kinds
+    )
 
 
 def captured(
@@ -58,3 +89,20 @@ def load(engine: Engine, directory: Path, plan: Plan, same_layout: bool = False)
     on_all_ranks(True, lambda: check_state(checkpoint, engine.optimizer_name, plan.model, plan.job.lora), reading)
     load_state(engine, checkpoint, same_layout)
     return checkpoint.manifest.counters
+
+
+def on_disk(spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model's tensors under the names that a directory has for them: each matrix of each expert its own."""
+    return {
+        each: part
+        for name, tensor in tensors.items()
+        for each, part in split_experts(spec, name, tensor)
+        if part is not None
+    }
+
+
+def change(path: Path, edit: Any) -> None:
+    """Let ``edit`` change the content of a file of torch.save that a test wrote."""
+    loaded = torch.load(path, weights_only=False)
+    edit(loaded)
+    torch.save(loaded, path)

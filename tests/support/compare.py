@@ -9,41 +9,32 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class GradientComparison:
-    """Per-parameter gradients of one step, against a reference."""
+class Comparison:
+    """Gradients of one step by parameter, or a logged quantity by step, against a reference."""
 
     worst_relative_error: float
-    """Largest ‖g − g_ref‖ / ‖g_ref‖ over the parameters; infinite where names or shapes differ."""
-    worst_name: str
+    """Largest ‖x − x_ref‖ / ‖x_ref‖; infinite where parameters, their shapes or steps differ."""
+    worst: str | int
+    """The parameter or the step of that."""
     compared: int
 
 
-@dataclass(frozen=True)
-class CurveComparison:
-    """A logged quantity over the steps, against a reference."""
-
-    worst_relative_error: float
-    """Largest |x − x_ref| / |x_ref| over the steps; infinite where steps are missing."""
-    worst_step: int
-    compared: int
-
-
-def compare_gradients(reference: Path, other: Path) -> GradientComparison:
+def compare_gradients(reference: Path, other: Path) -> Comparison:
     """Two ``gradients/step-….safetensors`` files. Raises ``OSError`` where one is missing."""
     from safetensors import safe_open
 
     with safe_open(reference, "pt") as left, safe_open(other, "pt") as right:
         different = set(left.keys()) ^ set(right.keys())
         if different:
-            return GradientComparison(float("inf"), f"in one only: {sorted(different)[0]}", 0)
+            return Comparison(float("inf"), f"in one only: {sorted(different)[0]}", 0)
         errors = {name: _relative(left.get_tensor(name), right.get_tensor(name)) for name in left.keys()}  # noqa: SIM118
     worst = max(errors, key=lambda name: errors[name])
-    return GradientComparison(errors[worst], worst, len(errors))
+    return Comparison(errors[worst], worst, len(errors))
 
 
 def compare_curves(
     reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], key: str, steps: Sequence[int] | None = None
-) -> CurveComparison:
+) -> Comparison:
     """One key of two lists of metric rows, matched by step. ``steps``: only these; without, both have the same ones. A
     step that was made twice, before and after a restart, counts both times."""
     expected = {row["step"]: row[key] for row in reference}
@@ -51,14 +42,14 @@ def compare_curves(
     found = [(row["step"], row[key]) for row in other if steps is None or row["step"] in wanted]
     missing = (wanted ^ {step for step, _ in found}) | (wanted - expected.keys())
     if missing or not wanted:
-        return CurveComparison(float("inf"), min(missing, default=0), 0)
+        return Comparison(float("inf"), min(missing, default=0), 0)
     worst, step = max((_relative_number(expected[step], value), step) for step, value in found)
-    return CurveComparison(worst, step, len(wanted))
+    return Comparison(worst, step, len(wanted))
 
 
 def compare_runs(
     reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], steps: Sequence[int] | None = None
-) -> dict[str, CurveComparison]:
+) -> dict[str, Comparison]:
     """Loss and gradient norm of two lists of metric rows: see ``compare_curves``."""
     return {key: compare_curves(reference, other, key, steps) for key in ("loss", "grad_norm")}
 

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from kit.rehearsal import processes
-from tests.support import runs, small_run
-from tests.support.assets import RECIPE, ROOT, prepare
+from tests.support import ROOT, runs, small_run
+from tests.support.assets import RECIPE, prepare
 
 CURVES = ROOT / "tests" / "golden" / "curves.json"
 MEASURES = ("loss", "grad_norm", "validation_loss")

@@ -91,12 +91,8 @@ def cuda_waits() -> Iterator[Counter[str]]:
             yield places
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    places.update(place_of(warning) for warning in told if SYNCHRONISED in str(warning.message))
-
-
-def place_of(warning: warnings.WarningMessage) -> str:
-    """Where Python stood; in the backward pass, where it was called."""
-    return f"{Path(warning.filename).name}:{warning.lineno}"
+    # Where Python stood; in the backward pass, where it was called.
+    places.update(f"{Path(each.filename).name}:{each.lineno}" for each in told if SYNCHRONISED in str(each.message))
 
 
 def _step(engine, micro_batches) -> None:

@@ -168,6 +168,11 @@ def changed(tree: Any, place: Place, value: Any) -> Any:
     return whole
 
 
+def spoil(file: Path, place: Place, value: Any, seal: Callable[[Any], Any] = dict) -> None:
+    """A JSON file with another value at a place; ``seal`` gives it the hash that its author would write."""
+    file.write_text(json.dumps(seal(changed(json.loads(file.read_text()), place, value))))
+
+
 @st.composite
 def mutated(draw: st.DrawFn, tree: Any, values: st.SearchStrategy[Any] = VALUES) -> tuple[Place, Any]:
     """A good document with one value changed, added or taken away, and where."""

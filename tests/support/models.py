@@ -127,8 +127,7 @@ def job(**changes: object) -> JobSpec:
 
 def megatron(**sizes: object) -> Layout:
     """A Megatron layout with the distributed optimizer."""
-    defaults = {"implementation": "local", "zero_stage": 1}
-    return Layout(engine="megatron", **{**defaults, **sizes})  # type: ignore[arg-type]
+    return Layout(engine="megatron", **{"implementation": "local", "zero_stage": 1, **sizes})  # type: ignore[arg-type]
 
 
 def deepspeed(**sizes: object) -> Layout:

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.files import file_with
+
 INSIDE = "KIT_NAMESPACES"
 PACKAGES = {
     "sshd": "openssh-server",
@@ -62,7 +64,7 @@ def check(extra: Mapping[str, str] | None = None) -> None:
             "hosts as namespaces need root (sshd, mount, network interfaces): run it as root, or in CI's container"
         )
     needed = {**PACKAGES, **(extra or {})}
-    missing = sorted({package for program, package in needed.items() if _which(program) is None})
+    missing = sorted({package for program, package in needed.items() if shutil.which(program, path=_path()) is None})
     if missing:
         raise NoNamespaces(f"not installed: apt-get install {' '.join(missing)}")
     made = subprocess.run(["unshare", "-n", "-u", "-m", "-p", "-i", "--fork", "true"], capture_output=True, text=True)
@@ -74,9 +76,8 @@ def check(extra: Mapping[str, str] | None = None) -> None:
 
 def enter(module: str, arguments: Sequence[str]) -> int:
     """Run ``python -m module`` again as the first process of namespaces of its own. Returns its exit code."""
-    words = ["unshare", "-n", "-m", "-p", "--fork", "--kill-child", "--mount-proc"]
-    words += [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(words, env={**os.environ, INSIDE: "1"})
+    unshare = ["unshare", "-n", "-m", "-p", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", module]
+    process = subprocess.Popen([*unshare, *arguments], env={**os.environ, INSIDE: "1"})
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: process.kill())
     try:
@@ -120,7 +121,7 @@ def hosts(names: Sequence[str], trap: bool = True) -> Iterator[list[Host]]:
         _bridge()
         config = _ssh(scratch)
         addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, start=1)}
-        _bind_hosts_file(scratch, addresses)
+        _run("mount", "--bind", str(_hosts_file(scratch, addresses, None)), "/etc/hosts")
         made = [_start(name, addresses, config, scratch, trap) for name in names]
         for host in made:
             _wait_for_ssh(host)
@@ -155,33 +156,24 @@ def _ssh(scratch: Path) -> Path:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(scratch / name))
     public = (scratch / "host.pub").read_text(encoding="ascii")
     (scratch / "known").write_text(f"node-*,{NETWORK}.* {public}", encoding="ascii")
-    client = scratch / "ssh_config"
-    client.write_text(
+    client = file_with(
+        scratch / "ssh_config",
         f"IdentityFile {scratch}/user\nGlobalKnownHostsFile {scratch}/known\nUserKnownHostsFile /dev/null\n"
         "StrictHostKeyChecking yes\nLogLevel ERROR\n",
-        encoding="ascii",
     )
     _run("mount", "--bind", str(client), "/etc/ssh/ssh_config")
-    server = scratch / "sshd_config"
-    server.write_text(
+    return file_with(
+        scratch / "sshd_config",
         f"HostKey {scratch}/host\nAuthorizedKeysFile {scratch}/user.pub\nStrictModes no\nPermitRootLogin yes\n"
         "UsePAM no\nPidFile none\nMaxStartups 100\n",
-        encoding="ascii",
     )
-    return server
-
-
-def _bind_hosts_file(scratch: Path, addresses: Mapping[str, str]) -> None:
-    _run("mount", "--bind", str(_hosts_file(scratch, addresses, None)), "/etc/hosts")
 
 
 def _hosts_file(scratch: Path, addresses: Mapping[str, str], own: str | None) -> Path:
     """/etc/hosts of one host; ``own`` stands on 127.0.1.1."""
-    file = scratch / f"hosts.{own or 'all'}"
     lines = ["127.0.0.1 localhost"] + ([f"127.0.1.1 {own}"] if own else [])
     lines += [f"{address} {name}" for name, address in addresses.items() if name != own]
-    file.write_text("\n".join(lines) + "\n", encoding="ascii")
-    return file
+    return file_with(scratch / f"hosts.{own or 'all'}", "\n".join(lines) + "\n")
 
 
 def _start(name: str, addresses: Mapping[str, str], config: Path, scratch: Path, trap: bool) -> Host:
@@ -227,10 +219,6 @@ def _wait_for_ssh(host: Host) -> None:
 
 def _run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
-
-
-def _which(program: str) -> str | None:
-    return shutil.which(program, path=_path())
 
 
 def _path() -> str:

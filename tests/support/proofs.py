@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 OPS = "make prove NAME=ops"
 TRACKERS = "pip install wandb mlflow trackio"
 HOSTS = "root"
@@ -47,9 +48,6 @@ PROOFS: dict[str, Proof] = {
     "demo": _proof(
         "the main job end to end: plan, three engines, a kill, a change of engine, export, a planted fault",
         4, "tests.system.demo",
-    ),
-    "new-user": _proof(
-        "a shipped recipe copied, edited and run by the commands of its README", 1, "tests.system.new_user"
     ),
     "lint-corpus": _proof(
         "lint on 167 public files against what their own readers say: precision and recall", 0.1,
@@ -203,7 +201,7 @@ PROOFS: dict[str, Proof] = {
         ("DS_ACCELERATOR=cpu python -m kit.engines.deepspeed.ops",),
     ),
 }  # fmt: skip
-DAILY = ("parity", "relay", "rehearse", "new-user", "accepted", "readers", "speedrun", "wheel", "probe")
+DAILY = ("parity", "relay", "rehearse", "accepted", "readers", "speedrun", "wheel", "probe")
 """Proofs of some minutes that need nothing: ``daily`` runs one of them, the next one tomorrow (CI)."""
 
 

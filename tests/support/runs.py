@@ -16,7 +16,7 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
 from kit.rehearsal import processes
 from kit.rehearsal.processes import start
-from tests.support.assets import ROOT
+from tests.support import ROOT
 
 RUN_LIMIT_S = 300
 """No run of these takes a minute on an idle machine; a hang must not last longer than this."""

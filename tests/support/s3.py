@@ -39,11 +39,11 @@ def s3_server(bucket: str) -> Iterator[Server]:
     http = make_server("127.0.0.1", 0, server, threaded=True)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{http.server_port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "a-key-of-the-environment")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{http.server_port}", "AWS_ACCESS_KEY_ID": "a-key-of-the-environment",
+            "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
+        }.items():  # fmt: skip
+            patch.setenv(name, value)
         client = boto3.client("s3")
         client.create_bucket(Bucket=bucket)
         try:

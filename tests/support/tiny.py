@@ -11,11 +11,13 @@ import numpy as np
 
 from kit.cost.prediction import Operation
 from kit.planner.plan import Plan, Prediction, StageMemory
+from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ENCODER_DECODER, FAMILIES, WITH_EXPERTS, Family, LatentAttention, ModelSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
+from tests.support.in_process import kit_main
 
 SEQ_LENGTH = 32
 VOCAB_SIZE = 128
@@ -76,20 +78,19 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
 
 def cluster(num_processes: int = 1) -> ClusterSpec:
     """CPU processes on one machine."""
-    gpu = GpuSpec(
-        name="CPU",
-        device="cpu",
-        memory_gib=4.0,
-        bf16_tflops=0.1,
-        fp16_tflops=0.0,
-        fp32_tflops=0.1,
-        hbm_gbytes_per_s=10.0,
-        pcie_gbytes_per_s=10.0,
-        source="a stand-in for tests",
-    )
     return ClusterSpec(
         name="cpu",
-        gpu=gpu,
+        gpu=GpuSpec(
+            name="CPU",
+            device="cpu",
+            memory_gib=4.0,
+            bf16_tflops=0.1,
+            fp16_tflops=0.0,
+            fp32_tflops=0.1,
+            hbm_gbytes_per_s=10.0,
+            pcie_gbytes_per_s=10.0,
+            source="a stand-in for tests",
+        ),
         gpus_per_node=num_processes,
         num_nodes=1,
         intra_node_gbytes_per_s=1.0,
@@ -156,6 +157,16 @@ def run_directory(path: Path, chosen: Plan | None = None, **run: Any) -> TinyRun
         "logging": LoggingSpec(every_steps=1),
     }
     return TinyRunDirectory(path=path, plan=chosen or plan(), run=RunSpec(**(settings | run)), settings={})
+
+
+def emitted(directory: Path, spec: ModelSpec, extra: dict[str, Any], **layout: Any) -> Path:
+    """The run directory that ``kit emit`` writes of a recipe with ``extra``, on two CPU processes."""
+    job = {"seq_length": SEQ_LENGTH, "global_batch_size": 8, "precision": "fp32"}
+    recipe = {"model": strict_yaml.to_plain(spec), "cluster": "2xcpu", "job": job, "layout": layout, "extra": extra}
+    recipe["run"] = {"steps": 1, "data": {"train": "train"}}
+    (directory / "own.yaml").write_text(strict_yaml.dump(recipe))
+    assert kit_main("emit", str(directory / "own.yaml"), "--out", str(directory / "run")).code == 0
+    return directory / "run"
 
 
 def with_layout(rundir: TinyRunDirectory, **layout: Any) -> TinyRunDirectory:

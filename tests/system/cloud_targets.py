@@ -16,6 +16,7 @@ from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
 from scripts.shipped_files import shipped_plan
 from tests.support import readers
+from tests.support.files import file_with
 from tests.support.program import run
 
 ENVIRONMENT = Path(".venv/cloud-parsers")
@@ -50,14 +51,11 @@ def main(environment: Path = ENVIRONMENT, plant: bool = False) -> int:
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         plans = {recipe: plan for recipe in recipe_names() if (plan := shipped_plan(recipe)) is not None}
-        for recipe, plan in plans.items():
-            if plan.cluster.gpu.device != "cpu":
-                (Path(folder) / recipe).mkdir()
-                for name in files_of(plan, ("k8s", "sky")).keys() - files_of(plan).keys():
-                    text = files_of(plan, ("k8s", "sky"))[name]
-                    wrong = text.replace("replicatedJobs", "replicatedJob").replace("num_nodes", "nodes")
-                    paths.append(Path(folder) / recipe / name)
-                    paths[-1].write_text(wrong if plant else text, encoding="utf-8")
+        for recipe in (each for each, plan in plans.items() if plan.cluster.gpu.device != "cpu"):
+            files = files_of(plans[recipe], ("k8s", "sky"))
+            for name in files.keys() - files_of(plans[recipe]).keys():
+                wrong = files[name].replace("replicatedJobs", "replicatedJob").replace("num_nodes", "nodes")
+                paths.append(file_with(Path(folder) / recipe / name, wrong if plant else files[name]))
         return readers.judged(python, READER, paths, plant)
 
 

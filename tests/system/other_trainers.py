@@ -30,6 +30,7 @@ from kit.specs.layout import Pins
 from kit.specs.shipped import recipe_names
 from scripts.shipped_files import shipped_plan
 from tests.support import readers
+from tests.support.files import files_in
 from tests.support.program import run
 
 ENVIRONMENT = Path(".venv/other-trainers")
@@ -211,9 +212,7 @@ def main(environment: Path = ENVIRONMENT, torchtitan: Path | None = None, plant:
         paths = []
         for name, plan in plans().items():
             there = {file.name: file.text(plan) for file in files if file.applies(plan)}
-            (Path(folder) / name).mkdir()
-            for beside, text in (files_of(plan) if there else {}).items():
-                (Path(folder) / name / beside).write_text(text, encoding="utf-8")
+            files_in(Path(folder) / name, files_of(plan) if there else {})
             for beside, text in there.items():
                 for key in ("micro_batch_size", "per_device_train_batch_size", "-per-dp-rank", "_shard_size"):
                     text = text.replace(key, f"{key}_x") if plant else text

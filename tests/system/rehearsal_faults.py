@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 import kit.engines
 from kit.engines.full_tensors import full_tensors
-from kit.engines.protocol import StateKind, TensorSource
-from tests.support.page import ROOT
+from kit.engines.protocol import StateKind
+from tests.support import ROOT
+from tests.support.checkpoints import InMemory
 from tests.system.parity import faults as parity
 
 EXACT, IN_BF16 = "scaled-down", "scaled-down-bf16"
@@ -49,9 +50,8 @@ def plant(faults: str, run_directory: str) -> None:
         for name in parity.FAULTS.keys() & names:
             parity.FAULTS[name].install()
         engine = build(rundir)
-        for name in names:
-            if name in FAULTS and run_directory in FAULTS[name].shows:
-                FAULTS[name].install(engine)
+        for name in (each for each in names if each in FAULTS and run_directory in FAULTS[each].shows):
+            FAULTS[name].install(engine)
         return engine
 
     kit.engines.build_engine = planted
@@ -85,7 +85,7 @@ def _afterwards(method: str, *kinds: StateKind, change: Callable[[Any], Any]) ->
         def wrong(*given: Any) -> Any:
             result = right(*given)
             for kind in kinds:
-                engine.import_state(kind, _Held({k: change(v) for k, v in _gathered(engine, kind).items()}))
+                engine.import_state(kind, InMemory({k: change(v) for k, v in _gathered(engine, kind).items()}))
             return result
 
         setattr(engine, method, wrong)
@@ -111,19 +111,6 @@ def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, full_tensors(engine, kind))
     return {name: tensor for found in everyone for name, tensor in found.items()}
-
-
-class _Held(TensorSource):
-    """A source of tensors that are in memory."""
-
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> Sequence[str]:
-        return list(self._tensors)
-
-    def read(self, name: str) -> Any:
-        return self._tensors[name]
 
 
 _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)

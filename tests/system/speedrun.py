@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.rehearsal.processes import metrics
-from tests.support.assets import ROOT
+from tests.support import ROOT
 from tests.support.program import run
 
 LEARNED = {"pretrained": 1.0, "chatted": 0.4}
@@ -52,13 +53,11 @@ def _judge(out: Path) -> int:
 def _loss_of_answers(model_path: Path, rows: Path) -> float:
     """Mean loss of a held-out chat's tokens."""
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), AutoModelForCausalLM.from_pretrained(model_path)
-    losses = []
-    for line in rows.read_text(encoding="utf-8").splitlines():
-        chat = tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False)
-        tokens = tokenizer(chat, return_tensors="pt").input_ids[:, :128]
-        with torch.no_grad():
-            losses.append(float(model(tokens, labels=tokens).loss))
-    return sum(losses) / len(losses)
+    chats = [json.loads(line)["messages"] for line in rows.read_text(encoding="utf-8").splitlines()]
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
+    tokens = [tokenizer(text, return_tensors="pt").input_ids[:, :128] for text in texts]
+    with torch.no_grad():
+        return statistics.fmean(float(model(each, labels=each).loss) for each in tokens)
 
 
 if __name__ == "__main__":

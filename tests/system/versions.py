@@ -17,7 +17,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from kit.preflight.versions import LEGS
-from tests.support.page import ROOT, Section, table, write_json
+from tests.support import ROOT
+from tests.support.page import Section, table, write_json
 
 FILE = ROOT / "kit" / "preflight" / "versions.json"
 

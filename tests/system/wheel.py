@@ -17,9 +17,8 @@ from typing import Annotated
 
 import typer
 
-from tests.support import program
+from tests.support import ROOT, program
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ["python3.11", "python3.12", "python3.13"]
 ANSWERS = [
     ["plan", "llama-3.1-8b", "--gpus", "8xH100"],
@@ -75,8 +74,7 @@ def _run(python: str, *words: str, cwd: Path | None = None) -> str:
         [python, *words], cwd=cwd, env=environment, capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode:
-        told = done.stdout[-3000:] + done.stderr[-3000:]
-        raise SystemExit(f"{told}\n{' '.join(words)}: exit code {done.returncode}")
+        raise SystemExit(f"{done.stdout[-3000:]}{done.stderr[-3000:]}\n{' '.join(words)}: exit code {done.returncode}")
     return done.stdout
 
 

@@ -23,9 +23,7 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """The same samples of a step on every layout with the same global batch size."""
     first = step * mbs * accumulation * dp_size
-    batches = []
-    for a in range(accumulation):
-        rows = [sample(first + (a * dp_size + dp_rank) * mbs + b, masked) for b in range(mbs)]
-        inputs, labels = zip(*rows, strict=True)
-        batches.append(MicroBatch(input_ids=torch.stack(inputs), labels=torch.stack(labels)))
-    return batches
+    rows = [
+        [sample(first + (a * dp_size + dp_rank) * mbs + b, masked) for b in range(mbs)] for a in range(accumulation)
+    ]
+    return [MicroBatch(*(torch.stack(column) for column in zip(*each, strict=True))) for each in rows]

@@ -51,8 +51,7 @@ def build(rundir: tiny.TinyRunDirectory) -> Any:
     from kit.engines import build_engine
 
     compiled_blocks.BACKEND = "aot_eager"
-    is_torch = rundir.plan.layout.engine == "torch"
-    engine = TorchEngine(rundir) if is_torch else build_engine(runs.with_settings(rundir))
+    engine = TorchEngine(rundir) if rundir.plan.layout.engine == "torch" else build_engine(runs.with_settings(rundir))
     if getattr(engine, "_chunked", None) is not None:
         engine._chunked._chunk_tokens = 24
     return engine
@@ -73,11 +72,10 @@ def batches(engine: Any, rundir: tiny.TinyRunDirectory, step: int, masked: bool 
 
 def steps(engine: Any, rundir: tiny.TinyRunDirectory, first: int, count: int, rate: float = 1e-2, rows: Any = batches):
     """(mean loss, gradient norm) of each step."""
-    curve = []
-    for step in range(first, first + count):
-        loss = engine.forward_backward(rows(engine, rundir, step))
-        curve.append((loss.mean, engine.apply(rate).gradient))
-    return curve
+    return [
+        (engine.forward_backward(rows(engine, rundir, step)).mean, engine.apply(rate).gradient)
+        for step in range(first, first + count)
+    ]
 
 
 def train(
@@ -103,11 +101,10 @@ def train(
         write(rundir.path / "later")
         ended = own(engine) if isinstance(engine, TorchEngine) else {}
         engine.close()
-        engine = build(rundir)
-        load(engine, rundir.path / "later", rundir.plan, same_layout=True)
-        found["again"] = steps(engine, rundir, 3, 2, rate, rows)
-        found["same bits"] = not ended or same(own(engine), ended)
-        engine.close()
+        with closing(build(rundir)) as engine:
+            load(engine, rundir.path / "later", rundir.plan, same_layout=True)
+            found["again"] = steps(engine, rundir, 3, 2, rate, rows)
+            found["same bits"] = not ended or same(own(engine), ended)
     return found
 
 
@@ -122,12 +119,12 @@ def first_step(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[
 
 def resume(rundir: tiny.TinyRunDirectory, checkpoint: Path, rate: float = 1e-2, rows: Any = batches) -> dict[str, Any]:
     """From a checkpoint of ``train``: its state, two steps, and the masters that these end with."""
-    engine = build(rundir)
-    assert load(engine, checkpoint, rundir.plan) == COUNTERS
-    found: dict[str, Any] = {"loaded": {kind: state(engine, kind) for kind in KINDS}, "steps": engine.optimizer_steps}
-    found |= {"after": steps(engine, rundir, 3, 2, rate, rows), "ended": state(engine, StateKind.MASTER)}
-    engine.close()
-    return found
+    with closing(build(rundir)) as engine:
+        assert load(engine, checkpoint, rundir.plan) == COUNTERS
+        return {
+            "loaded": {kind: state(engine, kind) for kind in KINDS}, "steps": engine.optimizer_steps,
+            "after": steps(engine, rundir, 3, 2, rate, rows), "ended": state(engine, StateKind.MASTER),
+        }  # fmt: skip
 
 
 _alone: dict[str, dict[str, Any]] = {}
@@ -161,8 +158,7 @@ def agree(path: Path, one: Plan, split: Plan, *arguments: Any, bound: float = 1e
     for key in ("first", "after"):
         assert numbers(main[key]) == pytest.approx(numbers(expected[key]), rel=bound)
     assert main["evaluated"] == pytest.approx(expected["evaluated"], rel=bound)
-    for key in ("gradients", StateKind.MASTER):
-        assert worst(main[key], expected[key]) < bound, key
+    assert max(worst(main[key], expected[key]) for key in ("gradients", StateKind.MASTER)) < bound
     return found
 
 
@@ -178,9 +174,13 @@ def near_in_bf16(path: Path, one: Plan, split: Plan, cosine: float = 0.99) -> di
     found = pool("torch", split.layout.world_size).run(first_step, tiny.run_directory(path / "bf16", rounded))[0]
     expected = alone(path / "one", one)
     assert expected["first"][0][0] != found["loss"] == pytest.approx(expected["first"][0][0], rel=1e-2)
-    for name, gradient in expected["gradients"].items():
-        each = found["gradients"][name].flatten()
-        assert torch.cosine_similarity(each, gradient.flatten(), dim=0) > cosine, name
+    assert (
+        min(
+            torch.cosine_similarity(found["gradients"][name].flatten(), gradient.flatten(), dim=0)
+            for name, gradient in expected["gradients"].items()
+        )
+        > cosine
+    )
     return found["gradients"]
 
 

@@ -24,6 +24,8 @@ from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training.pairs import pair
 
+one_process = pytest.mark.usefixtures("one_process")
+
 TIMING = (
     "step_time_s",
     "tokens_per_s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,7 @@ class RowsAlone:
 
     def run_directory(self, path: Path, layout: dict[str, Any], **job: Any) -> tiny.TinyRunDirectory:
         """Of a layout that computes the eight samples in one step."""
-        accumulation = 4 // layout.get("dp", 1)
-        chosen = {"micro_batch_size": 2, "gradient_accumulation_steps": accumulation} | layout
+        chosen = {"micro_batch_size": 2, "gradient_accumulation_steps": 4 // layout.get("dp", 1)} | layout
         plan = tiny.plan(self.spec, job=JOB | job, **chosen)
         return tiny.run_directory(path, plan, model_path=self.model_path, data=self.data)
 
@@ -75,13 +75,11 @@ def rows_alone(path: Path, spec: ModelSpec, packing: bool) -> RowsAlone:
 
 def gradients_of_a_step(rundir: tiny.TinyRunDirectory, fault: str | None = None) -> dict[str, Any]:
     """The first step of a run, with the data as the loop would feed it. ``fault``: one of tests.system.parity."""
-    with planted(fault):
-        engine = build_engine(runs.with_settings(rundir))
+    with planted(fault), closing(build_engine(runs.with_settings(rundir))) as engine:
         batches = DataLoader.open(rundir.plan, rundir.run, engine).step(0)
         loss, evaluated = engine.forward_backward(batches), engine.evaluate(batches)
         gradients = full_tensors(engine, StateKind.GRADIENT)
         engine.discard()
-        engine.close()
     return {"loss": loss, "evaluated": evaluated, "gradients": gradients}
 
 

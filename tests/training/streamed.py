@@ -37,8 +37,7 @@ def write(directory: Path, kind: str, documents: Sequence[str], files: int = 1, 
         if kind == "parquet":
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
             continue
-        lines = own if kind == "txt" else map(json.dumps, rows)
-        data = "".join(f"{line}\n" for line in lines).encode()
+        data = "".join(f"{line}\n" for line in (own if kind == "txt" else map(json.dumps, rows))).encode()
         path.write_bytes(gzip.compress(data) if kind.endswith(".gz") else data)
     return paths
 
@@ -52,8 +51,7 @@ def spec(directory: Path, files: Sequence[Path | str], kind: str = "jsonl", **op
     if not tokenizer.exists():
         save_tokenizer(tokenizer, WORDS)  # type: ignore[arg-type]
     ours = {key: options.pop(key) for key in ("wrap", "seed", "validation") if key in options}
-    names = tuple(map(str, files))
-    stream = {"path": READERS[kind], "data_files": names, "tokenizer": str(tokenizer)} | options
+    stream = {"path": READERS[kind], "data_files": tuple(map(str, files)), "tokenizer": str(tokenizer)} | options
     return DataSpec(stream=StreamSpec(**stream), **ours)
 
 
@@ -64,5 +62,4 @@ def samples(data: DataSpec) -> StreamSamples:
 
 def all_documents(found: StreamSamples, stream: int, epoch: int = 0) -> list[str]:
     """The documents of a virtual stream in an epoch, as it comes to them."""
-    start = StreamCursor(stream=stream, epoch=epoch)
-    return [text for _, _, text in found._streams[stream]._documents(start)]
+    return [text for _, _, text in found._streams[stream]._documents(StreamCursor(stream=stream, epoch=epoch))]

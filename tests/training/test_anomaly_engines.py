@@ -45,9 +45,8 @@ def spoiled_run(rundir, factor):
             tensor.register_hook(lambda gradient: gradient * factor)
 
     engine = build_engine(runs.with_settings(rundir))
-    for name, module in engine.modules().items():
-        if re.search(r"layers\.1\.mlp\.(linear_fc1|up_proj)$", name):
-            module.register_forward_hook(hook)
+    for name in filter(re.compile(r"layers\.1\.mlp\.(linear_fc1|up_proj)$").search, engine.modules()):
+        engine.modules()[name].register_forward_hook(hook)
     try:
         with pytest.MonkeyPatch.context() as patch:
             before(patch, DataLoader, "step", lambda _, position, *more: positions.append(position))

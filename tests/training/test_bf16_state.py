@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import kit
 from kit.cost.memory.peak import parts_of
@@ -59,21 +60,13 @@ def test_it_trains_as_fp32_does_but_for_rounding(tmp_path, name, layout):
     assert cases.numbers(main["first"]) == pytest.approx(cases.numbers(expected["first"]), rel=UNIT)
     assert main["evaluated"] == pytest.approx(expected["evaluated"], rel=UNIT)
     assert relative(main[StateKind.MASTER], expected[StateKind.MASTER]) < UNIT
-    for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-        assert relative(main[kind], expected[kind]) < (3 * UNIT if name == "adamw" else 0.02), kind
+    assert max(relative(main[kind], expected[kind]) for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)) < (
+        3 * UNIT if name == "adamw" else 0.02
+    )
     # Five steps change the weights by what five steps of fp32 do.
-    start = pool("torch", 1).run(weights, rundir_of_one(tmp_path, path))[0]
+    start = {name: each.float() for name, each in load_file(f"{path}/model.safetensors").items()}
     moved, should = ({n: each["ended"][n] - start[n] for n in start} for each in (main, expected))
     assert relative(moved, should) < 0.1
-
-
-def rundir_of_one(path, model):
-    return tiny.run_directory(path / "start", plan(**SHORT), model_path=model)
-
-
-def weights(rundir):
-    engine = TorchEngine(rundir)
-    return {name: each.clone() for name, each in cases.state(engine, StateKind.MASTER).items()}
 
 
 def after_steps(rundir):
@@ -114,8 +107,7 @@ def test_small_updates_are_lost_to_the_nearest_and_right_in_the_mean_at_random(n
     assert set(found.unique().tolist()) == {0.0, -(2.0**-7), -(2.0**-8)}
     for half, gap in ((found[:32], 2.0**-8), (found[32:], 2.0**-7)):  # away from zero gaps are twice as wide
         share = 2.0**-12 / gap
-        deviation = gap * (share * (1 - share) / half.numel()) ** 0.5
-        assert abs(half.mean() + 2.0**-12) < 4 * deviation
+        assert abs(half.mean() + 2.0**-12) < 4 * (gap * (share * (1 - share) / half.numel()) ** 0.5)
     others = [moved(name, True, seed=1), moved(name, True, shard=1), moved(name, True, first=2)]
     assert not any(torch.equal(found, other) for other in others)
     assert torch.equal(found, moved(name, True))

@@ -82,13 +82,16 @@ def test_every_set_goes_through_its_own_epochs(tmp_path):
     for position in range(600):
         index = samples.drawn(7, position)
         seen[samples.set_of(index)].append(index - starts[samples.set_of(index)])
-    for part, found in zip(parts, seen, strict=True):
-        assert found == [permuted_index(7, len(part), k) for k in range(len(found))]
-    for weight, found in zip(WEIGHTS.values(), seen, strict=True):
-        assert abs(len(found) - 600 * weight / sum(WEIGHTS.values())) < 1
+    assert [*seen] == [
+        [permuted_index(7, len(part), k) for k in range(len(found))] for part, found in zip(parts, seen, strict=True)
+    ]
+    assert [len(found) for found in seen] == pytest.approx(
+        [600 * weight / sum(WEIGHTS.values()) for weight in WEIGHTS.values()], abs=0.999
+    )
     mixed, masked, own = samples.micro_batches([[starts[1], starts[2] + 1], [starts[1], None], [starts[2], starts[2]]])
-    for row, (part, number) in zip(mixed.labels, ((1, 0), (2, 1)), strict=True):
-        assert row.tolist() == parts[part].micro_batches([[number]])[0].labels[0].tolist()
+    assert [row.tolist() for row in mixed.labels] == [
+        parts[part].micro_batches([[number]])[0].labels[0].tolist() for part, number in ((1, 0), (2, 1))
+    ]
     assert (masked.labels == IGNORE_INDEX).all(dim=1).tolist() == [False, True]
     assert [each.data_set for each in (mixed, masked, own)] == [None, None, 2]
     assert [samples.length(starts[number]) for number in range(3)] == [32] * 3
@@ -108,8 +111,7 @@ def test_every_engine_trains_on_it_and_a_resumed_run_is_the_uninterrupted_one(tm
     """On two processes, bit for bit, with the curve of one process of torch, whose micro batches are of mixed sets.
     Losses of sets and norms of groups are over both ranks."""
     data = DataSpec(blend=blended(sets(tmp_path)))
-    one = tiny.plan(gradient_accumulation_steps=2)
-    alone = runs.trained(tmp_path / "alone", one, 2, data=data)
+    alone = runs.trained(tmp_path / "alone", tiny.plan(gradient_accumulation_steps=2), 2, data=data)
     plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=2, **layout)
     logging = LoggingSpec(gradient_norms_every_steps=2)
     whole, _ = runs.same_curve(tmp_path, plan, begin=alone.path, data=data, logging=logging)

@@ -34,11 +34,10 @@ def test_a_summary_measures_what_was_predicted(finished):
     root, predicted = rundir.path / "checkpoints", rundir.plan.predicted
     whole, last = (sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for at in (root, root / "step-00000004"))
     one_gib = predicted.operation.checkpoint_gb * 1e9 / 2**30
-    manifest = (root / "step-00000004" / "manifest.json").stat().st_size
     expected = {
         "predicted_checkpoint_gib": one_gib,
         "predicted_storage_gib": 2 * one_gib,
-        "measured_checkpoint_gib": (last - manifest) / 2**30,
+        "measured_checkpoint_gib": (last - (root / "step-00000004" / "manifest.json").stat().st_size) / 2**30,
         "measured_storage_gib": whole / 2**30,
         "measured_storage_usd_per_month": whole / 1e9 * STORAGE_USD_PER_GB_MONTH,
     }
@@ -52,10 +51,15 @@ def test_a_summary_measures_what_was_predicted(finished):
         "predicted_step_time_s": 0.25,
         "measured_memory_gib": 2.0,
         "measured_memory_is": "peak",
+        "predicted_peak_gib": 1.5,
+        "measured_checkpoint_gib": None,
+        "measured_checkpoint_s": 3.0,
+        "predicted_checkpoint_s": None,
+        "measured_storage_gib": 1234.0,
+        "predicted_storage_gib": 1000.0,
+        "measured_storage_usd_per_month": 1234.5,
+        "predicted_storage_usd_per_month": 0.001,
     }
-    found |= {"predicted_peak_gib": 1.5, "measured_checkpoint_gib": None, "measured_checkpoint_s": 3.0}
-    found |= {"predicted_checkpoint_s": None, "measured_storage_gib": 1234.0, "predicted_storage_gib": 1000.0}
-    found |= {"measured_storage_usd_per_month": 1234.5, "predicted_storage_usd_per_month": 0.001}
     assert dataclasses.replace(summary, **found).beside_prediction() == (
         "measured: step 500 ms (predicted 250 ms), peak 2 GiB (predicted 1.5 GiB), checkpoint stall 3 s, "
         "checkpoints kept 1.23e+03 GiB (predicted 1e+03 GiB), a month of them $1,234.50 (predicted $0.001)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import closing
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import record_of, with_checksum
 from tests.support import tiny
+from tests.support.hostile import spoil
 from tests.support.refusals import refusal
 from tests.support.workers import pool
 from tests.training import runs
@@ -64,14 +66,13 @@ def refusals(rundir, directories):
     from kit.training.checkpoint.manager import CheckpointManager
     from kit.training.counters import run_length
 
-    engine = build_engine(runs.with_settings(rundir))
-    checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run)).kept
-    said = []
-    for directory in directories[:-1]:
-        said.append(refusal(CheckpointError, checkpoints.load, engine, directory))
-        dist.barrier()
-    assert checkpoints.load(engine, directories[-1]).step == 1
-    engine.close()
+    with closing(build_engine(runs.with_settings(rundir))) as engine:
+        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run)).kept
+        said = []
+        for directory in directories[:-1]:
+            said.append(refusal(CheckpointError, checkpoints.load, engine, directory))
+            dist.barrier()
+        assert checkpoints.load(engine, directories[-1]).step == 1
     return said
 
 
@@ -101,8 +102,6 @@ def plant_in_safetensors(directory, canary):
 
 def rewrite(directory, files=None):
     """A manifest that agrees with what lies there, as its author would write it."""
-    path = directory / "manifest.json"
-    data = json.loads(path.read_text())
-    for name in data["files"]:
-        data["files"][name] = vars(record_of(directory / name))
-    path.write_text(json.dumps(with_checksum(data | ({} if files is None else {"files": files}))))
+    listed = json.loads((directory / "manifest.json").read_text())["files"]
+    found = {name: vars(record_of(directory / name)) for name in listed} if files is None else files
+    spoil(directory / "manifest.json", ("files",), found, with_checksum)

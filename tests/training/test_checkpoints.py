@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -30,7 +30,6 @@ from tests.support.small_disk import small_disk
 from tests.support.workers import pool
 from tests.training import runs
 
-one_process = pytest.mark.usefixtures("one_process")
 ADAFACTOR = {"optimizer": OptimizerSpec(name="adafactor")}
 """Its means of rows and columns are exact on the layout that wrote them alone."""
 ACCUMULATED = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
@@ -40,97 +39,104 @@ def checkpoints(rundir):
     return [name for name in runs.names(rundir.path / "checkpoints") if name.startswith("step")]
 
 
-@one_process
-class TestKept:
-    def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
-        """Looked at each time a file is made durable: at every moment a kill could come."""
-        from kit import files as durable
+# Kept
 
-        seen, real, latest = [], durable.fsync, tmp_path / "run" / "checkpoints" / "latest"
 
-        def look(path):
-            real(path)
-            if latest.exists():
-                directory = latest.parent / latest.read_text().strip()
-                Checkpoint(directory).verify()
-                seen.append(directory.name)
+@runs.one_process
+def test_latest_never_names_one_that_is_not_complete(tmp_path, monkeypatch):
+    """Looked at each time a file is made durable: at every moment a kill could come."""
+    from kit import files as durable
 
-        monkeypatch.setattr(durable, "fsync", look)
-        runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-        assert len(set(seen)) == 6
+    seen, real, latest = [], durable.fsync, tmp_path / "run" / "checkpoints" / "latest"
 
-    def test_what_they_take_and_cost_is_predicted(self, tmp_path):
-        """By the plan's size of one, as many as the settings keep; beside what lies there at the end."""
-        plan = tiny.plan(tiny.model(hidden_size=256, ffn_hidden_size=512, head_dim=64))
-        cost = operation(plan.workload, 0.1)
-        plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
-        spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
-        rundir = runs.trained(tmp_path / "run", plan, steps=8, checkpoint=spec)
-        summary = runs.summary(rundir)
-        assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
-        assert summary.predicted_checkpoint_gib == pytest.approx(summary.measured_checkpoint_gib, rel=0.02)
-        assert summary.predicted_storage_gib == pytest.approx(4 * summary.predicted_checkpoint_gib)
-        assert summary.measured_storage_gib == pytest.approx(summary.predicted_storage_gib, rel=0.02)
-        monthly = 1.073741824 * 0.023 * summary.predicted_storage_gib
-        assert summary.predicted_storage_usd_per_month == pytest.approx(monthly)
-        assert "checkpoints kept" in summary.beside_prediction()
-        assert f"a month of them ${summary.measured_storage_usd_per_month:.2g}" in summary.beside_prediction()
+    def look(path):
+        real(path)
+        if latest.exists():
+            directory = latest.parent / latest.read_text().strip()
+            Checkpoint(directory).verify()
+            seen.append(directory.name)
 
-    @pytest.mark.parametrize(
-        ("last", "spec", "kept"),
-        [
-            (3, CheckpointSpec(), [3]),
-            (7, CheckpointSpec(every_steps=2, keep_last=2), [6, 7]),
-            (6, CheckpointSpec(every_steps=2, keep_last=9), [2, 4, 6]),
-            (8, CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3), [3, 6, 7, 8]),
-            (7, CheckpointSpec(every_steps=1, keep_last=1, keep_every_steps=3), [3, 6, 7]),
-        ],
+    monkeypatch.setattr(durable, "fsync", look)
+    runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
+    assert len(set(seen)) == 6
+
+
+@runs.one_process
+def test_what_they_take_and_cost_is_predicted(tmp_path):
+    """By the plan's size of one, as many as the settings keep; beside what lies there at the end."""
+    plan = tiny.plan(tiny.model(hidden_size=256, ffn_hidden_size=512, head_dim=64))
+    cost = operation(plan.workload, 0.1)
+    plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
+    spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
+    rundir = runs.trained(tmp_path / "run", plan, steps=8, checkpoint=spec)
+    summary = runs.summary(rundir)
+    assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
+    assert summary.predicted_checkpoint_gib == pytest.approx(summary.measured_checkpoint_gib, rel=0.02)
+    assert summary.predicted_storage_gib == pytest.approx(4 * summary.predicted_checkpoint_gib)
+    assert summary.measured_storage_gib == pytest.approx(summary.predicted_storage_gib, rel=0.02)
+    monthly = 1.073741824 * 0.023 * summary.predicted_storage_gib
+    assert summary.predicted_storage_usd_per_month == pytest.approx(monthly)
+    assert "checkpoints kept" in summary.beside_prediction()
+    assert f"a month of them ${summary.measured_storage_usd_per_month:.2g}" in summary.beside_prediction()
+
+
+@runs.one_process
+@pytest.mark.parametrize(
+    ("last", "spec", "kept"),
+    [
+        (3, CheckpointSpec(), [3]),
+        (7, CheckpointSpec(every_steps=2, keep_last=2), [6, 7]),
+        (6, CheckpointSpec(every_steps=2, keep_last=9), [2, 4, 6]),
+        (8, CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3), [3, 6, 7, 8]),
+        (7, CheckpointSpec(every_steps=1, keep_last=1, keep_every_steps=3), [3, 6, 7]),
+    ],
+)
+def test_which_are_kept(last, spec, kept):
+    assert steps_kept(last, spec) == kept
+
+
+# Room
+
+
+@runs.one_process
+def test_a_full_disk_fails_the_save_and_not_the_run(whole, tmp_path, capsys):
+    """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
+    manifest = json.loads((whole.path / "checkpoints" / "step-00000004" / "manifest.json").read_text())
+    size = sum(record["bytes"] for record in manifest["files"].values())
+    with ExitStack() as around:
+        try:
+            around.enter_context(small_disk(tmp_path / "run" / "checkpoints", int(2.6 * size)))
+        except OSError as error:
+            pytest.skip(f"a full disk (RLIMIT_FSIZE stands in elsewhere) needs the right to mount, as root: {error}")
+        rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
+        printed = capsys.readouterr().out
+        assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
+        assert f"and {rundir.path / 'checkpoints'} has" in printed
+        assert checkpoints(rundir) == ["step-00000001", "step-00000002"]
+        assert runs.metrics(rundir) == runs.metrics(whole)
+        told = [(event["event"], event["step"]) for event in runs.events(rundir)]
+        assert told == [("checkpoint failed", step) for step in (3, 4, 5, 6)]
+
+
+@runs.one_process
+def test_what_a_thread_could_not_write_is_told_with_the_next_one(tmp_path, monkeypatch):
+    def fail(self, state, counters, *more, **options):
+        if counters.step == 2:
+            raise CheckpointError("no room")
+
+    before(monkeypatch, RunCheckpoints, "write", fail)
+    rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
+    assert [(e["event"], e["step"], e["why"]) for e in runs.events(rundir)] == [("checkpoint failed", 4, "no room")]
+    assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
+
+
+@runs.one_process
+def test_the_first_one_is_as_large_as_predicted(tmp_path):
+    require_disk_space(tmp_path / "not" / "yet", 1)
+    assert re.search(
+        r"takes 1048576\.00 GiB and .* GiB left; free some space",
+        refusal(CheckpointError, require_disk_space, tmp_path, 1 << 50),
     )
-    def test_which_are_kept(self, last, spec, kept):
-        assert steps_kept(last, spec) == kept
-
-
-@one_process
-class TestRoom:
-    def test_a_full_disk_fails_the_save_and_not_the_run(self, whole, tmp_path, capsys):
-        """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
-        manifest = json.loads((whole.path / "checkpoints" / "step-00000004" / "manifest.json").read_text())
-        size = sum(record["bytes"] for record in manifest["files"].values())
-        with ExitStack() as around:
-            try:
-                around.enter_context(small_disk(tmp_path / "run" / "checkpoints", int(2.6 * size)))
-            except OSError as error:
-                pytest.skip(
-                    f"a full disk (RLIMIT_FSIZE stands in elsewhere) needs the right to mount, as root: {error}"
-                )
-            rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
-            printed = capsys.readouterr().out
-            assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
-            assert f"and {rundir.path / 'checkpoints'} has" in printed
-            assert checkpoints(rundir) == ["step-00000001", "step-00000002"]
-            assert runs.metrics(rundir) == runs.metrics(whole)
-            told = [(event["event"], event["step"]) for event in runs.events(rundir)]
-            assert told == [("checkpoint failed", step) for step in (3, 4, 5, 6)]
-
-    def test_what_a_thread_could_not_write_is_told_with_the_next_one(self, tmp_path, monkeypatch):
-        real = RunCheckpoints.write
-
-        def write(self, state, counters, *more, **options):
-            if counters.step == 2:
-                raise CheckpointError("no room")
-            real(self, state, counters, *more, **options)
-
-        monkeypatch.setattr(RunCheckpoints, "write", write)
-        rundir = runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
-        assert [(e["event"], e["step"], e["why"]) for e in runs.events(rundir)] == [("checkpoint failed", 4, "no room")]
-        assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
-
-    def test_the_first_one_is_as_large_as_predicted(self, tmp_path):
-        require_disk_space(tmp_path / "not" / "yet", 1)
-        assert re.search(
-            r"takes 1048576\.00 GiB and .* GiB left; free some space",
-            refusal(CheckpointError, require_disk_space, tmp_path, 1 << 50),
-        )
 
 
 def test_every_generator_goes_on_where_it_was(tmp_path):
@@ -152,25 +158,24 @@ def _draws_after_load(rundir, root):
 
     from kit.engines.torch.engine import TorchEngine
 
-    engine = TorchEngine(rundir)
-    kept = RunCheckpoints(root, rundir.plan, keep_last=1)
-    torch.manual_seed(100 + dist.get_rank())
-    kept.write(store.state_of(engine), Counters(1, 4, 128, 1, 0), engine.is_main)
-    expected = torch.rand(4).tolist()
-    torch.manual_seed(0)
-    kept.load(engine, kept.directory(1))
-    found, said = torch.rand(4).tolist(), {}
-    for name in sorted(Checkpoint(kept.directory(1)).manifest.files):
-        path = kept.directory(1) / name
-        content = path.read_bytes()
-        for damage in (lambda data: data[:-1] + bytes([data[-1] ^ 1]), None):
-            dist.barrier()
-            if dist.get_rank() == 0:
-                path.write_bytes(content if damage is None else damage(content))
-            dist.barrier()
-            if damage is not None:
-                said[name] = refusal(CheckpointError, kept.load, engine, kept.directory(1))
-    engine.close()
+    with closing(TorchEngine(rundir)) as engine:
+        kept = RunCheckpoints(root, rundir.plan, keep_last=1)
+        torch.manual_seed(100 + dist.get_rank())
+        kept.write(store.state_of(engine), Counters(1, 4, 128, 1, 0), engine.is_main)
+        expected = torch.rand(4).tolist()
+        torch.manual_seed(0)
+        kept.load(engine, kept.directory(1))
+        found, said = torch.rand(4).tolist(), {}
+        for name in sorted(Checkpoint(kept.directory(1)).manifest.files):
+            path = kept.directory(1) / name
+            content = path.read_bytes()
+            for damage in (lambda data: data[:-1] + bytes([data[-1] ^ 1]), None):
+                dist.barrier()
+                if dist.get_rank() == 0:
+                    path.write_bytes(content if damage is None else damage(content))
+                dist.barrier()
+                if damage is not None:
+                    said[name] = refusal(CheckpointError, kept.load, engine, kept.directory(1))
     shares = gather(split_over_ranks([*range(7)]))  # which two ranks do not divide
     assert sorted(item for share in shares for item in share) == [*range(7)]
     return expected, found, said
@@ -186,14 +191,13 @@ def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_
         assert all(f"{name} is corrupted" in words for name, words in said.items())
 
 
-@one_process
+@runs.one_process
 def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monkeypatch):
     """The next step draws before the thread has written anything."""
     asked = []
     before(monkeypatch, CheckpointManager, "_start", lambda *_: asked.append(random.getstate()))
     before(monkeypatch, CheckpointManager, "_write", lambda *_: random.random())
-    spec = CheckpointSpec(every_steps=2, asynchronous=True)
-    rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=spec)
+    rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
     random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)
     assert random.getstate() == asked[0]
 
@@ -208,7 +212,7 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
     assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
 
 
-@one_process
+@runs.one_process
 @pytest.mark.parametrize("job", [{}, ADAFACTOR], ids=["adamw", "adafactor"])
 def test_with_a_changed_plan_auto_goes_on_after_the_same_step(tmp_path, capsys, job):
     plan = tiny.plan(job=job, micro_batch_size=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -21,19 +23,18 @@ def train(kind: str, directory, resume_at: int | None = None, total: int = STEPS
     """Losses of a repeated batch, the gradients of the first step and of the last, and how many bytes PowerSGD left."""
     torch.manual_seed(0)
     plan = tiny.plan(dp=2, gradient_accumulation_steps=2, gradient_compression=kind)
-    engine = TorchEngine(tiny.run_directory(directory, plan, steps=total))
-    if resume_at is not None:
-        engine.set_optimizer_steps(resume_at)
-    losses, first = [], {}
-    for _ in range(STEPS):
-        own = micro_batches(0, mbs=2, accumulation=2, dp_rank=engine.dp_rank, dp_size=2)
-        losses.append(engine.forward_backward(own).mean)
-        gradients = cases.state(engine, StateKind.GRADIENT)
-        first = first or gradients
-        engine.apply(3e-3)
-    state = engine._compression._state
-    sent = None if state is None else (state.compression_stats()[0], state.start_powerSGD_iter)
-    engine.close()
+    with closing(TorchEngine(tiny.run_directory(directory, plan, steps=total))) as engine:
+        if resume_at is not None:
+            engine.set_optimizer_steps(resume_at)
+        losses, first = [], {}
+        for _ in range(STEPS):
+            own = micro_batches(0, mbs=2, accumulation=2, dp_rank=engine.dp_rank, dp_size=2)
+            losses.append(engine.forward_backward(own).mean)
+            gradients = cases.state(engine, StateKind.GRADIENT)
+            first = first or gradients
+            engine.apply(3e-3)
+        state = engine._compression._state
+        sent = None if state is None else (state.compression_stats()[0], state.start_powerSGD_iter)
     return losses, first, gradients, sent
 
 
@@ -49,8 +50,8 @@ def error(gradients, expected) -> float:
 
 
 def test_bf16_rounds_and_no_more(found):
-    difference = error(found["bf16"][1], found["none"][1])
-    assert 1e-5 < difference < 2**-8  # something was rounded, and by no more than half a unit twice
+    # Something was rounded, and by no more than half a unit twice.
+    assert 1e-5 < error(found["bf16"][1], found["none"][1]) < 2**-8
     assert found["bf16"][0][-1] == pytest.approx(found["none"][0][-1], rel=2e-2)
 
 
@@ -74,8 +75,7 @@ def test_where_powersgd_starts(total, done, left):
 
 def test_steps_that_nobody_named_follow_from_the_tokens(one_process, tmp_path):
     """A million tokens, 64 in each step."""
-    engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(), steps=None))
-    assert engine._compression.total_steps == 15625
+    assert TorchEngine(tiny.run_directory(tmp_path, tiny.plan(), steps=None))._compression.total_steps == 15625
 
 
 def test_a_resumed_run_goes_on_compressing(tmp_path):

@@ -16,8 +16,8 @@ import pytest
 
 from kit.rehearsal import processes
 from kit.rehearsal.processes import metrics
-from tests.support import runs
-from tests.support.assets import ROOT
+from tests.support import ROOT, runs
+from tests.support.refusals import refusal
 from tests.system.kills.cases import CASES, emit, prepare
 
 CASES_BY_NAME = {case.name: case for case in CASES}
@@ -147,8 +147,7 @@ def test_whoever_waits_for_a_run_ends_it(wait, tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            wait(job, tmp_path)
+        refusal(KeyboardInterrupt, wait, job, tmp_path)
     finally:
         signal.signal(signal.SIGINT, before)
     assert job.poll() is not None

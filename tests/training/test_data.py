@@ -35,63 +35,68 @@ def prefix(tmp_path):
     return write(tmp_path / "train", tiny.documents())
 
 
-class TestFormat:
-    @pytest.mark.parametrize("vocab_size", [128, 65499, 65500, 200_000])
-    def test_megatron_reads_what_we_write(self, tmp_path, vocab_size):
-        from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
+# Format
 
-        documents = [*tiny.documents(), np.array([vocab_size - 1, 0])]
-        prefix = write(tmp_path / "train", documents, vocab_size)
-        theirs = IndexedDataset(str(prefix), multimodal=False, mmap=True)
-        assert theirs.index.dtype is DType.optimal_dtype(vocab_size)
-        found = [theirs[i].tolist() for i in range(len(theirs))], theirs.document_indices.tolist()
-        assert found == ([document.tolist() for document in documents], list(range(len(documents) + 1)))
 
-    @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
-    def test_we_read_what_megatron_writes(self, tmp_path, dtype):
-        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+@pytest.mark.parametrize("vocab_size", [128, 65499, 65500, 200_000])
+def test_megatron_reads_what_we_write(tmp_path, vocab_size):
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
-        builder = IndexedDatasetBuilder(f"{tmp_path}/x.bin", dtype=dtype)
-        for document in tiny.documents():
-            builder.add_item(torch.from_numpy(document))
-            builder.end_document()
-        builder.finalize(f"{tmp_path}/x.idx")
-        tokens = IndexedTokens(tmp_path / "x")
-        assert tokens.read(0, len(tokens)).tolist() == np.concatenate(tiny.documents()).tolist()
-        assert (tokens.read(0, 3).dtype, tokens.sidecar) == (np.int64, None)
-        assert (tokens.sequence_lengths.tolist(), tokens.document_indices.tolist()) == (
-            [len(document) for document in tiny.documents()],
-            list(range(len(tiny.documents()) + 1)),
-        )
+    documents = [*tiny.documents(), np.array([vocab_size - 1, 0])]
+    theirs = IndexedDataset(str(write(tmp_path / "train", documents, vocab_size)), multimodal=False, mmap=True)
+    assert theirs.index.dtype is DType.optimal_dtype(vocab_size)
+    found = [theirs[i].tolist() for i in range(len(theirs))], theirs.document_indices.tolist()
+    assert found == ([document.tolist() for document in documents], list(range(len(documents) + 1)))
 
-    def test_sidecar(self, prefix):
-        sidecar = IndexedTokens(prefix).sidecar
-        stream = np.concatenate(tiny.documents())
-        assert (sidecar.num_tokens, sidecar.num_documents, sidecar.max_token_id) == (len(stream), 40, stream.max())
-        assert (sidecar.tokenizer, sidecar.vocab_size, sidecar.longest) == ("tiny", tiny.VOCAB_SIZE, 0)
 
-    @pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
-    def test_refuses_to_overwrite(self, prefix, suffix):
-        for other in {".bin", ".idx", ".json"} - {suffix}:
-            prefix.with_suffix(other).unlink()
-        before = prefix.with_suffix(suffix).read_bytes()
-        assert re.search(rf"train\{suffix} exists", refusal(DataError, lambda: write(prefix, [np.arange(5)])))
-        assert prefix.with_suffix(suffix).read_bytes() == before
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
+def test_we_read_what_megatron_writes(tmp_path, dtype):
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    @pytest.mark.parametrize(
-        ("documents", "says"),
-        [
-            ([[1, 2], [-1]], "token id -1 of tiny is outside its vocabulary of 128"),
-            ([[1, 128]], "token id 128 of tiny is outside its vocabulary of 128"),
-            ([[]], "no text"),
-            ([np.zeros(10_000, dtype=int)] * 10, "check the free space"),
-        ],
+    builder = IndexedDatasetBuilder(f"{tmp_path}/x.bin", dtype=dtype)
+    for document in tiny.documents():
+        builder.add_item(torch.from_numpy(document))
+        builder.end_document()
+    builder.finalize(f"{tmp_path}/x.idx")
+    tokens = IndexedTokens(tmp_path / "x")
+    assert tokens.read(0, len(tokens)).tolist() == np.concatenate(tiny.documents()).tolist()
+    assert (tokens.read(0, 3).dtype, tokens.sidecar) == (np.int64, None)
+    assert (tokens.sequence_lengths.tolist(), tokens.document_indices.tolist()) == (
+        [len(document) for document in tiny.documents()],
+        list(range(len(tiny.documents()) + 1)),
     )
-    def test_a_failed_write_leaves_nothing(self, tmp_path, documents, says):
-        """The last one on a full disk."""
-        with full_disk(100_000), pytest.raises(DataError, match=says):
-            write(tmp_path / "x", documents)
-        assert list(tmp_path.iterdir()) == []
+
+
+def test_sidecar(prefix):
+    sidecar = IndexedTokens(prefix).sidecar
+    stream = np.concatenate(tiny.documents())
+    assert (sidecar.num_tokens, sidecar.num_documents, sidecar.max_token_id) == (len(stream), 40, stream.max())
+    assert (sidecar.tokenizer, sidecar.vocab_size, sidecar.longest) == ("tiny", tiny.VOCAB_SIZE, 0)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
+def test_refuses_to_overwrite(prefix, suffix):
+    for other in {".bin", ".idx", ".json"} - {suffix}:
+        prefix.with_suffix(other).unlink()
+    before = prefix.with_suffix(suffix).read_bytes()
+    assert re.search(rf"train\{suffix} exists", refusal(DataError, lambda: write(prefix, [np.arange(5)])))
+    assert prefix.with_suffix(suffix).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("documents", "says"),
+    [
+        ([[1, 2], [-1]], "token id -1 of tiny is outside its vocabulary of 128"),
+        ([[1, 128]], "token id 128 of tiny is outside its vocabulary of 128"),
+        ([[]], "no text"),
+        ([np.zeros(10_000, dtype=int)] * 10, "check the free space"),
+    ],
+)
+def test_a_failed_write_leaves_nothing(tmp_path, documents, says):
+    """The last one on a full disk."""
+    with full_disk(100_000), pytest.raises(DataError, match=says):
+        write(tmp_path / "x", documents)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("objective", "longest"), [("pretrain", 0), ("sft", 7), ("seq2seq", 4)])
@@ -101,8 +106,7 @@ def test_what_was_written_is_counted(tmp_path, objective, longest):
         for rows in ([[[1, 2, 3], [4, 5, 6, 7]], [[1, 8], [2]]], [], [[[3], [3]]]):
             writer.add_rows(rows)
     written = writer.sidecar()
-    found = (written.num_tokens, written.num_documents, written.max_token_id, written.longest)
-    assert found == (12, 3, 8, longest)
+    assert (written.num_tokens, written.num_documents, written.max_token_id, written.longest) == (12, 3, 8, longest)
     assert IndexedTokens(tmp_path / "x").sequence_lengths.tolist() == [3, 4, 2, 1, 1, 1]
 
 
@@ -147,110 +151,122 @@ def test_an_index_of_megatrons_with_modes_is_read(prefix):
     assert len(IndexedTokens(prefix)) == len(np.concatenate(tiny.documents()))
 
 
-class TestSamples:
-    def test_windows_over_the_stream(self, prefix):
-        stream = np.concatenate(tiny.documents())
-        samples = GptSamples(IndexedTokens(prefix), 32, tiny.VOCAB_SIZE)
-        assert len(samples) == (len(stream) - 1) // 32
-        assert (samples.num_tokens, samples.length(3)) == (32 * len(samples), 32)
-        for index in (0, 1, len(samples) - 1):
-            (batch,) = samples.micro_batches([[index]])
-            assert batch.input_ids.tolist() == [stream[index * 32 : index * 32 + 32].tolist()]
-            assert batch.labels.tolist() == [stream[index * 32 + 1 : index * 32 + 33].tolist()]
-
-    def test_exactly_one_sample_and_one_token_less(self, tmp_path):
-        assert len(GptSamples(IndexedTokens(write(tmp_path / "a", [np.arange(33)])), 32, 128)) == 1
-        assert "has 32 tokens, and one sample of seq_length=32 takes 33" in refusal(
-            DataError, GptSamples, IndexedTokens(write(tmp_path / "b", [np.arange(32)])), 32, 128
-        )
-
-    def test_ids_beyond_the_model_are_found_before_training(self, prefix):
-        largest = int(np.concatenate(tiny.documents()).max())
-        GptSamples(IndexedTokens(prefix), 32, largest + 1)
-        assert re.search(
-            f"token id {largest} in .* outside the model's vocabulary of {largest}",
-            refusal(DataError, GptSamples, IndexedTokens(prefix), 32, largest),
-        )
-
-    def test_without_a_sidecar_they_are_found_when_read(self, tmp_path):
-        prefix = write(tmp_path / "train", [np.zeros(64, dtype=int), np.full(64, 120)])
-        prefix.with_suffix(".json").unlink()
-        samples = GptSamples(IndexedTokens(prefix), 32, 100)
-        assert samples.micro_batches([[0]])[0].input_ids.sum() == 0
-        assert "token id 120" in refusal(DataError, samples.micro_batches, [[2]])
+# Samples
 
 
-class TestBatches:
-    @pytest.fixture
-    def samples(self, prefix):
-        return GptSamples(IndexedTokens(prefix), 32, tiny.VOCAB_SIZE)
-
-    @pytest.mark.parametrize("samples_seen", [0, 8, 40])
-    def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(self, samples, samples_seen):
-        expected = [
-            w.tolist()
-            for w, _ in samples.read_all([permuted_index(5, len(samples), samples_seen + k) for k in range(8)])
-        ]
-        for dp, mbs, accumulation in [c for c in itertools.product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
-            shards = [DataParallelShard(mbs, accumulation, r, dp) for r in range(dp)]
-            ranks = [training_batches(samples, 5, samples_seen, shard) for shard in shards]
-            # Micro batch a of all ranks in rank order, then micro batch a + 1: that is the step's order.
-            found = [
-                [*inputs.tolist(), labels.tolist()[-1]]
-                for a in range(accumulation)
-                for rank in ranks
-                for inputs, labels in zip(rank[a].input_ids, rank[a].labels, strict=True)
-            ]
-            assert found == expected
-            assert all(torch.equal(b.input_ids[:, 1:], b.labels[:, :-1]) for rank in ranks for b in rank)
-
-    def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(self, samples):
-        feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
-        found = sorted(row.tolist() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids)
-        windows = samples.read_all([permuted_index(5, len(samples), 16 + k) for k in range(8)])
-        assert found == sorted(window[:-1].tolist() for window, _ in windows)
-
-    @pytest.mark.parametrize(("dp", "mbs"), [(1, 1), (2, 2), (4, 3)])
-    @pytest.mark.parametrize("asked", [1, 7, 1000])
-    def test_validation_counts_every_sequence_once(self, samples, dp, mbs, asked):
-        total = min(asked, len(samples))
-        ranks = [validation_batches(samples, asked, DataParallelShard(mbs, 1, rank, dp)) for rank in range(dp)]
-        assert {len(batches) for batches in ranks} == {-(-total // (mbs * dp))}
-        labels = torch.cat([batch.labels for batches in ranks for batch in batches])
-        counting = (labels != IGNORE_INDEX).all(dim=1)
-        assert (labels[~counting] == IGNORE_INDEX).all()
-        expected = [window[1:].tolist() for window, _ in samples.read_all(range(total))]
-        assert sorted(labels[counting].tolist()) == sorted(expected)
+def test_windows_over_the_stream(prefix):
+    stream = np.concatenate(tiny.documents())
+    samples = GptSamples(IndexedTokens(prefix), 32, tiny.VOCAB_SIZE)
+    assert len(samples) == (len(stream) - 1) // 32
+    assert (samples.num_tokens, samples.length(3)) == (32 * len(samples), 32)
+    for index in (0, 1, len(samples) - 1):
+        (batch,) = samples.micro_batches([[index]])
+        assert batch.input_ids.tolist() == [stream[index * 32 : index * 32 + 32].tolist()]
+        assert batch.labels.tolist() == [stream[index * 32 + 1 : index * 32 + 33].tolist()]
 
 
-class TestOrder:
-    """A permutation, the same everywhere, computed at any position."""
+def test_exactly_one_sample_and_one_token_less(tmp_path):
+    assert len(GptSamples(IndexedTokens(write(tmp_path / "a", [np.arange(33)])), 32, 128)) == 1
+    assert "has 32 tokens, and one sample of seq_length=32 takes 33" in refusal(
+        DataError, GptSamples, IndexedTokens(write(tmp_path / "b", [np.arange(32)])), 32, 128
+    )
 
-    @pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 16, 17, 1000, 4097])
-    @pytest.mark.parametrize("epoch", [0, 1, 7])
-    def test_every_epoch_is_a_permutation(self, num_samples, epoch):
-        first = epoch * num_samples
-        assert sorted(permuted_index(3, num_samples, first + k) for k in range(num_samples)) == list(range(num_samples))
 
-    def test_seed_and_epoch_change_it(self):
-        first, second = ([permuted_index(1, 1000, e * 1000 + k) for k in range(1000)] for e in (0, 1))
-        for sequence in (second, [permuted_index(2, 1000, k) for k in range(1000)]):
-            agreeing = sum(a == b for a, b in zip(first, sequence, strict=True))
-            assert agreeing < 10, "two independent permutations agree at one place on average"
+def test_ids_beyond_the_model_are_found_before_training(prefix):
+    largest = int(np.concatenate(tiny.documents()).max())
+    GptSamples(IndexedTokens(prefix), 32, largest + 1)
+    assert re.search(
+        f"token id {largest} in .* outside the model's vocabulary of {largest}",
+        refusal(DataError, GptSamples, IndexedTokens(prefix), 32, largest),
+    )
 
-    def test_golden_values(self):
-        """Computed once; a change would silently reorder the data of every run that is resumed."""
-        assert [permuted_index(1234, 1000, k) for k in range(8)] == [675, 661, 45, 199, 283, 288, 732, 786]
 
-    def test_huge_sets_cost_nothing(self):
-        seen = {permuted_index(0, 10**12, k) for k in range(10_000)}
-        assert len(seen) == 10_000
-        assert all(0 <= sample < 10**12 for sample in seen)
+def test_without_a_sidecar_they_are_found_when_read(tmp_path):
+    prefix = write(tmp_path / "train", [np.zeros(64, dtype=int), np.full(64, 120)])
+    prefix.with_suffix(".json").unlink()
+    samples = GptSamples(IndexedTokens(prefix), 32, 100)
+    assert samples.micro_batches([[0]])[0].input_ids.sum() == 0
+    assert "token id 120" in refusal(DataError, samples.micro_batches, [[2]])
 
-    @pytest.mark.parametrize("num_samples", [100, 1000, 5000])
-    def test_looks_random(self, num_samples):
-        """Mean distance of neighbours and the rank correlation, against what a shuffle gives."""
-        sequence = np.array([permuted_index(42, num_samples, k) for k in range(num_samples)])
-        assert np.abs(np.diff(sequence)).mean() == pytest.approx(num_samples / 3, rel=0.25)
-        correlation = np.corrcoef(np.arange(num_samples), sequence)[0, 1]
-        assert abs(correlation) < 4 / num_samples**0.5, "four standard errors of a shuffle's correlation"
+
+# Batches
+
+
+@pytest.fixture
+def samples(prefix):
+    return GptSamples(IndexedTokens(prefix), 32, tiny.VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("samples_seen", [0, 8, 40])
+def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(samples, samples_seen):
+    expected = [
+        w.tolist() for w, _ in samples.read_all([permuted_index(5, len(samples), samples_seen + k) for k in range(8)])
+    ]
+    for dp, mbs, accumulation in [c for c in itertools.product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
+        shards = [DataParallelShard(mbs, accumulation, r, dp) for r in range(dp)]
+        ranks = [training_batches(samples, 5, samples_seen, shard) for shard in shards]
+        # Micro batch a of all ranks in rank order, then micro batch a + 1: that is the step's order.
+        assert [
+            [*inputs.tolist(), labels.tolist()[-1]]
+            for a in range(accumulation)
+            for rank in ranks
+            for inputs, labels in zip(rank[a].input_ids, rank[a].labels, strict=True)
+        ] == expected
+        assert all(torch.equal(b.input_ids[:, 1:], b.labels[:, :-1]) for rank in ranks for b in rank)
+
+
+def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(samples):
+    feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
+    found = sorted(row.tolist() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids)
+    windows = samples.read_all([permuted_index(5, len(samples), 16 + k) for k in range(8)])
+    assert found == sorted(window[:-1].tolist() for window, _ in windows)
+
+
+@pytest.mark.parametrize(("dp", "mbs"), [(1, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize("asked", [1, 7, 1000])
+def test_validation_counts_every_sequence_once(samples, dp, mbs, asked):
+    total = min(asked, len(samples))
+    ranks = [validation_batches(samples, asked, DataParallelShard(mbs, 1, rank, dp)) for rank in range(dp)]
+    assert {len(batches) for batches in ranks} == {-(-total // (mbs * dp))}
+    labels = torch.cat([batch.labels for batches in ranks for batch in batches])
+    counting = (labels != IGNORE_INDEX).all(dim=1)
+    assert (labels[~counting] == IGNORE_INDEX).all()
+    expected = [window[1:].tolist() for window, _ in samples.read_all(range(total))]
+    assert sorted(labels[counting].tolist()) == sorted(expected)
+
+
+# Order: A permutation, the same everywhere, computed at any position.
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 16, 17, 1000, 4097])
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_every_epoch_is_a_permutation(num_samples, epoch):
+    first = epoch * num_samples
+    assert sorted(permuted_index(3, num_samples, first + k) for k in range(num_samples)) == list(range(num_samples))
+
+
+def test_seed_and_epoch_change_it():
+    first, second = ([permuted_index(1, 1000, e * 1000 + k) for k in range(1000)] for e in (0, 1))
+    for sequence in (second, [permuted_index(2, 1000, k) for k in range(1000)]):
+        agreeing = sum(a == b for a, b in zip(first, sequence, strict=True))
+        assert agreeing < 10, "two independent permutations agree at one place on average"
+
+
+def test_golden_values():
+    """Computed once; a change would silently reorder the data of every run that is resumed."""
+    assert [permuted_index(1234, 1000, k) for k in range(8)] == [675, 661, 45, 199, 283, 288, 732, 786]
+
+
+def test_huge_sets_cost_nothing():
+    seen = {permuted_index(0, 10**12, k) for k in range(10_000)}
+    assert len(seen) == 10_000
+    assert all(0 <= sample < 10**12 for sample in seen)
+
+
+@pytest.mark.parametrize("num_samples", [100, 1000, 5000])
+def test_looks_random(num_samples):
+    """Mean distance of neighbours and the rank correlation, against what a shuffle gives."""
+    sequence = np.array([permuted_index(42, num_samples, k) for k in range(num_samples)])
+    assert np.abs(np.diff(sequence)).mean() == pytest.approx(num_samples / 3, rel=0.25)
+    correlation = np.corrcoef(np.arange(num_samples), sequence)[0, 1]
+    assert abs(correlation) < 4 / num_samples**0.5, "four standard errors of a shuffle's correlation"

@@ -39,70 +39,78 @@ def directory(path, name="adamw-8bit", spec=None, job=None, run=None, **layout) 
     return tiny.run_directory(path / name, tiny.plan(spec, job=job, **layout), **(run or {}))
 
 
+# One process
+
+
 @pytest.mark.usefixtures("one_process")
-class TestOneProcess:
-    def test_a_step_rounds_moments_to_the_nearest_and_weights_not_at_all(self, tmp_path):
-        engines = [TorchEngine(directory(tmp_path, name)) for name in ("adamw", "adamw-8bit")]
-        for engine in engines:
-            cases.steps(engine, directory(tmp_path), 0, 1)
-        masters = [cases.state(engine, StateKind.MASTER) for engine in engines]
-        assert relative(masters[1], masters[0]) < 1e-7
-        for kind in MOMENTS:
-            exact, found = (cases.state(engine, kind) for engine in engines)
-            for name, values in exact.items():
-                if values.ndim == 1:
-                    assert torch.equal(found[name], values), "vectors stay in fp32"
-                    continue
-                blocks = values.view(-1, BLOCK)
-                scales = blocks.abs().amax(1, keepdim=True)
-                # Below a tenth of the scale gaps are a fifth: of a table evenly spaced this is not true.
-                bound = scales * LARGEST_GAP[kind] / 2 * torch.where(blocks.abs() < 0.09 * scales, 0.21, 1.001)
-                error = (found[name].view(-1, BLOCK) - blocks).abs()
-                assert (error <= bound).all(), (kind, name)
-                assert error.max() > 0, "nothing was rounded"
+def test_a_step_rounds_moments_to_the_nearest_and_weights_not_at_all(tmp_path):
+    engines = [TorchEngine(directory(tmp_path, name)) for name in ("adamw", "adamw-8bit")]
+    for engine in engines:
+        cases.steps(engine, directory(tmp_path), 0, 1)
+    masters = [cases.state(engine, StateKind.MASTER) for engine in engines]
+    assert relative(masters[1], masters[0]) < 1e-7
+    for kind in MOMENTS:
+        exact, found = (cases.state(engine, kind) for engine in engines)
+        for name, values in exact.items():
+            if values.ndim == 1:
+                assert torch.equal(found[name], values), "vectors stay in fp32"
+                continue
+            blocks = values.view(-1, BLOCK)
+            scales = blocks.abs().amax(1, keepdim=True)
+            # Below a tenth of the scale gaps are a fifth: of a table evenly spaced this is not true.
+            bound = scales * LARGEST_GAP[kind] / 2 * torch.where(blocks.abs() < 0.09 * scales, 0.21, 1.001)
+            error = (found[name].view(-1, BLOCK) - blocks).abs()
+            assert (error <= bound).all(), (kind, name)
+            assert error.max() > 0, "nothing was rounded"
 
-    def test_adapters_too(self, tmp_path):
-        lora, path = LoraSpec(rank=16), cases.saved(tmp_path, tiny.plan())
-        rundir = directory(tmp_path, job={"lora": lora}, run={"model_path": path})
-        adapters = sum(map(math.prod, adapter_shapes(tiny.model(), lora).values()))
-        held = TorchEngine(rundir).memory_bytes()["optimizer"]
-        assert held == (2 + 8 / BLOCK) * adapters == parts_of(rundir.plan.workload, 0).states.optimizer
 
-    @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
-    def test_gradients_in_bf16_lose_nothing_on_one_gpu(self, tmp_path, grad_clip):
-        """Backward makes them in bf16, one micro batch and one rank add nothing to that. Norms are summed in another
-        order, which clipping hands on."""
-        found = []
-        for kept in ("fp32", "bf16"):
-            rundir = short_gradients(tmp_path / kept, kept, grad_clip)
-            engine = TorchEngine(rundir)
-            curve = cases.steps(engine, rundir, 0, 3)
-            engine.forward_backward(cases.batches(engine, rundir, 3))
-            gradients = {(each.grad.dtype, each.ndim) for each in engine._parameters.values()}
-            assert engine.memory_bytes()["gradients"] == planned_gradient_bytes(rundir)
-            found.append((curve, cases.state(engine, StateKind.MASTER)))
-        (whole, masters), (short, short_masters) = found
-        assert gradients == {(torch.bfloat16, 2), (torch.float32, 1)}
-        assert min(norm for _, norm in whole) > grad_clip, "clipping is active where there is any"
-        assert short == [pytest.approx(step, rel=1e-6) for step in whole]
-        assert relative(short_masters, masters) <= (1e-6 if grad_clip else 0)
+@pytest.mark.usefixtures("one_process")
+def test_adapters_too(tmp_path):
+    lora, path = LoraSpec(rank=16), cases.saved(tmp_path, tiny.plan())
+    rundir = directory(tmp_path, job={"lora": lora}, run={"model_path": path})
+    adapters = sum(map(math.prod, adapter_shapes(tiny.model(), lora).values()))
+    held = TorchEngine(rundir).memory_bytes()["optimizer"]
+    assert held == (2 + 8 / BLOCK) * adapters == parts_of(rundir.plan.workload, 0).states.optimizer
 
-    def test_a_checkpoint_has_fp32_moments(self, tmp_path):
-        """AdamW takes them over as they are; 8 bits round them once more."""
-        rundir = directory(tmp_path)
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("grad_clip", [0.0, 0.05])
+def test_gradients_in_bf16_lose_nothing_on_one_gpu(tmp_path, grad_clip):
+    """Backward makes them in bf16, one micro batch and one rank add nothing to that. Norms are summed in another
+    order, which clipping hands on."""
+    found = []
+    for kept in ("fp32", "bf16"):
+        rundir = short_gradients(tmp_path / kept, kept, grad_clip)
         engine = TorchEngine(rundir)
-        cases.steps(engine, rundir, 0, 3)
-        export(engine, tmp_path / "step", rundir.plan, cases.COUNTERS)
-        expected = {kind: cases.state(engine, kind) for kind in cases.KINDS}
-        after = cases.steps(engine, rundir, 3, 2)
-        for name, error in (("adamw", 0.0), ("adamw-8bit", 0.01)):
-            fresh = TorchEngine(directory(tmp_path, name, run={"seed": 1}))
-            load(fresh, tmp_path / "step", rundir.plan)
-            assert fresh.optimizer_steps == 3
-            for kind in cases.KINDS:
-                bound = 0 if kind is StateKind.MASTER else error
-                assert relative(cases.state(fresh, kind), expected[kind]) <= bound, (name, kind)
-            assert cases.steps(fresh, rundir, 3, 2) == [pytest.approx(step, rel=1e-3) for step in after]
+        curve = cases.steps(engine, rundir, 0, 3)
+        engine.forward_backward(cases.batches(engine, rundir, 3))
+        gradients = {(each.grad.dtype, each.ndim) for each in engine._parameters.values()}
+        assert engine.memory_bytes()["gradients"] == planned_gradient_bytes(rundir)
+        found.append((curve, cases.state(engine, StateKind.MASTER)))
+    (whole, masters), (short, short_masters) = found
+    assert gradients == {(torch.bfloat16, 2), (torch.float32, 1)}
+    assert min(norm for _, norm in whole) > grad_clip, "clipping is active where there is any"
+    assert short == [pytest.approx(step, rel=1e-6) for step in whole]
+    assert relative(short_masters, masters) <= (1e-6 if grad_clip else 0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_checkpoint_has_fp32_moments(tmp_path):
+    """AdamW takes them over as they are; 8 bits round them once more."""
+    rundir = directory(tmp_path)
+    engine = TorchEngine(rundir)
+    cases.steps(engine, rundir, 0, 3)
+    export(engine, tmp_path / "step", rundir.plan, cases.COUNTERS)
+    expected = {kind: cases.state(engine, kind) for kind in cases.KINDS}
+    after = cases.steps(engine, rundir, 3, 2)
+    for name, error in (("adamw", 0.0), ("adamw-8bit", 0.01)):
+        fresh = TorchEngine(directory(tmp_path, name, run={"seed": 1}))
+        load(fresh, tmp_path / "step", rundir.plan)
+        assert fresh.optimizer_steps == 3
+        for kind in cases.KINDS:
+            bound = 0 if kind is StateKind.MASTER else error
+            assert relative(cases.state(fresh, kind), expected[kind]) <= bound, (name, kind)
+        assert cases.steps(fresh, rundir, 3, 2) == [pytest.approx(step, rel=1e-3) for step in after]
 
 
 def short_gradients(path, kept, grad_clip=1.0, dp=1) -> tiny.TinyRunDirectory:

@@ -88,9 +88,9 @@ def test_attended_tokens_are_the_squares_of_rows():
         ids = np.full(size, 1)
         return Row(inputs=ids, labels=ids, source=None if source is None else np.full(source, 1))
 
-    for batch, tokens, attended in (
-        (padded([row(3), row(5)], 32), 8, 9 + 25),
-        (packed([[row(3), row(5)], [row(2)]], 32), 10, 9 + 25 + 4),
-        (padded([row(3, 4), row(5, 1)], 32), 13, 9 + 25 + 16 + 1),
-    ):
-        assert (batch.positions - batch.padding, batch.attended) == (tokens, attended)
+    batches = {
+        (8, 9 + 25): padded([row(3), row(5)], 32),
+        (10, 9 + 25 + 4): packed([[row(3), row(5)], [row(2)]], 32),
+        (13, 9 + 25 + 16 + 1): padded([row(3, 4), row(5, 1)], 32),
+    }
+    assert [(batch.positions - batch.padding, batch.attended) for batch in batches.values()] == [*batches]

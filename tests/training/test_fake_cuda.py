@@ -13,7 +13,8 @@ import pytest
 
 import kit
 from kit.emit.run_directory import write
-from tests.support.assets import FAMILIES, RECIPE, ROOT
+from tests.support import ROOT
+from tests.support.assets import FAMILIES, RECIPE
 
 COMMON = (
     "cluster=1xH200", "model.num_layers=1", "job.seq_length=16", "job.global_batch_size=4", "job.precision=bf16",
@@ -80,15 +81,13 @@ def report() -> None:
 
 def rundir(words, directory):
     recipe = kit.load_recipe(RECIPE, [*COMMON, *words])
-    plan = kit.plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
-    return write(plan, recipe.run, directory)
+    return write(kit.plan(recipe.model, recipe.cluster, recipe.job, recipe.layout), recipe.run, directory)
 
 
 @pytest.mark.nightly
 def test_all_of_a_step_is_on_the_gpu():
-    code = "from tests.training.test_fake_cuda import report; report()"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", "from tests.training.test_fake_cuda import report; report()"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     found = dict(json.loads(line) for line in done.stdout.splitlines())
     assert found.keys() == CASES.keys(), done.stderr

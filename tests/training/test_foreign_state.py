@@ -21,8 +21,7 @@ def test_fused_experts_are_read_one_by_one():
     experts, rows, columns = model.num_experts, model.ffn_hidden_size, model.hidden_size
     fused = torch.arange(experts * 2 * rows * columns, dtype=torch.float32).view(experts, 2 * rows, columns)
     layer = "model.layers.0.mlp.experts"
-    state = StoredState({f"module.{layer}.gate_up_proj": stored(fused)})
-    source = sources(state, model)[StateKind.MASTER]
+    source = sources(StoredState({f"module.{layer}.gate_up_proj": stored(fused)}), model)[StateKind.MASTER]
     for number in range(experts):
         gate, up = (f"model.layers.0.block_sparse_moe.experts.{number}.{name}.weight" for name in ("w1", "w3"))
         assert source.shape(gate) == (rows, columns)
@@ -36,6 +35,6 @@ def test_stage_3_cuts_each_parameter_into_parts_that_are_rounded_up():
     ranks = [_RankState({StateKind.MASTER: [each]}, 1, [], None) for each in flat]
     shapes = {"a": torch.Size([5]), "b": torch.Size([2, 2])}
     pieces = _cut_parameters([shapes], ranks)
-    for name, expected in (("a", [0.0, 1, 2, 3, 4]), ("b", [[10.0, 11], [12, 13]])):
-        found = _joined(name, tuple(shapes[name]), pieces[name], StateKind.MASTER, ranks)
-        assert found.read().tolist() == expected
+    assert [
+        _joined(name, tuple(shapes[name]), pieces[name], StateKind.MASTER, ranks).read().tolist() for name in "ab"
+    ] == [[0.0, 1, 2, 3, 4], [[10.0, 11], [12, 13]]]

@@ -21,6 +21,7 @@ from kit.training.checkpoint.of_run import newest_step, started_from
 from kit.training.generate import generate
 from tests.support import tiny
 from tests.support.assets import prepare
+from tests.support.files import file_with, files_in
 from tests.support.refusals import refusal
 
 PROMPTS = ["import os\n", "def "]
@@ -112,15 +113,12 @@ def test_a_prompt_is_a_turn_of_the_chat_template(model: Path, tmp_path: Path) ->
 
 
 def test_a_run_stands_for_its_newest_whole_checkpoint_and_its_model(model: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "run.yaml").write_text("model_path: ../model\n")
+    run = file_with(tmp_path / "run" / "run.yaml", "model_path: ../model\n").parent
     shutil.copytree(model, tmp_path / "model")
     for step in (9, 20, 100):
-        (run / "checkpoints" / f"step-{step:08d}").mkdir()
+        (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     assert "without a checkpoint" in refusal(CheckpointError, newest_step, run)
-    for step in (9, 20):
-        (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    files_in(run / "checkpoints", {f"step-{step:08d}/manifest.json": "{}" for step in (9, 20)})
     newest = run / "checkpoints" / "step-00000020"
     assert newest_step(run) == newest == newest_step(newest)
     assert started_from(newest) == tmp_path / "model"

@@ -26,6 +26,7 @@ from kit.engines.huggingface.models import (
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.support import tiny
+from tests.support.files import file_with
 from tests.support.parameter_shapes import parameter_shapes
 from tests.support.refusals import refusal
 
@@ -65,8 +66,10 @@ def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
         whole = in_memory.read(fused)
         assert torch.equal(whole, parameter)
         assert in_memory.shape(fused) == tuple(parameter.shape)
-        for start, length in ((0, 7), (whole.numel() // 3, whole.numel() // 2), (whole.numel() - 5, 9)):
-            assert torch.equal(in_memory.read_flat(fused, start, length), whole.flatten()[start : start + length])
+        assert all(
+            torch.equal(in_memory.read_flat(fused, start, length), whole.flatten()[start : start + length])
+            for start, length in ((0, 7), (whole.numel() // 3, whole.numel() // 2), (whole.numel() - 5, 9))
+        )
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
     tokens = torch.arange(20)[None]
     assert torch.equal(again(tokens).logits, model(tokens).logits)
@@ -75,10 +78,9 @@ def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
 def test_rope_parameters():
     """The rotation must really use them: base and factor show in the lowest frequency, of dimension 6 of 8."""
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaled = llama3 | {"original_max_position_embeddings": 32}
     plain, long = (
         random_model(tiny.model(rope_theta=5e5, rope_scaling=scaling), seed=0).model.rotary_emb.inv_freq[-1].item()
-        for scaling in (None, scaled)
+        for scaling in (None, llama3 | {"original_max_position_embeddings": 32})
     )
     assert (plain, plain / long) == (pytest.approx(5e5 ** (-6 / 8)), pytest.approx(8.0))
 
@@ -111,57 +113,61 @@ def test_gpt2_as_it_lies_on_the_hub(tmp_path):
     model = build_model(rundir, torch.float32, "cpu")
     stored = {name.removeprefix("transformer."): p.detach().clone() for name, p in model.named_parameters()}
     stored |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "lm_head.weight": stored["wte.weight"].clone()}
-    (tmp_path / "hf").mkdir()
+    file_with(tmp_path / "hf" / "config.json", json.dumps({"model_type": "gpt2"}))
     save_file(stored, tmp_path / "hf" / "model.safetensors")
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     source = HfDirectory(tmp_path / "hf")
     check_names(parameter_shapes(rundir.plan.model), source)
     assert torch.equal(source.read("transformer.h.1.mlp.c_fc.weight"), stored["h.1.mlp.c_fc.weight"])
 
 
-class TestDamagedDirectory:
-    @pytest.fixture
-    def directory(self, tmp_path):
-        build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
-        return tmp_path / "hf"
+# Damaged directory
 
-    @pytest.mark.parametrize(
-        ("damage", "says"),
-        [
-            (shutil.rmtree, r"no readable config\.json"),
-            (lambda it: (it / INDEX).write_text('{"weight_map": {"x": "../y.safetensors"}}'), "names ../y"),
-            (lambda it: (it / INDEX).write_text("{}"), "is not a safetensors"),
-            (lambda it: os.truncate(it / "model.safetensors", 1000), r"model\.safetensors cannot be read"),
-        ],
+
+@pytest.fixture
+def directory(tmp_path):
+    build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (shutil.rmtree, r"no readable config\.json"),
+        (lambda it: (it / INDEX).write_text('{"weight_map": {"x": "../y.safetensors"}}'), "names ../y"),
+        (lambda it: (it / INDEX).write_text("{}"), "is not a safetensors"),
+        (lambda it: os.truncate(it / "model.safetensors", 1000), r"model\.safetensors cannot be read"),
+    ],
+)
+def test_damage_is_named(directory, damage, says):
+    damage(directory)
+    assert re.search(says, refusal(CheckpointError, HfDirectory, directory))
+
+
+def test_pickles_only(directory):
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    assert "neither model.safetensors nor pytorch_model.bin" in refusal(CheckpointError, HfDirectory, directory)
+    torch.save(tensors, directory / "pytorch_model.bin")  # as transformers wrote until 2023
+    found = HfDirectory(directory)
+    assert len(found.names()) == len(tensors)
+    assert all(torch.equal(found.read(name), tensors[name]) for name in found.names())
+    assert all(torch.equal(found.read_flat(name, 3, 5), tensors[name].flatten()[3:8]) for name in found.names())
+    torch.save(tensors | {"x": Namespace()}, directory / "pytorch_model.bin")
+    assert "names argparse.Namespace, which is not in the closed list" in refusal(
+        CheckpointError, HfDirectory, directory
     )
-    def test_damage_is_named(self, directory, damage, says):
-        damage(directory)
-        assert re.search(says, refusal(CheckpointError, HfDirectory, directory))
 
-    def test_pickles_only(self, directory):
-        tensors = load_file(directory / "model.safetensors")
-        (directory / "model.safetensors").unlink()
-        assert "neither model.safetensors nor pytorch_model.bin" in refusal(CheckpointError, HfDirectory, directory)
-        torch.save(tensors, directory / "pytorch_model.bin")  # as transformers wrote until 2023
-        found = HfDirectory(directory)
-        assert len(found.names()) == len(tensors)
-        assert all(torch.equal(found.read(name), tensors[name]) for name in found.names())
-        assert all(torch.equal(found.read_flat(name, 3, 5), tensors[name].flatten()[3:8]) for name in found.names())
-        torch.save(tensors | {"x": Namespace()}, directory / "pytorch_model.bin")
-        assert "names argparse.Namespace, which is not in the closed list" in refusal(
-            CheckpointError, HfDirectory, directory
-        )
 
-    def test_missing_and_foreign_names_and_other_shapes(self, directory):
-        expected, tensors = parameter_shapes(tiny.model()), load_file(directory / "model.safetensors")
-        norm = tensors.pop("model.norm.weight")
-        for found, match in (
-            (tensors, r"missing from the checkpoint, first model\.norm\.weight"),
-            (tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, r"has not, first model\.spare"),
-        ):
-            save_file(found, directory / "model.safetensors")
-            assert re.search(match, refusal(CheckpointError, lambda: check_names(expected, HfDirectory(directory))))
-        assert "shape [3, 2] in the checkpoint and [2, 3]" in refusal(CheckpointError, check_shape, "a", (2, 3), (3, 2))
+def test_missing_and_foreign_names_and_other_shapes(directory):
+    expected, tensors = parameter_shapes(tiny.model()), load_file(directory / "model.safetensors")
+    norm = tensors.pop("model.norm.weight")
+    for found, match in (
+        (tensors, r"missing from the checkpoint, first model\.norm\.weight"),
+        (tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, r"has not, first model\.spare"),
+    ):
+        save_file(found, directory / "model.safetensors")
+        assert re.search(match, refusal(CheckpointError, lambda: check_names(expected, HfDirectory(directory))))
+    assert "shape [3, 2] in the checkpoint and [2, 3]" in refusal(CheckpointError, check_shape, "a", (2, 3), (3, 2))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (6,), (3, 2, 4)])
@@ -170,5 +176,7 @@ def test_parts_of_tensors_are_slices_of_the_whole(shape, tmp_path):
     save_file({"stored": whole}, tmp_path / "one.safetensors")
     source = SafetensorsSource({"given": tmp_path / "one.safetensors"}, {"given": "stored"})
     for start in range(whole.numel() + 3):
-        for length in range(1, whole.numel() + 3):
-            assert torch.equal(source.read_flat("given", start, length), whole.flatten()[start : start + length])
+        assert all(
+            torch.equal(source.read_flat("given", start, length), whole.flatten()[start : start + length])
+            for length in range(1, whole.numel() + 3)
+        )

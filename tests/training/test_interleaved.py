@@ -49,8 +49,11 @@ def test_parameters_become_them_and_come_back(saved, tmp_path):
     spec, model, path = saved
     source, parameters = HfDirectory(path), dict(model.named_parameters())
     for name, parameter in parameters.items():
-        for each, part in experts.split_experts(spec, name, parameter.detach()):
-            assert torch.equal(part, source.read(each)), each
+        assert [
+            each
+            for each, part in experts.split_experts(spec, name, parameter.detach())
+            if not torch.equal(part, source.read(each))
+        ] == []
     fused = experts.FusedExpertsSource(spec, source, list(parameters))
     for name, parameter in parameters.items():
         assert torch.equal(fused.read(name), parameter)

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,6 @@ from tests.support.runs import free_port
 from tests.training import runs
 from tests.training.test_metrics import metrics
 
-one_process = pytest.mark.usefixtures("one_process")
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 EXPECTED = 60, SimpleNamespace(peak_gib=41.2, step_time_s=0.4)
 
@@ -68,117 +68,122 @@ def test_a_line_of_a_file_says_everything():
 
 def test_one_line_lives_and_what_is_said_stays():
     written = io.StringIO()
-    terminal = LiveLine(*EXPECTED, Console(file=written, force_terminal=True, width=250))
-    for step in range(1, 31):
-        terminal.log_step(metrics(step, loss=float(step)), due=True)
-        if step == 15:
-            terminal.log("something [happened]")
-    terminal.close()
+    with closing(LiveLine(*EXPECTED, Console(file=written, force_terminal=True, width=250))) as terminal:
+        for step in range(1, 31):
+            terminal.log_step(metrics(step, loss=float(step)), due=True)
+            if step == 15:
+                terminal.log("something [happened]")
     shown = written.getvalue()
     assert "something [happened]" in shown
     assert "step 30/60" in shown.split("\x1b[2K")[-1]
     assert shown.count("\n") < 4
 
 
-@one_process
-class TestARun:
-    def test_a_line_is_about_its_own_step(self, tmp_path, monkeypatch):
-        """The step that waits for data and the step whose checkpoint takes long say so, no other does. The first one,
-        which warms up, is not in the median."""
-        from kit.training.checkpoint.checkpoints import RunCheckpoints
-        from kit.training.data.loader import DataLoader
+# A run
 
-        waits = {0: 0.6, 4: 0.3}  # by the samples before a step, two a step: the first and the third
-        before(monkeypatch, DataLoader, "step", lambda _, position, *more: time.sleep(waits.get(position, 0.0)))
-        before(
-            monkeypatch,
-            RunCheckpoints,
-            "write",
-            lambda _, save, counters, *more, **options: time.sleep(0.3 * (counters.step == 4)),
-        )
-        rundir = runs.trained(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
-        rows = runs.steps(rundir)
-        for row in rows:
-            parts = row["forward_backward_s"] + row["optimizer_s"]
-            assert 0 < parts <= row["step_time_s"]
-            assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"]
-            assert row["data_s"] == pytest.approx(row["step_time_s"] - parts, abs=1e-6)
-        waited = [
-            (row["data_s"] >= 0.3, row["checkpoint_s"] is None, (row["checkpoint_s"] or 0) >= 0.3, row["eta_s"] is None)
-            for row in rows
-        ]
-        assert waited == [
-            (True, True, False, True),
-            (False, False, False, False),
-            (True, True, False, False),
-            (False, False, True, False),
-            (False, False, False, False),
-        ]
-        assert [row["loop_s"] is None or row["loop_s"] > 0 for row in rows] == [True] * 5
-        assert rows[1]["eta_s"] >= 3 * 0.6, "three steps more, each of them like the first"
-        assert rows[4]["eta_s"] == 0
-        times = sorted(row["step_time_s"] for row in rows[1:])
-        assert runs.summary(rundir).measured_step_time_s == pytest.approx((times[1] + times[2]) / 2)
 
-    @needs("tensorboard")
-    def test_tensorboard(self, tmp_path):
-        """Read back by TensorBoard's own reader, of a run that was resumed."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+@runs.one_process
+def test_a_line_is_about_its_own_step(tmp_path, monkeypatch):
+    """The step that waits for data and the step whose checkpoint takes long say so, no other does. The first one,
+    which warms up, is not in the median."""
+    from kit.training.checkpoint.checkpoints import RunCheckpoints
+    from kit.training.data.loader import DataLoader
 
-        rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-        for stop in (3, 6):
-            runs.run(rundir, resume="auto", stop_at_step=stop)
-        events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
-        events.Reload()
-        rows = runs.metrics(rundir)
-        for key in ("loss", "grad_norm", "learning_rate"):
-            told = [(event.step, event.value) for event in events.Scalars(f"train/{key}")]
-            assert told == [(row["step"], pytest.approx(row[key], rel=1e-6)) for row in rows]
-        assert {"train/step_time_s", "train/tokens_per_s", "train/validation_loss"} <= set(events.Tags()["scalars"])
+    waits = {0: 0.6, 4: 0.3}  # by the samples before a step, two a step: the first and the third
+    before(monkeypatch, DataLoader, "step", lambda _, position, *more: time.sleep(waits.get(position, 0.0)))
+    before(
+        monkeypatch,
+        RunCheckpoints,
+        "write",
+        lambda _, save, counters, *more, **options: time.sleep(0.3 * (counters.step == 4)),
+    )
+    rundir = runs.trained(tmp_path / "run", steps=5, checkpoint=CheckpointSpec(every_steps=2))
+    rows = runs.steps(rundir)
+    for row in rows:
+        parts = row["forward_backward_s"] + row["optimizer_s"]
+        assert 0 < parts <= row["step_time_s"]
+        assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"]
+        assert row["data_s"] == pytest.approx(row["step_time_s"] - parts, abs=1e-6)
+    assert [
+        (row["data_s"] >= 0.3, row["checkpoint_s"] is None, (row["checkpoint_s"] or 0) >= 0.3, row["eta_s"] is None)
+        for row in rows
+    ] == [
+        (True, True, False, True),
+        (False, False, False, False),
+        (True, True, False, False),
+        (False, False, True, False),
+        (False, False, False, False),
+    ]
+    assert [row["loop_s"] is None or row["loop_s"] > 0 for row in rows] == [True] * 5
+    assert rows[1]["eta_s"] >= 3 * 0.6, "three steps more, each of them like the first"
+    assert rows[4]["eta_s"] == 0
+    times = sorted(row["step_time_s"] for row in rows[1:])
+    assert runs.summary(rundir).measured_step_time_s == pytest.approx((times[1] + times[2]) / 2)
 
-    @needs("prometheus_client")
-    def test_what_cannot_be_opened_is_named_at_the_start(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(PACKAGES, "wandb", "no_such_package")
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            for logging, said in (
-                (LoggingSpec(trackers=("wandb",)), "names wandb, which needs the package no_such_package; install it"),
-                (LoggingSpec(prometheus_port=port), f"prometheus_port={port} on 127.0.0.1 cannot be opened"),
-            ):
-                assert re.search(said, refusal(CheckpointError, runs.trained, tmp_path / "run", logging=logging))
 
-    @needs("tensorboard")
-    def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(self, tmp_path, monkeypatch, capsys):
-        from accelerate.tracking import TensorBoardTracker
+@runs.one_process
+@needs("tensorboard")
+def test_tensorboard(tmp_path):
+    """Read back by TensorBoard's own reader, of a run that was resumed."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        def gone(self, values, step=None, **kwargs):
-            if step == 3:
-                raise ConnectionError("the server is gone")
+    rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
+    for stop in (3, 6):
+        runs.run(rundir, resume="auto", stop_at_step=stop)
+    events = EventAccumulator(str(rundir.path / "trackers" / "tensorboard" / "run"))
+    events.Reload()
+    rows = runs.metrics(rundir)
+    for key in ("loss", "grad_norm", "learning_rate"):
+        told = [(event.step, event.value) for event in events.Scalars(f"train/{key}")]
+        assert told == [(row["step"], pytest.approx(row[key], rel=1e-6)) for row in rows]
+    assert {"train/step_time_s", "train/tokens_per_s", "train/validation_loss"} <= set(events.Tags()["scalars"])
 
-        before(monkeypatch, TensorBoardTracker, "log", gone)
-        rundir = runs.trained(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",)))
-        assert len(runs.steps(rundir)) == 6
-        printed = capsys.readouterr().out
-        assert printed.count("tracker tensorboard failed at step 3 and is left out from here on") == 1
 
-    @needs("prometheus_client")
-    def test_prometheus_is_asked_while_the_run_goes_on(self, tmp_path, monkeypatch):
-        from kit.training.data.loader import DataLoader
+@runs.one_process
+@needs("prometheus_client")
+def test_what_cannot_be_opened_is_named_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(PACKAGES, "wandb", "no_such_package")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for logging, said in (
+            (LoggingSpec(trackers=("wandb",)), "names wandb, which needs the package no_such_package; install it"),
+            (LoggingSpec(prometheus_port=port), f"prometheus_port={port} on 127.0.0.1 cannot be opened"),
+        ):
+            assert re.search(said, refusal(CheckpointError, runs.trained, tmp_path / "run", logging=logging))
 
-        port = free_port()
-        asked = {}
 
-        def ask(self, position, size=None):
-            if position == 6:
-                asked["text"] = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+@runs.one_process
+@needs("tensorboard")
+def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    from accelerate.tracking import TensorBoardTracker
 
-        before(monkeypatch, DataLoader, "step", ask)
-        runs.trained(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
-        assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
-        with pytest.raises(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+    def gone(self, values, step=None, **kwargs):
+        if step == 3:
+            raise ConnectionError("the server is gone")
+
+    before(monkeypatch, TensorBoardTracker, "log", gone)
+    assert len(runs.steps(runs.trained(tmp_path / "run", logging=LoggingSpec(trackers=("tensorboard",))))) == 6
+    assert capsys.readouterr().out.count("tracker tensorboard failed at step 3 and is left out from here on") == 1
+
+
+@runs.one_process
+@needs("prometheus_client")
+def test_prometheus_is_asked_while_the_run_goes_on(tmp_path, monkeypatch):
+    from kit.training.data.loader import DataLoader
+
+    port = free_port()
+    asked = {}
+
+    def ask(self, position, size=None):
+        if position == 6:
+            asked["text"] = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+
+    before(monkeypatch, DataLoader, "step", ask)
+    runs.trained(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
+    assert 'kit_step{engine="torch",model="tiny-llama"} 3.0' in asked["text"].splitlines()
+    refusal(OSError, urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
 @needs("prometheus_client")
@@ -193,13 +198,12 @@ def test_every_value_is_exported_under_its_name_and_on_the_dashboard():
         for name, field in fields.items()
         if field != "step"
     }
-    endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
-    assert endpoint._server.server_address[0] == "127.0.0.1", "it listens on loopback alone"
-    endpoint.log_step(metrics(1, event="loss spike: warn", **every))
-    endpoint.log_step(metrics(1, event="loss spike: warn"))  # what is null keeps its value
-    endpoint.log_checkpoint(1, 7.5)
-    text = client.generate_latest(endpoint.registry).decode()
-    endpoint.close()
+    with closing(prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)) as endpoint:
+        assert endpoint._server.server_address[0] == "127.0.0.1", "it listens on loopback alone"
+        endpoint.log_step(metrics(1, event="loss spike: warn", **every))
+        endpoint.log_step(metrics(1, event="loss spike: warn"))  # what is null keeps its value
+        endpoint.log_checkpoint(1, 7.5)
+        text = client.generate_latest(endpoint.registry).decode()
     wire = dict(re.findall(r"^(kit_\w+)\{.*\} (\S+)$", text, re.MULTILINE))
     now = values | {field: getattr(metrics(1), field) for field in fields.values() if getattr(metrics(1), field)}
     expected = {name: now[field] for name, field in fields.items()} | {
@@ -216,10 +220,9 @@ def test_every_value_is_exported_under_its_name_and_on_the_dashboard():
             sorted(re.split("[{,}]", each.split(" ")[0])) for each in text.split("\n")
         ]
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    asked = {
+    assert {
         name for panel in panels for each in panel.get("targets", ()) for name in re.findall(r"\bkit_\w+", each["expr"])
-    }
-    assert asked == expected.keys(), "not exported, or on no panel"
+    } == expected.keys(), "not exported, or on no panel"
 
 
 class Recorder:
@@ -241,11 +244,10 @@ def test_a_tracker_is_given_numbers_alone(tmp_path, monkeypatch):
     for name in ("TRACKIO_DIR", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     plan = tiny.plan(dp=2, zero_stage=3)
-    trackers = Trackers(("wandb",), tmp_path, plan)
-    called = trackers._live["wandb"].called
-    trackers.log_step(metrics(4, event="loss spike: warn", set_losses={"web": 1.5}))
-    trackers.log_checkpoint(4, 0.25)
-    trackers.close()
+    with closing(Trackers(("wandb",), tmp_path, plan)) as trackers:
+        called = trackers._live["wandb"].called
+        trackers.log_step(metrics(4, event="loss spike: warn", set_losses={"web": 1.5}))
+        trackers.log_checkpoint(4, 0.25)
     made, started, (_, (settings,), _), (_, (row,), at), stall, finished = called
     assert made[1:] == (("tiny-llama",), {"name": tmp_path.name, "dir": str(tmp_path / "trackers"), "mode": "disabled"})
     assert [each[0] for each in (started, stall, finished)] == ["start", "log", "finish"]

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
@@ -27,53 +26,57 @@ from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping
 from tests.support import tiny
 from tests.support.calls import before
+from tests.support.checkpoints import same_state
 from tests.support.workers import pool
 from tests.training import runs
 
-one_process = pytest.mark.usefixtures("one_process")
+# What a run leaves
 
 
-@one_process
-class TestWhatARunLeaves:
-    def test_everything(self, tmp_path, capsys):
-        logging = LoggingSpec(every_steps=2, gradients_at_steps=(1, 3))
-        rundir = runs.prepare(tmp_path / "run", steps=5, validation_every_steps=2, logging=logging)
-        summary = runs.run(rundir)
-        rows = runs.metrics(rundir)
-        assert [(row["step"], row["samples_seen"], row["tokens"]) for row in rows] == [
-            (step, 2 * step, 64) for step in (1, 2, 3, 4, 5)
-        ]
-        assert [row["validation_loss"] is None for row in rows] == [True, False, True, False, False]
-        assert runs.names(rundir.path / "gradients") == ["step-000001.safetensors", "step-000003.safetensors"]
-        gradients = load_file(rundir.path / "gradients" / "step-000003.safetensors").values()
-        norm = sum(gradient.double().square().sum() for gradient in gradients).sqrt().item()
-        assert rows[2]["grad_norm"] == pytest.approx(norm, rel=1e-6)
-        assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000004", "step-00000005"]
-        assert (rundir.path / "checkpoints" / "latest").read_text() == "step-00000005\n"
-        assert Checkpoint(rundir.path / "checkpoints" / "step-00000005").manifest.counters.tokens_seen == 5 * 64
-        written = json.loads((rundir.path / "summary.json").read_text())
-        assert written == dataclasses.asdict(summary)
-        assert (written["loss"], written["validation_loss"]) == (rows[-1]["loss"], rows[-1]["validation_loss"])
-        assert written["checkpoint"] == "checkpoints/step-00000005"
-        printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
-        assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
-        assert printed[-1].startswith("measured: step ")
+@runs.one_process
+def test_everything(tmp_path, capsys):
+    logging = LoggingSpec(every_steps=2, gradients_at_steps=(1, 3))
+    rundir = runs.prepare(tmp_path / "run", steps=5, validation_every_steps=2, logging=logging)
+    summary = runs.run(rundir)
+    rows = runs.metrics(rundir)
+    assert [(row["step"], row["samples_seen"], row["tokens"]) for row in rows] == [
+        (step, 2 * step, 64) for step in (1, 2, 3, 4, 5)
+    ]
+    assert [row["validation_loss"] is None for row in rows] == [True, False, True, False, False]
+    assert runs.names(rundir.path / "gradients") == ["step-000001.safetensors", "step-000003.safetensors"]
+    gradients = load_file(rundir.path / "gradients" / "step-000003.safetensors").values()
+    norm = sum(gradient.double().square().sum() for gradient in gradients).sqrt().item()
+    assert rows[2]["grad_norm"] == pytest.approx(norm, rel=1e-6)
+    assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000004", "step-00000005"]
+    assert (rundir.path / "checkpoints" / "latest").read_text() == "step-00000005\n"
+    assert Checkpoint(rundir.path / "checkpoints" / "step-00000005").manifest.counters.tokens_seen == 5 * 64
+    written = json.loads((rundir.path / "summary.json").read_text())
+    assert written == dataclasses.asdict(summary)
+    assert (written["loss"], written["validation_loss"]) == (rows[-1]["loss"], rows[-1]["validation_loss"])
+    assert written["checkpoint"] == "checkpoints/step-00000005"
+    printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
+    assert printed[-1].startswith("measured: step ")
 
-    def test_the_summary_has_the_validation_of_the_last_step(self, tmp_path, whole):
-        """Also where a run is stopped between two of those that are logged; none without held-out data."""
-        found = []
-        for every, data in ((1, whole.run.data), (2, whole.run.data), (2, DataSpec(train=whole.run.data.train))):
-            rundir = runs.trained(tmp_path / str(len(found)), None, 3, data=data, validation_every_steps=every)
-            found.append((runs.summary(rundir).validation_loss, runs.metrics(rundir)[2]["validation_loss"]))
-        last = found[0][1]
-        assert found == [(last, last), (last, None), (None, None)]
-        assert last > 0
 
-    def test_steps_from_the_token_budget(self, tmp_path):
-        plan = tiny.plan(job={"total_tokens": 64 * 3 + 63})
-        rundir = runs.trained(tmp_path / "run", plan, steps=None)
-        assert length(plan, rundir.run) == (3, 6)
-        assert [row["step"] for row in runs.steps(rundir)] == [1, 2, 3]
+@runs.one_process
+def test_the_summary_has_the_validation_of_the_last_step(tmp_path, whole):
+    """Also where a run is stopped between two of those that are logged; none without held-out data."""
+    found = []
+    for every, data in ((1, whole.run.data), (2, whole.run.data), (2, DataSpec(train=whole.run.data.train))):
+        rundir = runs.trained(tmp_path / str(len(found)), None, 3, data=data, validation_every_steps=every)
+        found.append((runs.summary(rundir).validation_loss, runs.metrics(rundir)[2]["validation_loss"]))
+    last = found[0][1]
+    assert found == [(last, last), (last, None), (None, None)]
+    assert last > 0
+
+
+@runs.one_process
+def test_steps_from_the_token_budget(tmp_path):
+    plan = tiny.plan(job={"total_tokens": 64 * 3 + 63})
+    rundir = runs.trained(tmp_path / "run", plan, steps=None)
+    assert length(plan, rundir.run) == (3, 6)
+    assert [row["step"] for row in runs.steps(rundir)] == [1, 2, 3]
 
 
 def test_the_parts_of_a_step_are_added_up(monkeypatch):
@@ -95,53 +98,57 @@ def test_the_parts_of_a_step_are_added_up(monkeypatch):
 
 def same_end(whole, rundir):
     assert runs.metrics(rundir) == runs.metrics(whole)
-    ours, theirs = (Checkpoint(r.path / "checkpoints" / "step-00000006") for r in (rundir, whole))
-    for kind in ("master", "exp_avg", "exp_avg_sq"):
-        ours_source, theirs_source = ours.source(kind), theirs.source(kind)
-        assert all(torch.equal(ours_source.read(name), theirs_source.read(name)) for name in ours_source.names())
+    assert same_state(*(Checkpoint(each.path / "checkpoints" / "step-00000006") for each in (rundir, whole)))
 
 
-@one_process
-class TestInterrupted:
-    def test_stopped_and_resumed(self, whole, tmp_path, capsys):
-        rundir = runs.prepare(tmp_path / "run")
-        runs.resumed(rundir, 3, 6)
-        lines = capsys.readouterr().out.split("\nmeasured:")
-        assert "starting at step 1\n" in lines[0]
-        assert "\nresumed after step 3\nstep 4/6" in lines[1]
-        same_end(whole, rundir)
-
-    def test_from_a_path(self, whole, stopped, tmp_path):
-        """Of a checkpoint, and of the run that has it, from another run; of its own newest checkpoint."""
-        first, before = stopped.path, runs.metrics(stopped)
-        other, another = (runs.prepare(tmp_path / name, seed=99) for name in ("other", "another"))
-        for rundir, place in (
-            (other, first / "checkpoints" / "step-00000004"),
-            (another, first),
-            (stopped, first / "checkpoints" / "step-00000004"),
-        ):
-            runs.run(rundir, resume=place)
-            assert before + runs.metrics(rundir)[-2:] == runs.metrics(whole)
-        same_end(whole, stopped)
-
-    def test_a_checkpoint_goes_on_with_another_batch_size(self, stopped, tmp_path):
-        """What it has seen is then not what this run's schedule says of so many steps."""
-        shutil.copytree(stopped.path / "checkpoints" / "step-00000004", tmp_path / "copied")
-        plan = tiny.plan(gradient_accumulation_steps=2)
-        second = runs.trained(tmp_path / "second", plan, resume=tmp_path / "copied")
-        assert [row["samples_seen"] for row in runs.metrics(second)] == [12, 16]
-
-    def test_a_finished_run_is_left_as_it_is(self, whole):
-        manifest = whole.path / "checkpoints" / "step-00000006" / "manifest.json"
-        before = runs.metrics(whole), manifest.stat().st_mtime_ns
-        summary = runs.run(whole, resume="auto")
-        assert (summary.step, summary.validation_loss) == (6, before[0][-1]["validation_loss"])
-        measured = summary.measured_memory_gib, summary.measured_step_time_s, summary.measured_checkpoint_s
-        assert measured == (None, None, None), "this process made no step"
-        assert (runs.metrics(whole), manifest.stat().st_mtime_ns) == before
+# Interrupted
 
 
-@one_process
+@runs.one_process
+def test_stopped_and_resumed(whole, tmp_path, capsys):
+    rundir = runs.prepare(tmp_path / "run")
+    runs.resumed(rundir, 3, 6)
+    lines = capsys.readouterr().out.split("\nmeasured:")
+    assert "starting at step 1\n" in lines[0]
+    assert "\nresumed after step 3\nstep 4/6" in lines[1]
+    same_end(whole, rundir)
+
+
+@runs.one_process
+def test_from_a_path(whole, stopped, tmp_path):
+    """Of a checkpoint, and of the run that has it, from another run; of its own newest checkpoint."""
+    first, before = stopped.path, runs.metrics(stopped)
+    other, another = (runs.prepare(tmp_path / name, seed=99) for name in ("other", "another"))
+    for rundir, place in (
+        (other, first / "checkpoints" / "step-00000004"),
+        (another, first),
+        (stopped, first / "checkpoints" / "step-00000004"),
+    ):
+        runs.run(rundir, resume=place)
+        assert before + runs.metrics(rundir)[-2:] == runs.metrics(whole)
+    same_end(whole, stopped)
+
+
+@runs.one_process
+def test_a_checkpoint_goes_on_with_another_batch_size(stopped, tmp_path):
+    """What it has seen is then not what this run's schedule says of so many steps."""
+    shutil.copytree(stopped.path / "checkpoints" / "step-00000004", tmp_path / "copied")
+    second = runs.trained(tmp_path / "second", tiny.plan(gradient_accumulation_steps=2), resume=tmp_path / "copied")
+    assert [row["samples_seen"] for row in runs.metrics(second)] == [12, 16]
+
+
+@runs.one_process
+def test_a_finished_run_is_left_as_it_is(whole):
+    manifest = whole.path / "checkpoints" / "step-00000006" / "manifest.json"
+    before = runs.metrics(whole), manifest.stat().st_mtime_ns
+    summary = runs.run(whole, resume="auto")
+    assert (summary.step, summary.validation_loss) == (6, before[0][-1]["validation_loss"])
+    measured = summary.measured_memory_gib, summary.measured_step_time_s, summary.measured_checkpoint_s
+    assert measured == (None, None, None), "this process made no step"
+    assert (runs.metrics(whole), manifest.stat().st_mtime_ns) == before
+
+
+@runs.one_process
 def test_without_wrap_an_epoch_is_enough_or_the_run_is_refused(whole, tmp_path):
     path = whole.run.data.train
     samples = len(GptSamples(IndexedTokens(path), tiny.SEQ_LENGTH, tiny.VOCAB_SIZE))
@@ -172,8 +179,7 @@ def test_two_processes_are_one_and_a_resumed_run_is_the_same_run(tmp_path, zero_
     (of_one,) = runs.everywhere(one, runs.run)
     unmeasured = {"measured_step_time_s": None, "measured_checkpoint_s": None}
     two, other = (dataclasses.replace(found, **unmeasured) for found in runs.everywhere(whole, runs.run))
-    assert two == other
-    assert two.validation_loss == pytest.approx(of_one.validation_loss, rel=1e-5)
+    assert (two, two.validation_loss) == (other, pytest.approx(of_one.validation_loss, rel=1e-5))
     runs.near(runs.metrics(whole), runs.metrics(one))
     runs.resumed(stopped, 3)
     (message,) = set(runs.everywhere(stopped, runs.run_failing))

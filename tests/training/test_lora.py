@@ -47,11 +47,13 @@ ROWS = (1e-2, cases.batches, 1)
 def directory(path: Path, model_path: str | None, words: str, spec: Any = None, **job: Any) -> tiny.TinyRunDirectory:
     """Two processes, eight samples a step. ``words``: engine, ZeRO stage, what the processes split."""
     engine, stage, split = words.split()
-    layout = {"engine": engine, "zero_stage": int(stage), "dp": 2, "gradient_accumulation_steps": 2}
-    layout |= {"implementation": "local"} if engine == "megatron" else {}
-    layout |= {"dp": 1, split: 2, "gradient_accumulation_steps": 4} if split in ("tp", "cp") else {}
-    layout |= {"offload_param": "cpu", "offload_optimizer": "cpu"} if split == "offload" else {}
-    layout |= {"cp_comm_type": "a2a"} if split == "cp" else {}
+    layout = {
+        "engine": engine, "zero_stage": int(stage), "dp": 2, "gradient_accumulation_steps": 2,
+        **({"implementation": "local"} if engine == "megatron" else {}),
+        **({"dp": 1, split: 2, "gradient_accumulation_steps": 4} if split in ("tp", "cp") else {}),
+        **({"offload_param": "cpu", "offload_optimizer": "cpu"} if split == "offload" else {}),
+        **({"cp_comm_type": "a2a"} if split == "cp" else {}),
+    }  # fmt: skip
     return tiny.run_directory(path, tiny.plan(spec, job={**JOB, **job}, **layout), model_path=model_path)
 
 
@@ -133,8 +135,12 @@ def test_every_layout_trains_what_peft_trains(tmp_path, words):
         assert states.weights == states.gradients == states.optimizer == 0
     else:
         assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001)
-    for path in (tmp_path / "run" / "native").glob("*.safetensors"):
-        assert all("lora_" in name for name in safe_open(path, "pt").keys()), "with the frozen model"  # noqa: SIM118
+    assert {
+        name
+        for path in (tmp_path / "run" / "native").glob("*.safetensors")
+        for name in safe_open(path, "pt").keys()  # noqa: SIM118
+        if "lora_" not in name
+    } == set(), "with the frozen model"
     elsewhere = directory(
         tmp_path / "other", hf, "deepspeed 2 dp" if engine == "torch" else "torch 3 dp", spec, lora=lora
     )
@@ -259,13 +265,12 @@ def test_a_model_in_four_bits_is_never_whole(tmp_path, processes):
     size = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
     spec = tiny.model(num_layers=8, head_dim=64, **size)
     hf, largest = cases.saved(tmp_path, tiny.plan(spec), torch.bfloat16), 512 * 1536
-    whole = 8 * 4 * (512 * 512 + 3 * largest // 4) + 2 * 128 * 512
     job = {**JOB, "lora": dataclasses.replace(PLAIN, four_bit=True), "precision": "bf16"}
     plan = tiny.plan(spec, job=job, **({"zero_stage": 3, "dp": 2} if processes == 2 else {}))
     rundir = tiny.run_directory(tmp_path / "run", plan, model_path=hf)
     grown, held = pool("torch", processes).run(load_and_weigh, rundir)[0]
     assert grown < sum(held.values()) + 4 * 4 * largest
-    assert grown < whole, "half of the model in 16 bits"
+    assert grown < (8 * 4 * (512 * 512 + 3 * largest // 4) + 2 * 128 * 512), "half of the model in 16 bits"
     assert held["weights"] == pytest.approx(parts_of(plan.workload, 0).states.weights, rel=0.01)
 
 
@@ -279,7 +284,7 @@ def between(rundir: tiny.TinyRunDirectory) -> int:
     with LiveBytes() as live:
         live.leave_out(weights)
         loss = engine._loss(cases.batches(engine, rundir, 0)[0])
-        assert loss.requires_grad
+        assert loss.requires_grad, "and its graph is there"
         return live.now
 
 

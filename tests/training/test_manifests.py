@@ -20,6 +20,7 @@ from kit.training.checkpoint.manifest import FOLDERS, Checkpoint, Manifest, kind
 from kit.training.checkpoint.storage import MANIFEST, steps_in
 from kit.training.counters import LARGEST, Counters, RunLength, run_length
 from tests.support import hostile, tiny
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 from tests.training.cases import COUNTERS
 
@@ -56,8 +57,7 @@ def one_change() -> st.SearchStrategy[dict[str, Any]]:
 @given(one_change(), st.booleans())
 def test_one_change_is_refused_by_name_or_is_what_is_read(tmp_path_factory, tree, seals):
     """By who knows of the hash, or does not: then nothing is read. An empty ``lora`` is one of defaults."""
-    path = tmp_path_factory.mktemp("changed") / MANIFEST
-    path.write_text(json.dumps(with_checksum(tree) if seals else tree))
+    path = file_with(tmp_path_factory.mktemp("changed") / MANIFEST, json.dumps(with_checksum(tree) if seals else tree))
     try:
         found = read(path)
     except CheckpointError as error:
@@ -81,8 +81,7 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path):
     path.write_bytes(content)
     expected = Checkpoint(tmp_path).manifest
     for place in range(0, len(content), 3):
-        bit = place % 8
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << (place % 8)]) + content[place + 1 :])
         try:
             assert Checkpoint(tmp_path).manifest == expected
         except CheckpointError:
@@ -121,8 +120,7 @@ def test_what_cannot_be_is_named(tmp_path, place, value, words):
     """Though the hash is right. Without one, no manifest of today is read."""
     changed = hostile.changed(GOOD, place, value)
     for tree, said in ((with_checksum(changed), words), (hostile.changed(GOOD, ("sha256",), ...), "hash (sha256)")):
-        (tmp_path / MANIFEST).write_text(json.dumps(tree))
-        assert said in refusal(CheckpointError, read, tmp_path / MANIFEST)
+        assert said in refusal(CheckpointError, read, file_with(tmp_path / MANIFEST, json.dumps(tree)))
 
 
 def test_the_newest_is_that_of_the_highest_step(tmp_path):
@@ -135,53 +133,58 @@ def test_the_newest_is_that_of_the_highest_step(tmp_path):
     assert steps_in(tmp_path / "nowhere") == {}
 
 
-class TestCounters:
-    @pytest.mark.parametrize(
-        ("counters", "words"),
-        [
-            ((4, 8, 256, 5, 0), "optimizer_steps=5 is more than step=4"),
-            ((0, 8, 256, 0, 0), "samples_seen=8 at step=0 must be 0"),
-            ((4, 3, 256, 4, 0), "samples_seen=3 is less than one in each of step=4"),
-            ((4, 8, 7, 4, 0), "tokens_seen=7 is less than samples_seen=8"),
-            ((4, 0, 256, 4, 0), "tokens_seen=256 with samples_seen=0 must be 0"),
-        ],
-    )
-    def test_agree_with_each_other(self, counters, words):
-        assert re.search(words, refusal(ValueError, lambda: Counters(*counters)))
+# Counters
 
-    def test_that_agree_are_read(self):
-        found = [Counters(*each) for each in ((4, 4, 4, 4, 0), (4, 8, 256, 0, 9), (9, 0, 0, 9, 0), (0, 0, 0, 0, 0))]
-        assert [each.position for each in found] == [4, 17, 0, 0]
 
-    @pytest.mark.parametrize(
-        ("step", "samples", "metrics", "same_plan", "words"),
-        [
-            (6, 12, None, True, None),
-            (7, 14, None, True, "is of step 7 and this run ends after step 6; resume from an earlier one"),
-            (4, 10, '{"step": 4, "samples_seen": 8}\n', True, "metrics.jsonl has 8 at step 4"),
-            # The last row of the step counts: it was repeated. Rows of other steps do not.
-            (4, 10, '{"step": 4, "samples_seen": 8}\n{"step": 4, "samples_seen": 10}\n', True, None),
-            (4, 10, '{"step": 3, "samples_seen": 8}\n', True, "says samples_seen=10 and the first 4 steps of this run"),
-            (4, 10, None, True, "says samples_seen=10 and the first 4 steps of this run take 8"),
-            (4, 10, None, False, None),
-            *((4, 10, m, True, "take 8") for m in ("", "\0\xff{", '{"step": 4, "samples_seen": "x"}\n', "[" * 100_000)),
-        ],
-        ids=lambda each: str(each)[:30],
-    )  # fmt: skip
-    def test_agree_with_the_run(self, tmp_path, step, samples, metrics, same_plan, words):
-        """Which ends after six steps of two samples."""
-        if metrics is not None:
-            (tmp_path / "metrics.jsonl").write_text(metrics)
-        length = RunLength(6, lambda steps: 2 * steps)
-        counters, checkpoint = Counters(step, samples, samples, step, 0), tmp_path / "checkpoints" / "step-00000004"
-        with pytest.raises(CheckpointError, match=words) if words else nullcontext():
-            length.check(counters, checkpoint, same_plan)
+@pytest.mark.parametrize(
+    ("counters", "words"),
+    [
+        ((4, 8, 256, 5, 0), "optimizer_steps=5 is more than step=4"),
+        ((0, 8, 256, 0, 0), "samples_seen=8 at step=0 must be 0"),
+        ((4, 3, 256, 4, 0), "samples_seen=3 is less than one in each of step=4"),
+        ((4, 8, 7, 4, 0), "tokens_seen=7 is less than samples_seen=8"),
+        ((4, 0, 256, 4, 0), "tokens_seen=256 with samples_seen=0 must be 0"),
+    ],
+)
+def test_agree_with_each_other(counters, words):
+    assert re.search(words, refusal(ValueError, lambda: Counters(*counters)))
 
-    def test_of_a_schedule(self):
-        """Batches of 8; a ramp over 8 sequences in three steps, of 8 / 3 sequences each: Megatron's rule."""
-        plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=4)
-        ramp = ScheduleSpec(warmup_steps=0, batch_ramp=BatchRampSpec(start=2, increment=2, samples=8))
-        for schedule, sizes in ((ScheduleSpec(), [8] * 6), (ramp, [2, 2, 4, 8, 8, 8])):
-            length = run_length(plan, tiny.run_directory_spec(steps=6, schedule=schedule))
-            assert [length.samples_after(n) for n in range(7)] == [sum(sizes[:n]) for n in range(7)]
-            assert length.total_steps == 6
+
+def test_that_agree_are_read():
+    found = [Counters(*each) for each in ((4, 4, 4, 4, 0), (4, 8, 256, 0, 9), (9, 0, 0, 9, 0), (0, 0, 0, 0, 0))]
+    assert [each.position for each in found] == [4, 17, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("step", "samples", "metrics", "same_plan", "words"),
+    [
+        (6, 12, None, True, None),
+        (7, 14, None, True, "is of step 7 and this run ends after step 6; resume from an earlier one"),
+        (4, 10, '{"step": 4, "samples_seen": 8}\n', True, "metrics.jsonl has 8 at step 4"),
+        # The last row of the step counts: it was repeated. Rows of other steps do not.
+        (4, 10, '{"step": 4, "samples_seen": 8}\n{"step": 4, "samples_seen": 10}\n', True, None),
+        (4, 10, '{"step": 3, "samples_seen": 8}\n', True, "says samples_seen=10 and the first 4 steps of this run"),
+        (4, 10, None, True, "says samples_seen=10 and the first 4 steps of this run take 8"),
+        (4, 10, None, False, None),
+        *((4, 10, m, True, "take 8") for m in ("", "\0\xff{", '{"step": 4, "samples_seen": "x"}\n', "[" * 100_000)),
+    ],
+    ids=lambda each: str(each)[:30],
+)  # fmt: skip
+def test_agree_with_the_run(tmp_path, step, samples, metrics, same_plan, words):
+    """Which ends after six steps of two samples."""
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
+    length = RunLength(6, lambda steps: 2 * steps)
+    counters, checkpoint = Counters(step, samples, samples, step, 0), tmp_path / "checkpoints" / "step-00000004"
+    with pytest.raises(CheckpointError, match=words) if words else nullcontext():
+        length.check(counters, checkpoint, same_plan)
+
+
+def test_of_a_schedule():
+    """Batches of 8; a ramp over 8 sequences in three steps, of 8 / 3 sequences each: Megatron's rule."""
+    plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=4)
+    ramp = ScheduleSpec(warmup_steps=0, batch_ramp=BatchRampSpec(start=2, increment=2, samples=8))
+    for schedule, sizes in ((ScheduleSpec(), [8] * 6), (ramp, [2, 2, 4, 8, 8, 8])):
+        length = run_length(plan, tiny.run_directory_spec(steps=6, schedule=schedule))
+        assert [length.samples_after(n) for n in range(7)] == [sum(sizes[:n]) for n in range(7)]
+        assert length.total_steps == 6

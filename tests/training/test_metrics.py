@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 from kit.training.logging.metrics import (
     MetricsLog,
@@ -35,39 +36,35 @@ def lines(path):
 def test_resuming_drops_what_will_be_trained_again_and_what_is_no_step(tmp_path, capsys):
     """Every line is there before the next step; a kill may tear the last one."""
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 0)
-    for step in (1, 2, 3, 4):
-        log.log_step(metrics(step, loss=float(step)))
-        assert [line["step"] for line in lines(path)] == list(range(1, step + 1))
-    log.close()
+    with closing(MetricsLog(path, 0)) as log:
+        for step in (1, 2, 3, 4):
+            log.log_step(metrics(step, loss=float(step)))
+            assert [line["step"] for line in lines(path)] == list(range(1, step + 1))
     with open(path, "a") as file:
         file.write('\n{"step": true}\n[]\n{"step": 5, "lo')
-    log = MetricsLog(path, 2)
-    assert "3 lines of " in capsys.readouterr().out
-    log.log_step(metrics(3, loss=30.0, samples_seen=6))
-    log.close()
+    with closing(MetricsLog(path, 2)) as log:
+        assert "3 lines of " in capsys.readouterr().out
+        log.log_step(metrics(3, loss=30.0, samples_seen=6))
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
     assert lines(path)[2]["samples_seen"] == 6
 
 
 def test_a_checkpoint_s_time_is_written_into_its_line_and_no_other(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 0)
-    for step in (1, 2, 3):
-        log.log_step(metrics(step))
-        if step == 2:
-            log.log_checkpoint(step, 1.25)
-            log.log_checkpoint(step, 9.0)  # of a rank that says it again
-    log.close()
+    with closing(MetricsLog(path, 0)) as log:
+        for step in (1, 2, 3):
+            log.log_step(metrics(step))
+            if step == 2:
+                log.log_checkpoint(step, 1.25)
+                log.log_checkpoint(step, 9.0)  # of a rank that says it again
     assert [line["checkpoint_s"] for line in lines(path)] == [None, 1.25, None]
 
 
 def test_the_past_of_a_run_is_the_steps_that_changed_weights(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 0)
-    for step in (1, 2, 3, 5, 6):
-        log.log_step(metrics(step, loss=float(step), grad_norm=None if step == 3 else 10.0 * step))
-    log.close()
+    with closing(MetricsLog(path, 0)) as log:
+        for step in (1, 2, 3, 5, 6):
+            log.log_step(metrics(step, loss=float(step), grad_norm=None if step == 3 else 10.0 * step))
     every = [(1.0, 10.0), (2.0, 20.0), (5.0, 50.0)]
     asked = (path, 5, 9), (path, 5, 2), (path, 0, 9), (tmp_path, 5, 9)
     assert [logged_steps(*each) for each in asked] == [every, every[1:], [], []]
@@ -78,12 +75,11 @@ def test_the_past_of_a_run_is_the_steps_that_changed_weights(tmp_path):
 
 def test_a_full_disk_delays_lines_and_does_not_end_the_run(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 0)
-    log.log_step(metrics(1))
-    with full_disk(path.stat().st_size + 10):
-        log.log_step(metrics(2))
-        log.log_step(metrics(3))
-    log.log_step(metrics(4))
-    log.close()
+    with closing(MetricsLog(path, 0)) as log:
+        log.log_step(metrics(1))
+        with full_disk(path.stat().st_size + 10):
+            log.log_step(metrics(2))
+            log.log_step(metrics(3))
+        log.log_step(metrics(4))
     assert "metrics of step 2 are not on disk yet, the run goes on" in capsys.readouterr().out
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]

@@ -44,8 +44,7 @@ TRIED = [
     for name in RATES
     for split in ("DDP", "FSDP2, stage 3")
     if (name[:5], split) != ("paged", "FSDP2, stage 3")
-]
-TRIED += [(name, split) for name in ("muon", "adamw-8bit") for split in ("FSDP2, stage 2", "FSDP2, tensor parallel")]
+] + [(name, split) for name in ("muon", "adamw-8bit") for split in ("FSDP2, stage 2", "FSDP2, tensor parallel")]
 BOUND = 1e-5
 """Of ‖found − expected‖ / ‖expected‖ over all master weights."""
 IN_8_BITS = {"adamw-8bit": 1e-4, "paged-adamw-8bit": 1e-4, "lion-8bit": 5e-3}
@@ -114,32 +113,38 @@ def test_two_processes_agree_with_one(tmp_path, name, split):
         assert relative(ranks[0][kind], one[kind]) < (0.05 if "tensor" in split else 1e-3)
 
 
+# One process
+
+
 @pytest.mark.usefixtures("one_process")
-class TestOneProcess:
-    @pytest.mark.parametrize("name", RATES)
-    def test_steps_are_those_of_the_plain_optimizer(self, tmp_path, name):
-        """torch.optim's and bitsandbytes' on whole tensors, and the paper's Lion; clipped, decay of matrices only."""
-        found, plain = beside_plain(directory(tmp_path, name))
-        assert relative(found, plain) < IN_ONE.get(name, 1e-7)
+@pytest.mark.parametrize("name", RATES)
+def test_steps_are_those_of_the_plain_optimizer(tmp_path, name):
+    """torch.optim's and bitsandbytes' on whole tensors, and the paper's Lion; clipped, decay of matrices only."""
+    found, plain = beside_plain(directory(tmp_path, name))
+    assert relative(found, plain) < IN_ONE.get(name, 1e-7)
 
-    def test_what_a_checkpoint_has_beside_fp32_state(self, tmp_path):
-        """Where a moment that is read is rounded: codes and scales, and means of rows and columns."""
-        engines = {name: TorchEngine(directory(tmp_path / name, name)) for name in RATES}
-        found = {name: {key.split(".")[0] for key in each.private_tensors()} for name, each in engines.items()}
-        codes = {"exp_avg_codes", "exp_avg_scales"}
-        both = codes | {"exp_avg_sq_codes", "exp_avg_sq_scales"}
-        eight = {"adamw-8bit": both, "paged-adamw-8bit": both, "lion-8bit": codes}
-        assert {name: keys for name, keys in found.items() if keys} == eight | {"adafactor": {"row_var", "col_var"}}
 
-    def test_the_iteration_is_torchs(self):
-        from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, _zeropower_via_newtonschulz
+@pytest.mark.usefixtures("one_process")
+def test_what_a_checkpoint_has_beside_fp32_state(tmp_path):
+    """Where a moment that is read is rounded: codes and scales, and means of rows and columns."""
+    engines = {name: TorchEngine(directory(tmp_path / name, name)) for name in RATES}
+    found = {name: {key.split(".")[0] for key in each.private_tensors()} for name, each in engines.items()}
+    codes = {"exp_avg_codes", "exp_avg_scales"}
+    both = codes | {"exp_avg_sq_codes", "exp_avg_sq_scales"}
+    eight = {"adamw-8bit": both, "paged-adamw-8bit": both, "lion-8bit": codes}
+    assert {name: keys for name, keys in found.items() if keys} == eight | {"adafactor": {"row_var", "col_var"}}
 
-        for shape in ((24, 40), (40, 24)):
-            update = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-            expected = _zeropower_via_newtonschulz(update, (DEFAULT_A, DEFAULT_B, DEFAULT_C), 5, 1e-7)
-            assert torch.equal(gathered_optimizers.orthogonalised(update.bfloat16()), expected)
-            singular = torch.linalg.svdvals(gathered_optimizers.orthogonalised(update))
-            assert 0.6 < singular.min() < singular.max() < 1.3
+
+@pytest.mark.usefixtures("one_process")
+def test_the_iteration_is_torchs():
+    from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, _zeropower_via_newtonschulz
+
+    for shape in ((24, 40), (40, 24)):
+        update = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        expected = _zeropower_via_newtonschulz(update, (DEFAULT_A, DEFAULT_B, DEFAULT_C), 5, 1e-7)
+        assert torch.equal(gathered_optimizers.orthogonalised(update.bfloat16()), expected)
+        singular = torch.linalg.svdvals(gathered_optimizers.orthogonalised(update))
+        assert 0.6 < singular.min() < singular.max() < 1.3
 
 
 def beside_plain(rundir: tiny.TinyRunDirectory) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -173,9 +178,10 @@ class PaperLion(torch.optim.Optimizer):
 
 
 def plain_optimizers(name: OptimizerName, parameters: dict[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
-    matrices = [p for p in parameters.values() if p.ndim > 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}]
-    groups += [{"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
     rate, adam = RATES[name], {"betas": (0.9, 0.95), "eps": 1e-3}
     if name == "adamw":
         return [torch.optim.AdamW(groups, lr=rate, **adam)]

@@ -17,6 +17,7 @@ from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state, store
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.store import State, write_blocks
+from tests.support.calls import before
 from tests.support.refusals import refusal
 from tests.training.disk import full_disk
 
@@ -71,14 +72,9 @@ def test_writes_that_stop_half_way_go_on_where_they_stopped(tmp_path, monkeypatc
 
 def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
     """Tensors, and what a rank writes alone: another host cannot flush it."""
-    synced, alone, real = [], [], os.fdatasync
-
-    def look(descriptor):
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fdatasync", look)
-    assert {os.path.basename(name) for name in write(tmp_path)} == set(synced)
+    synced, alone = [], []
+    before(monkeypatch, os, "fdatasync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    assert {os.path.basename(name) for name in write(tmp_path)} == set(map(os.path.basename, synced))
     monkeypatch.setattr(store, "fsync", alone.append)
     alone_has = State(KINDS, halves, {}, {"x": torch.zeros(1)}, random_state.capture())
     own = ["private/rank-00000.safetensors", "random/rank-00000.json"]
@@ -119,8 +115,7 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twi
     there.create()
     with BlockWriter() as writer:  # at its end it would be told of a descriptor that is closed already
         writer.write(there, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
-        with pytest.raises(FileNotFoundError):
-            writer.write(gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
+        refusal(FileNotFoundError, writer.write, gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
 
 
 def test_a_full_disk_is_an_error(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -35,24 +36,22 @@ class Steps:
 
 
 def test_what_was_expected_is_not_read_twice():
-    ahead = Prefetcher(feed := Steps(), wanted=True)  # type: ignore[arg-type]
-    ahead.expect(4, 2)
-    assert ahead.step(4, 2) == ["4+2"]
-    ahead.expect(6, 2)
-    assert ahead.step(4, 2) == ["4+2"]  # rewound
-    ahead.expect(6, 2)
-    assert ahead.step(6, 4) == ["6+4"]  # of another size
-    ahead.close()
+    with closing(Prefetcher(feed := Steps(), wanted=True)) as ahead:  # type: ignore[arg-type]
+        ahead.expect(4, 2)
+        assert ahead.step(4, 2) == ["4+2"]
+        ahead.expect(6, 2)
+        assert ahead.step(4, 2) == ["4+2"]  # rewound
+        ahead.expect(6, 2)
+        assert ahead.step(6, 4) == ["6+4"]  # of another size
     wanted = [read for read in feed.read if read[:2] != (6, 2)]
     assert [read[:2] for read in wanted] == [(4, 2), (4, 2), (6, 4)]
     assert [name.startswith("kit-data") for *_, name in wanted] == [True, False, False]
 
 
 def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
-    ahead = Prefetcher(Steps(), wanted=True)  # type: ignore[arg-type]
-    ahead.expect(99, 2)
-    assert "damaged" in refusal(DataError, ahead.step, 99, 2)
-    ahead.close()
+    with closing(Prefetcher(Steps(), wanted=True)) as ahead:  # type: ignore[arg-type]
+        ahead.expect(99, 2)
+        assert "damaged" in refusal(DataError, ahead.step, 99, 2)
 
 
 def test_all_but_what_the_host_reads_is_page_locked(monkeypatch):
@@ -60,8 +59,10 @@ def test_all_but_what_the_host_reads_is_page_locked(monkeypatch):
     row = Row(inputs=np.arange(3), labels=np.arange(3))
     batch = packed([[row, row]], 8)
     pinned = pin(batch)
-    for name in ("input_ids", "labels", "position_ids"):
-        assert torch.equal(getattr(pinned, name), getattr(batch, name) + 1000)
+    assert all(
+        torch.equal(getattr(pinned, name), getattr(batch, name) + 1000)
+        for name in ("input_ids", "labels", "position_ids")
+    )
     assert torch.equal(pinned.sequence_ids, batch.sequence_ids)
     assert (pinned.padding, pinned.source_ids) == (2, None)
 

@@ -19,6 +19,7 @@ from kit.training.data.indexed import IndexedTokens
 from kit.training.data.prepared import is_raw, objective_of, prepared, samples_of
 from kit.training.data.segments import chat_of
 from tests.support.assets import prepare
+from tests.support.files import file_with
 from tests.support.refusals import refusal
 
 CHATS = [
@@ -29,8 +30,7 @@ SFT = JobSpec(objective="sft", seq_length=64)
 
 
 def written(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(file_with(path, "".join(json.dumps(row) + "\n" for row in rows)))
 
 
 def run_of(path: str, template: str | None = "plain") -> RunSpec:
@@ -111,13 +111,11 @@ def test_other_rows_are_no_chats():
 
 
 def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("words")
-    assert objective_of(str(tmp_path / "a.txt")) == "pretrain"
+    assert objective_of(str(file_with(tmp_path / "a.txt", "words"))) == "pretrain"
     preferences = written(tmp_path / "p.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     assert "trl-dpo" in refusal(DataError, objective_of, preferences)
-    other = written(tmp_path / "o.jsonl", [{"question": "a"}])
     assert "fields question; rename question to prompt; kit reads {messages} or" in refusal(
-        DataError, objective_of, other
+        DataError, objective_of, written(tmp_path / "o.jsonl", [{"question": "a"}])
     )
     judged = written(tmp_path / "k.jsonl", [{"prompt": "a", "completion": "b", "label": False}])
     assert "has preferences (prompt, completion, label)" in refusal(DataError, objective_of, judged)
@@ -129,11 +127,8 @@ def test_text_is_for_pretraining_and_other_rows_are_refused(tmp_path):
 def test_a_pair_is_no_raw_rows(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "pair.jsonl.idx").write_bytes(b"")
-    for name, raw in {
-        "a.jsonl": True, "a.parquet": True, "a.md": True, "set": True, "pair": False, "pair.jsonl": False,
-        "absent": False,
-    }.items():  # fmt: skip
-        assert is_raw(str(tmp_path / name)) is raw, name
+    names = ("a.jsonl", "a.parquet", "a.md", "set", "pair", "pair.jsonl", "absent")
+    assert [name for name in names if is_raw(str(tmp_path / name))] == ["a.jsonl", "a.parquet", "a.md", "set"]
     assert is_raw("s3://bucket/a.jsonl")
     assert not is_raw("s3://bucket/a")
 
@@ -147,8 +142,7 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path):
     table.save_to_disk(tmp_path / "saved")
     (tmp_path / "list.json").write_text(json.dumps(CHATS, indent=1))
     shutil.copy(lines, tmp_path / "lines.json")
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "README.md").write_text("no rows")
+    file_with(tmp_path / "shards" / "README.md", "no rows")
     written(tmp_path / "shards" / "b.jsonl", CHATS[2:])
     written(tmp_path / "shards" / "a.jsonl", CHATS[:2])
     pyarrow.parquet.write_table(table.data.table, tmp_path / "rows.parquet")
@@ -160,8 +154,9 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path):
         found.append(Path(f"{pair}.bin").read_bytes())
         assert samples_of(DataSpec(train=pair), SFT) == len(CHATS)
     assert {*found} == {found[0]} != {b""}
-    (tmp_path / "half.json").write_text('[{"text": "a"}, {"te')
-    assert "half.json is not a JSON list of rows" in refusal(DataError, objective_of, str(tmp_path / "half.json"))
+    assert "half.json is not a JSON list of rows" in refusal(
+        DataError, objective_of, str(file_with(tmp_path / "half.json", '[{"text": "a"}, {"te'))
+    )
 
 
 def test_rows_are_tokenised_once_and_again_when_something_changes(tmp_path):
@@ -178,8 +173,7 @@ def test_rows_are_tokenised_once_and_again_when_something_changes(tmp_path):
     assert ["tokenised before" in line for line in said] == [False, True]
     longer, texts = pair(replace(SFT, seq_length=65)), pair(JobSpec(objective="sft", seq_length=64, learning_rate=1.0))
     assert longer != first == texts  # the length cuts rows; the rate does not
-    jinja = tmp_path / "own.jinja"
-    jinja.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    jinja = file_with(tmp_path / "own.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
     assert pair(template=str(jinja)) != first
     written(tmp_path / "rows.jsonl", CHATS[1:])
     assert IndexedTokens(pair()).sidecar.num_documents == len(CHATS) - 1  # the file's content counts
@@ -206,8 +200,7 @@ def test_text_has_as_many_samples_as_sequences(tmp_path):
     rows = written(tmp_path / "text.jsonl", [{"text": "import os\n" * 100}])
     job = JobSpec(seq_length=32)
     pair = prepared(run_of(rows, None), job, tmp_path, lambda _: None).data
-    tokens = IndexedTokens(str(pair.train)).sidecar.num_tokens
-    assert samples_of(pair, job) == tokens // 32 > 1
+    assert samples_of(pair, job) == IndexedTokens(str(pair.train)).sidecar.num_tokens // 32 > 1
 
 
 @pytest.mark.parametrize(
@@ -228,8 +221,7 @@ def test_the_new_recipe_reads_back_as_it_was(tmp_path, monkeypatch):
     words = ["layout.engine=torch", "run.checkpoint.every_steps=7", "job.grad_clip=2", "run.data.validation=held"]
     made = new_recipe(str(prepare().model), "8xH100", "rows.jsonl", {"lora": {"rank": 4}}, words, "own.jinja")
     (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/recipe.yaml").write_text(made.text(Path("runs/a")))
-    again = load_recipe(tmp_path / "runs/a/recipe.yaml")
+    again = load_recipe(file_with(tmp_path / "runs/a/recipe.yaml", made.text(Path("runs/a"))))
     assert replace(again, name=made.recipe.name) == made.recipe
     assert (again.job.lora.rank, again.job.learning_rate, again.job.epochs, again.run.checkpoint.every_steps) == (
         4, 2e-4, 3, 7,

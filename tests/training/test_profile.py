@@ -11,6 +11,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from kit.training import profile
 from kit.training.__main__ import main, steps_range
 from tests.support import tiny
+from tests.support.refusals import refusal
 from tests.support.workers import Pool
 from tests.training import runs
 
@@ -104,6 +105,5 @@ def test_a_range_of_steps(text, steps):
 
 @pytest.mark.parametrize("text", ["x", "0-3", "5-2", "5-x", ""])
 def test_a_range_that_is_none_is_refused(text, capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--profile", text])
+    refusal(SystemExit, main, ["run", "--profile", text])
     assert "is not a range of steps; use 5-8" in capsys.readouterr().err

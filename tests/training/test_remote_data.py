@@ -74,10 +74,9 @@ def loader(data: DataSpec, objective: str = "pretrain") -> DataLoader:
 
 def batches(data: DataSpec, objective: str = "pretrain") -> list[dict[str, object]]:
     opened = loader(data, objective)
-    trained = chain(*(opened.step(step * 12) for step in range(3)))
     return [
         {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in vars(batch).items()}
-        for batch in chain(trained, *opened.validation_batches().values())
+        for batch in chain(*(opened.step(step * 12) for step in range(3)), *opened.validation_batches().values())
     ]
 
 
@@ -114,44 +113,48 @@ def test_other_protocols(tmp_path, protocol):
     assert batches(sets(tmp_path, "text", copied)) == batches(sets(tmp_path, "text", str))
 
 
-class TestRequests:
-    def test_of_a_step(self, tmp_path, s3):
-        """One for each sample of this rank, in one batch, and one for the version of the object; the index and the
-        sidecar at the start."""
-        data = sets(tmp_path, "text", put)
-        seen = requests(s3)
-        opened = loader(data)
-        assert (seen["GET .bin"], seen["GET .idx"]) == (0, 3)
-        seen.clear()
-        opened.step(0)
-        assert seen["HEAD .bin"] == 1
-        assert 4 <= seen["GET .bin"] <= 6  # samples that lie side by side are one request
-        seen.clear()
-        opened.validation_batches()  # in file order: a few requests for all
-        assert seen["GET .bin"] <= 2 * 3
-        seen.clear()
-        loader(data)
-        assert seen["GET .idx"] == 0
+# Requests
 
-    def test_all_of_a_step_run_at_the_same_time(self, tmp_path, s3):
-        opened = loader(sets(tmp_path, "text", put))
-        seen = requests(s3)
-        opened.step(0)
-        meeting = threading.Barrier(seen["GET .bin"])
 
-        def fault(method: str, key: str) -> None:
-            if method == "GET":
-                meeting.wait(20)
+def test_of_a_step(tmp_path, s3):
+    """One for each sample of this rank, in one batch, and one for the version of the object; the index and the
+    sidecar at the start."""
+    data = sets(tmp_path, "text", put)
+    seen = requests(s3)
+    opened = loader(data)
+    assert (seen["GET .bin"], seen["GET .idx"]) == (0, 3)
+    seen.clear()
+    opened.step(0)
+    assert seen["HEAD .bin"] == 1
+    assert 4 <= seen["GET .bin"] <= 6  # samples that lie side by side are one request
+    seen.clear()
+    opened.validation_batches()  # in file order: a few requests for all
+    assert seen["GET .bin"] <= 2 * 3
+    seen.clear()
+    loader(data)
+    assert seen["GET .idx"] == 0
 
-        s3.fault = fault
-        opened.step(0)
 
-    def test_several_processes_fetch_an_index_once(self, tmp_path, s3):
-        address = put(made(tmp_path / "a"))
-        seen = requests(s3)
-        environment = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "XDG_"))}
-        assert pool("torch", 2).run(opened_length, address, environment) == [len(IndexedTokens(tmp_path / "a"))] * 2
-        assert seen["GET .idx"] == 1
+def test_all_of_a_step_run_at_the_same_time(tmp_path, s3):
+    opened = loader(sets(tmp_path, "text", put))
+    seen = requests(s3)
+    opened.step(0)
+    meeting = threading.Barrier(seen["GET .bin"])
+
+    def fault(method: str, key: str) -> None:
+        if method == "GET":
+            meeting.wait(20)
+
+    s3.fault = fault
+    opened.step(0)
+
+
+def test_several_processes_fetch_an_index_once(tmp_path, s3):
+    address = put(made(tmp_path / "a"))
+    seen = requests(s3)
+    environment = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "XDG_"))}
+    assert pool("torch", 2).run(opened_length, address, environment) == [len(IndexedTokens(tmp_path / "a"))] * 2
+    assert seen["GET .idx"] == 1
 
 
 def opened_length(address: str, environment: dict[str, str]) -> int:
@@ -159,73 +162,80 @@ def opened_length(address: str, environment: dict[str, str]) -> int:
         return len(IndexedTokens(address))
 
 
-class TestFailures:
-    @pytest.fixture
-    def address(self, tmp_path, s3):
-        return put(made(tmp_path / "a"))
+# Failures
 
-    def test_a_transient_error_is_outlived(self, s3, tmp_path, address):
-        opened = IndexedTokens(address)
-        left = [5]  # all four, then one of them
 
-        def fault(method: str, key: str) -> int | None:
-            left[0] -= method == "GET" and key.endswith(".bin")
-            return 503 if method == "GET" and left[0] >= 0 else None
+@pytest.fixture
+def address(tmp_path, s3):
+    return put(made(tmp_path / "a"))
 
-        s3.fault = fault
-        ranges = [(k * 97, 33) for k in range(4)]
-        assert np.array_equal(opened.read_all(ranges), IndexedTokens(tmp_path / "a").read_all(ranges))
-        assert left[0] == 5 - (4 + 4 + 1)  # what has come is not asked for again
 
-    @pytest.mark.parametrize(("status", "tries"), [(503, 4), (403, 2)])
-    def test_a_lasting_one_names_the_address(self, s3, address, status, tries):
-        opened = IndexedTokens(address)
-        seen = requests(s3, status)
-        said = refusal(DataError, opened.read, 0, 5)
-        assert re.search(rf"reading a\.bin of {BUCKET} failed: .*credentials", said)
-        assert SECRET not in said
-        assert seen["GET .bin"] == tries
+def test_a_transient_error_is_outlived(s3, tmp_path, address):
+    opened = IndexedTokens(address)
+    left = [5]  # all four, then one of them
 
-    @pytest.mark.nightly
-    def test_an_object_that_is_cut_short(self, s3, address):
-        opened = IndexedTokens(address)
-        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"\0" * 40)
-        assert "a.bin of s3://bucket/sets failed" in refusal(DataError, opened.read, 0, 40)
-        assert "a.bin has 40 bytes where its index asks for" in refusal(DataError, IndexedTokens, address)
+    def fault(method: str, key: str) -> int | None:
+        left[0] -= method == "GET" and key.endswith(".bin")
+        return 503 if method == "GET" and left[0] >= 0 else None
 
-    def test_an_object_that_changes(self, tmp_path, s3, address):
-        opened = IndexedTokens(address)
-        opened.read(0, 5)
-        changed = (tmp_path / "a.bin").read_bytes()[:-2] + b"\1\0"
-        boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=changed)
-        said = refusal(DataError, opened.read, 0, 5)
-        assert "s3://bucket/sets/a.bin was replaced while the run reads it (ETag" in said
+    s3.fault = fault
+    ranges = [(k * 97, 33) for k in range(4)]
+    assert np.array_equal(opened.read_all(ranges), IndexedTokens(tmp_path / "a").read_all(ranges))
+    assert left[0] == 5 - (4 + 4 + 1)  # what has come is not asked for again
 
-    def test_an_index_of_before_is_not_used(self, tmp_path, s3):
-        """Another set at the address, of the same sizes and the same tokens, whose rows end elsewhere."""
-        for name, parts in (("a", [[1, 2, 3], [4]]), ("b", [[1], [2, 3, 4]])):
-            pair(tmp_path / name, [parts], "sft")
-        assert os.path.getsize(tmp_path / "a.idx") == os.path.getsize(tmp_path / "b.idx")
-        assert IndexedTokens(put(tmp_path / "a", "x")).sequence_lengths.tolist() == [3, 1]
-        assert IndexedTokens(put(tmp_path / "b", "x")).sequence_lengths.tolist() == [1, 3]
 
-    @pytest.mark.parametrize(
-        ("prefix", "suffix"), [("bucket/sets", ".bin"), ("bucket/sets", ".idx"), ("other", ".bin")]
-    )
-    def test_a_missing_object(self, s3, address, prefix, suffix):
-        boto3.client("s3").delete_object(Bucket="bucket", Key=f"sets/a{suffix}")
-        assert f"s3://{prefix}/a{suffix} is missing" in refusal(DataError, IndexedTokens, f"s3://{prefix}/a")
+@pytest.mark.parametrize(("status", "tries"), [(503, 4), (403, 2)])
+def test_a_lasting_one_names_the_address(s3, address, status, tries):
+    opened = IndexedTokens(address)
+    seen = requests(s3, status)
+    said = refusal(DataError, opened.read, 0, 5)
+    assert re.search(rf"reading a\.bin of {BUCKET} failed: .*credentials", said)
+    assert SECRET not in said
+    assert seen["GET .bin"] == tries
 
-    def test_a_cache_that_cannot_be_written(self, tmp_path, address):
-        (tmp_path / "cache").write_text("a file")
-        assert re.search(r"cannot be copied to .* set XDG_CACHE_HOME", refusal(DataError, IndexedTokens, address))
 
-    @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "s3://"])
-    @pytest.mark.parametrize("key", ["train", "validation", "validation_sets", "blend"])
-    def test_addresses_that_are_refused(self, address, key):
-        values = {"validation_sets": {"x": address}, "blend": {"x": BlendedSetSpec(path=address, weight=1)}}
-        data = {key: values.get(key, address)} | ({} if key in ("train", "blend") else {"train": "a"})
-        assert "hunter2" not in refusal(SpecError, DataSpec, **data)
+@pytest.mark.nightly
+def test_an_object_that_is_cut_short(s3, address):
+    opened = IndexedTokens(address)
+    boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=b"\0" * 40)
+    assert "a.bin of s3://bucket/sets failed" in refusal(DataError, opened.read, 0, 40)
+    assert "a.bin has 40 bytes where its index asks for" in refusal(DataError, IndexedTokens, address)
+
+
+def test_an_object_that_changes(tmp_path, s3, address):
+    opened = IndexedTokens(address)
+    opened.read(0, 5)
+    changed = (tmp_path / "a.bin").read_bytes()[:-2] + b"\1\0"
+    boto3.client("s3").put_object(Bucket="bucket", Key="sets/a.bin", Body=changed)
+    assert "s3://bucket/sets/a.bin was replaced while the run reads it (ETag" in refusal(DataError, opened.read, 0, 5)
+
+
+def test_an_index_of_before_is_not_used(tmp_path, s3):
+    """Another set at the address, of the same sizes and the same tokens, whose rows end elsewhere."""
+    for name, parts in (("a", [[1, 2, 3], [4]]), ("b", [[1], [2, 3, 4]])):
+        pair(tmp_path / name, [parts], "sft")
+    assert os.path.getsize(tmp_path / "a.idx") == os.path.getsize(tmp_path / "b.idx")
+    assert IndexedTokens(put(tmp_path / "a", "x")).sequence_lengths.tolist() == [3, 1]
+    assert IndexedTokens(put(tmp_path / "b", "x")).sequence_lengths.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [("bucket/sets", ".bin"), ("bucket/sets", ".idx"), ("other", ".bin")])
+def test_a_missing_object(s3, address, prefix, suffix):
+    boto3.client("s3").delete_object(Bucket="bucket", Key=f"sets/a{suffix}")
+    assert f"s3://{prefix}/a{suffix} is missing" in refusal(DataError, IndexedTokens, f"s3://{prefix}/a")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, address):
+    (tmp_path / "cache").write_text("a file")
+    assert re.search(r"cannot be copied to .* set XDG_CACHE_HOME", refusal(DataError, IndexedTokens, address))
+
+
+@pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/a", "az://box/a?sig=hunter2", "s3://"])
+@pytest.mark.parametrize("key", ["train", "validation", "validation_sets", "blend"])
+def test_addresses_that_are_refused(address, key):
+    values = {"validation_sets": {"x": address}, "blend": {"x": BlendedSetSpec(path=address, weight=1)}}
+    data = {key: values.get(key, address)} | ({} if key in ("train", "blend") else {"train": "a"})
+    assert "hunter2" not in refusal(SpecError, DataSpec, **data)
 
 
 @pytest.mark.nightly

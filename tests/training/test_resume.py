@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from functools import partial
@@ -22,15 +21,13 @@ MASTER = "model/model-00001-of-00001.safetensors"
 
 
 def spoil(directory, place, value, seal=with_checksum):
-    """Another value in a manifest, with the hash that its author would write; with ``dict``, the hash that it had."""
-    path = directory / "manifest.json"
-    path.write_text(json.dumps(seal(hostile.changed(json.loads(path.read_text()), place, value))))
+    """Of a manifest; with ``dict``, it keeps the hash that it had."""
+    hostile.spoil(directory / "manifest.json", place, value, seal)
 
 
 def rewrite(directory, name, change):
     """Other bytes in a file."""
-    path = directory / name
-    path.write_bytes(change(path.read_bytes()))
+    (directory / name).write_bytes(change((directory / name).read_bytes()))
 
 
 def add(directory, name, link=False):

@@ -54,8 +54,7 @@ def test_a_short_run_warms_up_for_a_tenth_of_itself(steps, warmup):
 
 
 def test_only_samples_matter_not_how_steps_group_them():
-    schedule = ScheduleSpec(warmup_steps=100)
-    small = learning_rate(512, peak=1.0, schedule=schedule, total_steps=1000, global_batch_size=4)
+    small = learning_rate(512, peak=1.0, schedule=ScheduleSpec(warmup_steps=100), total_steps=1000, global_batch_size=4)
     large = learning_rate(512, peak=1.0, schedule=ScheduleSpec(warmup_steps=50), total_steps=500, global_batch_size=8)
     assert small == large
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,8 +18,8 @@ from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
-from kit.training.data.fine_tuning_rows import Row
 from kit.training.data.samples import padded
+from tests.deepspeed import plain, samples
 from tests.support import tiny
 from tests.support.parameter_shapes import parameter_shapes
 from tests.support.workers import pool
@@ -28,37 +28,14 @@ from tests.training import cases
 ROWS = 8
 OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 JOB = {"objective": "seq2seq", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
-
-
-def row(index: int) -> Row:
-    """Sources of 3 to 17 tokens, targets of 2 to 23."""
-    generator = np.random.default_rng(index)
-    source, target = (generator.integers(0, tiny.VOCAB_SIZE, n) for n in (3 + index * 5 % 15, 2 + index * 7 % 22))
-    return Row(inputs=np.concatenate([[1], target[:-1]]), labels=target, source=source)
+row = functools.partial(samples.row, "seq2seq")
+"""Of an index: sources of 3 to 17 tokens, targets of 2 to 23."""
 
 
 def micro_batches(engine: Any, rundir: tiny.TinyRunDirectory, step: int) -> list[MicroBatch]:
     """This rank's two micro batches of two."""
-    mbs, dp = rundir.plan.layout.micro_batch_size, engine.dp_size
-    return [
-        padded([row(step * ROWS + (a * dp + engine.dp_rank) * mbs + b) for b in range(mbs)], longest=tiny.SEQ_LENGTH)
-        for a in range(rundir.plan.layout.gradient_accumulation_steps)
-    ]
-
-
-def reference(start: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """transformers' own labels, shift and mean, a row at a time: nothing is padded."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
-    model.train()
-    tokens = sum(len(row(k)) for k in range(ROWS))
-    total = 0.0
-    for k in range(ROWS):
-        each = row(k)
-        source, inputs, labels = (torch.from_numpy(x)[None] for x in (each.source, each.inputs, each.labels))
-        loss = model(input_ids=source, decoder_input_ids=inputs, labels=labels).loss * len(each) / tokens
-        loss.backward()
-        total += loss.item()
-    return total, {name: p.grad for name, p in model.named_parameters()}
+    ranks = {"dp_rank": engine.dp_rank, "dp_size": engine.dp_size}
+    return samples.micro_batches("seq2seq", step, mbs=2, accumulation=2, **ranks)
 
 
 @pytest.mark.everyday("t5-torch-3")
@@ -81,17 +58,17 @@ def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: in
     weights = load_file(path := Path(start) / "model.safetensors")
     steep = {name: each * (16 if re.search(r"[qkv]_proj\.weight", name) else 1) for name, each in weights.items()}
     save_file(steep, path, metadata={"format": "pt"})
-    loss, gradients = reference(start)
+    expected = plain.reference(Path(start), 1, objective="seq2seq")
     plan = tiny.plan(spec, job=JOB, engine=engine, zero_stage=stage, **layout)
     rundir = tiny.run_directory(tmp_path / "run", plan, model_path=start)
     found, _ = pool(engine, 2).run(cases.train, rundir, 1e-2, micro_batches)
-    assert found["first"][0][0] == pytest.approx(loss, rel=1e-6)
+    assert found["first"][0][0] == pytest.approx(expected.losses[0], rel=1e-6)
     assert found["tokens"] == sum(len(row(k)) for k in range(2 * ROWS, 3 * ROWS))
     assert cases.numbers(found["again"]) == pytest.approx(cases.numbers(found["after"]), rel=1e-6)
     # Softmax is blind to the bias of keys: what is left of its gradient is rounding.
-    blind = [name for name in gradients if name.endswith("k_proj.bias")]
+    blind = [name for name in expected.gradients if name.endswith("k_proj.bias")]
     assert all(found["gradients"].pop(name).abs().max() < 1e-9 for name in blind)
-    assert cases.worst(found["gradients"], {n: each for n, each in gradients.items() if n not in blind}) < 1e-5
+    assert cases.worst(found["gradients"], {n: each for n, each in expected.gradients.items() if n not in blind}) < 1e-5
 
     other = "deepspeed" if engine == "torch" else "torch"
     rundir = tiny.run_directory(tmp_path / "other", tiny.plan(spec, job=JOB, engine=other, zero_stage=2, **layout))

@@ -98,111 +98,115 @@ AS_CHATML = (
 TOOLS = "{% for t in tools or [] %}{{ t.name }};{% endfor %}{% for m in messages %}{{ m.content }} {% endfor %}"
 
 
-class TestConversion:
-    @pytest.mark.parametrize(
-        ("own", "asked", "row", "whole", "counted", "recorded"),
-        [
-            # The last newline is a token that nothing follows, but a label all the same.
-            (CHATML, None, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
-            (None, "my.jinja", TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
-            (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
-            (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
-            (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
-            (None, "plain", {"prompt": TALK["messages"][:3], "completion": TALK["messages"][3:]}, PLAIN, "No.</s>",
-             read_chat_template("plain")),
-            (TOOLS, None, TALK | {"tools": [{"name": "f"}]}, "f;Hi Hello! And? No. ", "Hello! No. ", TOOLS),
-        ],
-        ids=["own", "of a file", "of kit", "of kit instead of its own", "none", "of TRL's messages", "of tools"],
-    )  # fmt: skip
-    def test_what_the_assistant_says_counts(
-        self, tokenizer, tmp_path, monkeypatch, own, asked, row, whole, counted, recorded
-    ):
-        """By the tokenizer's template, or one that is asked for: of a file, or of kit. It is recorded."""
-        directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
-        monkeypatch.chdir(tmp_path)
-        Path("my.jinja").write_text(CHATML)
-        done = tokenised(tmp_path, directory, row, chat("a", "b") if "messages" in row else row, chat_template=asked)
-        assert "2 rows for sft" in str(done)
-        assert read(tmp_path / "out", directory)[0] == (whole, counted)
-        assert done.sidecar.chat_template == recorded
+# Conversion
 
-    @pytest.mark.parametrize(
-        ("own", "asked", "row", "says"),
-        [
-            (None, None, TALK, r"x\.jsonl:1 holds messages and the tokenizer has no chat template; give .* plain"),
-            (None, "chatml", TALK, r"--chat-template chatml is no file of text; give .* or plain"),
-            (
-                "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}", None, TALK,
-                r"x\.jsonl:1: the chat template writes a turn differently",
-            ),
-            ("{{ raise_exception('no') }}", None, TALK, r"x\.jsonl:1: the chat template refuses these messages \(no"),
-            (None, None, {"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
-            (None, None, ["a"], r"x\.jsonl:1 holds a list; one JSON object a line is needed"),
-            (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "no message to learn, with role="),
-            (CHATML, None, {"messages": [{"role": "assistant"}]}, r"message 1 \(role=assistant\) has no text in"),
-            (CHATML, None, {"messages": "a"}, "should be a list"),
-            (CHATML, None, {"conversations": [{"from": ["x" * 9999], "value": "a"}]}, "is none of ShareGPT's human"),
-        ],
-        ids=[
-            "no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list",
-            "unknown role",
-        ],
-    )  # fmt: skip
-    def test_what_is_refused_leaves_nothing(self, tokenizer, tmp_path, own, asked, row, says):
-        directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
-        assert re.search(says, refusal(DataError, tokenised, tmp_path, directory, row, chat_template=asked))
-        assert not list(tmp_path.glob("out*"))
 
-    @pytest.mark.parametrize("adds", [False, True])
-    def test_a_prompt_begins_as_the_tokenizer_begins_a_text(self, tokenizer, tmp_path, adds):
-        """With a BOS where it adds one, and without where it only has one. A chat begins as its template begins it."""
-        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, bos_token="<|im_start|>")
-        if adds:
-            loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
-                single="<|im_start|> $A", special_tokens=[("<|im_start|>", loaded.bos_token_id)]
-            )
-        loaded.save_pretrained(tmp_path / "t")
-        tokenised(tmp_path, tmp_path / "t", {"prompt": "2+2=", "completion": "4"}, TALK, chat_template="plain")
-        assert read(tmp_path / "out", tmp_path / "t") == [
-            ("<|im_start|>" * adds + "2+2=4</s>", "4</s>"),
-            (PLAIN, "Hello!</s>No.</s>"),
-        ]
+@pytest.mark.parametrize(
+    ("own", "asked", "row", "whole", "counted", "recorded"),
+    [
+        # The last newline is a token that nothing follows, but a label all the same.
+        (CHATML, None, TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
+        (None, "my.jinja", TALK, AS_CHATML, "Hello!<|im_end|>\nNo.<|im_end|>\n", CHATML),
+        (None, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
+        (CHATML, "plain", TALK, PLAIN, "Hello!</s>No.</s>", read_chat_template("plain")),
+        (None, None, {"prompt": "2+2=", "completion": "4"}, "2+2=4</s>", "4</s>", None),
+        (None, "plain", {"prompt": TALK["messages"][:3], "completion": TALK["messages"][3:]}, PLAIN, "No.</s>",
+         read_chat_template("plain")),
+        (TOOLS, None, TALK | {"tools": [{"name": "f"}]}, "f;Hi Hello! And? No. ", "Hello! No. ", TOOLS),
+    ],
+    ids=["own", "of a file", "of kit", "of kit instead of its own", "none", "of TRL's messages", "of tools"],
+)  # fmt: skip
+def test_what_the_assistant_says_counts(tokenizer, tmp_path, monkeypatch, own, asked, row, whole, counted, recorded):
+    """By the tokenizer's template, or one that is asked for: of a file, or of kit. It is recorded."""
+    directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
+    monkeypatch.chdir(tmp_path)
+    Path("my.jinja").write_text(CHATML)
+    done = tokenised(tmp_path, directory, row, chat("a", "b") if "messages" in row else row, chat_template=asked)
+    assert "2 rows for sft" in str(done)
+    assert read(tmp_path / "out", directory)[0] == (whole, counted)
+    assert done.sidecar.chat_template == recorded
 
-    def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
-        rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
-        result = tokenised(tmp_path, tokenizer, *rows, seq_length=6)
-        assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
-        assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
-        assert "has a row of 6 tokens and job.seq_length is 5" in refusal(
-            DataError, read, tmp_path / "out", tokenizer, 5
+
+@pytest.mark.parametrize(
+    ("own", "asked", "row", "says"),
+    [
+        (None, None, TALK, r"x\.jsonl:1 holds messages and the tokenizer has no chat template; give .* plain"),
+        (None, "chatml", TALK, r"--chat-template chatml is no file of text; give .* or plain"),
+        (
+            "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}", None, TALK,
+            r"x\.jsonl:1: the chat template writes a turn differently",
+        ),
+        ("{{ raise_exception('no') }}", None, TALK, r"x\.jsonl:1: the chat template refuses these messages \(no"),
+        (None, None, {"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
+        (None, None, ["a"], r"x\.jsonl:1 holds a list; one JSON object a line is needed"),
+        (CHATML, None, {"messages": [{"role": "user", "content": "a"}]}, "no message to learn, with role="),
+        (CHATML, None, {"messages": [{"role": "assistant"}]}, r"message 1 \(role=assistant\) has no text in"),
+        (CHATML, None, {"messages": "a"}, "should be a list"),
+        (CHATML, None, {"conversations": [{"from": ["x" * 9999], "value": "a"}]}, "is none of ShareGPT's human"),
+    ],
+    ids=[
+        "no template", "no file", "rewrites", "raises", "fields", "list", "no answer", "no content", "no list",
+        "unknown role",
+    ],
+)  # fmt: skip
+def test_what_is_refused_leaves_nothing(tokenizer, tmp_path, own, asked, row, says):
+    directory = tokenizer if own is None else templated(tokenizer, tmp_path / "t", own)
+    assert re.search(says, refusal(DataError, tokenised, tmp_path, directory, row, chat_template=asked))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tokenizer, tmp_path, adds):
+    """With a BOS where it adds one, and without where it only has one. A chat begins as its template begins it."""
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, bos_token="<|im_start|>")
+    if adds:
+        loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", loaded.bos_token_id)]
         )
+    loaded.save_pretrained(tmp_path / "t")
+    tokenised(tmp_path, tmp_path / "t", {"prompt": "2+2=", "completion": "4"}, TALK, chat_template="plain")
+    assert read(tmp_path / "out", tmp_path / "t") == [
+        ("<|im_start|>" * adds + "2+2=4</s>", "4</s>"),
+        (PLAIN, "Hello!</s>No.</s>"),
+    ]
 
-    def test_a_slow_tokenizer_is_refused(self, tokenizer):
-        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=CHATML)
-        slow = SimpleNamespace(is_fast=False, chat_template="x", apply_chat_template=loaded.apply_chat_template)
-        said = refusal(DataError, segments.chat_segments, slow, TALK["messages"], "x.jsonl:1")
-        assert "gives no offsets (it is a slow one)" in said
 
-    def test_a_decoder_begins_with_a_token_that_its_model_names(self, tokenizer, tmp_path):
-        shutil.copytree(tokenizer, tmp_path / "t")
-        (tmp_path / "t" / "config.json").write_text('{"model_type": "bart"}')
-        assert "config.json has no decoder_start_token_id" in refusal(
-            DataError, tokenised, tmp_path, tmp_path / "t", {"source": "ab", "target": "cde"}, objective="seq2seq"
-        )
+def test_long_rows_lose_their_end_and_empty_ones_are_left_out(tokenizer, tmp_path):
+    rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
+    result = tokenised(tmp_path, tokenizer, *rows, seq_length=6)
+    assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
+    assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
+    assert "has a row of 6 tokens and job.seq_length is 5" in refusal(DataError, read, tmp_path / "out", tokenizer, 5)
 
-    def test_pairs(self, tokenizer, tmp_path):
-        """They are as long as the longer of the two."""
-        pairs = {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"}
-        result = tokenised(tmp_path, tokenizer, *pairs, objective="seq2seq")
-        assert (result.sidecar.longest, result.sidecar.decoder_start_token_id) == (6, 0)
-        samples = RowSamples(rows := Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
-        assert [samples.length(index) for index in range(2)] == [3, 6]
-        (row,), loaded = rows.read_all([0]), PreTrainedTokenizerFast.from_pretrained(tokenizer)
-        assert (loaded.decode(row.source), loaded.decode(row.labels)) == ("ab", "cde")
-        assert row.inputs.tolist() == [0, *row.labels[:-1]]
-        assert "has a row of 6 tokens and job.seq_length is 5" in refusal(
-            DataError, Rows, IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000
-        )
+
+def test_a_slow_tokenizer_is_refused(tokenizer):
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, chat_template=CHATML)
+    slow = SimpleNamespace(is_fast=False, chat_template="x", apply_chat_template=loaded.apply_chat_template)
+    said = refusal(DataError, segments.chat_segments, slow, TALK["messages"], "x.jsonl:1")
+    assert "gives no offsets (it is a slow one)" in said
+
+
+def test_a_decoder_begins_with_a_token_that_its_model_names(tokenizer, tmp_path):
+    shutil.copytree(tokenizer, tmp_path / "t")
+    (tmp_path / "t" / "config.json").write_text('{"model_type": "bart"}')
+    assert "config.json has no decoder_start_token_id" in refusal(
+        DataError, tokenised, tmp_path, tmp_path / "t", {"source": "ab", "target": "cde"}, objective="seq2seq"
+    )
+
+
+def test_pairs(tokenizer, tmp_path):
+    """They are as long as the longer of the two."""
+    pairs = {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"}
+    result = tokenised(tmp_path, tokenizer, *pairs, objective="seq2seq")
+    assert (result.sidecar.longest, result.sidecar.decoder_start_token_id) == (6, 0)
+    samples = RowSamples(rows := Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
+    assert [samples.length(index) for index in range(2)] == [3, 6]
+    (row,), loaded = rows.read_all([0]), PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    assert (loaded.decode(row.source), loaded.decode(row.labels)) == ("ab", "cde")
+    assert row.inputs.tolist() == [0, *row.labels[:-1]]
+    assert "has a row of 6 tokens and job.seq_length is 5" in refusal(
+        DataError, Rows, IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,8 +351,7 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
     spec = tiny.model(family, **({"sliding_window": 5} if family == "mistral" else {}))
     expected = rows_alone(tmp_path, spec, packing)
     for layout in layouts:
-        rundir = expected.run_directory(tmp_path / "run", layout)
-        found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir)[0]
+        found = pool(layout["engine"], 2).run(gradients_of_a_step, expected.run_directory(tmp_path / "run", layout))[0]
         assert (found["loss"].tokens, found["loss"].mean) == (
             expected.tokens,
             pytest.approx(expected.mean, rel=1e-6),
@@ -394,8 +397,7 @@ def test_tokens_and_padding_are_counted_over_all_ranks(tmp_path, layout):
 def test_rows_are_of_an_objective_and_packing_of_rows_alone(tmp_path, objective, packing, says):
     data = DataSpec(train=str(rows_on_disk(tmp_path / "train")), packing=packing)
     rundir = tiny.run_directory(tmp_path, tiny.plan(job={"objective": objective}), data=data)
-    rank = SimpleNamespace(dp_rank=0, dp_size=1)
-    assert says in refusal(DataError, DataLoader.open, rundir.plan, rundir.run, rank)
+    assert says in refusal(DataError, DataLoader.open, rundir.plan, rundir.run, SimpleNamespace(dp_rank=0, dp_size=1))
 
 
 @pytest.mark.usefixtures("one_process")

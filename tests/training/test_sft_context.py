@@ -42,8 +42,9 @@ def test_a_split_row_has_the_gradients_of_rows_alone(tmp_path: Path, case: str) 
     expected = rows_alone(tmp_path, tiny.model(family), packing)
     rundir = expected.run_directory(tmp_path / "run", layout)
     for rank in pool(layout["engine"], rundir.plan.layout.world_size).run(gradients_of_a_step, rundir):
-        for loss in (rank["loss"], rank["evaluated"]):
-            assert (loss.tokens, loss.mean) == (expected.tokens, pytest.approx(expected.mean, rel=1e-6))
+        assert [(rank[key].tokens, rank[key].mean) for key in ("loss", "evaluated")] == [
+            (expected.tokens, pytest.approx(expected.mean, rel=1e-6))
+        ] * 2
         if rank["gradients"]:
             assert cases.worst(rank["gradients"], expected.gradients) < 1e-5
 
@@ -94,8 +95,7 @@ def test_a_planted_fault_turns_the_comparison_red(tmp_path: Path, fault: str, ca
 def test_rows_are_padded_to_equal_parts(tmp_path: Path, packing: bool, cp: int, length: int) -> None:
     """Of a ring of eight two each: a length of 8 has no sixteen parts."""
     plan = tiny.plan(job={"objective": "sft", "seq_length": 48}, cp=cp)
-    rundir = tiny.run_directory(tmp_path, plan)
-    samples = open_samples(plan, rundir.run, str(rows_on_disk(tmp_path / "train")))
+    samples = open_samples(plan, tiny.run_directory(tmp_path, plan).run, str(rows_on_disk(tmp_path / "train")))
     shortest = min(range(len(samples)), key=samples.length)
     assert samples.length(shortest) <= 8
     assert samples.micro_batches([[shortest]])[0].input_ids.shape == (1, length)

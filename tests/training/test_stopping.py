@@ -28,8 +28,6 @@ from tests.support.refusals import refusal
 from tests.support.workers import WorkerError, pool
 from tests.training import runs
 
-one_process = pytest.mark.usefixtures("one_process")
-
 
 @pytest.mark.parametrize(
     ("number", "reason"),
@@ -95,7 +93,7 @@ def test_the_time_limit_counts_from_the_start_of_the_process():
     assert Stopping(1, started=time.monotonic() - 61).mine() is Reason.TIME_LIMIT
 
 
-@one_process
+@runs.one_process
 def test_the_time_limit_stops_a_run(tmp_path, capsys):
     rundir = runs.trained(tmp_path / "run", limits=LimitsSpec(max_minutes=1), started=time.monotonic() - 60)
     summary = runs.summary(rundir)
@@ -156,8 +154,7 @@ def test_a_worker_that_is_stopped_says_how_to_go_on(worker, tmp_path, number, co
 
 def test_a_worker_counts_its_data_and_tells_cublas_to_repeat(worker, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    plan = tiny.plan(job={"total_tokens": None, "epochs": 0.1})
-    code, said = worker(steps=None, plan=plan, deterministic=True)
+    code, said = worker(steps=None, plan=tiny.plan(job={"total_tokens": None, "epochs": 0.1}), deterministic=True)
     assert (code, os.environ["CUBLAS_WORKSPACE_CONFIG"]) == (0, ":4096:8")
     assert re.search(r"^\d+ steps: 0\.1\d* epochs of \d+ windows$", said, re.MULTILINE)
 
@@ -200,8 +197,7 @@ def test_a_directory_that_goes_while_it_trains(worker, tmp_path, monkeypatch, de
 
 def test_a_worker_without_its_gpu_says_so(worker):
     gpu = dataclasses.replace(tiny.cluster().gpu, device="cuda", name="H100")
-    plan = dataclasses.replace(tiny.plan(), cluster=dataclasses.replace(tiny.cluster(), gpu=gpu))
-    code, said = worker(plan=plan)
+    code, said = worker(plan=dataclasses.replace(tiny.plan(), cluster=dataclasses.replace(tiny.cluster(), gpu=gpu)))
     assert code == 2
     assert "error: the plan is for H100 and torch sees no CUDA device; install torch's CUDA build" in said
 
@@ -279,14 +275,13 @@ def test_the_watchdog_barks_once_and_not_at_a_run_that_lives(tmp_path):
     assert dog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
 
 
-@one_process
+@runs.one_process
 def test_what_takes_long_is_told_to_the_watchdog(tmp_path, monkeypatch):
     """A validation may take many times as long as a step."""
     told = []
     monkeypatch.setattr(Watchdog, "beat", lambda self, doing, patience=1.0: told.append((doing, patience)))
     runs.trained(tmp_path / "run", steps=2, validation_every_steps=1, limits=LimitsSpec(hang_seconds=60))
-    patient = [doing for doing, patience in told if patience > 1]
-    assert [doing for doing in patient if "validation" in doing] == [
+    assert [doing for doing, patience in told if patience > 1 and "validation" in doing] == [
         "validation after step 1",
         "validation after step 2",
     ]

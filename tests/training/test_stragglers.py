@@ -92,46 +92,44 @@ def test_innermost_modules_are_timed_and_a_compiled_one_as_a_whole():
     assert {id(each) for each in found} == {id(plain[0]), id(plain[1]), id(compiled)}
 
 
-class TestTimes:
-    """One rank of two, whose other one is written here."""
+# Times: One rank of two, whose other one is written here.
 
-    @pytest.fixture
-    def ranks(self, monkeypatch):
-        """Their stragglers; the module takes two seconds and the other rank's work three, of half as many tokens."""
-        times, said = iter(range(0, 2000, 2)), []
-        monkeypatch.setattr(stragglers.time, "perf_counter", lambda: next(times))
-        answers = {str: lambda host: ["here", "there"], float: lambda mine: [mine, 3.0]}
-        monkeypatch.setattr(stragglers, "gather", lambda value, group=None: answers[type(value)](value))
-        log = SimpleNamespace(
-            log=said.append, log_event=lambda event, step, **values: said.append((event, step, values))
-        )
-        module = torch.nn.Linear(1, 1)
-        engine = SimpleNamespace(dp_size=2, modules=lambda: {"module": module})
-        return stragglers.Stragglers(engine, tiny.plan(dp=2, micro_batch_size=3), log), module, said
 
-    def step(self, ranks, number, data_s):
-        found, module, _ = ranks
-        with found.timed(number):
-            module(torch.zeros(1, 1))
-        half = SimpleNamespace(input_ids=torch.zeros(3, tiny.SEQ_LENGTH // 2))
-        found.sample(data_s, [half])
-        return found.judge(number, 10.0)
+@pytest.fixture
+def ranks(monkeypatch):
+    """Their stragglers; the module takes two seconds and the other rank's work three, of half as many tokens."""
+    times, said = iter(range(0, 2000, 2)), []
+    monkeypatch.setattr(stragglers.time, "perf_counter", lambda: next(times))
+    answers = {str: lambda host: ["here", "there"], float: lambda mine: [mine, 3.0]}
+    monkeypatch.setattr(stragglers, "gather", lambda value, group=None: answers[type(value)](value))
+    log = SimpleNamespace(log=said.append, log_event=lambda event, step, **values: said.append((event, step, values)))
+    module = torch.nn.Linear(1, 1)
+    engine = SimpleNamespace(dp_size=2, modules=lambda: {"module": module})
+    return stragglers.Stragglers(engine, tiny.plan(dp=2, micro_batch_size=3), log), module, said
 
-    def test_the_shortest_of_three_steps_before_an_exchange_counts(self, ranks):
-        """Rows of half the length count double: 2 · 2 s, and the data."""
-        data = {7: 0.0, 8: 8.0, 9: 2.0, 10: 5.0}
-        found = [self.step(ranks, number, data.get(number, 0.0)) for number in range(1, 11)]
-        assert found == [None] * 9 + [stragglers.Slowest(0, 6.0 / 3.0, 3.0)]
-        assert not ranks[2], "once is chance"
 
-    def test_a_rank_is_named_at_its_second_time_and_when_it_keeps_pace(self, ranks):
-        for number in range(1, 61):
-            self.step(ranks, number, 9.0 if number <= 30 else 0.0)
-        assert [each[:2] for each in ranks[2] if isinstance(each, tuple)] == [
-            ("slow rank", 20),
-            ("slow rank keeps pace", 50),
-        ]
-        assert ranks[2][1][2] == {"rank": 0, "host": "here", "ratio": 13.0 / 3.0, "excess_s": 10.0}
-        assert ranks[2][0].startswith(
-            "slow rank 0 on here: works 4.3 times as long as the others, 1e+04 ms more a step"
-        )
+def step(ranks, number, data_s):
+    found, module, _ = ranks
+    with found.timed(number):
+        module(torch.zeros(1, 1))
+    found.sample(data_s, [SimpleNamespace(input_ids=torch.zeros(3, tiny.SEQ_LENGTH // 2))])
+    return found.judge(number, 10.0)
+
+
+def test_the_shortest_of_three_steps_before_an_exchange_counts(ranks):
+    """Rows of half the length count double: 2 · 2 s, and the data."""
+    data = {7: 0.0, 8: 8.0, 9: 2.0, 10: 5.0}
+    found = [step(ranks, number, data.get(number, 0.0)) for number in range(1, 11)]
+    assert found == [None] * 9 + [stragglers.Slowest(0, 6.0 / 3.0, 3.0)]
+    assert not ranks[2], "once is chance"
+
+
+def test_a_rank_is_named_at_its_second_time_and_when_it_keeps_pace(ranks):
+    for number in range(1, 61):
+        step(ranks, number, 9.0 if number <= 30 else 0.0)
+    assert [each[:2] for each in ranks[2] if isinstance(each, tuple)] == [
+        ("slow rank", 20),
+        ("slow rank keeps pace", 50),
+    ]
+    assert ranks[2][1][2] == {"rank": 0, "host": "here", "ratio": 13.0 / 3.0, "excess_s": 10.0}
+    assert ranks[2][0].startswith("slow rank 0 on here: works 4.3 times as long as the others, 1e+04 ms more a step")

@@ -28,7 +28,6 @@ from tests.support.refusals import refusal
 from tests.training import runs
 from tests.training.streamed import samples, spec, texts, write
 
-one_process = pytest.mark.usefixtures("one_process")
 LAYOUTS = [
     {"engine": "torch"},
     {"engine": "deepspeed", "zero_stage": 1},
@@ -82,11 +81,13 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path, data, layout):
     assert [mark.stream for mark in place.bookmarks] == [0, 1, 2, 3]
     # What is given for one step must not be what is given for another: a batch of other samples has another loss.
     other = dataclasses.replace(data, seed=5)
-    with pytest.raises(AssertionError, match=r"data\.seed=1234, and this run has 5"):
-        runs.resumed(runs.with_run(resumed, data=other, steps=26), None)
+    assert re.search(
+        r"data\.seed=1234, and this run has 5",
+        refusal(AssertionError, runs.resumed, runs.with_run(resumed, data=other, steps=26), None),
+    )
 
 
-@one_process
+@runs.one_process
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_rewind_goes_on_with_the_samples_after_it(tmp_path, data, ahead, monkeypatch):
     """With and without a thread that reads ahead: each step has the samples of its position."""
@@ -109,15 +110,15 @@ def test_a_rewind_goes_on_with_the_samples_after_it(tmp_path, data, ahead, monke
         assert (np.concatenate([each.input_ids.numpy() for each in batch]) == windows[:, :-1]).all()
 
 
-@one_process
+@runs.one_process
 def test_without_wrap_it_ends_and_a_checkpoint_is_there(tmp_path, data):
     rundir = runs.prepare(tmp_path / "run", data=dataclasses.replace(data, wrap=False), steps=200)
     said = runs.run_failing(rundir)
     assert re.search(r"wrap=false: virtual stream \d of 4 ends after \d+ samples", said)
     last = int(said.split("none after ")[1].split(";")[0]) // 2
     assert len(runs.metrics(rundir)) == last
-    for _ in range(2):  # a run that is finished, too
-        assert runs.resumed(runs.with_run(rundir, steps=last), None).step == last
+    # A run that is finished, too.
+    assert [runs.resumed(runs.with_run(rundir, steps=last), None).step for _ in range(2)] == [last] * 2
 
 
 def words(data):
@@ -143,37 +144,40 @@ def words(data):
     ]
 
 
-class TestBeforeAProcessStarts:
-    def test_what_the_sources_and_this_machine_lack(self, tmp_path, data, capsys, monkeypatch):
-        rundir = started.emit(RECIPE, tmp_path / "run", words(data))
-        run = (rundir.path / "run.yaml").read_text()
-        assert str(tmp_path) not in run  # paths are relative
-        for old, new, said in (
-            ("text_key: text", "text_key: body", "no column 'body'; run.data.stream.text_key: valid are n, text"),
-            ("streams: 4", "streams: 170", "virtual stream 0 of 170 has less text than one sample of seq_length=32"),
-            ("tokenizer: ../tokenizer", "tokenizer: ../nowhere", "nowhere is not a directory"),
-            ("path: json", "path: parquet", "cannot be read"),
-        ):
-            assert old in run
-            (rundir.path / "run.yaml").write_text(run.replace(old, new))
-            assert said in kit_refusal(["train", str(rundir.path)])
-        monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
-        found = kit_refusal(["train", str(rundir.path)])
-        assert "run.data.stream needs datasets" in found
-        assert "pip install 'deepspeed-megatron-kit[data]'" in found
+# Before a process starts
 
-    def test_fine_tuning_is_refused(self, data):
-        objective = tiny.plan(job={"objective": "sft"})
-        assert "run.data.stream with job.objective=sft: only text for pretrain" in refusal(
-            SpecError, kit.emit.run_directory.write, objective, RunSpec(data=data), "/nowhere"
-        )
 
-    def test_megatron_lm_cannot_stream(self, tmp_path, data):
-        megatron = ["layout.engine=megatron", "layout.zero_stage=1", "layout.tp=1", "layout.pp=1"]
-        rundir = started.emit(RECIPE, tmp_path / "run", [*words(data), *megatron])
-        environment = os.environ | {"MEGATRON_LM": "/nowhere", "PYTHON": "echo"}
-        for arguments, code in (((), 2), (("--data-path", "x"), 0)):
-            command = [str(rundir.path / "pretrain_gpt.sh"), *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            assert done.returncode == code
-            assert ("Megatron-LM reads .bin/.idx pairs only" in done.stderr) == bool(code)
+def test_what_the_sources_and_this_machine_lack(tmp_path, data, capsys, monkeypatch):
+    rundir = started.emit(RECIPE, tmp_path / "run", words(data))
+    run = (rundir.path / "run.yaml").read_text()
+    assert str(tmp_path) not in run  # paths are relative
+    for old, new, said in (
+        ("text_key: text", "text_key: body", "no column 'body'; run.data.stream.text_key: valid are n, text"),
+        ("streams: 4", "streams: 170", "virtual stream 0 of 170 has less text than one sample of seq_length=32"),
+        ("tokenizer: ../tokenizer", "tokenizer: ../nowhere", "nowhere is not a directory"),
+        ("path: json", "path: parquet", "cannot be read"),
+    ):
+        assert old in run
+        (rundir.path / "run.yaml").write_text(run.replace(old, new))
+        assert said in kit_refusal(["train", str(rundir.path)])
+    monkeypatch.setattr("kit.preflight.run_checks._is_installed", lambda name: name != "datasets")
+    found = kit_refusal(["train", str(rundir.path)])
+    assert "run.data.stream needs datasets" in found
+    assert "pip install 'deepspeed-megatron-kit[data]'" in found
+
+
+def test_fine_tuning_is_refused(data):
+    assert "run.data.stream with job.objective=sft: only text for pretrain" in refusal(
+        SpecError, kit.emit.run_directory.write, tiny.plan(job={"objective": "sft"}), RunSpec(data=data), "/nowhere"
+    )
+
+
+def test_megatron_lm_cannot_stream(tmp_path, data):
+    megatron = ["layout.engine=megatron", "layout.zero_stage=1", "layout.tp=1", "layout.pp=1"]
+    rundir = started.emit(RECIPE, tmp_path / "run", [*words(data), *megatron])
+    environment = os.environ | {"MEGATRON_LM": "/nowhere", "PYTHON": "echo"}
+    for arguments, code in (((), 2), (("--data-path", "x"), 0)):
+        command = [str(rundir.path / "pretrain_gpt.sh"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == code
+        assert ("Megatron-LM reads .bin/.idx pairs only" in done.stderr) == bool(code)

@@ -13,7 +13,7 @@ from kit.engines.kernels import tiled_mlp
 from kit.specs.job import OptimizerSpec
 from kit.specs.layout import mlp_tiles
 from kit.specs.model import FAMILIES
-from tests.support import tiny
+from tests.support import saved_tensors, tiny
 from tests.training import cases
 
 LONG = {"recompute": "full", "chunked_loss": True, "activation_offloading": True}
@@ -37,16 +37,17 @@ def model(family):
     """Hidden 6: six tiles of 32 tokens, the last of two; three and two of a part of two and four ranks. Hidden 8 where
     heads share it evenly: four tiles."""
     traits = FAMILIES[family]
-    own = {"sliding_window": 16, "query_pre_attn_scalar": 8} if family == "gemma2" else {}
-    own |= {"hidden_size": 8, "head_dim": 4} if traits.even_heads else {"hidden_size": 6}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1 if traits.grouped_queries else 2}
-    return tiny.model(family, ffn_hidden_size=20, **heads, **own)
+    own = {
+        "num_attention_heads": 2, "num_key_value_heads": 1 if traits.grouped_queries else 2,
+        **({"hidden_size": 8, "head_dim": 4} if traits.even_heads else {"hidden_size": 6}),
+        **({"sliding_window": 16, "query_pre_attn_scalar": 8} if family == "gemma2" else {}),
+    }  # fmt: skip
+    return tiny.model(family, ffn_hidden_size=20, **own)
 
 
 def plans(family, layout):
     """Of whole MLPs in one process, and of tiled ones with as many samples."""
-    accumulation = 2 * layout.get("dp", 1)
-    one = tiny.plan(model(family), job=JOB, gradient_accumulation_steps=accumulation)
+    one = tiny.plan(model(family), job=JOB, gradient_accumulation_steps=2 * layout.get("dp", 1))
     return one, tiny.plan(model(family), job=JOB, tiled_mlp=True, gradient_accumulation_steps=2, **layout)
 
 
@@ -59,35 +60,22 @@ def test_every_gradient_is_that_of_whole_mlps(tmp_path, family, layout):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_layer_saves_what_the_plan_counts(tmp_path, precision):
     """Bytes of distinct storages of three layers less those of two; bf16 under autocast."""
-    sizes = []
-    for layers in (2, 3):
-        spec = dataclasses.replace(model("llama"), num_layers=layers)
-        plan = tiny.plan(spec, tiled_mlp=True, job={"precision": precision})
-        sizes.append(saved_bytes(build_model(tiny.run_directory(tmp_path, plan), torch.float32, "cpu"), precision))
-    expected = layer_bytes(plan.workload, False)
-    assert sizes[1] - sizes[0] == expected
+    specs = [dataclasses.replace(model("llama"), num_layers=layers) for layers in (2, 3)]
+    plans = [tiny.plan(spec, tiled_mlp=True, job={"precision": precision}) for spec in specs]
+    models = [build_model(tiny.run_directory(tmp_path, plan), torch.float32, "cpu") for plan in plans]
+    less, more = (saved_bytes(each, precision) for each in models)
+    assert more - less == layer_bytes(plans[1].workload, False)
 
 
 def saved_bytes(whole, precision):
     tiled_mlp.tile_mlps(whole)
     weights = {tuple(sorted(parameter.shape)) for parameter in whole.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        of_weight = tuple(sorted(tensor.shape)) in weights
-        if tensor.ndim > 1 and not of_weight:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     ids = torch.randint(0, whole.config.vocab_size, (2, tiny.SEQ_LENGTH))
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        output = whole.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    assert output.grad_fn is not None
-    return sum(kept.values())
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        return saved_tensors.saved_bytes(
+            lambda: whole.base_model(input_ids=ids, use_cache=False).last_hidden_state,
+            lambda tensor: tensor.ndim > 1 and tuple(sorted(tensor.shape)) not in weights,
+        )
 
 
 def test_as_many_tiles_as_alst_makes():

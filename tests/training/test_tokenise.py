@@ -32,6 +32,7 @@ from kit.training.data.tokenise import tokenise
 from kit.training.data.tokenize_rows import BATCH_DOCUMENTS
 from kit.training.progress import progress_bar
 from tests.support.calls import before
+from tests.support.files import file_with, files_in
 from tests.support.refusals import refusal
 from tests.training.disk import full_disk
 from tests.training.pairs import pair
@@ -47,8 +48,7 @@ def save_tokenizer(directory: Path, words: str = "abcde") -> Path:
 
 def write_rows(path: Path, count: int, first: int = 0) -> Path:
     rows = (json.dumps({"text": "a b c d e " * (k % 4) + "abcde"[k % 5]}) for k in range(first, first + count))
-    path.write_text("\n".join(rows) + "\n")
-    return path
+    return file_with(path, "\n".join(rows) + "\n")
 
 
 def files(prefix: Path) -> dict[str, bytes]:
@@ -76,8 +76,7 @@ def refused(says, sources, tokenizer, out, **options):
 
 
 def test_every_kind_of_source(tokenizer, tmp_path):
-    (tmp_path / "1.txt").write_text("a b\nc\n")
-    (tmp_path / "2.jsonl").write_text('{"body": "d", "n": 1}\n\n{"body": ""}\n{"body": "e e"}\n')
+    files_in(tmp_path, {"1.txt": "a b\nc\n", "2.jsonl": '{"body": "d", "n": 1}\n\n{"body": ""}\n{"body": "e e"}\n'})
     pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2], "body": ["a", "zzz"]}), tmp_path / "3.parquet")
     datasets.Dataset.from_dict({"body": ["c d"], "n": [0]}).save_to_disk(tmp_path / "4")
     sources = [tmp_path / name for name in ("1.txt", "2.jsonl", "3.parquet", "4")]
@@ -119,8 +118,9 @@ def test_special_tokens_truncation_and_padding_of_the_tokenizers_file_do_not_cou
     inner.enable_truncation(3)
     inner.enable_padding(pad_id=0, pad_token="<unk>")
     loaded.save_pretrained(tmp_path / "adding")
-    (tmp_path / "x.jsonl").write_text('{"text": "a b c d"}\n{"text": "e"}\n')
-    tokenise([tmp_path / "x.jsonl"], tmp_path / "adding", tmp_path / "x")
+    tokenise(
+        [file_with(tmp_path / "x.jsonl", '{"text": "a b c d"}\n{"text": "e"}\n')], tmp_path / "adding", tmp_path / "x"
+    )
     assert tokens(tmp_path / "x") == [2, 3, 4, 5, 1, 6, 1]
 
 
@@ -269,8 +269,7 @@ def test_killed_at_any_operation_it_is_complete_or_starts_again(tmp_path):
 
 
 def test_a_file_of_somebody_else_beside_a_killed_one_stays(tmp_path):
-    (tmp_path / ".x.bin.partial").write_bytes(b"half")
-    (tmp_path / "x.json").write_text("mine")
+    files_in(tmp_path, {".x.bin.partial": "half", "x.json": "mine"})
     assert "x.json exists" in refusal(DataError, small_pair, tmp_path / "x")
     assert (tmp_path / "x.json").read_text() == "mine"
 

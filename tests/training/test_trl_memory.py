@@ -52,11 +52,12 @@ def test_the_reference_takes_the_planned_bytes(layout: str, precision: str, tmp_
     (place / "script.py").write_text(SCRIPT)
     planned = script_arguments(plan) | {"use_cpu": layout == "ZeRO-2", "bf16": layout == "ZeRO-2"}
     words = [word for key, value in planned.items() for word in (f"--{key}", str(value).lower())]
-    common = ["--output_dir", "out", "--max_steps", "1", "--report_to", "none", "--save_strategy", "no"]
-    common += ["--lr_scheduler_type", "constant", "--disable_tqdm", "true"]
+    common = [
+        "--output_dir", "out", "--max_steps", "1", "--report_to", "none", "--save_strategy", "no",
+        "--lr_scheduler_type", "constant", "--disable_tqdm", "true",
+    ]  # fmt: skip
     data = [str(directory / "model"), str(directory / "preferences.jsonl")]
     command = [*LAUNCH, "--config_file", "accelerate.yaml", own_script.NAME, "script.py", *data, *words, *common]
     done = start(command, place, limit_s=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    held = int(done.stdout.split("HELD")[1].split()[0])
-    assert held == pytest.approx(reference_bytes(plan.workload), rel=0.002)
+    assert int(done.stdout.split("HELD")[1].split()[0]) == pytest.approx(reference_bytes(plan.workload), rel=0.002)

@@ -30,9 +30,10 @@ from kit.specs.catalog import cluster_called, load_model, model_called
 from kit.specs.huggingface import config_from_model
 from kit.specs.job import JobSpec
 from kit.specs.shipped import recipe_names, recipe_path
+from tests.support import ROOT
+from tests.support.files import files_in
 from tests.support.refusals import refusal
 
-ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = State((("model", "llama-3.1-70b"), ("cluster", "64xH100"), ("layout.pp", "4")))
 
 
@@ -82,8 +83,10 @@ def test_every_layout_that_the_search_considered_is_a_point_that_can_be_pinned()
             each.name, pytest.approx(each.step_time_s), pytest.approx(each.peak_gib),
         )  # fmt: skip
     too_large = next(each.name for each in found.layouts if not each.fits)
-    for pin, said in ((too_large, "GiB"), ("../../etc/passwd", "pin another")):
-        assert said in answered(State(pin=pin)).refused
+    assert [
+        said in answered(State(pin=pin)).refused
+        for pin, said in ((too_large, "GiB"), ("../../etc/passwd", "pin another"))
+    ] == [True] * 2
 
 
 def test_a_chart_has_a_point_a_layout_that_is_near() -> None:
@@ -198,14 +201,13 @@ def test_a_pasted_recipe_gives_its_plan_without_its_run(name: str) -> None:
 
 
 def test_files_named_at_start_are_offered_by_their_names(tmp_path: Path) -> None:
-    model = tmp_path / "my-model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(config_from_model(load_model("llama-3.2-1b"))))
-    (tmp_path / "mine.yaml").write_text("model: my-model\ncluster: 16xH100\njob: {seq_length: 2048}\nlayout: {tp: 2}\n")
-    (tmp_path / "ours.yaml").write_text(
-        "{gpu: H100, gpus_per_node: 4, intra_node_gbytes_per_s: 450, inter_node_gbytes_per_s: 50, num_nodes: 2}\n"
-    )
-    offered = offer([model, tmp_path / "mine.yaml", tmp_path / "ours.yaml"])
+    files_in(tmp_path, {
+        "my-model/config.json": json.dumps(config_from_model(load_model("llama-3.2-1b"))),
+        "mine.yaml": "model: my-model\ncluster: 16xH100\njob: {seq_length: 2048}\nlayout: {tp: 2}\n",
+        "ours.yaml": "{gpu: H100, gpus_per_node: 4, intra_node_gbytes_per_s: 450, inter_node_gbytes_per_s: 50, "
+        "num_nodes: 2}\n",
+    })  # fmt: skip
+    offered = offer([tmp_path / "my-model", tmp_path / "mine.yaml", tmp_path / "ours.yaml"])
     assert list(offered) == ["my-model", "mine.yaml", "ours.yaml"]
     recipe = State((("model", "mine.yaml"),)).recipe(offered)
     assert (recipe.cluster.num_gpus, recipe.job.seq_length, recipe.layout.tp) == (16, 2048, 2)
@@ -237,9 +239,7 @@ def test_a_wrong_link_says_what_is_wrong_and_reads_no_file(
     query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.dumps(config_from_model(load_model("llama-3.2-1b")))
-    for place in (tmp_path / "my-model", tmp_path / "here" / "llama-3.1-8b"):
-        place.mkdir(parents=True)
-        (place / "config.json").write_text(config)
+    files_in(tmp_path, dict.fromkeys(("my-model/config.json", "here/llama-3.1-8b/config.json"), config))
     (tmp_path / "here" / "cluster.yaml").write_text("{node: p5.48xlarge}")
     monkeypatch.chdir(tmp_path / "here")
     if WRONG[query]:

@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import ROOT
+from tests.support.files import file_with, files_in
+
 pytest.importorskip("nicegui", reason="needs the extra ui")
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if CHROMIUM is None:
     pytest.skip("Chromium is not installed: apt-get install chromium", allow_module_level=True)
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURES = os.environ.get("KIT_PICTURES")
 MOST_OF_A_PICTURE = 200_000
 WAIT_MS = 60_000
@@ -58,11 +60,11 @@ class Server(NamedTuple):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``kit ui mine.yaml`` in a directory with files that it must not read."""
-    directory = tmp_path_factory.mktemp("ui")
-    (directory / "mine.yaml").write_text("model: llama-3.2-1b\ncluster: 1xA100-80\njob: {seq_length: 2048}\n")
-    (directory / "secret.yaml").write_text("model: llama-3.2-1b\ncluster: 8xH100\n")
-    (directory / "llama-3.1-8b").mkdir()
-    (directory / "llama-3.1-8b" / "config.json").write_text("{}")
+    directory = files_in(tmp_path_factory.mktemp("ui"), {
+        "mine.yaml": "model: llama-3.2-1b\ncluster: 1xA100-80\njob: {seq_length: 2048}\n",
+        "secret.yaml": "model: llama-3.2-1b\ncluster: 8xH100\n",
+        "llama-3.1-8b/config.json": "{}",
+    })  # fmt: skip
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -82,8 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         while probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
             assert time.monotonic() < until
             time.sleep(0.05)
-    opened.write_text("")
-    yield Server(port, opened, directory)
+    yield Server(port, file_with(opened, ""), directory)
     started.send_signal(signal.SIGINT)
     started.wait(timeout=30)
 
@@ -212,8 +213,7 @@ def test_on_a_telephone_columns_stack_and_an_error_is_read(browser: Any, server:
     seen.sees("gpt2")
     page = seen.page
     form = page.get_by_role("form").bounding_box()
-    results = page.get_by_role("region", name="The answer").bounding_box()
-    assert results["y"] >= form["y"] + form["height"]
+    assert page.get_by_role("region", name="The answer").bounding_box()["y"] >= form["y"] + form["height"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.evaluate(
         "e => e.scrollWidth <= e.clientWidth", page.get_by_role("region", name="The plan").element_handle()
@@ -271,8 +271,10 @@ def test_no_path_of_a_visitor_is_read(server: Server) -> None:
             "/../secret.yaml", "/..%2fsecret.yaml", "/_nicegui/../../secret.yaml", "/secret.yaml", "/static/%2e%2e/x",
         )
     ] == [404] * 5  # fmt: skip
-    own = [sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")]
-    own += [*(str(Path(place).resolve()) for place in sys.path if place), str(ROOT), "/proc", "/dev", "/etc"]
+    own = [
+        *(sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")),
+        *(str(Path(place).resolve()) for place in sys.path if place), str(ROOT), "/proc", "/dev", "/etc",
+    ]  # fmt: skip
     opened = {Path(line) for line in server.opened.read_text(encoding="utf-8").splitlines()}
     assert [path for path in opened if not any(path.is_relative_to(place) for place in own)] == []
     assert [path for path in opened if server.directory in path.parents or path.name in ("passwd", "shadow")] == []

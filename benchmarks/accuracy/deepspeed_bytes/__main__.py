@@ -10,7 +10,8 @@ from pathlib import Path
 
 from benchmarks.accuracy.deepspeed_bytes.cases import CASES, WORLD_SIZE
 from benchmarks.accuracy.deepspeed_bytes.compare import page, terms
-from tests.support.page import ROOT, write_json
+from tests.support import ROOT
+from tests.support.page import write_json
 from tests.support.runs import output, torchrun
 
 PAGE = ROOT / "docs" / "deepspeed-bytes.md"

@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.accuracy.probe.cases import CASES
 from kit.addons.probe.run import probe
 from kit.units import GIB
-from tests.support.page import ROOT, header, row, table, write_json
+from tests.support import ROOT
+from tests.support.page import header, row, table, write_json
 from tests.support.program import run
 
 PAGE = ROOT / "docs" / "probe.md"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kit.addons.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
@@ -56,8 +57,9 @@ def random_plan(seed: int) -> Plan | None:
     engine = rng.choice(ENGINES)
     offload = engine == "deepspeed" and rng.random() < 0.4
     request = Request(model=model, cluster=cluster, job=job, pins=_pins(rng, engine, cluster))
-    offered = (all_layouts if offload else layouts)(request, engine)
-    for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
+    offered = [*itertools.islice((all_layouts if offload else layouts)(request, engine), 200)]
+    rng.shuffle(offered)
+    for layout in offered[:TRIES]:
         if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue
         predicted = predict(Workload(model, cluster, job, layout))
@@ -73,13 +75,6 @@ def _pins(rng: random.Random, engine: EngineName, cluster: ClusterSpec) -> Pins:
     tp = rng.choice(divisors(cluster.gpus_per_node))
     rest = [pp for pp in divisors(cluster.num_gpus // tp) if pp <= 16]
     return Pins(engine=engine, tp=tp, pp=rng.choice(rest), cp=rng.choice([1, 1, 2]))
-
-
-def _shuffled(rng: random.Random, offered: Iterator[Any]) -> Iterator[Any]:
-    """In random order, of the first few hundred."""
-    some = [layout for _, layout in zip(range(200), offered, strict=False)]
-    rng.shuffle(some)
-    return iter(some)
 
 
 # ---------------------------------------------------------------- what must hold

@@ -15,6 +15,7 @@ from unittest import mock
 
 import yaml
 
+from tests.support.files import file_with
 from tests.support.runs import free_port
 
 
@@ -82,9 +83,7 @@ def _files(texts: Iterable[str]) -> Iterator[Path]:
     """The texts as files, one after the other under one name."""
     with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
         for text in texts:
-            file = Path(directory) / "accelerate.yaml"
-            file.write_text(text, encoding="utf-8")
-            yield file
+            yield file_with(Path(directory) / "accelerate.yaml", text)
 
 
 def _refusals(reader: str, given: Iterable[Any], read: Callable[[Any], Iterable[str]]) -> list[str]:

@@ -65,19 +65,15 @@ def _errors(writer: str, path: Path, expected: foreign.Curve, work: Path) -> lis
     work.mkdir()
     step = work / "step"
     convert(path, "step", step)
-    found = []
-    for target in TARGETS:
-        curve = foreign.continued(target, writer, step, work / target.replace(" ", "-"))
-        found.append(foreign.error(curve, expected))
+    curves = [foreign.continued(target, writer, step, work / target.replace(" ", "-")) for target in TARGETS]
     for via in VIA:
         convert(step, via, work / via, dtype="float32")
         convert(work / via, "step", work / f"of-{via}", model=str(path))
-        curve = foreign.continued("torch on 1", writer, work / f"of-{via}", work / f"{via}-run")
-        found.append(foreign.error(curve, expected))
+        curves.append(foreign.continued("torch on 1", writer, work / f"of-{via}", work / f"{via}-run"))
     if "trainer" in writer:
         convert(path, "universal", work / "checkpoint-3")
-        found.append(foreign.error(foreign.continued_by_trainer(writer, 2, work), expected))
-    return found
+        curves.append(foreign.continued_by_trainer(writer, 2, work))
+    return [foreign.error(curve, expected) for curve in curves]
 
 
 if __name__ == "__main__":

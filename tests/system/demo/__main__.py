@@ -15,8 +15,8 @@ import kit
 from kit.emit.run_directory import RunDirectory
 from kit.report.plan_text import render
 from kit.report.view import view_of
-from tests.support import runs
-from tests.support.assets import RECIPE, ROOT, Assets, prepare
+from tests.support import ROOT, runs
+from tests.support.assets import RECIPE, Assets, prepare
 from tests.support.compare import compare_curves, compare_gradients, compare_runs
 from tests.system.demo.exports import Verdict, judge
 from tests.system.demo.ledger import Ledger
@@ -75,9 +75,11 @@ def plan_real_case(ledger: Ledger, model: str, gpus: str) -> None:
     plan = kit.plan(model, gpus)
     found, memory = plan.predicted, plan.cluster.gpu.memory_gib
     ledger.console.print(render(view_of(plan)))
-    figure = f"peak {found.peak_gib:.1f} of {memory:.1f} GiB, {found.step_time_s:.2f} s a step, MFU {found.mfu:.0%}"
-    text, command = f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}"
-    ledger.add(text, command, figure, found.peak_gib <= memory)
+    ledger.add(
+        f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}",
+        f"peak {found.peak_gib:.1f} of {memory:.1f} GiB, {found.step_time_s:.2f} s a step, MFU {found.mfu:.0%}",
+        found.peak_gib <= memory,
+    )  # fmt: skip
 
 
 def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
@@ -85,31 +87,32 @@ def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
     rundirs = {name: runs.emit(recipe, out / name, []) for name, recipe in RECIPES.items()}
     with ThreadPoolExecutor(2) as pool:  # one process each: they fill two cores together
         list(pool.map(lambda name: runs.train(rundirs[name]), ("torch", "bf16")))
-    for name in ("zero3", "tp2"):
-        runs.train(rundirs[name])
     reference = rundirs["torch"]
     for name in ("zero3", "tp2"):
+        runs.train(rundirs[name])
         compare(ledger, reference, rundirs[name], TITLES[name], f"{out.relative_to(ROOT)}/{name}/launch.sh")
     distance = compare_curves(runs.metrics(reference), runs.metrics(rundirs["bf16"]), "loss").worst_relative_error
-    (low, high), command = BF16_DISTANCE, f"{out.relative_to(ROOT)}/bf16/launch.sh"
-    figure = f"loss differs by up to {distance:.1e}, between {low:.0e} and {high:.0e}"
-    ledger.add("bf16 trains, farther from fp32 than any engine", command, figure, low < distance < high)
+    low, high = BF16_DISTANCE
+    ledger.add(
+        "bf16 trains, farther from fp32 than any engine", f"{out.relative_to(ROOT)}/bf16/launch.sh",
+        f"loss differs by up to {distance:.1e}, between {low:.0e} and {high:.0e}", low < distance < high,
+    )  # fmt: skip
     return rundirs
 
 
 def compare(ledger: Ledger, reference: RunDirectory, other: RunDirectory, title: str, command: str) -> None:
     """The three bounds of one engine against the reference."""
     gradients = compare_gradients(reference.path / GRADIENTS, other.path / GRADIENTS)
-    detail = f"worst of {gradients.compared} parameters: {gradients.worst_name}"
-    error = gradients.worst_relative_error
-    ledger.add_bound(f"{title}: every gradient of step 1", command, error, GRADIENT_BOUND, detail)
+    detail = f"worst of {gradients.compared} parameters: {gradients.worst}"
+    text = f"{title}: every gradient of step 1"
+    ledger.add_bound(text, command, gradients.worst_relative_error, GRADIENT_BOUND, detail)
     curves(ledger, f"{title}: {{key}} at every step", command, runs.metrics(reference), runs.metrics(other))
 
 
 def curves(ledger: Ledger, text: str, command: str, reference: Rows, other: Rows, how: str = "") -> None:
     """Loss and gradient norm within their bound; ``{key}`` stands for either in the text."""
     for key, curve in compare_runs(reference, other).items():
-        detail = f"{how}worst of {curve.compared} steps: {curve.worst_step}"
+        detail = f"{how}worst of {curve.compared} steps: {curve.worst}"
         ledger.add_bound(text.format(key=key), command, curve.worst_relative_error, CURVE_BOUND, detail)
 
 
@@ -122,13 +125,12 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> RunDire
     step = first.path / "checkpoints" / f"step-{HAND_OVER_STEP:08d}"
     second = runs.emit(RECIPES["tp2"], out / "relay-tp2", [])
     runs.train(second, "--resume", str(step))
-    rows = [*runs.metrics(first), *runs.metrics(second)]
-    text, command = (
-        "relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
+    curves(
+        ledger, "relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
         f"{first.path.name}/launch.sh --resume auto",
-    )
-    how = f"killed at {killed_at}, moved at {HAND_OVER_STEP}; "
-    curves(ledger, text, command, runs.metrics(uninterrupted), rows, how)
+        runs.metrics(uninterrupted), [*runs.metrics(first), *runs.metrics(second)],
+        f"killed at {killed_at}, moved at {HAND_OVER_STEP}; ",
+    )  # fmt: skip
     return second
 
 
@@ -146,17 +148,17 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
         )
         verdicts[name] = judge(exported, assets.validation, seq_length)
         loss = verdicts[name].held_out_loss
-        figure = f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training"
         ledger.add(
             f"{TITLES[name]}: exported and learned",
             f"kit convert model …/{name}/checkpoints/step-00000060",
-            figure,
+            f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training",
             loss < before.held_out_loss - 1,
         )
     fp32, torch = [verdict for name, verdict in verdicts.items() if name != "bf16"], verdicts["torch"]
-    spread = max(abs(each.held_out_loss / torch.held_out_loss - 1) for each in fp32)
-    loads = "AutoModelForCausalLM.from_pretrained"
-    ledger.add_bound("all fp32 exports: equal held-out loss", loads, spread, CURVE_BOUND, f"{len(fp32)} models")
+    ledger.add_bound(
+        "all fp32 exports: equal held-out loss", "AutoModelForCausalLM.from_pretrained",
+        max(abs(each.held_out_loss / torch.held_out_loss - 1) for each in fp32), CURVE_BOUND, f"{len(fp32)} models",
+    )  # fmt: skip
     same = len({verdict.generated for verdict in fp32})
     figure = f"{same} distinct outputs of {len(fp32)} models, {sum(map(len, torch.generated))} tokens"
     ledger.add("all fp32 exports: same greedy tokens", "model.generate(do_sample=False)", figure, same == 1)
@@ -170,7 +172,7 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     gradients = compare_gradients(reference.path / GRADIENTS, rundir.path / GRADIENTS)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)
     error, command = gradients.worst_relative_error, "python -m tests.system.parity --plant megatron-swap-qk"
-    figure = f"gradient error {error:.1e} at {gradients.worst_name}; loss alone differs by {loss:.1e}"
+    figure = f"gradient error {error:.1e} at {gradients.worst}; loss alone differs by {loss:.1e}"
     ledger.add("swapped Q and K turn the comparison red", command, figure, error > GRADIENT_BOUND)
 
 

@@ -38,10 +38,9 @@ def judge(model_directory: Path, validation: Path, seq_length: int) -> Verdict:
     how = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": tokenizer.eos_token_id}
     prompts = [tokenizer(prompt, return_tensors="pt", return_token_type_ids=False) for prompt in PROMPTS]
     generated = tuple(tuple(model.generate(**prompt, **how)[0].tolist()) for prompt in prompts)
-    samples, losses = GptSamples(IndexedTokens(validation), seq_length, model.config.vocab_size), []
+    samples = GptSamples(IndexedTokens(validation), seq_length, model.config.vocab_size)
+    (batch,) = samples.micro_batches([[*range(min(EVALUATED_SEQUENCES, len(samples)))]])
     with torch.no_grad():
-        for index in range(min(EVALUATED_SEQUENCES, len(samples))):
-            batch = samples.collate(samples.read_all([index]))
-            logits = model(input_ids=batch.input_ids).logits[0].double()
-            losses.append(float(torch.nn.functional.cross_entropy(logits, batch.labels[0])))
-    return Verdict(statistics.fmean(losses), generated, tokenizer.decode(generated[0]))
+        logits = (model(input_ids=row[None]).logits[0].double() for row in batch.input_ids)
+        losses = map(torch.nn.functional.cross_entropy, logits, batch.labels)
+        return Verdict(statistics.fmean(map(float, losses)), generated, tokenizer.decode(generated[0]))

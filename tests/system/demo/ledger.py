@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 class Ledger:
@@ -11,9 +11,8 @@ class Ledger:
 
     def __init__(self, console: Console) -> None:
         self.console, self.all_hold = console, True
-        self.table = Table("claim", "command", "figure", "", title="What the demo showed", show_lines=False)
-        for column in self.table.columns:
-            column.overflow = "fold"
+        columns = (Column(head, overflow="fold") for head in ("claim", "command", "figure", ""))
+        self.table = Table(*columns, title="What the demo showed", show_lines=False)
 
     def add(self, text: str, command: str, figure: str, holds: bool) -> None:
         """Record and print a claim."""

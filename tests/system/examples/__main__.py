@@ -60,8 +60,10 @@ def main(script: Only, layout: Only) -> int:
                 failed = True
                 print(f"  {name:16} {way:22} FAILED: {error}", flush=True)
     agree = sum(len(cells) for cells in rows.values())
-    minutes = (time.monotonic() - begin) / 60
-    print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
+    print(
+        f"{agree} of {len(scripts) * len(layouts)} cells agree, in {(time.monotonic() - begin) / 60:.1f} minutes",
+        flush=True,
+    )
     if not failed and not script and not layout:
         Section("docs/notes/own-scripts.md", "figures", lambda: figures(rows)).write()
     return int(failed)

@@ -20,7 +20,8 @@ from kit.emit.run_directory import files_of
 from kit.emit.trainer import script_arguments
 from kit.planner.plan import Plan
 from kit.specs.layout import Pins
-from tests.support.assets import ROOT
+from tests.support import ROOT
+from tests.support.files import files_in
 from tests.system.examples.inputs import (
     BLOCK,
     EPS,
@@ -98,8 +99,7 @@ def plain_torch(directory: Path) -> Facts:
     adam = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), eps=EPS, weight_decay=0.1)
     losses, norms = [], []
     for batch in blocks.split(GLOBAL_BATCH)[:STEPS]:
-        logits = model(batch).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         adam.step()
@@ -112,15 +112,13 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     """The script under the emitted files of a layout, on two processes, by ``accelerate launch``."""
     pins = LAYOUTS[layout]
     fsdp = pins.engine == "torch"
-    decay = {} if script in _LOOPS else {"weight_decay": OF_TRAINER}
-    plan = plan_for(directory / "model", pins, **decay)
+    plan = plan_for(directory / "model", pins, weight_decay=0.1 if script in _LOOPS else OF_TRAINER)
     place = with_files(directory / f"{script} {layout}", plan)
     arguments = _arguments(script, directory, plan.layout.gradient_accumulation_steps)
     if script not in _LOOPS:
         arguments += words({key: value for key, value in script_arguments(plan).items() if key != "use_cpu"})
     named = ACCELERATE if script == OWN_OPTIMIZER and not fsdp else "accelerate.yaml"
-    command = [*LAUNCH, "--config_file", named, own_script.NAME, str(file_of(script)), *arguments]
-    facts = _run(command, place)
+    facts = _run([*LAUNCH, "--config_file", named, own_script.NAME, str(file_of(script)), *arguments], place)
     expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
     found = (facts.engine[: len(expected[0])], facts.zero_stage, facts.processes)
     if found != expected:
@@ -130,10 +128,7 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
 
 def with_files(place: Path, plan: Plan) -> Path:
     """A directory with the files that kit emits for a plan."""
-    place.mkdir(exist_ok=True)
-    for name, text in files_of(plan).items():
-        (place / name).write_text(text, encoding="utf-8")
-    return place
+    return files_in(place, files_of(plan))
 
 
 def file_of(script: str) -> Path:

@@ -11,7 +11,9 @@ from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
-from tests.support.assets import ROOT, once
+from tests.support import ROOT
+from tests.support.assets import once
+from tests.support.files import files_in
 
 DIRECTORY = ROOT / "build" / "examples"
 BLOCK = 32
@@ -45,8 +47,7 @@ def _make(directory: Path) -> None:
         rows["preferences"].append({"prompt": prompt, "chosen": good, "rejected": bad})
         rows["answers"].append({"prompt": prompt, "completion": bad if k % 3 == 0 else good, "label": k % 3 != 0})
         rows["prompts"].append({"prompt": prompt})
-    for name, kind in rows.items():
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kind), encoding="utf-8")
+    files_in(directory, {f"{k}.jsonl": "".join(json.dumps(row) + "\n" for row in rows[k]) for k in rows})
 
 
 def plan_for(model: Path, pins: Pins, weight_decay: float = 0.1, micro_batch: int = MICRO_BATCH, **job: Any) -> Plan:

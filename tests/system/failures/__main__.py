@@ -24,8 +24,8 @@ import typer
 import kit
 from kit.addons.doctor.logs import Cause, diagnose
 from kit.planner.plan import Plan
-from tests.support import namespaces, runs
-from tests.support.assets import RECIPE, ROOT, prepare
+from tests.support import ROOT, namespaces, runs
+from tests.support.assets import RECIPE, prepare
 from tests.support.page import row, table
 from tests.support.program import Names, chosen, run
 from tests.support.runs import torchrun
@@ -172,8 +172,10 @@ def _printed(command: Sequence[str | Path], **variables: str) -> str:
 
 def _without_places(text: str, directory: Path) -> str:
     """Logs are kept with the tests, and where this checkout and its interpreter lie is nobody's business."""
-    places = {f"{Path.cwd()}/": "", str(directory): "DIRECTORY", str(Path(sys.prefix).resolve()): ".venv"}
-    places |= {sys.prefix: ".venv", sys.base_prefix: "PYTHON"}
+    places = {
+        f"{Path.cwd()}/": "", str(directory): "DIRECTORY", str(Path(sys.prefix).resolve()): ".venv",
+        sys.prefix: ".venv", sys.base_prefix: "PYTHON",
+    }  # fmt: skip
     for place in sorted(places, key=len, reverse=True):
         text = text.replace(place, places[place])
     return text

@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support import namespaces
-from tests.support.page import ROOT
+from tests.support import ROOT, namespaces
 from tests.system.failures.worker import FAULT_AT
 
 LIMIT_S = 90

@@ -21,8 +21,7 @@ ROOM_BYTES = 600 * MIB
 def leave_only(room_bytes: int) -> None:
     """From here on this process gets so much address space more, and the allocator fails beyond."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    held = pages * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + room_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room_bytes, resource.RLIM_INFINITY))
 
 
 def in_forward() -> None:
@@ -36,8 +35,7 @@ def in_backward() -> None:
     """What forward keeps fits, its gradients do not."""
     batch = torch.ones(ROOM_BYTES // 4 // 5 * 2, requires_grad=True)  # two fifths of the room, and its square as well
     leave_only(ROOM_BYTES)
-    loss = batch.square().sum()
-    loss.backward()
+    batch.square().sum().backward()
 
 
 def in_optimizer() -> None:

@@ -26,8 +26,7 @@ TIMEOUT_S = 8
 
 def record(directory: Path) -> None:
     """Write what this rank knows of its collectives, as NCCL's watchdog makes every rank do when one times out."""
-    data = torch._C._distributed_c10d._dump_fr_trace()
-    (directory / f"flight_{dist.get_rank()}").write_bytes(data)
+    (directory / f"flight_{dist.get_rank()}").write_bytes(torch._C._distributed_c10d._dump_fr_trace())
 
 
 def download() -> None:

@@ -18,9 +18,8 @@ import psutil
 import typer
 
 from kit.emit.run_directory import RunDirectory
-from tests.support import namespaces, runs
+from tests.support import ROOT, namespaces, runs
 from tests.support.assets import RECIPE, prepare
-from tests.support.page import ROOT
 from tests.support.program import Names, chosen, run
 from tests.system.hosts.cases import CASES, COMMON, STEPS, Case, Launch, launched, nodes
 

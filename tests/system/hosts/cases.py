@@ -12,6 +12,7 @@ from kit.emit.run_directory import RunDirectory
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE
 from tests.support.compare import compare_runs
+from tests.support.files import file_with
 from tests.support.page import row, table
 
 STEPS = 8
@@ -49,8 +50,10 @@ class Case:
 
 def nodes(directory: Path, number: int) -> str:
     """The override that plans for so many nodes of one process; their file lies beside the run directory."""
-    cluster = directory.with_suffix(".yaml")
-    cluster.write_text(f"node: 1xcpu\nnum_nodes: {number}\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n")
+    cluster = file_with(
+        directory.with_suffix(".yaml"),
+        f"node: 1xcpu\nnum_nodes: {number}\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n",
+    )
     return f"cluster={cluster}"
 
 

@@ -11,7 +11,6 @@ layout). Exit code 1 where one does not. ``--plant skip`` resumes with one sampl
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 import tempfile
@@ -28,6 +27,7 @@ from kit.engines.protocol import StateKind
 from kit.rehearsal.processes import metrics, tail
 from kit.training.checkpoint.files import with_checksum
 from kit.training.checkpoint.manifest import Checkpoint
+from tests.support.hostile import spoil
 from tests.support.program import Names, chosen, faults, run
 from tests.system.kills.cases import CASES, STEPS, Case, emit, prepare
 from tests.system.kills.processes import WORLD_SIZE, Job
@@ -151,9 +151,7 @@ def _skip_a_sample(run: Path) -> None:
     if job:
         job.kill(list(range(WORLD_SIZE)))
     for path in run.glob(MANIFESTS):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        data["counters"]["samples_skipped"] = 1
-        path.write_text(json.dumps(with_checksum(data)), encoding="utf-8")
+        spoil(path, ("counters", "samples_skipped"), 1, with_checksum)
 
 
 if __name__ == "__main__":

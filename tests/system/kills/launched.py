@@ -63,7 +63,9 @@ def restart(run: Path) -> str:
     runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
     _ranks(job)[1].kill()
     _finish(job, run)
-    return f"one rank killed, {_resumes(run)} by torchrun itself"
+    lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    resumes = ", ".join(line for line in lines if line.startswith("resumed after")) or "started from the beginning"
+    return f"one rank killed, {resumes} by torchrun itself"
 
 
 def stop(run: Path, number: signal.Signals) -> str:
@@ -93,11 +95,6 @@ def _ranks(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def _finish(job: subprocess.Popen[bytes], run: Path) -> None:
     runs.wait(job, run / "log.txt", LIMIT_S)
-
-
-def _resumes(run: Path) -> str:
-    lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return ", ".join(line for line in lines if line.startswith("resumed after")) or "started from the beginning"
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def agrees(expected: Found, found: Found, case: Case, fault: str | None) -> bool
     """Whether every gradient of step 1, and loss and gradient norm of every step, are within the bound, as NaN is not;
     prints a line."""
     gradients, curves = compare_gradients(expected[0], found[0]), compare_runs(expected[1], found[1])
-    errors = {f"gradient ({gradients.worst_name})": gradients.worst_relative_error}
+    errors = {f"gradient ({gradients.worst})": gradients.worst_relative_error}
     errors |= {key: curve.worst_relative_error for key, curve in curves.items()}
     right = all(error <= case.bound for error in errors.values())
     figures = ", ".join(f"{quantity} {error:.1e}" for quantity, error in errors.items())

@@ -29,9 +29,10 @@ import typer
 
 from kit.addons.doctor.machines.remote import SOCKETS
 from kit.emit.run_directory import RunDirectory
-from tests.support import namespaces, runs
+from tests.support import ROOT, namespaces, runs
 from tests.support.assets import RECIPE
-from tests.support.page import ROOT, row, table
+from tests.support.files import files_in
+from tests.support.page import row, table
 from tests.support.program import Names, chosen, run
 
 LIMIT_S = 60
@@ -130,19 +131,17 @@ def ask(root: Path, rundir: RunDirectory, *words: str) -> tuple[list[dict[str, A
 
 def _prepare(root: Path) -> RunDirectory:
     """A run of three nodes with its data, a hostfile, and what will be laid over files of a host."""
-    (root / "hostfile").write_text("".join(f"node-{n} slots=2\n" for n in range(3)), encoding="ascii")
-    for name, content in {"train.bin": b"tokens" * 1000, "train.idx": b"index", "other.bin": b"tokenz" * 1000}.items():
-        (root / name).write_bytes(content)
-    (root / "alone").write_text("127.0.0.1 localhost\n10.77.0.3 node-2\n", encoding="ascii")
     # A host's Python reads such files as it starts, in some environments twice.
     ahead = "import time; time.own = getattr(time, 'own', time.time); time.time = lambda own=time.own: own() + 400\n"
-    (root / "ahead.pth").write_text(f"{_pth().read_text(encoding='utf-8')}\n{ahead}", encoding="utf-8")
-    text = _metadata().read_text(encoding="utf-8")
-    version = importlib.metadata.version("transformers")
-    (root / "METADATA").write_text(text.replace(f"\nVersion: {version}", "\nVersion: 9.9.9", 1), encoding="utf-8")
-    (root / "cluster.yaml").write_text(
-        "node: 2xcpu\nnum_nodes: 3\ngpus_per_node: 2\ninter_node_gbytes_per_s: 1\n", encoding="ascii"
-    )
+    version = f"\nVersion: {importlib.metadata.version('transformers')}"
+    files_in(root, {
+        "hostfile": "".join(f"node-{n} slots=2\n" for n in range(3)),
+        "train.bin": b"tokens" * 1000, "train.idx": b"index", "other.bin": b"tokenz" * 1000,
+        "alone": "127.0.0.1 localhost\n10.77.0.3 node-2\n",
+        "ahead.pth": f"{_pth().read_text(encoding='utf-8')}\n{ahead}",
+        "METADATA": _metadata().read_text(encoding="utf-8").replace(version, "\nVersion: 9.9.9", 1),
+        "cluster.yaml": "node: 2xcpu\nnum_nodes: 3\ngpus_per_node: 2\ninter_node_gbytes_per_s: 1\n",
+    })  # fmt: skip
     layout = ("layout.engine=deepspeed", "layout.zero_stage=2", "layout.micro_batch_size=2", "job.global_batch_size=12")
     data = (f"run.data.train={root / 'train'}", "run.data.validation=null", "run.model_path=null")
     return runs.emit(RECIPE, root / "run", [f"cluster={root / 'cluster.yaml'}", *layout, *data])

@@ -22,9 +22,8 @@ from pathlib import Path
 
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import metrics
-from tests.support import namespaces, runs
+from tests.support import ROOT, namespaces, runs
 from tests.support.assets import RECIPE, prepare
-from tests.support.page import ROOT
 from tests.support.program import Names, chosen, run
 from tests.system.hosts.cases import TORCH, ZERO2, beside, nodes
 from tests.system.slurm.cluster import PROGRAMS, Slurm, start
@@ -177,8 +176,7 @@ def _step(rundir: RunDirectory) -> int:
 
 
 def _lines(rundir: RunDirectory) -> list[str]:
-    text = "".join(file.read_text(errors="replace") for file in sorted(rundir.path.glob("slurm-*.out")))
-    return text.splitlines()
+    return "".join(file.read_text(errors="replace") for file in sorted(rundir.path.glob("slurm-*.out"))).splitlines()
 
 
 if __name__ == "__main__":
