@@ -293,7 +293,8 @@ def test_another_vocabulary_and_a_damaged_row(tmp_path):
 def test_of_the_recipe(of_data, of_stream, match):
     stream = {"path": "json", "data_files": ("x.jsonl",), "tokenizer": "t"}
     assert re.search(
-        match, refusal((SpecError, ValueError), DataSpec, stream=StreamSpec(**(stream | of_stream)), **of_data)
+        match,
+        refusal((SpecError, ValueError), lambda: DataSpec(stream=StreamSpec(**(stream | of_stream)), **of_data)),
     )
 
 
