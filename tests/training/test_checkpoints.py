@@ -195,7 +195,7 @@ def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_
 def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monkeypatch):
     """The next step draws before the thread has written anything."""
     asked = []
-    before(monkeypatch, CheckpointManager, "_start", lambda *_: asked.append(random.getstate()))
+    before(monkeypatch, CheckpointManager, "save", lambda *_: asked.append(random.getstate()))
     before(monkeypatch, CheckpointManager, "_write", lambda *_: random.random())
     rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
     random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)
