@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ class ParallelFile:
         return _words(np.frombuffer(self._head, _WORD))
 
 
-class BlockWriter:
+class BlockWriter(AbstractContextManager["BlockWriter", None]):
     """Writes blocks into existing files, while entered. One file is open at a time; a thread flushes written data to
     the disk, where all of it is at the end. After a failure the caller removes the files."""
 
@@ -79,9 +80,6 @@ class BlockWriter:
                 self._unflushed = 0
             elements, words = self.written.get(file.path, (0, 0))
             self.written[file.path] = elements + array.size, (words + _words(array.view(_WORD))) % 2**32
-
-    def __enter__(self) -> BlockWriter:
-        return self
 
     def __exit__(self, failure: object, *_: object) -> None:
         """Raises OSError."""

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ _GROUP_TIMEOUT = timedelta(days=7)
 """Longer than a host waits for the copy of another one."""
 
 
-class Uploads:
+class Uploads(AbstractContextManager["Uploads", None]):
     """The copies of a run; no-op for runs without ``run.checkpoint.remote``. A context manager, which ends copying
     without waiting for it. Every method is collective, and so is the constructor."""
 
@@ -66,9 +67,6 @@ class Uploads:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
         self.add()  # what an earlier start has left
-
-    def __enter__(self) -> Uploads:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._give_up()
