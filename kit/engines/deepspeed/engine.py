@@ -109,7 +109,7 @@ class DeepSpeedEngine(Engine):
 
     def gradient_norm(self) -> float | None:
         if self._scaled_norm is None:
-            self._scaled_norm = grad_norm.scaled_norm(self._engine, self._strategy)
+            self._scaled_norm = grad_norm.scaled_norm(self._engine)
             self._norm = grad_norm.unscaled_norm(self._scaled_norm, self._loss_scale)
         return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
 

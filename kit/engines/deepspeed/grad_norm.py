@@ -18,6 +18,7 @@ from deepspeed.moe.utils import split_params_grads_into_shared_and_expert_params
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.utils import (
+    clip_grad_norm_,
     combine_grad_norm_groups,
     get_global_norm,
     get_global_norm_of_tensors,
@@ -26,11 +27,9 @@ from deepspeed.runtime.utils import (
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from kit.engines.deepspeed.strategy import ModelParallelStrategy
-
 
 @torch.no_grad()
-def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> torch.Tensor | float:
+def scaled_norm(engine: DeepSpeedEngine) -> torch.Tensor | float:
     """Collective. The norm that the optimizer's ``step`` would compute: a scalar that includes fp16's loss scale. It is
     negative or not finite if a gradient is not finite."""
     optimizer: Any = engine.optimizer
@@ -46,7 +45,8 @@ def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> tor
     if isinstance(optimizer, FP16_UnfusedOptimizer):  # fp16/unfused_optimizer.py, step
         gradients = (split_params_grads_into_shared_and_expert_params(group)[0] for group in optimizer.fp16_groups)
         return get_global_norm([get_weight_norm(group, mpu=optimizer.mpu) for group in gradients if group])
-    return strategy.gradient_norm(engine)  # stage 0 in fp32 does not keep the norm (engine.py, _take_model_step)
+    # Stage 0 in fp32 does not keep the norm by which it clips (engine.py, _take_model_step).
+    return clip_grad_norm_(engine.module.parameters(), math.inf, mpu=engine.mpu)
 
 
 def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:

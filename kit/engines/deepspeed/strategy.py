@@ -19,7 +19,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.protocol import MicroBatch, StateKind, TensorShard, TensorSource
@@ -35,9 +34,6 @@ class ModelParallelStrategy(ABC):
     dp_size: int
     tokens_group: dist.ProcessGroup | None = None
     """Ranks that together have every token of the step once; None: all ranks."""
-
-    tensor_group: dist.ProcessGroup | None = None
-    """Tensor-parallel group of this rank; None without tensor parallelism."""
 
     sequence_group: dist.ProcessGroup | None = None
     """Ranks that split the sequences of one micro batch; None: each rank has whole sequences."""
@@ -68,16 +64,6 @@ class ModelParallelStrategy(ABC):
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Cross entropy of the micro batch of ``shard_batch``, summed over labels that are not ``IGNORE_INDEX``: an
         fp32 scalar."""
-
-    def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
-        """Collective. Global L2 norm of the gradients at stage 0, each parameter counted once."""
-        trained = [parameter for parameter in engine.module.parameters() if parameter.grad is not None]
-        cut = [parameter.grad for parameter in trained if is_model_parallel_parameter(parameter)]
-        whole = [parameter.grad for parameter in trained if not is_model_parallel_parameter(parameter)]
-        squares = torch.nn.utils.get_total_norm(cut).square()
-        if self.tensor_group is not None:
-            dist.all_reduce(squares, group=self.tensor_group)
-        return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
     @abstractmethod
     def export_blocks(self, kind: StateKind) -> Iterator[TensorShard]:
