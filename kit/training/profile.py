@@ -44,49 +44,44 @@ class Profiler:
         """``steps``: (first, last), both included. A run that resumes between them traces from its first step."""
         self._steps, self._directory = steps, rundir / _FOLDER
         self._trace: Any = None
-        self._for_nsight = False
+        """What records now: torch's profile, or for Nsight Systems the module that starts and stops its capture."""
         self._began_s, self._first = 0.0, 0
 
     def begin(self, step: int) -> None:
         """Call before a step. Starts the trace at the first step of the range."""
-        if self._steps is None or not self._steps[0] <= step <= self._steps[1] or self._trace or self._for_nsight:
+        if self._steps is None or not self._steps[0] <= step <= self._steps[1] or self._trace is not None:
             return
         self._began_s, self._first = time.perf_counter(), step
         if _UNDER_NSIGHT in os.environ and torch.cuda.is_available():
-            self._for_nsight = True
-            torch.cuda.profiler.start()
-            return
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-        self._trace = profile(activities=activities)
+            self._trace = torch.cuda.profiler
+        else:
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._trace = profile(activities=[ProfilerActivity.CPU, *gpu])
         self._trace.start()
 
     def end(self, step: int, log: Callable[[str], None]) -> None:
         """Call after a step. After the last step, every rank writes its trace and passes the lines of its report to
         ``log``."""
-        if self._steps is None or step < self._steps[1]:
-            return
-        if self._for_nsight:
-            torch.cuda.profiler.stop()
-            self._for_nsight, self._steps = False, None
-        if self._trace is None:
+        if self._trace is None or self._steps is None or step < self._steps[1]:
             return
         seconds = time.perf_counter() - self._began_s
-        self._trace.stop()
+        trace, self._trace, self._steps = self._trace, None, None
+        trace.stop()
+        if trace is torch.cuda.profiler:
+            return
         self._directory.mkdir(exist_ok=True)
         path = self._directory / f"rank-{rank():05d}.json"
-        self._trace.export_chrome_trace(str(path))
-        events = self._trace.events()
-        self._trace, self._steps = None, None
+        trace.export_chrome_trace(str(path))
         steps = f"{self._first}-{step}"
         log(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
-        for line in report(events, seconds):
+        for line in report(trace.events(), seconds):
             log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Context that marks a part of the step in the trace."""
-        if self._trace is not None:
-            return record_function(PREFIX + name)
-        return torch.cuda.nvtx.range(name) if self._for_nsight else nullcontext()
+        if self._trace is torch.cuda.profiler:
+            return torch.cuda.nvtx.range(name)
+        return nullcontext() if self._trace is None else record_function(PREFIX + name)
 
 
 def report(events: Sequence[FunctionEvent], seconds: float) -> list[str]:
