@@ -133,10 +133,11 @@ FILES = (
 )
 EVERY = (
     DerivedFile(
-        "steps.txt",
-        lambda plan: "steps of the run: ",
-        of_run=lambda text, run: f"{text}{run.steps}",
-        told=lambda plan: ["`steps.txt` has the steps."],
+        "theirs.json",
+        lambda plan: '{"nodes": 1, "priority": STEPS}',
+        plan_owned_keys={"nodes": "cluster"},
+        of_run=lambda text, run: text.replace("STEPS", str(run.steps)),
+        told=lambda plan: ["`theirs.json` has the steps."],
     ),
     DerivedFile("cpu.txt", lambda plan: "", lambda plan: plan.cluster.gpu.device == "cuda"),
 )
@@ -153,24 +154,26 @@ def test_a_strangers_command_and_target_are_kits(tmp_path: Path) -> None:
     assert run(place, "emit", RECIPE, "--target", "nomad", "--out", "run").returncode == 0
     assert (place / "run" / "nomad.json").read_text() == '{"nodes": 1, "priority": 5}'
     assert {"other.json", "cpu.txt"} & {path.name for path in (place / "run").iterdir()} == set()
-    assert (place / "run" / "steps.txt").read_text() == "steps of the run: 60"
-    assert "`steps.txt` has the steps." in (place / "run" / "README.md").read_text()
+    assert (place / "run" / "theirs.json").read_text() == '{"nodes": 1, "priority": 60}'
+    assert "`theirs.json` has the steps." in (place / "run" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(("name", "priority"), [("nomad.json", 5), ("theirs.json", 60)])
 def test_an_edit_of_a_strangers_file_is_seen_also_where_it_is_gone(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, priority: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is installed, by key: then what the plan owns is refused."""
     monkeypatch.syspath_prepend(packages_of(tmp_path / "packages", **STRANGER))
-    data = RunSpec(data=DataSpec(train=str(tmp_path / "data")))
-    file = write(plan_of(**ZERO2), data, tmp_path / "run", ["nomad"]).path / "nomad.json"
+    run_spec = RunSpec(steps=60, data=DataSpec(train=str(tmp_path / "data")))
+    file = write(plan_of(**ZERO2), run_spec, tmp_path / "run", ["nomad"]).path / name
     assert RunDirectory.open(file.parent).edits == ()
     if not installed:
         monkeypatch.undo()
     (edit,) = RunDirectory.open(file_with(file, '{"nodes": 1, "priority": 9}').parent).edits
-    assert (edit.key, edit.found) == (("priority", 9) if installed else ("(text)", "edited"))
-    file.write_text('{"nodes": 2, "priority": 5}')
+    seen = ("priority", priority, 9) if installed else ("(text)", "as emitted", "edited")
+    assert (edit.key, edit.planned, edit.found) == seen
+    file.write_text(f'{{"nodes": 2, "priority": {priority}}}')
     if installed:
         assert "change cluster in the recipe" in refusal(RunDirectoryError, RunDirectory.open, file.parent)
     else:

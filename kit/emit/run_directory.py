@@ -246,7 +246,7 @@ def write(
         own_loop = {file.name for file in _wanted(targets) if file.own_loop}
         files = {name: text for name, text in files.items() if name not in own_loop}
         files["README.md"] = readme.readme(plan, own_loop=False)
-    portable = with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
+    portable = _with_portable_paths(run, path)
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(portable))
     files |= {file.name: file.of_run(files[file.name], portable) for file in added_files() if file.name in files}
     manifest = {
@@ -337,7 +337,8 @@ def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: M
         return []
     if file.suffix not in (".json", ".yaml"):
         return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]
-    planned, found = flat(_parse_text(_of_run(name, derived.text(plan), run), name)), flat(_parse(file))
+    text = derived.of_run(_of_run(name, derived.text(plan), run), _with_portable_paths(run, path))
+    planned, found = flat(_parse_text(text, name)), flat(_parse(file))
     keys = [key for key in {**planned, **found} if planned.get(key) != found.get(key)]
     return [Edit(file=name, key=key, planned=planned.get(key), found=found.get(key)) for key in keys]
 
@@ -388,6 +389,10 @@ def _sha256(file: Path) -> str:
             return hashlib.sha256(stream.read(MOST_BYTES)).hexdigest()
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file.name} cannot be read: {reason(error)}; emit again") from None
+
+
+def _with_portable_paths(run: RunSpec, path: Path) -> RunSpec:
+    return with_paths(run, {key: _portable(named, path) for key, named in run_paths(run).items()})
 
 
 def _portable(path: str, run_directory: Path) -> str:
