@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kit.addons.configs.known import recorded
+from kit.addons.configs.patch import edited
 from kit.addons.configs.reading import asked_of
 from kit.addons.configs.tables import tables
 from kit.addons.configs.walk import Gap
@@ -31,7 +32,7 @@ def read(path: Path, gpus: str = "8xH100") -> Described:
 def value(found: Described, field: str) -> Any:
     """Of the layout, the job, or what is said beside them."""
     work = found.workload
-    return next(getattr(each, field) for each in (work.layout, work.job, found) if hasattr(each, field))
+    return next(getattr(each, field) for each in (work.layout, work.job, work.model, found) if hasattr(each, field))
 
 
 AUTOMODEL = """\
@@ -165,6 +166,15 @@ MIXTURE = AUTOMODEL.replace("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B").replace("tp_s
 SELECTIVE = AUTOMODEL.replace("checkpointing: true", "checkpointing: selective")
 PACK = AUTOMODEL.replace("{", "{{").replace("}", "}}") + "packed_sequence: {{packed_sequence_size: {}}}\n"
 PEFT = "peft: {_target_: nemo_automodel.PeftConfig, dim: 8, alpha: 32}\n"
+PREFERENCES = "model_name_or_path: Qwen/Qwen3-8B\nbeta: 0.01\nmax_length: 2048\n"
+COMPLETIONS = """\
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+torch_dtype: bfloat16
+max_prompt_length: 512
+max_completion_length: 1024
+num_generations: 16
+reward_funcs: [accuracy, format]
+"""
 READ = "read -r -d '' words <<EOF\nopenrlhf.cli.train_rm --model.model_name_or_path \\\n  Qwen/Qwen3-8B\nEOF\n"
 MEAN = ("least", "model")
 VLLM = GrpoSpec(num_generations=4, max_completion_length=1024, beta=0.04, vllm_gpu_memory_utilization=0.9)
@@ -319,6 +329,33 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
         "actor_rollout_ref.rollout.n=2\n", {"global_batch_size": 512, "seq_length": 1024, "recompute": "full"}, [],
     ),
+    "a file of DPO": (
+        PREFERENCES + "max_prompt_length: 512\n", {"objective": "dpo", "seq_length": 2048, "dp": 8}, [],
+    ),
+    "a file of KTO": (
+        PREFERENCES + "max_prompt_length: 512\ndesirable_weight: 1.5\n", {"objective": "kto", "seq_length": 2048}, [],
+    ),
+    "a file of GRPO": (
+        COMPLETIONS, {"objective": "grpo", "seq_length": 1536, "optimizer_state_dtype": "bf16",
+                      "grpo": GrpoSpec(num_generations=16, max_completion_length=1024)}, [],
+    ),
+    "a script says its objective": (
+        TRL.format("kto", "--max_prompt_length 512"), {"objective": "kto", "seq_length": 1024}, [],
+    ),
+    "fp32 weights by the older name": (
+        COMPLETIONS.replace("bfloat16", "float32"), {"optimizer_state_dtype": "fp32"}, [],
+    ),
+    "ms-swift under accelerate": (
+        "accelerate launch --num_processes 8 swift/cli/sft.py --model Qwen/Qwen3-8B --tuner_type lora\n",
+        {"lora": LoraSpec(rank=8, alpha=32.0, dropout=0.05), "seq_length": 40960, "dp": 8}, [],
+    ),
+    "the hub's cache": (
+        PLAIN.replace("Qwen/Qwen3-8B", "$HOME/hub/models--meta-llama--Meta-Llama-3.1-405B/snapshots/222de0"),
+        {"num_layers": 126}, [],
+    ),
+    "tensors in parts": (
+        AUTOMODEL.replace("tp_size: 1", "tp_size: 2"), {"tp": 2, "dp": 4, "gradient_accumulation_steps": 8}, [],
+    ),
     "filled": (FILLED.format(2048), {"micro_batch_size": 4, "global_batch_size": 256, "packed": True}, []),
     "filled by whole rows": (FILLED.format(3000), {"micro_batch_size": 2}, [("least", "use_dynamic_bsz")]),
     "filled by one row": (FILLED.format(8192), {"micro_batch_size": 1, "gradient_accumulation_steps": 32}, []),
@@ -364,6 +401,13 @@ REFUSED = {
     "batch": ("s.sh", MEGATRON_SWIFT.replace("size 16", "size 15"), "15 is no multiple of micro batch 1 · 4 ranks"),
     "pipeline": ("a.yaml", AUTOMODEL.replace("tp_size: 1", "pp_size: 2"), "pipeline parallelism on torch"),
     "ascend": ("s.sh", "ASCEND_RT_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B\n", "NPUs"),
+    "draft": (
+        "eagle.yaml",
+        "recipe: TrainEagle3Recipe\nrecipe_args: {target_model_name_or_path: meta-llama/Llama-3.2-1B}\n",
+        "eagle.yaml:1: recipe=TrainEagle3Recipe: a draft model beside one that is frozen",
+    ),
+    "own script": ("s.sh", "python my_sft.py --model_name_or_path Qwen/Qwen3-8B\n", "no command that kit knows"),
+    "no file": ("s.sh", "swift sft there.yaml\n", "the file is neither here nor above this one"),
     "no model": ("axolotl.yaml", "base_model:\nsequence_len: 8\n", "the file names no model"),
     "nothing": ("s.sh", "echo swift sft\npip install x\n", "no command that kit knows"),
     "critic": (
@@ -400,6 +444,21 @@ def test_linked_files(file: Callable[[str, str], Path]) -> None:
         file("t.sh", f"accelerate launch --config_file acc.yaml {TRL.partition(' 8 ')[2]}".format("sft", ""))
     ).workload.layout
     assert (made.engine, made.zero_stage, made.dp, made.offload_param) == ("torch", 2, 4, "cpu")
+
+
+def test_a_file_that_a_command_names(file: Callable[[str, str], Path]) -> None:
+    """Its flags win, and the patch is a flag."""
+    file("f.yaml", FACTORY + "learning_rate: 1.0e-4\n")
+    path = file("f.sh", "NPROC_PER_NODE=4 llamafactory-cli train f.yaml\n")
+    assert value(read(path), "lora") == LoraSpec(rank=4, alpha=8.0)
+    assert value(read(path), "dp") == 4
+    file("s.yaml", "model: Qwen/Qwen3-8B\ntuner_type: lora\nlora_rank: 16\nmax_length: 4096\n")
+    found = asked_of(file("s.sh", "NPROC_PER_NODE=8 swift sft --config s.yaml --max_length 2048\n"), "8xH100")
+    assert value(found.described({}), "lora").rank == 16
+    assert value(found.described({}), "seq_length") == 2048
+    assert edited(found.source, {"lora_rank": 4}).endswith("--max_length 2048 \\\n    --lora_rank 4\n")
+    copy = "NPROC_PER_NODE=8 megatron sft --mcore_model /data/Qwen3-30B-A3B-Instruct-2507-mcore\n"
+    assert read(file("m.sh", copy)).workload.model.name == "qwen3-30b-a3b-2507"
 
 
 def test_every_row_decides_a_field_that_kit_has() -> None:

@@ -20,8 +20,9 @@ _Edit = tuple[int, int, str]
 
 def edited(source: Source, values: Mapping[str, Any]) -> str:
     """The file's text with these values: a value's own text is replaced, a new key comes after its last sibling."""
-    edits = [_of_shell(source, key, value) for key, value in values.items()]
-    if source.form != "shell":
+    if source.form == "shell":
+        edits = [_of_shell(source, key, value) for key, value in values.items()]
+    else:
         root = root_of(source.text, source.name)
         edits = [_of_yaml(source, root, key, value) for key, value in values.items()]
     text, at = "", 0

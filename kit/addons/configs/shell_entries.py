@@ -13,16 +13,12 @@ LAUNCHER, ENVIRONMENT = "launcher.", "env."
 """Prefixes of the keys that are not the program's own."""
 
 
-_NOT_STARTED = ("[", "[[", "test", "echo", "printf")
-"""Commands that may name a program, and do not start it."""
-
-
 def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
     """The first command that one of ``starts`` begins, such as ``swift sft``; None if there is none."""
     known = [tuple(start.split()) for start in starts]
     for line in shell_lines(text):
-        if line.words and line.words[0].value in _NOT_STARTED:
-            continue
+        if line.words and line.words[0].value in ("[", "[[", "test", "echo", "printf"):
+            continue  # it names a program, and does not start it
         found = next(((at, start) for start in known if (at := _place(text, line.words, start)) >= 0), None)
         if found is not None:
             at, start = found
@@ -32,9 +28,9 @@ def read_shell(text: str, name: str, starts: Iterable[str]) -> Source | None:
 
 def _place(text: str, words: Sequence[Word], start: tuple[str, ...]) -> int:
     """The place of ``start`` in a command, whatever folder its program is in, a variable's too; −1 where it is not."""
-    written = [word.value or text[word.start : word.end].strip("'\"") for word in words]
-    names = [each.rsplit("/", 1)[-1] for each in written]
-    return next((at for at in range(len(names)) if tuple(names[at : at + len(start)]) == start), -1)
+    written = ["/" + (word.value or text[word.start : word.end].strip("'\"")) for word in words]
+    places = range(len(words) - len(start) + 1)
+    return next((at for at in places if all(map(str.endswith, written[at:], (f"/{name}" for name in start)))), -1)
 
 
 def _source(text: str, name: str, line: Line, at: int, start: tuple[str, ...]) -> Source:

@@ -11,6 +11,7 @@ from kit.addons.configs.entries import UNRESOLVED, Entry, Source, word
 from kit.addons.configs.linked import accelerate_fields, deepspeed_fields
 from kit.addons.configs.tables import OFF, Bound, Row, Table, matched
 from kit.errors import SpecError
+from kit.specs.extra import flat
 from kit.specs.job import ATTENTION_LAYERS, MLP_LAYERS
 
 Opened = Callable[[str], Mapping[str, Any]]
@@ -42,7 +43,7 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
     fields: dict[str, Any] = dict(table.always)
     gaps: list[Gap] = []
     refused: list[str] = []
-    entries = {**source.entries, "command": Entry(source.command or None, 0)}
+    entries = {**_of_file(source, opened), **source.entries, "command": Entry(source.command or None, 0)}
     for key, row in table.keys.items():
         entry = entries.get(key, Entry(None, 0))
         value = row.default if entry.value is None or entry.value == "" else entry.value
@@ -61,6 +62,13 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
             except SpecError as error:
                 refused.append(f"{place}={word(value)[:60]}: {error}")
     return Reading(fields, tuple(gaps), tuple(refused))
+
+
+def _of_file(source: Source, opened: Opened) -> dict[str, Entry]:
+    """Values of the YAML file that a command names, which the command's own flags overrule."""
+    named = [word(source.entries[key].value) for key in ("config", "argument") if key in source.entries]
+    file = next((each for each in named if each.endswith((".yaml", ".yml", ".json"))), None)
+    return {key: Entry(value, 0) for key, value in flat(opened(file)).items()} if file and source.command else {}
 
 
 def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened: Opened) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -41,6 +42,7 @@ _PRICED = frozenset(
         "paged_needs_whole_matrices",
         "tiled_mlp_dense",
         "torch_cp_needs_fsdp2",
+        "torch_tp_family",
         "transformer_engine_family",
         "trl_precision_and_optimizer",
     }
@@ -58,6 +60,8 @@ _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """Rule → fields of a layout that break it, without which there are figures, and how these are too large."""
 _model = cache(load_model)
+_COPY = re.compile(r"^.*/models--[^/]*--|/snapshots/[^/]*$|-mcore$")
+"""What the hub's cache and Megatron-SWIFT's copies add to a model's name."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class Described:
     @property
     def peak_gib(self) -> float:
         """The fullest GPU's, with what the program has there beside the workload."""
-        in_turns = self.workload.vllm_share if self.alone != self.workload else 0.0
-        vllm = in_turns * self.workload.cluster.gpu.memory_gib
-        return max(peak_gib(self.alone) + beside_gib(self.alone), vllm)
+        vllm = self.workload.vllm_share * self.workload.cluster.gpu.memory_gib
+        alone = peak_gib(self.alone) + beside_gib(self.alone)
+        return max(alone, vllm) if self.alone != self.workload else alone
 
 
 def described(reading: Reading, gpus: str | None, row_tokens: int | None = None) -> Described:
@@ -93,6 +97,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
         given |= {"job.seq_length": given["packed_length"], "packing": True}
     if "prompts" in given:  # of which each has several completions
         given["job.global_batch_size"] = int(given["prompts"]) * given["job.grpo.num_generations"]
+    if "prompt_tokens" in given and given.get("job.objective") == "grpo":  # of others they are part of the rows
         given["job.seq_length"] = int(given["prompt_tokens"]) + given["job.grpo.max_completion_length"]
     length = given.get("job.seq_length")
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
@@ -128,7 +133,7 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
 def _named(given: Mapping[str, Any]) -> ModelSpec:
     if not given.get("model") or not isinstance(given["model"], str):
         raise SpecError("the file names no model")
-    return _model(given["model"])
+    return _model(_COPY.sub("", given["model"]))
 
 
 def _by_sizes(given: Mapping[str, Any]) -> ModelSpec:
@@ -210,8 +215,11 @@ def _count(value: Any) -> int | None:
 
 
 def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) -> Layout:
-    chosen = {key.removeprefix("layout."): value for key, value in given.items() if key.startswith("layout.")}
-    chosen = {name: value for name, value in chosen.items() if name not in ZERO_KEYS}
+    chosen = {
+        name: value
+        for key, value in given.items()
+        if key.startswith("layout.") and (name := key.removeprefix("layout.")) not in ZERO_KEYS
+    }
     chosen |= {"etp": chosen.get("tp", 1)} if chosen.get("etp") == "tp" else {}
     pins = strict_yaml.parse(Pins, chosen, strict_yaml.Document("the file", {}, {}))
     known = {name: value for name, value in vars(pins).items() if value is not None}

@@ -12,11 +12,8 @@ from kit.errors import SpecError
 
 
 def root_of(text: str, name: str) -> yaml.MappingNode:
-    """The file's mapping as PyYAML's nodes, which have marks. Raises ``SpecError``."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError(f"{name}: {' '.join(str(error).split())[:300]}") from None
+    """The file's mapping as PyYAML's nodes, which have marks. Raises PyYAML's errors, and ``SpecError``."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
         raise SpecError(f"{name}: no mapping of keys")
     return node
@@ -27,7 +24,7 @@ def read_yaml(text: str, name: str, form: Form) -> Source:
     constructor = yaml.SafeLoader("")
     try:
         entries = dict(_leaves(root_of(text, name), constructor, ""))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecError(f"{name}: {' '.join(str(error).split())[:300]}") from None
     return Source(name, text, form, entries)
 
