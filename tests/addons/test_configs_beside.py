@@ -20,7 +20,8 @@ PUBLISHED = {
     "qwen2-vl-2b": 2.21, "qwen2-vl-7b": 8.29, "qwen2-vl-72b": 73.4, "qwen2.5-vl-3b": 3.75, "qwen2.5-vl-7b": 8.29,
     "qwen2.5-vl-32b": 33.5, "qwen2.5-vl-72b": 73.4, "qwen3-vl-2b": 2.13, "qwen3-vl-4b": 4.44, "qwen3-vl-8b": 8.77,
     "qwen3-vl-32b": 33.4, "qwen3-vl-30b-a3b": 31.1, "gemma-3-4b": 4.30, "gemma-3-12b": 12.2, "gemma-3-27b": 27.4,
-    "gemma-4-31b": 31.3, "pixtral-12b": 12.7, "mistral-small-3.1-24b": 24.0, "ministral-3-3b": 3.85,
+    "gemma-3n-e2b": 5.44, "gemma-3n-e4b": 7.85, "gemma-4-31b": 31.3, "pixtral-12b": 12.7,
+    "mistral-small-3.1-24b": 24.0, "ministral-3-3b": 3.85,
     "ministral-3-8b": 8.92, "ministral-3-14b": 13.9, "llava-1.5-7b": 7.06, "internvl3-2b": 2.09, "internvl3-8b": 7.94,
     "smolvlm2-2.2b": 2.25, "voxtral-mini-3b-2507": 4.68, "qwen2-audio-7b": 8.40,
 }  # fmt: skip
@@ -64,7 +65,7 @@ TOWERS = {
     "images beside adapters of the text": (
         MISTRAL.replace("lora_target_modules: [q_proj, v_proj]\n", TEXT_LAYERS) + IMAGES, 2 * TOWER, None,
     ),
-    "not known": (AXOLOTL.replace("Qwen/Qwen3-8B ", "google/gemma-3n-E2B-it "), 0.0, "towers for images"),
+    "not known": (AXOLOTL.replace("Qwen/Qwen3-8B ", "Qwen/Qwen2.5-Omni-7B "), 0.0, "towers for images"),
     "none": (AXOLOTL, 0.0, None),
 }  # fmt: skip
 """Text → GiB beside the text part, and how the reason begins why that is not all."""

@@ -296,6 +296,15 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     "packing": (PACK.format(8192), {"seq_length": 8192, "packed": True}, []),
     "experts": (MIXTURE, {"ep": 4, "dp": 8}, []),
     "experts beside adapters": (MIXTURE + PEFT, {"ep": 1, "dp": 8}, [("most", "ep"), MEAN]),
+    "experts that no family describes": (
+        MIXTURE.replace("Qwen/Qwen3-30B-A3B", "zai-org/GLM-4.7-Flash"), {"ep": 4, "dp": 8, "zero_stage": 3}, [],
+    ),
+    "experts beside tensors in parts": (
+        MIXTURE.replace("ep_size: 4", "ep_size: 4, tp_size: 2"), {"ep": 1, "tp": 2}, [("most", "ep"), MEAN],
+    ),
+    "experts under DDP": (
+        MIXTURE.replace("strategy: fsdp2", "strategy: ddp"), {"ep": 1, "zero_stage": 0}, [("most", "ep"), MEAN],
+    ),
     "selective": (SELECTIVE, {"recompute": "selective"}, []),
     "selective with experts": (
         SELECTIVE.replace("Qwen3-8B", "Qwen3-30B-A3B"), {"recompute": "none"}, [("most", "recompute")],

@@ -32,9 +32,7 @@ def _towers(workload: Workload) -> float:
     nothing for backward, and is over before the layers of the text part have saved anything."""
     layout, lora = workload.layout, workload.job.lora
     base = quantised(lora)
-    parameters = tower_parameters().get(workload.model.name, 0.0)
-    if layout.offload_param != "none":
-        return 0.0
+    parameters = tower_parameters().get(workload.model.name, 0.0) if layout.offload_param == "none" else 0.0
     in_fp32 = lora is None and layout.engine == "torch" and layout.optimizer_state_dtype == "fp32"
     each = base.codes if base else 4.0 if in_fp32 else 2.0
     sharded = layout.zero_stage == 3 and layout.engine != "megatron"

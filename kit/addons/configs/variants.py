@@ -63,8 +63,10 @@ def variants(asked: Asked, now: Variant) -> Iterator[Variant]:
 
 def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
     table, source = asked.table, asked.source
-    axes = [[(key, value) for value in values] for key, values in table.choices.items()]
-    axes = [[pair for pair in axis if _differs(source, table, *pair)] for axis in axes]
+    axes = [
+        [(key, value) for value in values if _differs(source, table, key, value)]
+        for key, values in table.choices.items()
+    ]
     for chosen in itertools.product(*([None, *axis] for axis in axes)):
         values = dict(pair for pair in chosen if pair is not None)
         try:

@@ -47,7 +47,8 @@ _PRICED = frozenset(
         "trl_precision_and_optimizer",
     }
 )
-"""Rules of kit's own engines, of layouts that the cost model has figures for all the same."""
+"""Rules of kit's own engines, of layouts that the cost model has figures for all the same; torch_expert_parallel is one
+more where FSDP2 shards whole experts that are trained."""
 _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
     "compile_below_zero_3": (("compile_layers",), "torch.compile is not counted"),
     "compile_whole_layers": (("compile_layers",), "torch.compile is not counted"),
@@ -171,8 +172,10 @@ def _without_vllm(workload: Workload) -> Workload:
 
 def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
     """The nearest workload that the cost model has figures for. Raises ``SpecError`` where there is none."""
-    gaps = list[Gap]()
-    while broken := [each for each in violations(workload) if each.rule not in _PRICED]:
+    gaps, layout = list[Gap](), workload.layout
+    spread = workload.job.lora is None and layout.tp == 1 and layout.zero_stage > 1 and layout.offload_param == "none"
+    priced = _PRICED | {"torch_expert_parallel"} if spread else _PRICED
+    while broken := [each for each in violations(workload) if each.rule not in priced]:
         nearest = next((_NEAREST[each.rule] for each in broken if each.rule in _NEAREST), None)
         if nearest is None:
             raise SpecError("\n".join(map(str, broken)))
