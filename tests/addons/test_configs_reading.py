@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from kit.errors import SpecError
 from kit.specs.job import GrpoSpec, JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import DEFAULTS, Pins
 from kit.specs.model import ModelSpec
-from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT
+from tests.addons.config_files import AXOLOTL, FACTORY, MEGATRON_SWIFT, SWIFT, TIGHT
 from tests.support.refusals import refusal
 
 
@@ -175,6 +176,10 @@ max_completion_length: 1024
 num_generations: 16
 reward_funcs: [accuracy, format]
 """
+EVERY_SIZE = (
+    "pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --seq-length 64 "
+    "--swiglu --micro-batch-size 1 --global-batch-size 8 --max-position-embeddings 64 --num-experts 4\n"
+)
 READ = "read -r -d '' words <<EOF\nopenrlhf.cli.train_rm --model.model_name_or_path \\\n  Qwen/Qwen3-8B\nEOF\n"
 MEAN = ("least", "model")
 VLLM = GrpoSpec(num_generations=4, max_completion_length=1024, beta=0.04, vllm_gpu_memory_utilization=0.9)
@@ -197,6 +202,9 @@ DECIDES: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         {"chunked_loss": True, "cp_comm_type": "all_gather"}, [],
     ),
     "no cce": (LORA + "cut_cross_entropy: false\n", {"chunked_loss": False}, []),
+    "what is off": (
+        AXOLOTL + "dp_replicate_size: 1\nlisa_n_layers: 0\nlora_modules_to_save: []\nrelora: false\n", {"dp": 8}, [],
+    ),
     "cce without its plugin": (LORA + "cut_cross_entropy: true\n", {"chunked_loss": False}, []),
     "yes": (LORA + "gradient_checkpointing: yes\n", {"recompute": "full"}, []),
     "quoted": (LORA + "micro_batch_size: '4'\n", {"micro_batch_size": 4}, []),
@@ -410,6 +418,22 @@ REFUSED = {
     "batch": ("s.sh", MEGATRON_SWIFT.replace("size 16", "size 15"), "15 is no multiple of micro batch 1 · 4 ranks"),
     "pipeline": ("a.yaml", AUTOMODEL.replace("tp_size: 1", "pp_size: 2"), "pipeline parallelism on torch"),
     "ascend": ("s.sh", "ASCEND_RT_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B\n", "NPUs"),
+    "no number": (
+        "axolotl.yaml",
+        AXOLOTL.replace("steps: 3", "steps: auto"),
+        "axolotl.yaml:9: gradient_accumulation_steps=auto: a whole number belongs here",
+    ),
+    "a list": (
+        "axolotl.yaml",
+        AXOLOTL.replace("4096", "[4096]"),
+        "axolotl.yaml:6: sequence_len=[4096]: a whole number",
+    ),
+    "processes": (
+        "s.sh",
+        SWIFT.replace("GPUS=4", "GPUS=999999"),
+        "999999 processes on 125000 nodes: give each node as ",
+    ),
+    "nodes": ("s.sh", "NNODES=-1 " + SWIFT, "processes on 1 nodes: give each node as many"),
     "draft": (
         "eagle.yaml",
         "recipe: TrainEagle3Recipe\nrecipe_args: {target_model_name_or_path: meta-llama/Llama-3.2-1B}\n",
@@ -438,6 +462,16 @@ REFUSED = {
 def test_refused(file: Callable[[str, str], Path], case: str) -> None:
     name, text, why = REFUSED[case]
     assert why in refusal(SpecError, read, file(name, text))
+
+
+@pytest.mark.parametrize("name", [*TIGHT, "automodel.yaml", "moe.sh"])
+@pytest.mark.parametrize("value", ["auto", [], {"a": 1}, -1, 0, 10**20], ids=str)
+def test_no_value_of_a_key_breaks_the_reading(file: Callable[[str, str], Path], name: str, value: Any) -> None:
+    texts = {name: text for name, (text, _) in TIGHT.items()} | {"automodel.yaml": AUTOMODEL, "moe.sh": EVERY_SIZE}
+    found = asked_of(file(name, texts[name]), "8xH100")
+    for key in found.table.keys:
+        with suppress(SpecError):
+            found.described({key: value})
 
 
 def test_linked_files(file: Callable[[str, str], Path]) -> None:

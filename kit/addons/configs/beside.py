@@ -45,9 +45,8 @@ def _adapters_of_experts(workload: Workload) -> float:
     model, layout, lora = workload.model, workload.layout, workload.job.lora
     if layout.engine != "megatron" or lora is None or not model.num_experts or not MLP_LAYERS & lora.layers:
         return 0.0
-    hidden, width = model.hidden_size, model.mlp_width
-    both = (hidden + 2 * width) + (width + hidden)  # A and B of gate and up, which are one, and of down
+    up, down = model.hidden_size + 2 * model.mlp_width, model.mlp_width + model.hidden_size  # A and B; up has the gate
     layers = (model.num_layers - model.first_dense_layers) / layout.pp
     state = engine_memory(workload).experts
     held = state.weights + state.gradients + state.optimizer
-    return lora.rank * both * layers * model.num_experts / layout.ep * held
+    return lora.rank * (up + down) * layers * model.num_experts / layout.ep * held

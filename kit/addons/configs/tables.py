@@ -82,9 +82,7 @@ def matched(patterns: Mapping[str, Any], value: Any) -> Any:
     """What a mapping by patterns has for a value; None if it has nothing."""
     text = word(value)
     for pattern, found in patterns.items():
-        if pattern == "*" and text.lower() not in OFF:
-            return found
-        if pattern != "*" and fnmatchcase(text.lower(), pattern.lower()):
+        if fnmatchcase(text.lower(), pattern.lower()) and (pattern != "*" or text.lower() not in OFF):
             return found
     return None
 

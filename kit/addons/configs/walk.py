@@ -94,10 +94,24 @@ def _decided(row: Row, value: Any, gaps: list[Gap], key: str, line: int, opened:
     yield from (matched(row.sets, value) or {}).items()
 
 
+_COUNTS = frozenset(
+    {
+        *("accumulation", "job.global_batch_size", "job.seq_length", "job.lora.rank", "job.grpo.num_generations"),
+        *("job.grpo.max_completion_length", "layout.micro_batch_size", "layout.tp", "layout.pp", "layout.cp"),
+        *("layout.ep", "layers_of_chunk", "micro_tokens", "packed_length", "prompt_tokens", "prompts"),
+        *("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.ffn_hidden_size"),
+    }
+)
+"""Fields with which kit reckons before their own specs judge them."""
+
+
 def kits(row: Row, value: Any) -> Any:
     """kit's value for a program's. Raises ``SpecError`` where there is none."""
     if not row.values:
-        return number(value)
+        found = number(value)
+        if row.field in _COUNTS and value != row.default and not (isinstance(found, int) and found >= 0):
+            raise SpecError("a whole number belongs here")
+        return found
     text = word(value)
     known = row.values if text in row.values else {name.lower(): each for name, each in row.values.items()}
     if (key := text if text in known else text.lower()) not in known:

@@ -140,7 +140,7 @@ def _named(given: Mapping[str, Any]) -> ModelSpec:
 def _by_sizes(given: Mapping[str, Any]) -> ModelSpec:
     """The model of Megatron-LM's flags, with what its arguments.py takes for those that are not there."""
     sizes = {key.removeprefix("model."): value for key, value in given.items() if key.startswith("model.")}
-    if missing := [name for name in ("hidden_size", "num_attention_heads", "vocab_size") if name not in sizes]:
+    if missing := [name for name in ("hidden_size", "num_attention_heads", "vocab_size") if not sizes.get(name)]:
         raise SpecError(f"the file does not say {', '.join(missing)} of its model")
     hidden, heads, gated = sizes["hidden_size"], sizes["num_attention_heads"], sizes["family"] == "llama"
     ffn = sizes.get("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
@@ -166,8 +166,8 @@ def _without_vllm(workload: Workload) -> Workload:
     """With one that sleeps while the model trains, and takes no memory before."""
     if not workload.vllm_sleeps or workload.job.grpo is None:
         return workload
-    grpo = replace(workload.job.grpo, vllm_gpu_memory_utilization=1e-9)
-    return replace(workload, job=replace(workload.job, grpo=grpo))
+    job = replace(workload.job, grpo=replace(workload.job.grpo, vllm_gpu_memory_utilization=1e-9))
+    return replace(workload, job=job)
 
 
 def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
@@ -188,7 +188,7 @@ def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
 
 def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec, tuple[str, ...]]:
     """As many GPUs as the file starts processes, of the kind that the user names."""
-    world = given.get("world") or (
+    world = _count(given.get("world")) or (
         _count(given.get("gpus_per_node")) and (int(given["gpus_per_node"]) * int(_count(given.get("nodes")) or 1))
     )
     visible = len(str(given["visible"]).split(",")) if given.get("visible") not in (None, "") else None
@@ -208,8 +208,8 @@ def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec,
         return cluster, (f"the file starts {world} processes, and its sizes take {least}: judged on {gpus}",)
     note = f"the file starts {world} processes, and --gpus {gpus} has {cluster.num_gpus} GPUs: judged on {world}"
     nodes = max(1, int(_count(given.get("nodes")) or math.ceil(int(world) / cluster.gpus_per_node)))
-    if int(world) % nodes:
-        raise SpecError(f"{world} processes are not equal numbers on {nodes} nodes")
+    if int(world) % nodes or not 0 < int(world) <= 65536:
+        raise SpecError(f"{world} processes on {nodes} nodes: give each node as many, and at most 65,536 in all")
     return replace(cluster, num_nodes=nodes, gpus_per_node=int(world) // nodes), (note,)
 
 
@@ -230,7 +230,7 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     unread = {"cp_comm_type": known.get("cp", 1) == 1, "recompute_modules": known.get("recompute") != "selective"}
     known = {name: value for name, value in known.items() if not unread.get(name)}
     if given.get("layers_of_chunk"):
-        known["vp"] = model.num_layers // (known.get("pp", 1) * int(given["layers_of_chunk"]))
+        known["vp"] = max(1, model.num_layers // (known.get("pp", 1) * int(given["layers_of_chunk"])))
     if known["engine"] == "megatron":
         alone = known.get("tp", 1) if model.num_experts else 1
         known["etp"] = known.get("etp", 1) if known.get("ep", 1) > 1 else alone
@@ -256,7 +256,7 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
 def _filled(layout: Layout, tokens: int, length: int) -> tuple[Layout, tuple[Gap, ...]]:
     """Micro batches that are filled up to so many tokens, as whole rows of the longest."""
     rows = layout.micro_batch_size * layout.gradient_accumulation_steps
-    micro = next(each for each in range(max(1, min(tokens // length, rows)), 0, -1) if rows % each == 0)
+    micro = next(each for each in range(max(1, min(tokens // max(1, length), rows)), 0, -1) if rows % each == 0)
     less = Gap("least", "use_dynamic_bsz", f"micro batches of {tokens:,} tokens are counted as {micro * length:,}")
     made = layout.but(micro_batch_size=micro, gradient_accumulation_steps=rows // micro)
     return made, (less,) if micro * length < tokens else ()
