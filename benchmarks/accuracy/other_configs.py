@@ -1,9 +1,11 @@
 """How many example files of another trainer ``kit plan FILE`` answers, by folder, and which gaps stand alone:
-``python -m benchmarks.accuracy.other_configs CHECKOUT [LIST]``.
+``python -m benchmarks.accuracy.other_configs CHECKOUT [LIST [GPUS]]``.
 
 CHECKOUT is a clone of the trainer, LIST a file with paths in it; without, every YAML file and script below
-``examples``. The GPUs are a node's eight, or as many nodes as the file's sizes take. Text models are counted for
-themselves: not the files whose model sees or hears, nor what kit refuses on purpose (docs/how-to/your-config.md).
+``examples``. The GPUs are a node's eight, or as many nodes as the file's sizes take; with GPUS, such as 2xRTX-4090, it
+also says how many files a change helps there, and how many of the patches read back as promised. Text models are
+counted for themselves: not the files whose model sees or hears, nor what kit refuses on purpose
+(docs/how-to/your-config.md).
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from kit.addons.configs.answer import Answer, answer
 from kit.addons.configs.reading import asked_of
 from kit.errors import KitError
 
@@ -73,7 +77,17 @@ def _shares(reads: list[Read]) -> str:
     return f"{len(reads):6} {1 - said['refused'] / number:8.0%} {said['answered'] / number:6.0%}"
 
 
-def main(root: Path, names: Path | None) -> None:
+def patches(root: Path, paths: Iterable[str], gpus: str) -> str:
+    """What changes do for the files on these GPUs."""
+    found = list[Answer]()
+    for path in paths:
+        with suppress(KitError):
+            found += [answer(root / path, gpus)]
+    helped = [each for each in found if each.change is not None]
+    return f"on {gpus} a change helps {len(helped)}; {sum(bool(each.patch) for each in helped)} patches read back"
+
+
+def main(root: Path, names: Path | None, gpus: str = "") -> None:
     """Print the table, the gaps that stand alone, and why files are refused."""
     paths = names.read_text().split() if names else []
     found = paths or [str(path.relative_to(root)) for path in sorted((root / "examples").rglob("*")) if path.is_file()]
@@ -82,7 +96,9 @@ def main(root: Path, names: Path | None) -> None:
     refused = Counter(each.why[0].split(": ", 1)[-1][:90] for each in reads if each.said == "refused" and each.of_text)
     print(*table(reads), "", *(f"{number:4} gap alone: {why}" for why, number in alone.most_common(20)), sep="\n")
     print("", *(f"{number:4} refused: {why}" for why, number in refused.most_common(20)), sep="\n")
+    if gpus:
+        print(patches(root, (each.path for each in reads if each.said != "refused"), gpus))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None, *sys.argv[3:])
