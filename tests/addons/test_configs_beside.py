@@ -10,6 +10,7 @@ import pytest
 from kit.addons.configs.answer import answer
 from kit.addons.configs.beside import beside_gib, tower_parameters
 from kit.addons.configs.reading import asked_of
+from kit.addons.configs.text import text_of
 from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
@@ -166,3 +167,6 @@ def test_the_answer_counts_it(file: Callable[[str, str], Path]) -> None:
     assert max(stage.phases_gib.values()) == pytest.approx(stage.peak_gib)
     parts = stage.components_gib
     assert parts["weights"] == pytest.approx(2 * (TOWER + count(found.plan.model).total / 2**30), rel=0.01)
+    assert "left out" not in text_of(found, (), 110, str)
+    unknown = answer(file("omni.yaml", AXOLOTL.replace("Qwen/Qwen3-8B ", "Qwen/Qwen2.5-Omni-7B ")), "1xH100")
+    assert "towers for images and sound are left out" in text_of(unknown, (), 110, str)

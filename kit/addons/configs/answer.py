@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from kit.addons.configs.beside import beside_gib
+from kit.addons.configs.beside import beside_gib, tower_parameters
 from kit.addons.configs.entries import word
 from kit.addons.configs.known import unknown_keys
 from kit.addons.configs.patch import edited, unified_diff
@@ -157,7 +157,8 @@ def answer(path: Path, gpus: str | None, row_tokens: int | None = None) -> Answe
         asked=asked,
         now=now,
         plan=Plan(
-            model=work.model,
+            # its towers are counted: not the text part alone, as a plan of kit's own would say
+            model=replace(work.model, source=path.name) if work.model.name in tower_parameters() else work.model,
             cluster=work.cluster,
             job=work.job,
             layout=work.layout,
