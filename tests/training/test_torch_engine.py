@@ -277,14 +277,14 @@ def devices_at_birth(rundir):
     """Where parameters were when the model had been built."""
     from kit.engines.torch import engine as module
 
-    found, original = set(), module.build_model
+    found, original = set(), module.build_skeleton
 
     def watched(*args):
         model = original(*args)
         found.update(parameter.device.type for parameter in model.parameters())
         return model
 
-    with mock.patch.object(module, "build_model", watched):
+    with mock.patch.object(module, "build_skeleton", watched):
         engine = TorchEngine(rundir)
         engine.forward_backward(cases.batches(engine, rundir, 0))
     return found

@@ -12,15 +12,14 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedModel
 
-from kit.engines.huggingface.models import build_skeleton, fill_buffers
+from kit.engines.huggingface.models import build_skeleton
 from kit.specs.model import ModelSpec
 
 
 def whole_model(spec: ModelSpec, zero_stage: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A model on ``device`` whose parameters are zero. Buffers keep their own dtypes, as under DeepSpeed (engine.py,
     _cast_module_mixed_precision)."""
-    model = build_skeleton(spec)
-    fill_buffers(model, device)
+    model = build_skeleton(spec, device)
     made = {id(p): torch.nn.Parameter(torch.zeros_like(p, dtype=dtype, device=device)) for p in model.parameters()}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -21,7 +21,6 @@ from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
 from kit.engines.huggingface.models import (
     build_skeleton,
-    fill_buffers,
     source_for_model,
     tensor_shapes,
 )
@@ -49,8 +48,7 @@ def frozen_skeleton(rundir: RunDirectory, lora: LoraSpec, device: torch.device) 
     is missing that ``FrozenWeights`` will need."""
     if lora.quantised:
         _bitsandbytes()
-    model = build_skeleton(rundir.plan.model)
-    fill_buffers(model, device)
+    model = build_skeleton(rundir.plan.model, device)
     adapt(model, lora)
     return model
 

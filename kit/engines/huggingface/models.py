@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -61,7 +62,7 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     """A model of the plan's shape with random weights from ``run.seed``, in ``dtype`` on ``device``, in train mode.
 
     Equal seed, dtype and kind of device give equal weights on every rank. The caller's random state does not change.
-    Downloads nothing. ``device="meta"`` allocates no memory.
+    Downloads nothing.
     """
     return random_model(rundir.plan.model, rundir.run.seed, dtype, device)
 
@@ -99,25 +100,15 @@ def _check_all_trained(model: ModelSpec, built: PreTrainedModel) -> None:
         )
 
 
-def build_skeleton(model: ModelSpec) -> PreTrainedModel:
-    """The model on torch's meta device: modules, names and shapes of parameters, without memory."""
-    return random_model(model, seed=0, device="meta")
-
-
-@torch.no_grad()
-def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Allocate on ``device``, and compute, the buffers of a model on meta, or with weights in host memory, that no
-    checkpoint has, such as RoPE frequencies.
-
-    A parameter of the same module as a buffer, if it has memory, gets random values again: set parameters afterwards.
-    """
-    for module in model.modules():
-        buffers = dict(module.named_buffers(recurse=False))
-        for name, buffer in buffers.items():
-            if buffer.device.type != device.type:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
-        if buffers:
-            model._init_weights(module)
+def build_skeleton(model: ModelSpec, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """The model with parameters on torch's meta device, which have names and shapes but no memory, and with its
+    buffers, such as RoPE's frequencies, on ``device``."""
+    with init_empty_weights(include_buffers=False):
+        skeleton = random_model(model, seed=0)
+    skeleton.tie_weights()  # each of the tied parameters went to meta by itself
+    for buffer in skeleton.buffers():
+        buffer.data = buffer.data.to(device)
+    return skeleton
 
 
 def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:

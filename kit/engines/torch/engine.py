@@ -29,7 +29,7 @@ from kit.engines.huggingface.adapters import (
 )
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.loaded import hf_weights
-from kit.engines.huggingface.models import build_model, source_for_model
+from kit.engines.huggingface.models import build_model, build_skeleton, source_for_model
 from kit.engines.huggingface.random_weights import RandomWeights
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.compiled_blocks import choose_attention
@@ -76,10 +76,11 @@ class TorchEngine(Engine):
         self._lora = plan.job.lora
         self.optimizer_name = plan.job.optimizer.name
         load = None
-        if self._lora is None:
+        if self._lora is None and plan.layout.zero_stage == 0:
+            self._model = build_model(rundir, torch.float32, self._device)
+        elif self._lora is None:
             # With FSDP2 no rank has the whole model: ``import_state`` sets each weight.
-            born = self._device if plan.layout.zero_stage == 0 else "meta"
-            self._model = build_model(rundir, torch.float32, born)
+            self._model = build_skeleton(self._spec, self._device)
         elif plan.layout.zero_stage == 0:
             self._model = build_frozen(rundir, self._lora, self._device)
         else:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
-from kit.engines.huggingface.models import fill_buffers, transformer_layers
+from kit.engines.huggingface.models import transformer_layers
 from kit.engines.protocol import TensorSource
 from kit.engines.torch.expert_parallel import experts_mesh, spread
 from kit.engines.torch.tensor_parallel import cut
@@ -48,7 +48,7 @@ class FsdpModel:
         cp: int = 1,
         ep: int = 1,
     ) -> None:
-        """``model``: on ``device``, in host memory, or on meta; on meta, ``fill`` every parameter afterwards.
+        """``model``: on ``device``, in host memory, or parameters on meta; then ``fill`` every parameter.
         ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
         ``build_mesh``. ``offload``: keep parameters, gradients and moments in host memory between their uses.
         ``load``: fills what is on meta below a module, which is then sharded at once, so that no rank ever has the
@@ -75,8 +75,8 @@ class FsdpModel:
         # The root has embedding and output projection. Backward needs them at once, so forward does not free them.
         fully_shard(model, reshard_after_forward=False, **every)
         if next(model.parameters()).is_meta:
-            model.to_empty(device="cpu" if offload else device)
-            fill_buffers(model, device)
+            memory = "cpu" if offload else device
+            model._apply(lambda tensor: torch.empty_like(tensor, device=memory) if tensor.is_meta else tensor)
         self._model = model
         self.averaged_over = mesh["dp"].size()
         """Ranks over which FSDP2 averages gradients."""
