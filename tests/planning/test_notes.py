@@ -28,8 +28,11 @@ def ran(w: Any, factor: float = 1.0, gib: float = 0.0) -> LayoutScorer:
 
 def noted(layout: Layout, model: Any = DENSE, machines: Any = NODE, **the_job: Any) -> list[tuple[str, str, str]]:
     """(rule, chosen, beginning of the reason) of the notes."""
-    found = notes.notes(w := work(layout, model, machines, **the_job), ran(w))
-    return [(each.rule, each.chosen, each.why.partition(":")[0].partition(",")[0]) for each in found]
+    return [
+        (each.rule, each.chosen, each.why.partition(":")[0].partition(",")[0])
+        for w in (work(layout, model, machines, **the_job),)
+        for each in notes.notes(w, ran(w))
+    ]
 
 
 def step_s(w: Any) -> float:
@@ -46,8 +49,10 @@ RIGHT_FP8 = replace(
 )
 RIGHT_BF16 = replace(RIGHT_FP8, job=replace(RIGHT_FP8.job, precision="bf16"))
 RIGHT_DDP = replace(work(torch()), job=job(seq_length=1024, global_batch_size=64), cluster=FAR, layout=torch(dp=64))
-RIGHT_ZERO = replace(RIGHT_DDP, layout=deepspeed(dp=64, zero_stage=3))
-SECONDS = StepTimer().components_s(request().workload(ON_CPU))
+RIGHT_ZERO, SECONDS = (
+    replace(RIGHT_DDP, layout=deepspeed(dp=64, zero_stage=3)),
+    StepTimer().components_s(request().workload(ON_CPU)),
+)
 NOTES: Rows = [
     ("a model that is not described", lambda: noted(torch(dp=8), MIXED), [("model", "approximate",
         "model type mixed is not described; transformers counted its parameters. Tried on described families")]),

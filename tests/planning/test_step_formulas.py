@@ -55,7 +55,7 @@ E, FP32, LORA = shared(), {"precision": "fp32"}, LoraSpec(rank=7, targets="atten
 TABLE = 5003 * 320
 TOTAL = 6 * (LAYER + 640) + 2 * TABLE + 320
 PCIE = 64e9 * E.host_link
-FSDP, TE = torch(zero_stage=3, dp=8), {"implementation": "transformer_engine"}
+FSDP, TE, Z3 = torch(zero_stage=3, dp=8), {"implementation": "transformer_engine"}, deepspeed(zero_stage=3)
 
 
 def seconds(layout: Layout, *names: str, model: Any = DENSE, machines: Any = NODE, **job: Any) -> list[float]:
@@ -69,10 +69,13 @@ def layer(layout: Layout, has_experts: bool = False, model: Any = DENSE, **job: 
     return layer_time(GPU, work(layout, model, **job), has_experts)
 
 
-def waits(each: LayerTime, again: float = 0.0, once: float = 1.0) -> float:
+def waits(each: LayerTime, again: float = 0.0, once: float = 1.0, hooks: tuple[float, float] = (0.0, 0.0)) -> float:
     """Seconds for which the GPU waits for launches, in forward and in backward."""
-    backward = each.launch_backward + again * each.launch_forward
-    return max(0, once * each.launch_forward - each.forward) + max(0, backward - each.backward - each.recompute)
+    ways = (
+        once * each.launch_forward - each.forward,
+        (each.launch_backward + again * each.launch_forward - each.backward - each.recompute),
+    )
+    return sum(max(0.0, way + more) for way, more in zip(ways, hooks, strict=True))
 
 
 ONE, TWO = megatron(), megatron(pp=2, dp=4, gradient_accumulation_steps=4)
@@ -95,6 +98,12 @@ STEPS: Rows = [
      [6 * L.forward, 6 * waits(layer(ONE.but(recompute="full")), 1.0)]),
     ("launches of transformers again", lambda: seconds(torch(recompute="full"), "launch"),
      [6 * waits(layer(torch(recompute="full")), 2.0, 1.5)]),
+    # ZeRO-3's hooks take 1.8 ms a pass of each layer; of one timer's layers, those of another stage have none.
+    ("hooks", lambda: [found["launch"] for timer in (StepTimeModel(GPU),) for found in (
+        timer.components_s(work(deepspeed(zero_stage=stage, recompute=each)))
+        for stage, each in ((2, "none"), (3, "none"), (3, "full")))],
+     [6 * waits(layer(Z3)), 6 * waits(layer(Z3), hooks=(1.8e-3, 1.8e-3)),
+      6 * waits(layer(Z3.but(recompute="full")), 2.0, 1.5, (1.8e-3, 3.6e-3))]),
     # While it fills and drains, a micro batch passes the other stage; the slowest decides the rest.
     ("two stages", lambda: seconds(TWO, "compute", "launch", "pipeline_bubble"),
      [4 * max(PARTS), 4 * 3 * waits(L), min(PARTS) + 3 * waits(L)]),

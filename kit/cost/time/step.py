@@ -160,6 +160,7 @@ class StepTimeModel:
             layout.cp_comm_type,
             layout.recompute,
             layout.tiled_mlp,
+            layout.zero_stage,
         )
         found = self._parts.get(key)
         if found is None:
@@ -182,8 +183,9 @@ class StepTimeModel:
         backward = layer.backward + tensor.backward + context.backward + expert.backward
         # If launching takes longer than computing, the GPU waits for the host.
         once, again = elementwise.recompute_launches(workload)
-        launches = layer.launch_backward + again * layer.launch_forward
-        launch = max(0.0, once * layer.launch_forward - forward) + max(0.0, launches - backward - recompute)
+        hooks = elementwise.hooks(workload) * self.gpu.rates.kernel_launch_us * 1e-6
+        launches = layer.launch_backward + again * layer.launch_forward + (2 if again else 1) * hooks
+        launch = max(0.0, once * layer.launch_forward + hooks - forward) + max(0.0, launches - backward - recompute)
         if has_experts and workload.execution.graphs != "full":
             # The host reads the number of tokens of each expert (megatron-core, token_dispatcher.py). The GPU idles
             # while the host launches the next kernels.
