@@ -10,6 +10,7 @@ from benchmarks.accuracy import bands, expect_page, picture, report, throughput_
 from benchmarks.accuracy.fields import engine_of
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
+from benchmarks.accuracy.strata import grouped
 from benchmarks.accuracy.throughput import result_of
 from kit.errors import SpecError
 
@@ -44,10 +45,7 @@ def main() -> None:
         counted = [each for each in results if not each.excluded and each.statistic != "allocated"]
         drawn, unit = [(each.row, each.measured_gib, each.predicted_gib) for each in counted], "GiB"
     print(page)
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row, measured, predicted in drawn:
-        if measured and predicted:
-            points.setdefault(engine_of(row), []).append((measured, predicted))
+    points = grouped((engine_of(row), (ran, said)) for row, ran, said in drawn if ran and said)
     if given.markdown:
         (images := given.markdown.parent / "images").mkdir(exist_ok=True)
         written.append((images / f"{given.markdown.stem}.svg", picture.as_svg(points, unit)))

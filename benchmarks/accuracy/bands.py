@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.accuracy.strata import quantile, weighted
+from benchmarks.accuracy.strata import grouped, quantile, weighted
 from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 from kit.cost.time.elementwise import LOW_PRECISIONS
@@ -75,10 +75,8 @@ def _regime(result: Result) -> str:
 
 def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
     """By regime, all rows of Ampere and later."""
-    rows: dict[str, list[Result]] = {}
-    for result in results:
-        for name in regimes(result) if result.counted and generation(result) != "GH200-96" else ():
-            rows.setdefault(name, []).append(result)
+    counted = [result for result in results if result.counted and generation(result) != "GH200-96"]
+    rows = grouped((name, result) for result in counted for name in regimes(result))
     return [_band(name, own, errors) for name, own in sorted(rows.items())]
 
 

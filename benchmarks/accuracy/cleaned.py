@@ -109,10 +109,9 @@ def contradiction(row: Row) -> str | None:
     """Sizes of a row that contradict each other. Such a row is predicted but enters no error figure."""
     job, total = row["job"], row["cluster"].get("num_gpus")
     sizes = {size: job.get(size) or 1 for size in SPLIT}  # what is not stated is 1, but for dp, which then follows
-    if total and job.get("dp") and all(isinstance(size, int) for size in sizes.values()):
-        used = math.prod(sizes.values())
-        if used != total:
-            return f"{', '.join(f'{name}={size}' for name, size in sizes.items())} make {used} GPUs, not {total}"
+    whole = total and job.get("dp") and all(isinstance(size, int) for size in sizes.values())
+    if whole and (used := math.prod(sizes.values())) != total:
+        return f"{', '.join(f'{name}={size}' for name, size in sizes.items())} make {used} GPUs, not {total}"
     micro, dp, batch = (job.get(size) for size in ("micro_batch_size", "dp", "global_batch_size"))
     if all(isinstance(size, int) for size in (micro, dp, batch)) and micro * dp > batch:
         return f"micro_batch_size={micro} on dp={dp} is more than global_batch_size={batch}"

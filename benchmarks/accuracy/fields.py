@@ -185,10 +185,9 @@ def offload_of(job: Row) -> Offload:
     text = str(job.get("offload") or "none").lower()
     if text in ("none", "no", "false") or "exact flags not per row" in text:
         return Offload()
-    optimizer = bool(re.search(r"optim|paged", text))
-    parameters = bool(re.search(r"param|weight|model", text))
-    activations = "activation" in text
-    nvme = bool(re.search(r"nvme|disk|ssd", text))
+    optimizer, parameters, activations, nvme = (
+        bool(re.search(words, text)) for words in ("optim|paged", "param|weight|model", "activation", "nvme|disk|ssd")
+    )
     if not (optimizer or parameters or activations):
         if not re.search(r"cpu|host|ram|true", text) and not nvme:
             raise unknown("job.offload", job["offload"])
@@ -236,11 +235,10 @@ def compiled(row: Row) -> bool:
     """Whether torch.compile ran: a field, or a word of the notes. torchtune's table adds one setting a row to those
     before it, so all of its rows but those that say eager are compiled."""
     stated, notes = row["job"].get("compile"), _notes(row)
-    if stated is not None:
-        return bool(stated)
-    if "torchtune" in address_of(row):
+    if stated is None and "torchtune" in address_of(row):
         return "eager" not in notes
-    return bool(re.search(r"compile\b", notes)) and not re.search(r"\b(not|without) compile", notes)
+    said = re.search(r"compile\b", notes) and not re.search(r"\b(not|without) compile", notes)
+    return bool(said if stated is None else stated)
 
 
 def deepcompile(row: Row) -> bool:

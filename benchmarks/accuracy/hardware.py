@@ -94,8 +94,7 @@ def cluster_of(row: Row) -> ClusterSpec:
 
 def _link(text: str, gpu: GpuSpec) -> float:
     """GB/s per direction inside a node: half of the stated figure, or else the GPU's own."""
-    found = re.search(r"([\d.]+) ?GB/s", text)
-    if found:
+    if found := re.search(r"([\d.]+) ?GB/s", text):
         return float(found.group(1)) / 2
     return 25.0 if "PCIe" in text else gpu.nvlink_gbytes_per_s or gpu.pcie_gbytes_per_s
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
 from benchmarks.accuracy.rows import workload_of
-from benchmarks.accuracy.strata import Errors, errors_by, own_errors
+from benchmarks.accuracy.strata import Errors, errors_by, grouped, own_errors
 from kit.units import GIB
 
 
@@ -25,14 +25,16 @@ def counted_peaks(results: Iterable[Result]) -> list[Result]:
 def reserved_factors(results: Iterable[Result]) -> dict[str, float]:
     """Group → reserved / allocated memory, fitted to all other groups: the median of their medians, at least 1."""
     reserved = [result for result in counted_peaks(results) if result.statistic == "max_reserved"]
-    ratios = _by_group((result, result.measured_gib / _allocated(result)) for result in reserved)
+    ratios = grouped((result.row["group"], result.measured_gib / _allocated(result)) for result in reserved)
     return _without_own({group: [statistics.median(values)] for group, values in ratios.items()})
 
 
 def quantised_widths(results: Iterable[Result]) -> dict[str, float]:
     """Group → bytes that a 4-bit layer saves per element of its input, fitted to all other groups."""
     parts = [(result, *_split(result)) for result in counted_peaks(results) if _four_bit(result)]
-    return _without_own(_by_group((result, (result.measured_gib - rest) / each) for result, each, rest in parts))
+    return _without_own(
+        grouped((result.row["group"], (result.measured_gib - rest) / each) for result, each, rest in parts)
+    )
 
 
 def without_own_rows(results: Iterable[Result]) -> list[Result]:
@@ -60,13 +62,6 @@ def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
         "peak above 4 GiB, QLoRA": [result for result in held_out if _four_bit(result)],
     }
     return errors_by({name: own_errors(rows) for name, rows in chosen.items()})
-
-
-def _by_group(pairs: Iterable[tuple[Result, float]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for result, value in pairs:
-        found.setdefault(result.row["group"], []).append(value)
-    return found
 
 
 def _without_own(values: dict[str, list[float]]) -> dict[str, float]:

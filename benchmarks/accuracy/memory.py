@@ -73,9 +73,6 @@ def predict(row: Row, workload: PublishedWorkload, statistic: Statistic) -> dict
 
 def _stages(row: Row, workload: PublishedWorkload) -> list[int]:
     """Pipeline stages of the ranks that the figure may come from."""
-    rank = row["measured"].get("rank")
-    if rank == "last":
-        return [workload.layout.pp - 1]
-    if rank in ("rank0", "first"):
-        return [0]
-    return sorted({0, workload.layout.pp - 1})
+    first, last = 0, workload.layout.pp - 1
+    of_rank = {"last": [last], "rank0": [first], "first": [first]}
+    return of_rank.get(str(row["measured"].get("rank")), sorted({first, last}))

@@ -44,10 +44,8 @@ def model_of_row(row: Row, mtp_layers: int) -> PublishedModel:
 def _dense_first(model: Row, family: str) -> int:
     experts = model.get("moe") or {}
     pattern = experts.get("moe_layer_freq") or 1
-    if isinstance(pattern, list):
-        dense = len(pattern) - sum(map(bool, pattern))
-    else:
-        dense = DENSE_FIRST.get(family, 0) if experts else 0
+    dense = DENSE_FIRST.get(family, 0) if experts else 0
+    dense = len(pattern) - sum(map(bool, pattern)) if isinstance(pattern, list) else dense
     if pattern not in (1, [0] * dense + [1] * (model["num_layers"] - dense)):
         raise NotPredictedError(f"moe_layer_freq={pattern!r:.60}: dense layers among those with experts")
     return dense

@@ -247,9 +247,8 @@ class Ranked:
     @property
     def gap(self) -> float | None:
         """Step time of the published layout over our best, less one; null where it does not fit."""
-        if self.pinned is None:
-            return None
-        return self.pinned.predicted.step_time_s / self.best.predicted.step_time_s - 1
+        best_s = self.best.predicted.step_time_s
+        return None if self.pinned is None else self.pinned.predicted.step_time_s / best_s - 1
 
 
 def ranked(entry: Published) -> Ranked:

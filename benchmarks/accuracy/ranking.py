@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.accuracy.fields import compiled, deepcompile
+from benchmarks.accuracy.strata import grouped
 from benchmarks.accuracy.throughput import Result
 
 Key = tuple[object, ...]
@@ -46,10 +47,7 @@ def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
 
 
 def _grouped(results: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key, list[Result]]:
-    found: dict[Key, list[Result]] = {}
-    for result in results:
-        found.setdefault(key(result), []).append(result)
-    return found
+    return grouped((key(result), result) for result in results)
 
 
 @dataclass(frozen=True)

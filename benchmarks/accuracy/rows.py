@@ -94,8 +94,7 @@ def workload_of(row: Row) -> PublishedWorkload:
     generation = generation_of(row["cluster"].get("gpu") or "unknown")
     megatron = megatron_layers(row)
     kernels = kernels_of(row)
-    fsdp = kernels == "torchtitan"
-    kernels = program_of(row) if fsdp else kernels
+    kernels = program_of(row) if kernels == "torchtitan" else kernels
     detail, offload, optimizer = job.get("recompute_detail") or "", offload_of(job), optimizer_of(job)
     compiled = bool(job.get("compile"))
     moe, lora = model.get("moe") or {}, lora_of(row)
@@ -179,16 +178,13 @@ def _chunked_loss(job: Row, kernels: str) -> bool:
 
 def _compiled_loss(row: Row, kernels: str) -> bool:
     """torchtitan's loss since a day; of torchtune's the chunked one (its whole one gets fp32 logits from the model)."""
-    if kernels == "torchtune":
-        return _chunked_loss(row["job"], kernels)
-    date = date_of(row)
-    return kernels == "torchtitan" and (date >= LOSS_COMPILED or "2024-10-22" <= date < "2024-12")
+    since = date_of(row) >= LOSS_COMPILED or "2024-10-22" <= date_of(row) < "2024-12"
+    return _chunked_loss(row["job"], kernels) if kernels == "torchtune" else kernels == "torchtitan" and since
 
 
 def _recomputed_layers(detail: str, layers: int) -> int | None:
     """How many layers (of a chunk, with Megatron's ``block``) full recompute recomputes; null: all."""
-    every = re.search(r"every (\d+)(?:nd|rd|th) layer", detail)
-    if every:
+    if every := re.search(r"every (\d+)(?:nd|rd|th) layer", detail):
         return layers // int(every.group(1))
     return _stated(detail, "block") if "method=block" in detail else None
 
@@ -266,6 +262,5 @@ def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
 
 def cross_entropy_of(job: Row) -> Literal["unfused", "native", "te"]:
     """Megatron's ``--cross-entropy-loss-fusion`` and its implementation, ``native`` unless said."""
-    if not job.get("cross_entropy_fusion"):
-        return "unfused"
-    return "te" if job.get("cross_entropy_fusion_impl") == "te" else "native"
+    fused: Literal["native", "te"] = "te" if job.get("cross_entropy_fusion_impl") == "te" else "native"
+    return fused if job.get("cross_entropy_fusion") else "unfused"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from benchmarks.accuracy.fields import offload_of, optimizer_of, program_of
 from benchmarks.accuracy.memory import Result
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ def weighted(pairs: Iterable[tuple[str, float]]) -> list[tuple[float, float]]:
     pairs = list(pairs)
     sizes = Counter(group for group, _ in pairs)
     return sorted((value, 1 / sizes[group]) for group, value in pairs)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """``pairs`` of (key, value) as key → values."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def errors_by(chosen: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, Errors]:

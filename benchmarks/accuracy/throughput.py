@@ -47,9 +47,7 @@ class Result:
     @property
     def relative_error(self) -> float | None:
         """Predicted over measured, less one."""
-        if self.predicted_s is None or not self.measured_s:
-            return None
-        return self.predicted_s / self.measured_s - 1
+        return None if self.predicted_s is None or not self.measured_s else self.predicted_s / self.measured_s - 1
 
     @property
     def counted(self) -> bool:
@@ -87,13 +85,11 @@ def result_of(row: Row) -> Result:
     notes = str(row.get("notes") or "")
     marks = [*(mark for mark in MARKS if mark in notes), *(["suspect"] if row.get("suspect") else [])]
     excluded = f"marked {marks[0]}" if marks else contradiction(row)
-    if row.get("damaged"):
-        return Result(row, measured, None, {}, None, None, excluded, f"damaged: {row['damaged']}")
-    if measured is None:
-        return Result(
-            row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published"
-        )
     try:
+        if row.get("damaged"):
+            raise NotPredictedError(f"damaged: {row['damaged']}")
+        if measured is None:
+            raise NotPredictedError("neither a step time nor what implies one is published")
         transformers_only(row)
         run, assumed = _run(with_sizes(row))
         components = components_s(run)
@@ -150,10 +146,8 @@ def _run(row: Row) -> tuple[PublishedWorkload, str | None]:
 
 def _stated_mode(words: Any) -> str | None:
     """Words that name a mode; null where they leave it open."""
-    if words is False or str(words).lower() in ("no", "off", "0"):
-        return "none"
     known = words is not None and str(words).lower().startswith(ASSUMED_MODES)
-    return str(words) if known else None
+    return "none" if str(words).lower() in ("false", "no", "off", "0") else str(words) if known else None
 
 
 def _interleavings(row: Row) -> list[int | None]:

@@ -97,14 +97,13 @@ def _strata(report: Report) -> list[str]:
         )
         rows.append((name, errors.rows, errors.groups, *cells))
     columns = len(heads) - report.independent
-    lines = [table(heads[:columns], [cells[:columns] for cells in rows])]
-    if any(result.assumed for result in report.results):
-        lines += [
-            "",
-            '"Assumed": the row does not state recompute mode, micro batch or virtual stages. The model takes the',
-            "fastest that fits by the memory model. Such rows count in no other line.",
-        ]
-    return lines
+    assumed = [
+        "",
+        '"Assumed": the row does not state recompute mode, micro batch or virtual stages. The model takes the',
+        "fastest that fits by the memory model. Such rows count in no other line.",
+    ]
+    made = table(heads[:columns], [cells[:columns] for cells in rows])
+    return [made, *(assumed if any(result.assumed for result in report.results) else [])]
 
 
 def _ranking(report: Report) -> list[str]:
@@ -183,10 +182,9 @@ def _constants(results: list[Result]) -> list[str]:
 
 
 def _far_off(report: Report) -> list[str]:
-    far = [result for result in report.results if result.counted and abs(result.relative_error or 0.0) > FAR]
-    lines = [f"Counted rows with an error above {FAR:.0%}: here the model is not good enough.", ""]
-    lines += [
-        f"- `{result.row['id']}`: {result.measured_s:.3g} s measured, {result.predicted_s:.3g} predicted"
-        for result in far
-    ] or ["- none"]
-    return lines
+    far = [
+        f"- `{each.row['id']}`: {each.measured_s:.3g} s measured, {each.predicted_s:.3g} predicted"
+        for each in report.results
+        if each.counted and abs(each.relative_error or 0.0) > FAR
+    ]
+    return [f"Counted rows with an error above {FAR:.0%}: here the model is not good enough.", "", *(far or ["- none"])]

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.accuracy.bands import Band, bands
 from benchmarks.accuracy.ranking import Choice, RankedSet, engine_choices, ranked_sets
-from benchmarks.accuracy.strata import Errors
+from benchmarks.accuracy.strata import Errors, grouped
 from benchmarks.accuracy.throughput import Result, as_row
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
 
@@ -80,9 +80,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def left_out(report: Report) -> list[str]:
     """Every row that enters no error figure, by reason."""
-    reasons: dict[str, list[str]] = {}
-    for result in report.results:
-        words, reason = "not predicted" if result.skipped else "not counted", result.skipped or result.excluded
-        if reason:
-            reasons.setdefault(f"{words}: {reason}", []).append(result.row["id"])
+    reasons = grouped(
+        (f"not {'predicted' if each.skipped else 'counted'}: {each.skipped or each.excluded}", each.row["id"])
+        for each in report.results
+        if each.skipped or each.excluded
+    )
     return [f"{reason} ({len(names)} rows): {', '.join(names)}" for reason, names in sorted(reasons.items())]

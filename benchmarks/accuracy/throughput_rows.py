@@ -251,6 +251,4 @@ def gradient_bytes(row: Row) -> int:
 def stage_layers_of(layers: int, chunks: int, mtp_layers: int) -> tuple[tuple[int, ...], ...]:
     """Where layers do not divide: embedding and head (and prediction layers) count as one layer each, as NVIDIA's
     recipes place them; else the first stages have one more."""
-    if layers % chunks == 0:
-        return ()
-    return chunks_with_ends(layers, chunks, mtp_layers)
+    return () if layers % chunks == 0 else chunks_with_ends(layers, chunks, mtp_layers)

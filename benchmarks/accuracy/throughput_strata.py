@@ -21,9 +21,8 @@ BLACKWELL = ("B200", "B300", "GB200", "GB300")
 def generation(result: Result) -> str:
     """Generation of the GPU. Models with limits of their own count separately."""
     name = str(result.row["cluster"].get("gpu"))
-    if name in ("H100", "H200", "H800"):
-        return "Hopper"
-    return "Ampere" if name.startswith(("A100", "A800")) else name
+    hopper = name in ("H100", "H200", "H800")
+    return "Hopper" if hopper else "Ampere" if name.startswith(("A100", "A800")) else name
 
 
 def kind(result: Result) -> str:
@@ -92,8 +91,9 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
         counted = [result for result in of_kind if result.counted] or of_kind
         ratios = ((result.group, (result.measured_s or 1.0) / ideal[result.row["id"]]) for result in counted)
         constant = quantile(weighted(ratios), 0.5)
-        for result in of_kind:
-            errors[result.row["id"]] = constant * ideal[result.row["id"]] / (result.measured_s or 1.0) - 1
+        errors |= {
+            result.row["id"]: constant * ideal[result.row["id"]] / (result.measured_s or 1.0) - 1 for result in of_kind
+        }
     return errors
 
 

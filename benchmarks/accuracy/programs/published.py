@@ -206,9 +206,8 @@ class PublishedWorkload(Workload):
     @property
     def offloads(self) -> bool:
         """Whether optimizer state or weights live in host memory."""
-        how, layout = self.execution, self.layout
-        places = {layout.offload_optimizer, layout.offload_param}
-        return how.offload_to_step_on_device or places != {"none"}
+        places = {self.layout.offload_optimizer, self.layout.offload_param}
+        return self.execution.offload_to_step_on_device or places != {"none"}
 
     @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
@@ -229,9 +228,8 @@ class PublishedWorkload(Workload):
     @cached_property
     def recomputed_share(self) -> float:  # type: ignore[override]
         """Share of the layers that full recompute computes once more."""
-        if self.recompute_layers is None:
-            return 1.0
-        return min(1.0, self.recompute_layers / (self.num_layers / (self.layout.pp * self.layout.vp)))
+        chunk = self.num_layers / (self.layout.pp * self.layout.vp)
+        return 1.0 if self.recompute_layers is None else min(1.0, self.recompute_layers / chunk)
 
 
 def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:

@@ -74,8 +74,7 @@ def logits_bytes(workload: PublishedWorkload) -> float:
     """
     entries = -(-workload.model.vocab_size // workload.layout.tp) * workload.tokens
     if workload.implementation == "litgpt":
-        capped = 2 if workload.attention == "unfused" else 0
-        return (4 + capped) * entries
+        return (6 if workload.attention == "unfused" else 4) * entries  # 6: capped
     if workload.implementation == "nanotron":
         return 10 * entries
     if workload.layout.chunked_loss:
@@ -96,10 +95,9 @@ def working_bytes(workload: PublishedWorkload) -> float:
 
 
 def _norms(workload: PublishedWorkload) -> int:
-    if workload.model.parallel_residual:
-        return 1
     # Gemma 2 caps its attention scores, for which no fused kernel exists, and has norms after each block as well.
-    return 4 if workload.implementation == "litgpt" and workload.attention == "unfused" else 2
+    after = workload.implementation == "litgpt" and workload.attention == "unfused"
+    return 1 if workload.model.parallel_residual else 4 if after else 2
 
 
 def _norm(workload: PublishedWorkload) -> float:
@@ -107,9 +105,7 @@ def _norm(workload: PublishedWorkload) -> float:
     h, trained = workload.model.hidden_size, workload.lora is None
     if workload.model.norm == "layernorm" or workload.implementation == "nanotron" or workload.compiled:
         return 4.0 * h if trained else 2.0 * h
-    if not trained:
-        return 4.0 * h
-    return 10.0 * h if workload.implementation == "litgpt" else 8.0 * h
+    return (4.0 if not trained else 10.0 if workload.implementation == "litgpt" else 8.0) * h
 
 
 def _attention(workload: PublishedWorkload) -> float:
@@ -120,9 +116,8 @@ def _attention(workload: PublishedWorkload) -> float:
         # The value is a view of the whole projection's result, which therefore stays (litgpt/model.py); repeated heads
         # are copies instead.
         return 2.0 * (2 * model.query_width + 3 * model.query_width + model.query_width)
-    copies = 1
-    if workload.implementation == "nanotron" and workload.layout.micro_batch_size > 1:
-        copies = 2  # the output is transposed to (sequence, batch) and copied for the projection
+    # The output is transposed to (sequence, batch) and copied for the projection.
+    copies = 2 if workload.implementation == "nanotron" and workload.layout.micro_batch_size > 1 else 1
     return 2.0 * (model.query_width + 2 * key_value + copies * model.query_width)
 
 
