@@ -24,15 +24,17 @@ def _matrix(name: OptimizerName = "adamw") -> torch.nn.Parameter:
 
 def _held(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> float:
     """Bytes of optimizer state per parameter, counters and tables of codes (the same for any size) apart."""
-    tensors = {}
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    for parameter in parameters:
-        for name, value in optimizer.state[parameter].items():
-            if isinstance(value, torch.Tensor) and name not in ("step", "qmap1", "qmap2"):
-                tensors[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-    return sum(tensors.values()) / sum(parameter.numel() for parameter in parameters)
+    held = [
+        value.untyped_storage()
+        for parameter in parameters
+        for name, value in optimizer.state[parameter].items()
+        if isinstance(value, torch.Tensor) and name not in ("step", "qmap1", "qmap2")
+    ]
+    once = {storage._cdata: storage.nbytes() for storage in held}
+    return sum(once.values()) / sum(parameter.numel() for parameter in parameters)
 
 
 OPTIMIZERS: dict[OptimizerName, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
