@@ -1,7 +1,7 @@
 """How many example files of another trainer ``kit plan FILE`` answers, by folder, and which gaps stand alone:
 ``python -m benchmarks.accuracy.other_configs CHECKOUT [LIST [GPUS]]``.
 
-CHECKOUT is a clone of the trainer, LIST a file with paths in it; without, every YAML file and script below
+CHECKOUT is a clone of the trainer, LIST a file with paths in it; without, every file of such a form below
 ``examples``. The GPUs are a node's eight, or as many nodes as the file's sizes take; with GPUS, such as 2xRTX-4090, it
 also says how many files a change helps there, and how many of the patches read back as promised. Text models are
 counted for themselves: not the files whose model sees or hears, nor what kit refuses on purpose
@@ -29,7 +29,7 @@ _SEES_OR_HEARS = re.compile(
     r"(?i)(^|[^a-z])(v-?l|vlm|vit|vision|visual|omni|audio|asr|tts|ocr|image|video|multimodal|mm|flux|wan2|diffusion|"
     r"keye|minicpm-?v|smolvlm|internvl|pixtral|llava|emu3|voxtral)([^a-z]|$)|4\.6v"
 )
-_FILES = (".yaml", ".yml", ".json", ".sh")
+_FILES = (".yaml", ".yml", ".json", ".toml", ".sh")
 
 
 class Read(NamedTuple):

@@ -129,7 +129,7 @@ def is_recipe(target: str) -> bool:
 
 CONFIGS = "kit.configs"
 """Group of entry points: a function that answers of another trainer's file (docs/how-to/your-config.md)."""
-_FORMS = (".yaml", ".yml", ".json", ".sh", ".bash", ".sbatch", ".slurm")
+_FORMS = (".yaml", ".yml", ".json", ".toml", ".sh", ".bash", ".sbatch", ".slurm")
 
 
 def reader_of(target: str) -> Callable[..., None] | None:

@@ -25,6 +25,7 @@ _KEYS: Mapping[str, tuple[set[str], set[str]]] = {
     "GPT-NeoX": ({"pipe_parallel_size", "pipe-parallel-size"}, set()),
     "ms-swift": ({"train_type", "tuner_type", "rlhf_type"}, {"model"}),
     "Automodel": ({"step_scheduler", "recipe_args"}, {"model", "recipe"}),
+    "torchtitan": ({"parallelism", "experimental", "activation_checkpoint"}, {"training"}),
     "torchtune": ({"tokenizer", "checkpointer"}, {"model"}),
 }
 """Program → keys of which one is in its files, and keys of which one is in it too, if there are such."""

@@ -57,6 +57,40 @@ torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer \\
     model.path=Qwen/Qwen3-8B data.max_token_len_per_gpu=16384 \\
     model.enable_gradient_checkpointing=False
 """
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+# converters = ["float8"]
+
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+
+[training]
+local_batch_size = 1
+seq_len = 8192
+max_norm = 1.0  # grad norm clipping
+dataset = "c4"
+
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+
+[compile]
+enable=false
+components = ["model", "loss"]
+
+[activation_checkpoint]
+mode = "selective"  # ["none", "selective", "full"]
+selective_ac_option = "op"  # "int" = ac every positive int layer or 'op', ac based on ops policy
+
+[quantize.linear.float8]
+filter_fqns = ["output"]
+"""
+"""torchtitan/models/llama3/train_configs/llama3_8b.toml, 238fa9953e4a, without what decides nothing."""
 TIGHT = {
     "axolotl.yaml": (AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 16"), "2xRTX-4090"),
     "f.yaml": (FACTORY.replace("type: lora", "type: full"), "8xA100-40"),
@@ -64,5 +98,6 @@ TIGHT = {
     "megatron.sh": (MEGATRON_SWIFT, "8xH100"),
     "openrlhf.sh": (OPENRLHF, "4xH100"),
     "verl.sh": (VERL, "8xH100"),
+    "titan.toml": (TITAN.replace("size = 1", "size = 2"), "8xA100-40"),
 }
 """Files that do not fit where they are asked about."""

@@ -60,6 +60,24 @@ EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "python -m openrlhf.cli.train_sft --ds.zero_stage 3 \\\n    --ds.adam_offload\n",
     ),
     "in a variable": ("s.sh", 'O="--a 1"\nswift sft $O\n', {"a": 5}, 'O="--a 1"\nswift sft $O \\\n    --a 5\n'),
+    "toml": (
+        "a.toml",
+        '[training]\nsteps=1 # s\n[parallelism]\na = "x" # b\n',
+        {"training.steps": 22, "parallelism.a": "yz"},
+        '[training]\nsteps=22 # s\n[parallelism]\na = "yz" # b\n',
+    ),
+    "toml, new": (
+        "a.toml",
+        "[training]\nsteps = 1 # s\n\n# p\n[parallelism]\na = [\n  1,\n]\n",
+        {"training.b": True, "training.c": 2, "parallelism.b": 3},
+        "[training]\nsteps = 1 # s\nb = true\nc = 2\n\n# p\n[parallelism]\nb = 3\na = [\n  1,\n]\n",
+    ),
+    "toml, new section": (
+        "a.toml",
+        "[parallelism]\na.b = 1\n[training] # t\n[[training.list]]\nsteps = 7",
+        {"training.steps": 2, "debug.x": 3, "debug.y": 4},
+        "[parallelism]\na.b = 1\n[training] # t\nsteps = 2\n[[training.list]]\nsteps = 7\n\n[debug]\nx = 3\ny = 4\n",
+    ),
     "array": (
         "s.sh",
         'A=(--a 1 # x\n --b 2)\nswift sft "${A[@]}"\n',

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Form = Literal["yaml", "json", "shell"]
+Form = Literal["yaml", "json", "toml", "shell"]
 
 
 UNRESOLVED = "a variable that is not set here"

@@ -23,11 +23,13 @@ def recorded(target: str) -> frozenset[str]:
 
 
 def unknown_keys(table: Table, source: Source) -> Iterator[Finding]:
-    """Keys that are neither in the table nor recorded; nothing of a program whose names are not."""
-    if not table.target:
+    """Keys that are neither in the table nor recorded; nothing of a program whose names are in neither."""
+    if not table.target and not table.complete:
         return
-    arguments = trainer_arguments()
-    known = {*recorded(table.target), *arguments.defaults, *arguments.dropped, *table.keys, *table.inert, "argument"}
+    known = {*table.keys, *table.inert, "argument"}
+    if table.target:
+        arguments = trainer_arguments()
+        known |= {*recorded(table.target), *arguments.defaults, *arguments.dropped}
     for key, entry in source.entries.items():
         if key.startswith((ENVIRONMENT, LAUNCHER)) or key in known or {key.split(".")[0], key.split(".")[-1]} & known:
             continue

@@ -8,11 +8,13 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import yaml
 
 from kit.addons.configs.entries import Source, word
+from kit.addons.configs.toml_entries import with_value
 from kit.addons.configs.yaml_entries import root_of
 
 _Edit = tuple[int, int, str]
@@ -20,6 +22,8 @@ _Edit = tuple[int, int, str]
 
 def edited(source: Source, values: Mapping[str, Any]) -> str:
     """The file's text with these values: a value's own text is replaced, a new key comes after its last sibling."""
+    if source.form == "toml":
+        return reduce(lambda text, pair: with_value(text, *pair), values.items(), source.text)
     if source.form == "shell":
         edits = [_of_shell(source, key, value) for key, value in values.items()]
     else:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kit.addons.configs.entries import Source
+from kit.addons.configs.entries import Form, Source
 from kit.addons.configs.linked import opener
 from kit.addons.configs.shell_entries import read_shell
 from kit.addons.configs.tables import Table, table_of, table_of_command, tables
+from kit.addons.configs.toml_entries import read_toml
 from kit.addons.configs.walk import Opened, walk
 from kit.addons.configs.workload import Described, described
 from kit.addons.configs.yaml_entries import read_yaml
@@ -29,7 +30,8 @@ def source_of(text: str, name: str) -> tuple[Source, Table]:
             raise SpecError(f"{name}: no command that kit knows: {starts} …")
         table = table_of_command(source.command)
     else:
-        source = read_yaml(text, name, "json" if name.endswith(".json") else "yaml")
+        form: Form = "json" if name.endswith(".json") else "yaml"
+        source = read_toml(text, name) if name.endswith(".toml") else read_yaml(text, name, form)
         keys = {key.split(".")[0] for key in source.entries}
         table = table_of(program_of(dict.fromkeys(keys)), keys)
     if table is None:

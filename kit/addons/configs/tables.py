@@ -8,6 +8,8 @@
         sets: {offload: {layout.activation_offloading: true}}   # a value that decides other fields too
         gap: {"*": [most, why]}        # values that kit does not model: the answer is a bound, at most or at least
         refuse: {lomo: why}            # values without an answer
+      model.flavor:
+        after: model.name              # it means something with another key alone: the value is "llama3 8B"
     file:                              # the file that kit writes: key → "always", "on" (unless it is off), or its value
       gradient_checkpointing: always
 
@@ -39,10 +41,12 @@ class Row:
     """What one key of a program means."""
 
     field: str = ""
+    after: str = ""
     default: Any = None
     values: dict[str, Any] = FrozenMap({})
     sets: dict[str, dict[str, Any]] = FrozenMap({})
-    gap: dict[str, tuple[Bound, str]] = FrozenMap({})
+    gap: dict[str, tuple[Bound, str] | None] = FrozenMap({})
+    """None: nothing is left out, whatever a later pattern says."""
     refuse: dict[str, str] = FrozenMap({})
     kind: Literal["", "list", "names", "deepspeed", "accelerate"] = ""
     """list: layers. names: other names. deepspeed, accelerate: that program's file, or one of ``named``."""
@@ -69,7 +73,9 @@ class Table:
     """kit's fields that the program decides whatever the file says."""
     keys: dict[str, Row]
     inert: tuple[str, ...] = ()
-    """Keys that decide neither memory nor speed, beside those that are recorded."""
+    """Keys, or whole sections, that decide neither memory nor speed, beside those that are recorded."""
+    complete: bool = False
+    """Whether ``keys`` and ``inert`` are all that the program has: another key is a typo without ``target`` too."""
     choices: dict[str, tuple[Any, ...]] = FrozenMap({})
     """Keys that a change may use, and the values to try."""
     batch: tuple[str, ...] = ()

@@ -78,7 +78,8 @@ def _combinations(asked: Asked, rows: int) -> Iterator[dict[str, Any]]:
         for micro in _divisors(rows // layout.dp) if rows % layout.dp == 0 and table.batch else ():
             accumulation = rows // (layout.dp * micro)
             if micro != layout.micro_batch_size or accumulation != layout.gradient_accumulation_steps:
-                batch = dict(zip(table.batch, (micro, accumulation), strict=False))
+                counted = rows if table.keys[table.batch[-1]].field == "job.global_batch_size" else accumulation
+                batch = dict(zip(table.batch, (micro, counted), strict=False))
                 yield {**values, **{key: each for key, each in batch.items() if _differs(source, table, key, each)}}
 
 

@@ -49,6 +49,9 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
         value = row.default if entry.value is None or entry.value == "" else entry.value
         if value is None:
             continue
+        if row.after:
+            first = entries.get(row.after, Entry(None, 0)).value
+            value = f"{word(table.keys[row.after].default if first is None else first)} {word(value)}"
         place = f"{source.name}:{entry.line}: {key}" if entry.line else f"{source.name}: {key}"
         if value is UNRESOLVED:
             refused += [f"{place} is a variable that the script does not set"] if row != Row() else []

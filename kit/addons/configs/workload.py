@@ -242,7 +242,7 @@ def _layout(given: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec) ->
     accumulation = given.get("accumulation", 1)
     if accumulation == "16 rows a step":
         accumulation = max(1, math.ceil(16 / (micro * cluster.num_gpus)))
-    if rows := given.get("job.global_batch_size"):
+    if (rows := given.get("job.global_batch_size", 0)) > 0:
         if int(rows) % (micro * dp):
             raise SpecError(f"a global batch of {rows} is no multiple of micro batch {micro} · {dp} ranks")
         accumulation = int(rows) // (micro * dp)
