@@ -100,6 +100,11 @@ GAPS: dict[str, tuple[str, tuple[str, str, int], dict[str, Any]]] = {
         ("most", "activation_checkpoint.selective_ac_option", 28),
         {"recompute": "none"},
     ),
+    "compiled until 0.1": (
+        TITAN.replace('"selective"', '"none"').replace("seq_len", "compile = true\nseq_len"),
+        ("most", "training.compile", 13),
+        {"recompute": "none", "compile_layers": True},
+    ),
     "loss": (
         TITAN.replace('enable=false\ncomponents = ["model", ', "enable=true\ncomponents = ["),
         ("most", "compile.components", 24),
@@ -127,6 +132,7 @@ REFUSED = {
     "no such": ('"8B"', '"9B"', "model.flavor=llama3 9B: kit knows llama3 8B"),
     "mx": ('# converters = ["float8"]', 'converters = ["quantize.linear.mx"]', "linear.mx']: MXFP8"),
     "rows": ("size = 1", "size = 1.5", "training.local_batch_size=1.5: a whole number"),
+    "no model": ('flavor = "8B"\n', "", "the file names no model"),
     "no TOML": ("size = 1", "size = one", "titan.toml: Invalid value (at line 12"),
     "twice": ("seq_len", "local_batch_size = 2\nseq_len", "titan.toml: Cannot overwrite a value (at line 13"),
 }
@@ -172,3 +178,35 @@ def test_fewer_rows_at_a_time_keep_the_rows_of_a_step(file: Callable[[str, str],
         "activation_checkpoint.mode": "full", "training.local_batch_size": 1, "training.global_batch_size": 16,
     }  # fmt: skip
     assert found.fastest.described.workload.layout.gradient_accumulation_steps == 2
+
+
+SCRIPTS = {
+    "run_train.sh": 'NGPU=4 CONFIG_FILE="./titan.toml" ./run_train.sh --training.local_batch_size 2 {}\n',
+    "torchrun": "torchrun --nproc_per_node=4 -m torchtitan.train --job.config_file titan.toml "
+    "--training.local_batch_size=2 {}\n",
+}
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_command_overrules_the_file_that_it_names(file: Callable[[str, str], Path], case: str) -> None:
+    file("titan.toml", TITAN)
+    path = file("train.sh", SCRIPTS[case].format("--training.enable_cpu_offload"))
+    found = read(path, "4xH100")
+    own = {"dp": 4, "micro_batch_size": 2, "offload_param": "cpu", "offload_optimizer": "cpu"}
+    assert changed(found) == PLAIN | own
+    assert (found.workload.job.seq_length, found.notes) == (8192, ())
+    assert read(path).notes == ("the file starts 4 processes, and --gpus 8xH100 has 8 GPUs: judged on 4",)
+
+
+def test_a_change_of_a_command_is_its_flags(file: Callable[[str, str], Path]) -> None:
+    file("titan.toml", TITAN)
+    patch = answer(file("train.sh", SCRIPTS["torchrun"].format("")), "4xA100-40").patch
+    assert [line.strip() for line in patch.splitlines() if line.startswith("+ ")] == [
+        "+    --activation_checkpoint.mode full \\", "+    --training.enable_cpu_offload",
+    ]  # fmt: skip
+
+
+def test_a_function_of_the_registry_is_not_read(file: Callable[[str, str], Path]) -> None:
+    text = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b\n"
+    said = refusal(SpecError, read, file("torchtitan.sh", text))
+    assert said == "torchtitan.sh:1: module=llama3: a Python function of torchtitan's registry: give kit plan the model"

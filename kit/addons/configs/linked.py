@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kit.addons.configs.toml_entries import read_toml
 from kit.addons.lint import named_file, read_values
 from kit.addons.lint.config import Config
 from kit.addons.lint.described import fsdp_stage
+from kit.addons.lint.scripts import text_of
 from kit.errors import SpecError
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.strict_yaml import Document
@@ -25,6 +27,8 @@ def opener(path: Path) -> Callable[[str], Mapping[str, Any]]:
     def opened(named: str) -> Mapping[str, Any]:
         if (found := named_file(path, named)) is None:
             raise SpecError("the file is neither here nor above this one")
+        if found.suffix == ".toml":
+            return {key: entry.value for key, entry in read_toml(text_of(found), found.name).entries.items()}
         return read_values(found)
 
     return opened

@@ -67,10 +67,13 @@ def walk(table: Table, source: Source, opened: Opened) -> Reading:
     return Reading(fields, tuple(gaps), tuple(refused))
 
 
+_NAME_A_FILE = ("config", "argument", "job.config_file", "env.CONFIG_FILE")
+
+
 def _of_file(source: Source, opened: Opened) -> dict[str, Entry]:
-    """Values of the YAML file that a command names, which the command's own flags overrule."""
-    named = [word(source.entries[key].value) for key in ("config", "argument") if key in source.entries]
-    file = next((each for each in named if each.endswith((".yaml", ".yml", ".json"))), None)
+    """Values of the file that a command names, which the command's own flags overrule."""
+    named = [word(source.entries[key].value) for key in _NAME_A_FILE if key in source.entries]
+    file = next((each for each in named if each.endswith((".yaml", ".yml", ".json", ".toml"))), None)
     return {key: Entry(value, 0) for key, value in flat(opened(file)).items()} if file and source.command else {}
 
 
