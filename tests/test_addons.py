@@ -97,7 +97,12 @@ def test_without_them_kit_plans_emits_trains_and_converts(core: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what"), [(["lint", "a.json"], "lint"), (["emit", RECIPE, "--target", "k8s", "--out", "b"], "k8s")]
+    ("words", "what"),
+    [
+        (["lint", "a.json"], "lint"),
+        (["convert", "inspect", "a"], "inspect"),
+        (["emit", RECIPE, "--target", "k8s", "--out", "b"], "k8s"),
+    ],
 )
 def test_what_is_named_and_not_there_is_said_in_a_line(core: Path, words: list[object], what: str) -> None:
     done = run(core, *words)
@@ -110,6 +115,9 @@ STRANGER = {
     "stranger-1.0.dist-info/entry_points.txt": """[kit.commands]
 greet = stranger:greet
 plan = stranger:greet
+[kit.conversions]
+greet = stranger:greet
+model = stranger:greet
 [kit.targets]
 nomad = stranger:FILES
 [kit.run_files]
@@ -148,9 +156,11 @@ EVERY = (
 def test_a_strangers_command_and_target_are_kits(tmp_path: Path) -> None:
     """And a command of kit's own stays kit's."""
     place = packages_of(tmp_path, **STRANGER)
-    assert run(place, "greet", "--name", "kit").stdout == "hello kit\n"
-    assert "  greet " in run(place, "--help").stdout
+    for words in ([], ["convert"]):
+        assert run(place, *words, "greet", "--name", "kit").stdout == "hello kit\n"
+        assert "  greet " in run(place, *words, "--help").stdout
     assert "hello" not in run(place, "plan", "llama-3.2-1b", "--gpus", "8xH100").stdout
+    assert "--merge-into" in run(place, "convert", "model", "--help").stdout
     assert run(place, "emit", RECIPE, "--target", "nomad", "--out", "run").returncode == 0
     assert (place / "run" / "nomad.json").read_text() == '{"nodes": 1, "priority": 5}'
     assert {"other.json", "cpu.txt"} & {path.name for path in (place / "run").iterdir()} == set()

@@ -5,7 +5,7 @@
     probe       ``kit probe``: a plan's memory on fake tensors
     ui          ``kit ui``: the planner in a browser
     targets     ``kit emit --target``: files for Kubernetes, SkyPilot and other training programs
-    importers   ``kit convert model``: checkpoints of other programs, read and written
+    importers   ``kit convert``: checkpoints of other programs, read, written, and described (``inspect``)
 
 Nothing outside of this folder imports from it.
 """

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kit.cli.app import ADDONS
+from kit.cli.conversions import CONVERSIONS
 from kit.cli.options import CONFIGS
 from kit.entry_points import registered
 from kit.planner.plan import Plan
@@ -18,7 +19,6 @@ from kit.report.largest_model import FittingModel
 from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
 from kit.specs.shipped import ShippedRecipe
-from kit.training.checkpoint.inspected import Inspected
 from kit.training.completion import Completion
 
 
@@ -47,7 +47,6 @@ ANSWERS: dict[str, Any] = {
     "recipes list": list[ShippedRecipe],
     "emit": Written,
     "convert": Converted,
-    "convert inspect": Inspected,
     "generate": list[Completion],
 }
 """Command → the type of its answer, without those of add-ons. ``kit rehearse`` answers with
@@ -56,7 +55,7 @@ ANSWERS: dict[str, Any] = {
 
 def all_answers() -> dict[str, Any]:
     """``ANSWERS`` with those of the add-ons that are installed."""
-    entries = [*registered(ADDONS).values(), *registered(CONFIGS).values()]
+    entries = [entry for group in (ADDONS, CONVERSIONS, CONFIGS) for entry in registered(group).values()]
     modules = [import_module(entry.module) for entry in entries]
     return ANSWERS | {name: kind for module in modules for name, kind in getattr(module, "ANSWERS", {}).items()}
 

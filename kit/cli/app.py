@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -91,21 +91,40 @@ _OF_TRAINERS = {
 """Options of TRL's and other trainers' command lines → what says the same here."""
 
 
-class _Commands(TyperGroup):
+class WithAddons(TyperGroup):
+    """The commands of an app, and after them those of add-ons, which no command of the app looks for."""
+
+    group: ClassVar[str]
+    """Their group of entry points."""
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(dict.fromkeys((*COMMANDS, *registered(ADDONS))))
+        return list(dict.fromkeys((*super().list_commands(ctx), *registered(self.group))))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS:  # without a look at what else is installed, which takes time
-            found = getattr(import_module(f"kit.cli.{COMMANDS[cmd_name]}"), cmd_name)
-        elif entry := registered(ADDONS).get(cmd_name):
-            found = load(entry)
-        else:
-            return None
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(**PLAIN)
-            found.command(cmd_name, cls=Command)(function)
-        return typer.main.get_command(found)
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        entry = registered(self.group).get(cmd_name)
+        return entry and _built(cmd_name, load(entry))
+
+
+class _Commands(WithAddons):
+    group = ADDONS
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(dict.fromkeys((*COMMANDS, *super().list_commands(ctx))))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return _built(cmd_name, getattr(import_module(f"kit.cli.{COMMANDS[cmd_name]}"), cmd_name))
+
+
+def _built(name: str, found: Any) -> Any:
+    """A command of a function, or of an app."""
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(**PLAIN)
+        found.command(name, cls=Command)(function)
+    return typer.main.get_command(found)
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, **PLAIN | {"add_completion": True})

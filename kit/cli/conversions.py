@@ -9,12 +9,23 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.app import PLAIN
+from kit.cli.app import PLAIN, WithAddons
 from kit.cli.options import AsJson, OutDir, answer, count
 from kit.specs.text import refuse
 
+CONVERSIONS = "kit.conversions"
+"""Group of entry points: command of ``kit convert`` → a function, or an app of commands, as of ``kit.commands``."""
+
+
+class _Conversions(WithAddons):
+    group = CONVERSIONS
+
+
 convert = typer.Typer(
-    **PLAIN, help="Convert offline: text to tokens; checkpoints and models between formats.", no_args_is_help=True
+    cls=_Conversions,
+    help="Convert offline: text to tokens; checkpoints and models between formats.",
+    no_args_is_help=True,
+    **PLAIN,
 )
 
 
@@ -120,18 +131,3 @@ def convert_model(
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kB
     what += f" ({time.monotonic() - started:.1f} s, at most {peak_gib:.1f} GiB of memory)"
     answer({"path": str(out), "what": f"{out}: {what}"}, f"{out}: {what}", as_json)
-
-
-@convert.command("inspect")
-def convert_inspect(
-    path: Annotated[Path, typer.Argument(help="Directory or file of any program's checkpoint.")],
-    as_json: AsJson = False,
-) -> None:
-    """Say what a checkpoint is: program, step, layout, weights, Adam's state, and what kit does with it.
-
-    Reads headers, and pickles by a closed list of classes; runs nothing of them.
-    """
-    from kit.training.checkpoint.inspected import inspected
-
-    found = inspected(path)
-    answer(found, str(found), as_json)

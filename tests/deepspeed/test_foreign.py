@@ -17,13 +17,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from deepspeed.checkpoint import ds_to_universal
 
+from kit.addons.importers.inspected import inspected
 from kit.emit.trainer import trainer_config
 from kit.engines.huggingface.models import hf_config, random_model
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.deepspeed import cases, foreign
 from tests.deepspeed.foreign import Curve

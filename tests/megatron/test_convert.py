@@ -20,11 +20,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from kit.addons.importers import torch_dist
+from kit.addons.importers.inspected import inspected
 from kit.engines.huggingface.models import HfDirectory, hf_config
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
-from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import Checkpoint
 from tests.megatron import cases, checkpoints
 from tests.support import tiny

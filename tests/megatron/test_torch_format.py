@@ -11,11 +11,11 @@ from argparse import Namespace
 import pytest
 import torch
 
+from kit.addons.importers.inspected import inspected
 from kit.engines.megatron.model.transformer_engine import _PLAIN
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from tests.megatron import cases, torch_format
 from tests.support import tiny

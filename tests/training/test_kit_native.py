@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kit.addons.importers.inspected import inspected
 from kit.errors import CheckpointError
 from kit.specs.strict_yaml import to_plain
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.files import record_of, with_checksum
-from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import FOLDERS, Checkpoint
 from kit.training.checkpoint.store import export_tensors
 from tests.support import tiny

@@ -8,11 +8,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from kit.addons.importers import readers
+from kit.addons.importers.inspected import inspected
 from kit.engines.huggingface.models import random_model
 from kit.specs.families import ENCODER_DECODER, FAMILIES
-from kit.training.checkpoint import readers
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.inspected import inspected
 from tests.support import tiny
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from kit.addons.importers.inspected import inspected
 from kit.engines.huggingface.models import hf_config, random_model
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.convert import convert
-from kit.training.checkpoint.inspected import inspected
 from kit.training.checkpoint.manifest import Checkpoint
 from tests.support import tiny
 from tests.support.checkpoints import InMemory, same_tensors

@@ -10,4 +10,5 @@ Its rooms, in the order in which data walks:
     tensors                       Hugging Face names, and what a file must say of Adam
     model_of                      the model of a checkpoint that does not say it
     to_universal                  what DeepSpeed continues from
+    command, inspected, readers   ``kit convert inspect``: what a checkpoint is, and which programs would read a model
 """

@@ -11,6 +11,5 @@ Its rooms, in the order in which data walks:
     uploads, upload, remote, fetch
                                   copies in object storage
     formats, stored               who wrote a directory, and what is in it
-    convert, to_huggingface, inspected, readers
-                                  other formats, offline, and what is said of one
+    convert, to_huggingface       other formats, offline
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,11 +45,6 @@ class StoredState:
     """Whether files of another reader than this one hold Adam's moments, as with Megatron's."""
     model: str | None = None
     """Name of the model, where the checkpoint says it."""
-
-
-def number_of_parameters(tensors: Mapping[str, StoredTensor]) -> int:
-    """Elements of all tensors."""
-    return sum(math.prod(tensor.shape) for tensor in tensors.values())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,8 @@ class Inspected:
 
 def inspected(path: Path) -> Inspected:
     """What ``path`` is. Raises CheckpointError if it is no checkpoint that kit knows, or damaged."""
+    from kit.addons.importers.readers import readers
     from kit.training.checkpoint.formats import formats, recognise
-    from kit.training.checkpoint.readers import readers
-    from kit.training.checkpoint.stored import number_of_parameters
 
     known, found = recognise(path)
     state = found.state()
@@ -78,7 +78,7 @@ def inspected(path: Path) -> Inspected:
         samples_seen=counters.samples_seen or None,
         layout=dict(state.layout),
         dtypes=sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.weights.values()}),
-        parameters=number_of_parameters(state.weights) if state.weights else None,
+        parameters=sum(math.prod(tensor.shape) for tensor in state.weights.values()) if state.weights else None,
         tensors=len(state.weights) or None,
         adam=bool(state.moments) or state.moments_elsewhere,
         hyperparameters=[dict(group) for group in state.adam],
