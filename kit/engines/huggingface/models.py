@@ -102,8 +102,8 @@ def _check_all_trained(model: ModelSpec, built: PreTrainedModel) -> None:
 
 def build_skeleton(model: ModelSpec, device: torch.device | str = "meta") -> PreTrainedModel:
     """The model with parameters on torch's meta device, which have names and shapes but no memory, and with its
-    buffers, such as RoPE's frequencies, on ``device``. Unless that is meta too, the host must grant the addresses of the
-    largest parameter for a moment, of which it gives no memory."""
+    buffers, such as RoPE's frequencies, on ``device``. Unless that is meta too, the host must grant the addresses of
+    the largest parameter for a moment, of which it gives no memory."""
     if device == "meta":
         return random_model(model, seed=0, device=device)
     with init_empty_weights(include_buffers=False):
