@@ -111,8 +111,7 @@ PROOFS: dict[str, Proof] = {
         f"{_PARITY} --changes",
     ),
     "kills": _proof(
-        "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
-        "tests.system.kills", "tests.system.kills.launched",
+        "runs killed at random moments and resumed, bit for bit the same", 8, "tests.system.kills"
     ),
     "mutants": _proof(
         "single bugs drawn by the date's seed and planted one at a time: which are noticed by a test of behaviour", 120,
