@@ -59,6 +59,7 @@ def told(found: list[CheckResult]) -> list[tuple[str, tuple[str, ...], str]]:
 SSH = """#!/bin/bash
 [ "$1 $2 $3 $4" = "-o BatchMode=yes -o ConnectTimeout=5" ] || exit 9
 case "$5" in gone) echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255 ;; bare) exit 7 ;;
+hung) exec sleep 9 ;; ahead) echo 4102444800.0; exit ;; behind) echo 400.0; exit ;;
 old) echo "ModuleNotFoundError: No module named 'kit'" >&2; exit 1 ;; esac
 echo "a banner of the site"; exec bash -c "${@:6}"
 """

@@ -92,6 +92,8 @@ def test_this_machines_facts_are_read_for_real(tmp_path: Path, monkeypatch: pyte
     assert found.keys() >= HEALTHY.keys()
     assert facts.gather({"ports": [port]})["ports"] == {str(port): True}
     assert (abs(found["time"] - time.time()) < 60, bool(found["packages"]["torch"])) == (True, True)
+    shm = os.statvfs("/dev/shm")
+    assert found["shm_free_bytes"] == pytest.approx(shm.f_bavail * shm.f_frsize, rel=0.05)
     assert (found["ports"], found["names"], found["hub_token"], found["contents"][absent]) == (
         {str(port): False}, {"localhost": ["127.0.0.1"], "no-such-name.invalid": []}, True, None,
     )  # fmt: skip

@@ -129,7 +129,7 @@ def over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("over_ssh")
-def test_each_host_is_asked_by_ssh_and_one_that_does_not_answer_is_named() -> None:
+def test_each_host_is_asked_by_ssh_and_one_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, failed = remote.all_facts(
         [remote.Place(name) for name in ("here", "gone", "old", "bare")],
         {"ports": [PORT], "paths": [str(ROOT / "it's a path")]},
@@ -141,6 +141,17 @@ def test_each_host_is_asked_by_ssh_and_one_that_does_not_answer_is_named() -> No
         (("old",), "environment", "ModuleNotFoundError: No module named 'kit'", True),
         (("bare",), "environment", "exit code 7", True),
     ]
+    monkeypatch.setattr(remote, "LIMIT_S", 0.3)
+    assert told(remote.all_facts([remote.Place("hung")], {})[1]) == [("failure", ("hung",), "no answer in 0.3 s")]
+
+
+@pytest.mark.usefixtures("over_ssh")
+def test_a_clock_is_as_far_off_as_its_host_says() -> None:
+    """Of 2100 and of 1970; one that did not answer is not judged."""
+    found = remote.clock_skews([remote.Place(name) for name in ("ahead", "behind", "gone")])
+    assert {host: skew + time.time() * (skew != 0) for host, skew in found.items()} == pytest.approx(
+        {"ahead": 4102444800, "behind": 400, "gone": 0}, abs=9
+    )
 
 
 @pytest.mark.slow
@@ -167,6 +178,8 @@ def test_two_hosts_are_examined_and_compared(tmp_path: Path) -> None:
         taken = {result.check: result.state for result in hosts.examine(both, None, PORT)}
     assert (taken["port"], "reach" in taken, "contents" in taken) == ("failure", False, True)
     assert sockets.connect(["127.0.0.1"], PORT, 1.0) == {"127.0.0.1": "Connection refused"}
+    first, second = both
+    assert remote.connections([*map(remote.Place, both)], PORT) == {first: {second: None}, second: {first: None}}
 
 
 def test_hostfiles(tmp_path: Path) -> None:

@@ -129,10 +129,6 @@ PROOFS: dict[str, Proof] = {
         "a host killed, the run goes on with fewer, the host returns, the run grows; a spare; beside a quiet run",
         10, "tests.system.hosts.elastic", needs=HOSTS,
     ),
-    "preflight": _proof(
-        "differences planted on three hosts, and what the doctor says of each", 4,
-        "tests.system.preflight --bandwidth", needs=HOSTS,
-    ),
     "slurm": _proof(
         "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
         "tests.system.slurm", needs=SLURM,

@@ -1,1 +1,0 @@
-"""Differences planted on hosts of namespaces, and whether the doctor names them."""
