@@ -7,7 +7,6 @@ import functools
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,19 +78,17 @@ def write(writer: str, start: Path, out: Path) -> Curve:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """``written(writer) → (its checkpoint of step 3, the curve of its steps 4 to 6)``, each written once."""
-    return functools.cache(lambda writer: write_all(tmp_path_factory.mktemp("foreign"), [writer])[writer])
 
-
-def write_all(root: Path, writers: Sequence[str] = WRITERS) -> dict[str, tuple[Path, Curve]]:
-    """Writer → (its checkpoint of step 3, the curve of its steps 4 to 6)."""
-    start, found = cases.hf_directory(root), {}
-    for writer in writers:
+    @functools.cache
+    def by(writer: str) -> tuple[Path, Curve]:
+        root = tmp_path_factory.mktemp("foreign")
+        start, path = cases.hf_directory(root), root / writer / ("checkpoint-3" if "trainer" in writer else "")
         curve = write(writer, start, root / writer)
-        path = root / writer / ("checkpoint-3" if "trainer" in writer else "")
-        found[writer] = path, curve[foreign.SAVED_AT :]
         if not (path / "config.json").exists():
             shutil.copy(start / "config.json", path)
-    return found
+        return path, curve[foreign.SAVED_AT :]
+
+    return by
 
 
 def error(found: Curve, expected: Curve) -> float:
@@ -118,6 +115,13 @@ def continued(target: str, writer: str, checkpoint: Path, directory: Path) -> Cu
         ("trainer-zero-3", "megatron TP2"),
         ("accelerate-fsdp", "torch on 1"),
         ("accelerate-zero-3", "zero-2"),
+        ("trainer-zero-1", "megatron TP2"),
+        ("deepspeed-zero-2", "torch on 1"),
+        ("deepspeed-zero-3", "zero-1"),
+        ("deepspeed-bf16-zero-2", "zero-3"),
+        ("deepspeed-offload-zero-2", "zero-3"),
+        ("accelerate-zero-2", "zero-1"),
+        ("accelerate-fsdp", "megatron TP2"),
     ],
 )
 def test_kit_continues_as_the_program_itself(written, tmp_path, writer, target):

@@ -133,10 +133,6 @@ PROOFS: dict[str, Proof] = {
         "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
         "tests.system.slurm", needs=SLURM,
     ),
-    "checkpoints": _proof(
-        "checkpoints that other programs wrote here, from → to, continued; writes docs/notes/checkpoints.md",
-        5, "tests.system.checkpoints --write",
-    ),
     "trackers": _proof(
         "W&B, MLflow and Trackio written by a run and read back", 1, "tests.system.trackers",
         needs=TRACKERS,

@@ -1,1 +1,0 @@
-"""Other programs' checkpoints, continued by kit and by DeepSpeed."""
