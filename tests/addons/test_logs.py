@@ -20,9 +20,11 @@ from tests.support.refusals import refusal
 from tests.system.failures.__main__ import FAILURES, Failure, found, plan_of
 
 LOGS = Path(__file__).parent / "logs"
+DEAD_NODE = Failure("dead-node", "the host of rank 1 goes down, network included", "dead-node", None)
+"""As torchrun told of it when one of two hosts made of namespaces was killed; ``tests.system.failures`` makes none."""
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
+@pytest.mark.parametrize("failure", [*FAILURES, DEAD_NODE], ids=lambda failure: failure.name)
 def test_provoked_failure(failure: Failure) -> None:
     files = [LOGS / f"{failure.name}.log", *sorted((LOGS / f"{failure.name}-flight").glob("flight_*"))]
     causes = diagnose(files, plan_of(failure))

@@ -113,8 +113,8 @@ def inside() -> bool:
 
 
 @contextlib.contextmanager
-def hosts(names: Sequence[str], trap: bool = True) -> Iterator[list[Host]]:
-    """Start hosts on one bridge; ``trap`` gives each Debian's habit, its own name on 127.0.1.1."""
+def hosts(names: Sequence[str]) -> Iterator[list[Host]]:
+    """Start hosts on one bridge, each with Debian's habit: its own name on 127.0.1.1."""
     assert inside(), "hosts are made inside of enter()"
     scratch = Path(tempfile.mkdtemp(prefix="kit-hosts-"))
     try:
@@ -122,7 +122,7 @@ def hosts(names: Sequence[str], trap: bool = True) -> Iterator[list[Host]]:
         config = _ssh(scratch)
         addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, start=1)}
         _run("mount", "--bind", str(_hosts_file(scratch, addresses, None)), "/etc/hosts")
-        made = [_start(name, addresses, config, scratch, trap) for name in names]
+        made = [_start(name, addresses, config, scratch) for name in names]
         for host in made:
             _wait_for_ssh(host)
         yield made
@@ -176,8 +176,8 @@ def _hosts_file(scratch: Path, addresses: Mapping[str, str], own: str | None) ->
     return file_with(scratch / f"hosts.{own or 'all'}", "\n".join(lines) + "\n")
 
 
-def _start(name: str, addresses: Mapping[str, str], config: Path, scratch: Path, trap: bool) -> Host:
-    hosts_file = _hosts_file(scratch, addresses, name if trap else None)
+def _start(name: str, addresses: Mapping[str, str], config: Path, scratch: Path) -> Host:
+    hosts_file = _hosts_file(scratch, addresses, name)
     script = f"""
 set -e
 hostname {name}

@@ -43,25 +43,6 @@ def checkpoints(rundir):
 
 
 @runs.one_process
-def test_latest_never_names_one_that_is_not_complete(tmp_path, monkeypatch):
-    """Looked at each time a file is made durable: at every moment a kill could come."""
-    from kit import files as durable
-
-    seen, real, latest = [], durable.fsync, tmp_path / "run" / "checkpoints" / "latest"
-
-    def look(path):
-        real(path)
-        if latest.exists():
-            directory = latest.parent / latest.read_text().strip()
-            Checkpoint(directory).verify()
-            seen.append(directory.name)
-
-    monkeypatch.setattr(durable, "fsync", look)
-    runs.trained(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-    assert len(set(seen)) == 6
-
-
-@runs.one_process
 def test_what_they_take_and_cost_is_predicted(tmp_path):
     """By the plan's size of one, as many as the settings keep; beside what lies there at the end."""
     plan = tiny.plan(tiny.model(hidden_size=256, ffn_hidden_size=512, head_dim=64))

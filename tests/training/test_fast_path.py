@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import kit
 from kit.addons.probe.tracker import LiveBytes
 from kit.cost.memory.activations_huggingface import loss_bytes
 from kit.engines.huggingface.models import random_model
@@ -213,31 +212,6 @@ def test_models_without_the_layers_are_named(change, says):
             return None
 
     assert says in refusal(EngineError, change, torch.nn.Linear(1, 1) if "Linear," in says else MlpLess())
-
-
-def test_the_planner_knows_what_both_do():
-    """2.2 of 5.9 GiB of logits stay, of which 1.5 are the head's gradient. There are fewer kernels and passes over
-    memory."""
-    job = kit.JobSpec(seq_length=4096, global_batch_size=8)
-
-    def predicted(chunked: bool, compiled: bool, kernel: str = "default"):
-        pins = kit.Pins(
-            engine="torch", micro_batch_size=1, recompute="none", chunked_loss=chunked, compile_layers=compiled,
-            attention_kernel=kernel,
-        )  # fmt: skip
-        return kit.plan("llama-3.2-1b", "1xH200", job, pins).predicted
-
-    found = [predicted(*which) for which in ((False, False), (True, False), (False, True), (True, True))]
-    usual, chunked, compiled_only, both = (each.step_time_s for each in found)
-    assert found[1].peak_gib < found[0].peak_gib - 2.5
-    # Operators one by one pass more often over a chunk in fp32 than over whole logits; in one kernel they do not.
-    assert usual < chunked < 1.06 * usual
-    assert 0.5 * usual < both < compiled_only < 0.95 * usual
-    assert predicted(True, True, "flash3").step_time_s < predicted(True, True, "cudnn").step_time_s < both
-    # Nothing pinned: taken on a GPU, and not on a CPU.
-    small = kit.JobSpec(seq_length=tiny.SEQ_LENGTH, global_batch_size=2, precision="fp32")
-    taken = kit.plan("llama-3.2-1b", "1xH200", job).layout, kit.plan(tiny.model(), "1xcpu", small).layout
-    assert [(each.chunked_loss, each.compile_layers) for each in taken] == [(True, True), (False, False)]
 
 
 # ---------------------------------------------------------------- who waits for the device

@@ -78,6 +78,7 @@ def test_a_power_loss_leaves_whole_checkpoints(tmp_path, whole, asynchronous):
     metrics, seen = (rundir.path / "metrics.jsonl").read_text(), {}
     for left in disk.moments:
         seen.setdefault(tuple(sorted(name for name in left if name.startswith("step-") and "/" not in name)), left)
+    assert all(left["latest"].decode().strip() in left for left in disk.moments if left.get("latest"))
     assert next(iter(seen)) == ()
     assert {max(names, default="") for names in seen} >= {f"step-{step:08d}" for step in (1, 2, 3, 4, 5, 6)}
     for number, (names, left) in enumerate(seen.items()):

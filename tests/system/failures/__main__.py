@@ -26,6 +26,7 @@ from kit.addons.doctor.logs import Cause, diagnose
 from kit.planner.plan import Plan
 from tests.support import ROOT, namespaces, runs
 from tests.support.assets import RECIPE, prepare
+from tests.support.files import file_with
 from tests.support.page import row, table
 from tests.support.program import Names, chosen, run
 from tests.support.runs import torchrun
@@ -96,7 +97,6 @@ FAILURES = (
     ),
     Failure("oom-kill", "the kernel kills rank 1, whose cgroup is full", "killed", 1, "out-of-memory killer"),
     Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
-    Failure("dead-node", "the host of rank 1 goes down, network included", "dead-node", None),
 )
 
 
@@ -129,14 +129,8 @@ def main(
 def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
     """Run the job and read its logs. Raises ``NoNamespaces`` where this machine cannot provoke it."""
     directory.mkdir()
-    log = directory / "job.log"
-    if failure.name == "dead-node":
-        words = [sys.executable, "-m", "tests.system.failures.dead_node", str(directory)]
-        if subprocess.run(words, timeout=LIMIT_S).returncode == 3:
-            raise namespaces.NoNamespaces("hosts cannot be made here; see above")
-    else:
-        told = _kit_run(directory) if failure.name == "kit-run" else _job(failure.name, directory)
-        log.write_text(_without_places(told, directory), encoding="utf-8")
+    told = _kit_run(directory) if failure.name == "kit-run" else _job(failure.name, directory)
+    log = file_with(directory / "job.log", _without_places(told, directory))
     return diagnose([log, *directory.rglob("flight_*")], plan_of(failure))
 
 
