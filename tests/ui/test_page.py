@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.addons.config_files import TIGHT
 from tests.support import ROOT
 from tests.support.files import file_with, files_in
 
@@ -64,6 +65,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "mine.yaml": "model: llama-3.2-1b\ncluster: 1xA100-80\njob: {seq_length: 2048}\n",
         "secret.yaml": "model: llama-3.2-1b\ncluster: 8xH100\n",
         "llama-3.1-8b/config.json": "{}",
+        "Qwen/Qwen3-8B/config.json": "{}",
+        "ds.json": '{"zero_optimization": {"stage": 3}}',
     })  # fmt: skip
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -164,7 +167,7 @@ def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor, server: S
 def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor, server: Server) -> None:
     page = visitor.page
     page.goto(server.url)
-    visitor.sees("llama-3.1-8b")
+    visitor.sees("llama-3.2-1b")
     reached = ""
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -227,6 +230,33 @@ def test_on_a_telephone_columns_stack_and_an_error_is_read(browser: Any, server:
     page.goto(f"{server.url}?model={'x' * 300}&cluster=8xH100")
     alert.filter(has_text="x" * 50).wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    seen.context.close()
+
+
+def test_a_config_is_dropped_and_its_diff_is_copied(browser: Any, server: Server) -> None:
+    seen = Visitor(browser, server, "?model=gpt2&cluster=2xRTX-4090", "dark", width=400)
+    page, (text, _) = seen.page, TIGHT["axolotl.yaml"]
+    page.get_by_text("Drop the config that you already have").click()
+    dragged = page.evaluate_handle(
+        "text => {const all = new DataTransfer(); all.items.add(new File([text], 'big.yaml')); return all}", text
+    )
+    page.locator(".q-uploader").dispatch_event("dragover", {"dataTransfer": dragged})
+    page.locator(".q-uploader__dnd").dispatch_event("drop", {"dataTransfer": dragged})
+    page.get_by_role("heading", name="big.yaml: does not fit").wait_for()
+    words = page.get_by_role("region", name="The file as it is")
+    # 44 columns of a monospaced font of 13 px
+    assert words.evaluate("e => [44 * 7.9 <= e.clientWidth, e.scrollHeight <= e.clientHeight]") == [True, True]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.get_by_role("button", name="Copy diff").click()
+    page.get_by_role("status").filter(has_text="the diff is copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == page.get_by_role("region", name="Diff").text_content()
+    for name, data, said in (
+        ("big.yaml", f"{text}deepspeed: ds.json\n".encode(), "no file that a dropped one names is opened"),
+        ("large.yaml", b"#" * (1 << 20) + b"\n", "drop one file of at most 1,048,576 bytes"),
+    ):
+        page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "text/plain", "buffer": data})
+        page.get_by_role("alert").filter(has_text=said).wait_for()
+        assert words.count() == 0
     seen.context.close()
 
 

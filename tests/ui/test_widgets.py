@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import shlex
 import shutil
 import zipfile
@@ -16,12 +17,18 @@ from urllib.parse import parse_qsl
 import pytest
 
 import kit
+from kit.addons.configs.answer import answer as answer_of_file
+from kit.addons.configs.text import text_of
 from kit.addons.ui.answer import pareto_front
 from kit.addons.ui.server import LocalOnly
 from kit.addons.ui.state import offer
 from kit.emit.run_directory import files_of
 from kit.report.html import page as report
 from kit.report.view import view_of
+from kit.specs.catalog import load_model
+from kit.specs.huggingface import config_from_model
+from tests.addons.config_files import AXOLOTL, SWIFT, TIGHT
+from tests.support.files import files_in
 from tests.support.in_process import kit_main
 
 nicegui = pytest.importorskip("nicegui", reason="needs the extra ui: pip install nicegui")
@@ -255,6 +262,119 @@ def test_every_box_has_its_name() -> None:
     assert [box.props["label"] for box in boxes] == [
         "Model", "Cluster", "Precision", "Method", "Engine", "Pinned layout", "File", "Tokens in all, in billions",
     ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- a trainer's file that is dropped
+
+CARDS = "model=llama-3.2-1b&cluster=2xRTX-4090"
+
+
+def drop(name: str, text: str | bytes) -> Act:
+    """What the browser sends when a file is dropped."""
+    data = text.encode() if isinstance(text, str) else text
+
+    def act(page: Any) -> Any:
+        (box,) = (each for each in page.client.elements.values() if isinstance(each, nicegui.ui.upload))
+        return box.handle_uploads([box.SmallFileUpload(name, "", data)])
+
+    return act
+
+
+def own(page: Any) -> dict[str, Any]:
+    """What is said of the dropped file."""
+    wide, narrow = page.own_words
+    return {
+        "title": page.own_title.text,
+        "problem": page.own_problem.text if page.own_problem.visible else "",
+        "text": wide.text if wide.visible else "",
+        "narrow": narrow.text if narrow.visible else "",
+        "diff": page.diff.text if page.diff_box.visible else "",
+    }
+
+
+def test_a_dropped_file_gets_the_answer_and_the_diff_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied: list[str] = []
+    monkeypatch.setattr(nicegui.ui.clipboard, "write", copied.append)
+    text, gpus = TIGHT["axolotl.yaml"]
+    path = Path(files_in(tmp_path, {"big.yaml": text + "sequense_len: 8192\n"}), "big.yaml").relative_to(tmp_path)
+    found = answer_of_file(path, gpus)
+    visitor = visited(CARDS, [drop("/home/you/big.yaml", path.read_bytes()), lambda page: page._copy_diff()])
+    seen = own(asyncio.run(visitor))
+    assert (seen["title"], seen["problem"]) == ("big.yaml: does not fit", "")
+    assert (seen["text"], seen["narrow"]) == tuple(text_of(found, (), width, str) for width in (92, 44))
+    assert "did you mean sequence_len?" in " ".join(seen["text"].split())
+    assert seen["diff"] == kit_main("plan", "big.yaml", "--gpus", gpus, "--patch").out == copied[0] != ""
+
+
+def test_a_dropped_file_is_judged_on_the_cluster_that_is_chosen() -> None:
+    seen = own(asyncio.run(visited(CARDS, [drop("a.yaml", AXOLOTL)])))
+    assert (seen["title"], "2 × RTX-4090" in seen["text"]) == ("a.yaml: does not fit", True)
+    seen = own(asyncio.run(visited(CARDS, [drop("a.yaml", AXOLOTL), put("cluster", "2xH200")])))
+    assert (seen["title"], "2 × H200" in seen["text"]) == ("a.yaml: fits", True)
+    node = {"gpu": "H200", "gpus_per_node": 1, "intra_node_gbytes_per_s": 450, "price_per_node_hour_usd": 7}
+    mine = {"own.yaml": {"cluster": node}}
+    page = asyncio.run(visited("model=llama-3.2-1b&cluster=own.yaml", [drop("a.yaml", AXOLOTL)], mine))
+    assert "at $7.00 a node" in own(page)["text"]
+    launched = SWIFT.replace("GPUS=4", "GPUS=2").replace("0,1,2,3", "0,1")
+    seen = own(asyncio.run(visited("model=llama-3.2-1b&cluster=8xH100", [drop("train.sh", launched)])))
+    assert "2 processes, and --gpus 8xH100 has 8 GPUs: judged on 2" in " ".join(seen["text"].split())
+
+
+UNOPENED = "no file that a dropped one names is opened"
+REFUSED: dict[str, tuple[str, str | bytes, str]] = {
+    "an absolute path": ("a.yaml", AXOLOTL + "deepspeed: /etc/passwd\n", f":19: deepspeed=/etc/passwd: {UNOPENED}"),
+    "a path from here": ("a.yaml", AXOLOTL + "deepspeed: ds.json\n", f"deepspeed=ds.json: {UNOPENED}"),
+    "a path above": ("a.yaml", AXOLOTL + "deepspeed: ../x/ds.json\n", UNOPENED),
+    "of accelerate": ("t.sh", "accelerate launch --config_file acc.yaml sft.py --model_name_or_path gpt2\n", UNOPENED),
+    "of a command": ("t.sh", "NPROC_PER_NODE=2 swift sft --config more.yaml\n", UNOPENED),
+    "a directory of a model": ("a.yaml", AXOLOTL.replace("Qwen/Qwen3-8B", "./mine"), "neither in the catalog"),
+    "an id of the hub": ("a.yaml", AXOLOTL.replace("Qwen/Qwen3-8B", "some/mine"), "neither in the catalog"),
+    "another program's": ("a.yaml", "trainer: {}\nexp_manager: {}\nmodel: {}\n", "configuration of NeMo; kit plan"),
+    "no mapping": ("a.yaml", "- 1\n", "a.yaml: no mapping of keys"),
+    "no UTF-8": ("a.yaml", b"a: \xff\n", "a.yaml: not UTF-8 text"),
+    "too long": ("a.yaml", AXOLOTL + "#" * (1 << 20), "a.yaml: it has more than 1,048,576 bytes"),
+    "nothing": ("", "", "file: no mapping"),
+    "a name of two lines": ("../b\n+++ c.yaml", "- 1\n", "b_+++ c.yaml: no mapping"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_dropped_file_reaches_no_other_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.dumps(config_from_model(load_model("llama-3.2-1b")))
+    stage = '{"zero_optimization": {"stage": 3}}'
+    accelerate = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2}\n"
+    files_in(tmp_path, {
+        **dict.fromkeys(("x/ds.json", "here/ds.json"), stage), "here/acc.yaml": accelerate,
+        "here/more.yaml": "model: Qwen/Qwen3-8B\ntrain_type: full\n",
+        **dict.fromkeys(("here/mine/config.json", "here/some/mine/config.json"), config),
+    })  # fmt: skip
+    monkeypatch.chdir(tmp_path / "here")
+    label, text, problem = REFUSED[name]
+    page = asyncio.run(visited(CARDS, [drop("a.yaml", AXOLOTL), drop(label, text)]))
+    seen = own(page)
+    assert problem in seen["problem"]
+    assert (seen["title"].split(": ")[-1], seen["text"], seen["diff"]) == ("not read", "", "")
+    assert (see(page)["message"], see(page)["stale"]) == ("", False)  # the plan is as it was
+
+
+def test_a_model_and_a_file_that_are_known_by_name_are_not_those_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = AXOLOTL + "deepspeed: deepspeed_configs/zero3_bf16.json\n"
+    dropped = [("a.yaml", named), ("train.sh", SWIFT + "torchrun --nnodes 2 x.py --deepspeed zero3.json\n")]
+    before = [own(asyncio.run(visited(CARDS.replace("2x", "4x"), [drop(*each)]))) for each in dropped]
+    assert [(each["problem"], "[node-rank]" in each["text"]) for each in before] == [("", False), ("", True)]
+    config = json.dumps(config_from_model(load_model("llama-3.2-1b")))
+    wrong = '{"zero_optimization": {"stage": 1, "offload_param": {"device": "nvme"}}, "fp61": {}}'
+    files_in(tmp_path, {
+        **dict.fromkeys(("Qwen/Qwen3-8B/config.json", "Qwen/Qwen2.5-7B-Instruct/config.json"), config),
+        **dict.fromkeys(("deepspeed_configs/zero3_bf16.json", "zero3.json"), wrong),
+    })  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert [own(asyncio.run(visited(CARDS.replace("2x", "4x"), [drop(*each)]))) for each in dropped] == before
 
 
 OWN = ("host", "127.0.0.1:8000")

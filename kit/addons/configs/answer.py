@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from kit.addons.configs.beside import beside_gib, tower_parameters
-from kit.addons.configs.entries import word
+from kit.addons.configs.entries import Source, word
 from kit.addons.configs.known import unknown_keys
 from kit.addons.configs.patch import edited, unified_diff
 from kit.addons.configs.reading import Asked, asked_of, source_of
 from kit.addons.configs.tables import Bound
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
 from kit.addons.configs.workload import Described
-from kit.addons.lint import SCRIPTS, lint, named_file
+from kit.addons.lint import SCRIPTS, lint, lint_script, named_file
 from kit.addons.lint.finding import Finding, FindingJson
 from kit.cost.estimate import predict
 from kit.cost.memory.peak import peak_memory
@@ -146,7 +146,11 @@ def reads_back(asked: Asked, change: Variant) -> bool:
 
 def answer(path: Path, gpus: str | None, row_tokens: int | None = None) -> Answer:
     """Raises ``SpecError`` where the file is not read, or kit has no figures for it."""
-    asked = asked_of(path, gpus, row_tokens)
+    return answer_of(path, asked_of(path, gpus, row_tokens))
+
+
+def answer_of(path: Path, asked: Asked) -> Answer:
+    """``path``: what the file is called. Raises ``SpecError``."""
     now = variant(asked, {}, StepTimer())
     others = tuple(variants(asked, now))
     best = fastest((now, *others))
@@ -189,9 +193,17 @@ def _findings(path: Path, asked: Asked, now: Variant) -> Iterator[Finding]:
     yield from unknown_keys(asked.table, asked.source)
     for note in now.described.notes:
         yield Finding("processes", "warning", path.name, None, "", note, "name as many GPUs as it starts processes")
-    named = asked.source.entries.get("deepspeed")
+    linted = _linted(path, asked.source) if asked.is_here else _linted_alone(asked.source)
+    yield from (each for each in linted if each.rule not in ("not-read", "config-file-missing"))
+
+
+def _linted(path: Path, source: Source) -> Iterator[Finding]:
+    """Of a script and what it names, or of the DeepSpeed file that another form names."""
+    named = source.entries.get("deepspeed")
     other = named_file(path, word(named.value)) if named is not None else None
     for file in [path] if path.suffix in SCRIPTS else [other] if other else []:
-        yield from (
-            each for each in lint(file, reader="trainer") if each.rule not in ("not-read", "config-file-missing")
-        )
+        yield from lint(file, reader="trainer")
+
+
+def _linted_alone(source: Source) -> Iterable[Finding]:
+    return lint_script(source.text, source.name, "trainer") if source.form == "shell" else ()

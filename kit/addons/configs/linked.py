@@ -34,6 +34,11 @@ def opener(path: Path) -> Callable[[str], Mapping[str, Any]]:
     return opened
 
 
+def unopened(named: str) -> Mapping[str, Any]:
+    """``opener``'s of a text that came from elsewhere, whose names are none of this machine's. Raises ``SpecError``."""
+    raise SpecError("no file that a dropped one names is opened; kit plan FILE opens it, where both are")
+
+
 def deepspeed_fields(
     value: Any, named: Mapping[str, Mapping[str, Any]], opened: Callable[[str], Mapping[str, Any]]
 ) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kit.addons.configs.entries import Form, Source
-from kit.addons.configs.linked import opener
+from kit.addons.configs.linked import opener, unopened
 from kit.addons.configs.shell_entries import read_shell
 from kit.addons.configs.tables import Table, table_of, table_of_command, tables
 from kit.addons.configs.toml_entries import read_toml
@@ -18,7 +19,11 @@ from kit.addons.configs.yaml_entries import read_yaml
 from kit.addons.lint import SCRIPTS
 from kit.addons.lint.scripts import text_of
 from kit.errors import SpecError
+from kit.specs.catalog import load_model, model_called
+from kit.specs.cluster import ClusterSpec
 from kit.specs.other_programs import advice, model_named, program_of
+
+_loaded, _called = lru_cache(load_model), lru_cache(model_called)
 
 
 def source_of(text: str, name: str) -> tuple[Source, Table]:
@@ -46,13 +51,16 @@ class Asked:
     table: Table
     source: Source
     opened: Opened
-    gpus: str | None
+    gpus: str | ClusterSpec | None
     row_tokens: int | None = None
+    is_here: bool = False
+    """Whether the file is on this machine. What another one names is not looked up here: a model is the catalog's."""
 
     def described(self, values: Mapping[str, Any]) -> Described:
         """The workload of the file with other values. Raises ``SpecError``."""
         source = self.source.with_values(values) if values else self.source
-        return described(walk(self.table, source, self.opened), self.gpus, self.row_tokens)
+        load = _loaded if self.is_here else _called
+        return described(walk(self.table, source, self.opened), self.gpus, self.row_tokens, load)
 
 
 def _unread(source: Source) -> str:
@@ -68,4 +76,10 @@ def _unread(source: Source) -> str:
 def asked_of(path: Path, gpus: str | None, row_tokens: int | None = None) -> Asked:
     """What ``kit plan`` asks of a file. Raises ``SpecError``."""
     source, table = source_of(text_of(path), path.name)
-    return Asked(table, source, opener(path), gpus, row_tokens)
+    return Asked(table, source, opener(path), gpus, row_tokens, is_here=True)
+
+
+def asked_of_text(text: str, name: str, cluster: ClusterSpec) -> Asked:
+    """The same of a text that came from elsewhere, which reaches no file of this machine. Raises ``SpecError``."""
+    source, table = source_of(text, name)
+    return Asked(table, source, unopened, cluster)

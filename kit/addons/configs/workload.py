@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from kit.addons.configs.beside import beside_gib, tower_parameters
@@ -19,7 +18,7 @@ from kit.errors import SpecError
 from kit.planner.rules import violations
 from kit.planner.search import MEMORY_MARGIN
 from kit.specs import strict_yaml
-from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import MLP_LAYERS, TRL, JobSpec
 from kit.specs.layout import DEFAULTS, ZERO_KEYS, Layout, Pins
@@ -60,7 +59,6 @@ _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 """Rule → fields of a layout that break it, without which there are figures, and how these are too large."""
-_model = cache(load_model)
 _COPY = re.compile(r"^.*/models--[^/]*--|/snapshots/[^/]*$|-mcore$")
 """What the hub's cache and Megatron-SWIFT's copies add to a model's name."""
 
@@ -87,12 +85,14 @@ class Described:
         return max(alone, vllm) if self.alone != self.workload else alone
 
 
-def described(reading: Reading, gpus: str | None, row_tokens: int | None = None) -> Described:
-    """The workload. Raises ``SpecError`` where kit has no figures for it."""
+def described(
+    reading: Reading, gpus: str | ClusterSpec | None, row_tokens: int | None, load: Callable[[str], ModelSpec]
+) -> Described:
+    """The workload; ``load`` knows models by name. Raises ``SpecError`` where kit has no figures for it."""
     if reading.refused:
         raise SpecError("\n".join(reading.refused))
     given = dict(reading.fields)
-    model = _named(given) if "model.num_layers" not in given else _by_sizes(given)
+    model = load(_name(given)) if "model.num_layers" not in given else _by_sizes(given)
     cluster, notes = cluster_of(given, gpus)
     if given.get("packed_length"):  # 0 is off
         given |= {"job.seq_length": given["packed_length"], "packing": True}
@@ -131,10 +131,10 @@ def described(reading: Reading, gpus: str | None, row_tokens: int | None = None)
     return Described(workload, (*gaps, *approximated), notes, packed, alone if all(away) else workload)
 
 
-def _named(given: Mapping[str, Any]) -> ModelSpec:
+def _name(given: Mapping[str, Any]) -> str:
     if not given.get("model") or not isinstance(given["model"], str):
         raise SpecError("the file names no model")
-    return _model(_COPY.sub("", given["model"]))
+    return _COPY.sub("", given["model"])
 
 
 def _by_sizes(given: Mapping[str, Any]) -> ModelSpec:
@@ -186,7 +186,7 @@ def _priced(workload: Workload) -> tuple[Workload, tuple[Gap, ...]]:
     return workload, tuple(gaps)
 
 
-def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec, tuple[str, ...]]:
+def cluster_of(given: Mapping[str, Any], gpus: str | ClusterSpec | None) -> tuple[ClusterSpec, tuple[str, ...]]:
     """As many GPUs as the file starts processes, of the kind that the user names."""
     world = _count(given.get("world")) or (
         _count(given.get("gpus_per_node")) and (int(given["gpus_per_node"]) * int(_count(given.get("nodes")) or 1))
@@ -199,7 +199,8 @@ def cluster_of(given: Mapping[str, Any], gpus: str | None) -> tuple[ClusterSpec,
     if gpus is None:
         count = f"{world}x" if world else "8x"
         raise SpecError(f"--gpus is missing, which names the kind of GPU: --gpus {count}H100")
-    cluster = parse_cluster(gpus)
+    cluster = gpus if isinstance(gpus, ClusterSpec) else parse_cluster(gpus)
+    gpus = gpus if isinstance(gpus, str) else f"{cluster.num_gpus}x{cluster.gpu.name}"
     if not world or int(world) == cluster.num_gpus:
         return cluster, ()
     tp, pp, cp, ep = (int(given.get(f"layout.{name}") or 1) for name in ("tp", "pp", "cp", "ep"))

@@ -30,8 +30,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,7 +61,7 @@ from kit.addons.lint.fix import fixed, write_fixed
 from kit.addons.lint.json_text import JsonText, parse_json
 from kit.addons.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.addons.lint.rule import CHECKS, Rule, check
-from kit.addons.lint.scripts import kubernetes, script, text_of
+from kit.addons.lint.scripts import kubernetes, launches, script, text_of
 from kit.addons.lint.trainer_rules import contradicts_config, packs_split_rows
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
@@ -70,7 +71,18 @@ from kit.specs.other_programs import program_of
 from kit.specs.strict_yaml import Document
 from kit.specs.text import shown
 
-__all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
+__all__ = [
+    "READERS",
+    "SCRIPTS",
+    "Finding",
+    "Reader",
+    "Severity",
+    "fixed",
+    "lint",
+    "lint_script",
+    "read_values",
+    "write_fixed",
+]
 
 FILES = (
     key_rules,
@@ -120,6 +132,12 @@ def lint(
         fix = "name a DeepSpeed or accelerate configuration, a recipe or a run directory"
         findings += (Finding("memory-not-judged", "note", Path(path).name, None, "", why, fix),)
     return findings
+
+
+def lint_script(text: str, name: str, reader: Reader) -> tuple[Finding, ...]:
+    """Findings of a script's text alone: none of the files that it names is looked for."""
+    named = partial(_named, find=lambda path, named: None)
+    return tuple(_first_of_each(_ordered(launches(Path(name), text, Given(reader), named, follow=False))))
 
 
 _MOST_OF_A_RULE = 50
@@ -258,7 +276,9 @@ def named_file(path: Path, named: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _named(path: Path, command: Command, given: Given) -> list[Finding]:
+def _named(
+    path: Path, command: Command, given: Given, find: Callable[[Path, str], Path | None] = named_file
+) -> list[Finding]:
     """Findings of the configuration files that a launch line names, and contradictions between file and line."""
     found: list[Finding] = []
     found += wrapped_classes(command, given.model)
@@ -274,7 +294,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
     for named, reader in readers:
         if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
             continue
-        other = named_file(path, named)
+        other = find(path, named)
         if other is None:
             why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
             found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))
@@ -287,7 +307,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
             launch = Config(document=with_line(command, _read_yaml(other)))
             found += _accelerate(other, launch.document, given)
             found += packs_split_rows(command, launch)
-            inside = named_file(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
+            inside = find(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
             files += [Config(document=_read_json(inside).document)] if inside else []
     found += one_thread(command, launch, files)
     if command.launcher == "accelerate launch" and command.value("config_file") is None:

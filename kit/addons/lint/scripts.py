@@ -39,10 +39,10 @@ _STARTS = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:sh|bash)\b")
 def script(path: Path, given: Given, named: Named, follow: bool = True) -> list[Finding]:
     """Findings of every launch line in a script, and of the configurations that it names; of the scripts beside it that
     it starts, if it has no launch of its own."""
-    return _launches(path, text_of(path), given, named, follow=follow)
+    return launches(path, text_of(path), given, named, follow=follow)
 
 
-def _launches(
+def launches(
     path: Path,
     text: str,
     given: Given,
@@ -78,7 +78,7 @@ def kubernetes(path: Path, given: Given, named: Named) -> list[Finding]:
         for pod in pod_scripts(strict_yaml.parse_text(part, path.name).data)
     ]
     for pod in pods:
-        script, found = pod.text.splitlines(), _launches(path, pod.text, given, named, pod.job, pod.variables)
+        script, found = pod.text.splitlines(), launches(path, pod.text, given, named, pod.job, pod.variables)
         if any(finding.rule == "not-read" and finding.severity == "warning" for finding in found):
             silent += 1
             continue

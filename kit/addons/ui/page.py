@@ -10,6 +10,8 @@ from typing import Any
 from nicegui import Client, events, ui
 from starlette.requests import Request
 
+from kit.addons.configs.answer import Answer as FileAnswer
+from kit.addons.configs.text import text_of
 from kit.addons.ui import charts
 from kit.addons.ui.answer import (
     MOST_GPUS,
@@ -21,6 +23,7 @@ from kit.addons.ui.answer import (
     pareto_front,
     with_gpus,
 )
+from kit.addons.ui.dropped import judged, label_of
 from kit.addons.ui.state import Offered, State
 from kit.errors import KitError
 from kit.planner.plan import Plan
@@ -29,6 +32,7 @@ from kit.report.view import spoken
 from kit.specs.catalog import gpu_names, model_names, node_names
 from kit.specs.layout import ENGINES, doubled
 from kit.specs.recipe import Recipe
+from kit.specs.text_files import MOST_BYTES
 
 _STYLE = """
 .nicegui-echart text { fill: currentColor !important; stroke: none !important; opacity: 1 !important; }
@@ -40,9 +44,11 @@ _STYLE = """
 .columns { flex-wrap: nowrap; }
 @media (max-width: 743px) {
   .columns { flex-wrap: wrap; } .columns > * { width: 100%; } .wide { display: none; } .narrow { display: block; }
-  .problem { position: static; }
+  .problem { position: static; } .own .nicegui-expansion-content { padding: 0.5rem 0; }
 }
 .screen { white-space: pre; max-height: 32rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
+.screen.wide, .screen.narrow { max-height: none; }
+.q-uploader__subtitle { display: none; }
 input[type=range] { accent-color: #1d5fa8; }
 :focus-visible { outline: 2px solid #8a63d2; outline-offset: 2px; }
 """
@@ -95,6 +101,7 @@ class _Page:
         self.offered, self.offers, self.client = offered, offers, client
         self.state, self.shown, self.answer = State(), State(), None  # type: State, State, Answer | None
         self.before: Plan | None = None
+        self.dropped: tuple[str, bytes] | None = None
         self.filling = self.busy = False
         ui.add_css(_STYLE)
         ui.colors(primary="#1d5fa8")
@@ -109,6 +116,8 @@ class _Page:
                 scheme.props('role="group" aria-label="Colours"').bind_value(ui.dark_mode(None))
         self.message = ui.label().classes("message problem w-full").props('role="alert"')
         self.message.set_visibility(False)
+        with ui.expansion("Drop the config that you already have").classes("w-full own").props("duration=0"):
+            self._own_file()
         with ui.row().classes("w-full columns items-start gap-6"):
             with ui.column().classes("w-80 shrink-0").props('role="form" aria-label="What to plan"'):
                 self._form()
@@ -159,6 +168,30 @@ class _Page:
             )
         return number, slider, values
 
+    def _own_file(self) -> None:
+        ui.label(
+            "A file of axolotl, LLaMA-Factory, ms-swift, Megatron-LM, Automodel, TRL, OpenRLHF or verl, judged as it "
+            "is on the cluster that is chosen below. Files that it names are not opened."
+        )
+        ui.upload(
+            label="Drop a file here, or choose one with +",
+            max_file_size=MOST_BYTES,
+            on_upload=self._take,
+            on_rejected=lambda: self._show_own("refused", f"drop one file of at most {MOST_BYTES:,} bytes"),
+            auto_upload=True,
+        ).props("flat bordered").classes("w-full max-w-md")
+        self.own_title = ui.label().classes("text-lg").props('role="heading" aria-level="2" aria-live="polite"')
+        self.own_problem = ui.label().classes("message problem w-full").props('role="alert"')
+        self.own_words = self._screen("The file as it is", "wide"), self._screen("The file as it is", "narrow")
+        with ui.column().classes("w-full") as self.diff_box:
+            ui.button("Copy diff", icon="content_copy", on_click=self._copy_diff, color=None).props("outline")
+            self.diff = self._screen("Diff of the file")
+        self._show_own()
+
+    def _screen(self, name: str, where: str = "") -> ui.label:
+        """A text with the lines that it has. ``where``: wide or narrow, where one of both is shown."""
+        return ui.label().classes(f"screen {where} w-full").props(f'role="region" aria-label="{name}" tabindex="0"')
+
     def _results(self) -> None:
         with ui.row().classes("items-center no-wrap"):
             self.spinner = ui.spinner(size="sm")
@@ -171,10 +204,7 @@ class _Page:
         with ui.row().classes("items-center") as self.typed:
             self.command = ui.label().classes("message")
             ui.button("Copy command", icon="content_copy", on_click=self._copy_command, color=None).props("flat dense")
-        self.words, self.narrow_words = (
-            ui.label().classes(f"screen {screen} w-full").props('role="region" aria-label="The plan" tabindex="0"')
-            for screen in ("wide", "narrow")
-        )
+        self.words, self.narrow_words = self._screen("The plan", "wide"), self._screen("The plan", "narrow")
         self.changed = ui.table(
             columns=[
                 {"name": name, "label": label, "field": name, "align": "left"}
@@ -207,9 +237,7 @@ class _Page:
                     ("Download report", "summarize", self._download_report),
                 ):
                     ui.button(text, icon=icon, on_click=act, color=None).props("outline")
-            self.code = (
-                ui.label().classes("screen w-full").props('role="region" aria-label="Text of the file" tabindex="0"')
-            )
+            self.code = self._screen("Text of the file")
 
     # ---------------------------------------------------------------- what the visitor does
 
@@ -263,6 +291,12 @@ class _Page:
     async def _use_text(self) -> None:
         await self._ask(self.state.pasting(self.paste.value or ""))
 
+    async def _take(self, event: events.UploadEventArguments) -> None:
+        data = await anext(event.file.iterate(chunk_size=MOST_BYTES + 1), b"")  # enough to see that it is too long
+        self.dropped = label_of(event.file.name), data
+        event.sender.run_method("reset")
+        await self._judge()
+
     def _copy_link(self) -> None:
         ui.run_javascript("navigator.clipboard.writeText(location.href)")
         self._say_status("the link is copied")
@@ -270,6 +304,10 @@ class _Page:
     def _copy_command(self) -> None:
         ui.clipboard.write(self.command.text)
         self._say_status("the command is copied")
+
+    def _copy_diff(self) -> None:
+        ui.clipboard.write(self.diff.text)
+        self._say_status("the diff is copied")
 
     def _copy_file(self) -> None:
         ui.clipboard.write(self.code.text)
@@ -317,6 +355,7 @@ class _Page:
                     break
         finally:
             self.busy = False
+        await self._judge()
         await self._compare_sizes()
 
     async def _answer(self, state: State) -> None:
@@ -341,6 +380,28 @@ class _Page:
             self._show(found)
             self.before = found.plan or self.before
         return None
+
+    async def _judge(self) -> None:
+        """Shows the answer for the dropped file on the cluster, unless another of either is chosen meanwhile."""
+        if (dropped := self.dropped) is None:
+            return
+        state, found, problem = self.state, None, ""
+        self.own_title.text = f"reading {dropped[0]} …"
+        try:
+            recipe = await asyncio.to_thread(state.recipe, self.offered)
+            found = await asyncio.to_thread(judged, *dropped, recipe.cluster)
+        except KitError as error:
+            problem = str(error)
+        if (dropped, state) == (self.dropped, self.state):
+            self._show_own(f"{dropped[0]}: {found.verdict if found else 'not read'}", problem, found)
+
+    def _show_own(self, title: str = "", problem: str = "", found: FileAnswer | None = None) -> None:
+        self.own_title.text, self.own_problem.text, self.diff.text = title, problem, found.patch if found else ""
+        for words, width in zip(self.own_words, (_WIDTH, _NARROW), strict=True):
+            words.text = text_of(found, (), width, str) if found else ""
+        for label in (self.own_problem, *self.own_words):
+            label.set_visibility(bool(label.text))
+        self.diff_box.set_visibility(bool(self.diff.text))
 
     def _say(self, problem: str) -> None:
         """Shows a message above the last answer."""
