@@ -198,7 +198,7 @@ def _findings(path: Path, asked: Asked, now: Variant) -> Iterator[Finding]:
 
 
 def _linted(path: Path, source: Source) -> Iterator[Finding]:
-    """Of a script and what it names, or of the DeepSpeed file that another form names."""
+    """Findings of a script and what it names, or of the DeepSpeed file that another form names."""
     named = source.entries.get("deepspeed")
     other = named_file(path, word(named.value)) if named is not None else None
     for file in [path] if path.suffix in SCRIPTS else [other] if other else []:

@@ -80,6 +80,6 @@ def asked_of(path: Path, gpus: str | None, row_tokens: int | None = None) -> Ask
 
 
 def asked_of_text(text: str, name: str, cluster: ClusterSpec) -> Asked:
-    """The same of a text that came from elsewhere, which reaches no file of this machine. Raises ``SpecError``."""
+    """What the page asks of a text from elsewhere, which reaches no file of this machine. Raises ``SpecError``."""
     source, table = source_of(text, name)
     return Asked(table, source, unopened, cluster)
