@@ -28,7 +28,7 @@ CHECKPOINTS = (
     "kit/engines/adafactor_state.py",
 )
 """The files of kit's own checkpoint: written, found, read, copied to object storage, exported."""
-IMPORTERS = {"formats", "stored"}
+IMPORTERS = {"formats"}
 """Files of kit.training.checkpoint for other programs' formats, which count with the importers."""
 
 

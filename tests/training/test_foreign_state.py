@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from kit.addons.importers.deepspeed import _cut_parameters, _joined, _RankState
+from kit.addons.importers.stored import StoredState, StoredTensor
 from kit.addons.importers.tensors import sources
 from kit.engines.protocol import StateKind
-from kit.training.checkpoint.stored import StoredState, StoredTensor
 from tests.support import tiny
 
 

@@ -7,6 +7,7 @@ Its rooms, in the order in which data walks:
                                   how each is read
     torch_dist, safe_unpickle     torch's distributed checkpoints, one block at a time
     opaque                        objects of other programs' classes, which stay closed
+    stored                        tensors by name, read when they are needed, and counters: of every format
     tensors                       Hugging Face names, and what a file must say of Adam
     model_of                      the model of a checkpoint that does not say it
     to_universal                  what DeepSpeed continues from

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from kit.addons.importers.opaque import Opaque
+from kit.addons.importers.stored import StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, require_one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
-from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")

@@ -11,16 +11,17 @@ from pathlib import Path
 from kit.addons.importers import deepspeed, kit_native, peft, torch_dcp, torchtitan, universal
 from kit.addons.importers.megatron import opened as megatron
 from kit.addons.importers.model_of import model_of
+from kit.addons.importers.stored import FoundState, StoredState, read_weights, with_trainer_state
 from kit.addons.importers.tensors import sources
 from kit.addons.importers.to_universal import write_universal
 from kit.addons.importers.torch_dist import Checkpoint
 from kit.engines.huggingface.models import weight_files
+from kit.engines.io.sharded_safetensors import file_names
 from kit.errors import CheckpointError
-from kit.training.checkpoint.formats import Format, Found, Opened, read_weights
-from kit.training.checkpoint.stored import StoredState, with_trainer_state
+from kit.training.checkpoint.formats import Format, Opened
 
 
-def _open(path: Path, found: Found, model: str | None) -> Opened:
+def _open(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a checkpoint whose tensors have the names of its program's modules."""
     torch_dcp.verify_archives(found.directory)
     spec, state = model_of(path, model), found.state()
@@ -30,14 +31,14 @@ def _open(path: Path, found: Found, model: str | None) -> Opened:
     return Opened(spec, state.counters, sources(state, spec, lora is not None), lora, state.notes)
 
 
-def _universal(path: Path) -> Found | None:
+def _universal(path: Path) -> FoundState | None:
     directory = universal.universal_directory(path)
     if directory is None:
         return None
-    return Found("DeepSpeed: universal checkpoint", directory, partial(universal.read_universal, directory))
+    return FoundState("DeepSpeed: universal checkpoint", directory, state=partial(universal.read_universal, directory))
 
 
-def _deepspeed(path: Path) -> Found | None:
+def _deepspeed(path: Path) -> FoundState | None:
     directory = deepspeed.deepspeed_directory(path)
     if directory is None:
         return None
@@ -48,10 +49,10 @@ def _deepspeed(path: Path) -> Found | None:
     def opened() -> StoredState:
         return with_trainer_state(deepspeed.read_deepspeed(directory), path)
 
-    return Found(program, directory, opened)
+    return FoundState(program, directory, state=opened)
 
 
-def _distributed(path: Path) -> Found | None:
+def _distributed(path: Path) -> FoundState | None:
     model, optimizer = path / "pytorch_model_fsdp_0", path / "optimizer_0"
     if (model / ".metadata").is_file():
         directories = [model, *([optimizer] if optimizer.is_dir() else [])]
@@ -66,21 +67,28 @@ def _distributed(path: Path) -> Found | None:
         def opened() -> StoredState:
             return with_trainer_state(torch_dcp.read_distributed(directories), path)
 
-        return Found(program, path, opened)
+        return FoundState(program, path, state=opened)
     if (directory := megatron.torch_dist_directory(path)) is None:
         return None
     titan = torchtitan.EMBEDDING in Checkpoint(directory).tensors
     program = "torchtitan: torch.distributed.checkpoint" if titan else "torch.distributed.checkpoint"
-    return Found(program, directory, partial(torch_dcp.read_distributed, [directory]))
+    return FoundState(program, directory, state=partial(torch_dcp.read_distributed, [directory]))
 
 
-def _peft(path: Path) -> Found | None:
+def _peft(path: Path) -> FoundState | None:
     if not (path / peft.CONFIG).is_file():
         return None
     stems = ("adapter_model.safetensors", "adapter_model.bin")
-    return Found("peft: adapters", path, lambda: read_weights(weight_files(path, *stems)))
+    return FoundState("peft: adapters", path, state=lambda: read_weights(weight_files(path, *stems)))
 
 
+def _file(path: Path) -> FoundState | None:
+    if not path.is_file():
+        return None
+    return FoundState("one file of tensors", path, state=lambda: read_weights(dict.fromkeys(file_names(path), path)))
+
+
+FILE = Format("file", "*.safetensors as a file", _file, priority=1)
 NATIVE = Format(
     "kit-native", "exchange.json (an earlier kit)", kit_native.recognise, kit_native.open_native, priority=10
 )

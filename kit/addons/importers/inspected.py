@@ -58,10 +58,11 @@ class Inspected:
 def inspected(path: Path) -> Inspected:
     """What ``path`` is. Raises CheckpointError if it is no checkpoint that kit knows, or damaged."""
     from kit.addons.importers.readers import readers
+    from kit.addons.importers.stored import state_of
     from kit.training.checkpoint.formats import formats, recognise
 
     known, found = recognise(path)
-    state = found.state()
+    state = state_of(known, found)
     counters = state.counters
     model = "" if (path / "config.json").is_file() or state.model else " --model MODEL"
     convert = f"kit convert model {path} --to {{}} --out DIRECTORY{model}"

@@ -22,6 +22,7 @@ import torch
 
 from kit.addons.importers import deepspeed
 from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, sources
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind, TensorSource
@@ -31,9 +32,8 @@ from kit.specs.model import ModelSpec
 from kit.specs.text_files import parse_json, read_text
 from kit.specs.validation import SPEC
 from kit.training.checkpoint.files import Files, read_checked, verify
-from kit.training.checkpoint.formats import Found, Opened
+from kit.training.checkpoint.formats import Opened
 from kit.training.checkpoint.storage import MANIFEST
-from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import Counters
 
 _EXCHANGE = "exchange.json"
@@ -66,19 +66,19 @@ class _Native:
     files: Files
 
 
-def recognise(path: Path) -> Found | None:
+def recognise(path: Path) -> FoundState | None:
     """A checkpoint of an earlier kit."""
     if (path / _EXCHANGE).is_file():
-        return Found("an earlier kit, any layout", path, partial(_exchange_state, path))
+        return FoundState("an earlier kit, any layout", path, state=partial(_exchange_state, path))
     if not (path / MANIFEST).is_file():
         return None
     with described(path / MANIFEST, "kit"):
         if parse_json(read_text(path / MANIFEST, 1 << 24))["format"] != "kit-native":
             return None
-    return Found("an earlier kit, one engine", path, partial(_native_state, path))
+    return FoundState("an earlier kit, one engine", path, state=partial(_native_state, path))
 
 
-def open_native(path: Path, found: Found, model: str | None) -> Opened:
+def open_native(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a checkpoint with all its hashes compared. Raises CheckpointError."""
     if (path / _EXCHANGE).is_file():
         said = _read(path / _EXCHANGE, _Exchange, "kit-exchange")

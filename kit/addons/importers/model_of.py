@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.addons.importers.peft import CONFIG, adapter_config
+from kit.addons.importers.stored import described
 from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.stored import described
 
 
 def adapters_of_run(path: Path, model: str | None) -> LoraSpec | None:

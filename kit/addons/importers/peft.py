@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kit.addons.importers.stored import StoredState, described
 from kit.addons.importers.tensors import plain_name
 from kit.cost.model.lora import named_layers
 from kit.engines.huggingface.adapters import checkpoint_shapes
@@ -14,7 +15,6 @@ from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.specs.text import shown
-from kit.training.checkpoint.stored import StoredState, described
 
 CONFIG = "adapter_config.json"
 

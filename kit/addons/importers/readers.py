@@ -12,10 +12,10 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
+from kit.addons.importers.stored import described
 from kit.engines.io.sharded_safetensors import file_names
 from kit.extras import install
 from kit.specs.text_files import parse_json, read_text
-from kit.training.checkpoint.stored import described
 
 _GGUF_NAMES = {
     "mistral": "llama",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from kit.addons.importers.stored import StoredState, StoredTensor
 from kit.engines.huggingface import encoder_decoder, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.stored import StoredState, StoredTensor
 from kit.training.counters import LARGEST
 
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from kit.addons.importers.stored import StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, require_one_step
 from kit.engines.huggingface.models import check_tensors, tensor_shapes
 from kit.engines.protocol import StateKind, TensorSource
 from kit.errors import CheckpointError
 from kit.training.checkpoint.formats import Opened
-from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
 
 _ADAM = re.compile(r"(?:optim(?:izer)?\.)*state\.(.+)\.(exp_avg|exp_avg_sq|step)")

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from kit.addons.importers.stored import StoredState, StoredTensor
 from kit.addons.importers.tensors import plain_name
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.stored import StoredState, StoredTensor
 
 EMBEDDING = "tok_embeddings.weight"
 _NAMES = {

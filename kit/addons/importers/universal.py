@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from kit.addons.importers import deepspeed
+from kit.addons.importers.stored import StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS, require_one_step
 from kit.engines.protocol import StateKind
 from kit.engines.safe_unpickle import load_safely
 from kit.errors import CheckpointError
-from kit.training.checkpoint.stored import StoredState, StoredTensor, described
 from kit.training.counters import START
 
 FILES = {StateKind.MASTER: "fp32.pt", StateKind.EXP_AVG: "exp_avg.pt", StateKind.EXP_AVG_SQ: "exp_avg_sq.pt"}

@@ -10,6 +10,6 @@ Its rooms, in the order in which data walks:
     of_run                        the newest checkpoint of a run, and the model that it started from
     uploads, upload, remote, fetch
                                   copies in object storage
-    formats, stored               who wrote a directory, and what is in it
+    formats                       who wrote a directory, and how it is opened
     convert, to_huggingface       other formats, offline
 """

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from kit.engines.huggingface.models import HfDirectory, weight_files
-from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names
+from kit.engines.huggingface.models import HfDirectory
 from kit.engines.protocol import StateKind, TensorSource
 from kit.entry_points import load, registered
 from kit.errors import CheckpointError, KitError
@@ -23,7 +22,6 @@ from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 from kit.training.checkpoint.manifest import Checkpoint, written_by_kit
 from kit.training.checkpoint.store import write_sources
-from kit.training.checkpoint.stored import StoredState, StoredTensor, with_trainer_state
 from kit.training.counters import START, Counters
 
 GROUP = "kit.checkpoint_formats"
@@ -37,8 +35,6 @@ class Found:
     """What wrote it, in words."""
     directory: Path
     """The directory or file with the state: perhaps one inside the path that the user gave."""
-    state: Callable[[], StoredState]
-    """Opens it; reads everything but the elements of tensors. Raises CheckpointError."""
     notes: tuple[str, ...] = ()
 
 
@@ -65,8 +61,9 @@ class Format:
     looks_for: str
     """The files by which it recognises a directory, for the message where none does."""
     recognise: Callable[[Path], Found | None]
-    open: Callable[[Path, Found, str | None], Opened] | None = None
-    """(path, what was found there, ``--model`` for a checkpoint that does not say it). Raises KitError for damage."""
+    open: Callable[[Path, Any, str | None], Opened] | None = None
+    """(path, what ``recognise`` found there, ``--model`` for a checkpoint that does not say it). Raises KitError for
+    damage."""
     write: Callable[[Opened, Path, torch.dtype, Path], None] | None = None
     """(checkpoint, new directory, dtype of the weights, path of the checkpoint). Raises CheckpointError."""
     takes_dtype: bool = False
@@ -77,7 +74,7 @@ class Format:
 
 def formats() -> dict[str, Format]:
     """Name → format: kit's own and those of installed packages, by priority. What cannot be imported is left out."""
-    found = [STEP, FILE, HUGGING_FACE]
+    found = [STEP, HUGGING_FACE]
     for entry in registered(GROUP).values():
         with suppress(KitError):
             found.append(load(entry))
@@ -101,16 +98,7 @@ def recognise(path: Path) -> tuple[Format, Found]:
 
 def _step(path: Path) -> Found | None:
     """A directory with a manifest of this kit's; those of other versions are another format's."""
-    return Found("kit", path, partial(_step_state, path)) if written_by_kit(path) else None
-
-
-def _step_state(path: Path) -> StoredState:
-    checkpoint = Checkpoint(path)
-    said = checkpoint.manifest
-    found = {kind: _tensors(checkpoint.source(kind)) for kind in said.kinds}
-    notes = (f"adapters of rank {said.lora.rank}",) if said.lora else ()
-    layout: dict[str, int | str] = {"world_size": said.world_size} if said.plan_hash else {}
-    return StoredState(found.pop(StateKind.MASTER), found, said.counters, layout, notes=notes, model=said.model.name)
+    return Found("kit", path) if written_by_kit(path) else None
 
 
 def open_step(path: Path) -> Opened:
@@ -140,7 +128,7 @@ def _hugging_face(path: Path) -> Found | None:
         return None
     program = "Hugging Face Trainer" if (path / "trainer_state.json").is_file() else "Hugging Face model"
     notes = ("optimizer.pt, of one process, is not read: weights only",) if (path / "optimizer.pt").is_file() else ()
-    return Found(program, path, lambda: with_trainer_state(read_weights(weight_files(path)), path), notes)
+    return Found(program, path, notes)
 
 
 def _open_hugging_face(path: Path, found: Found, model: str | None) -> Opened:
@@ -151,25 +139,5 @@ def _open_hugging_face(path: Path, found: Found, model: str | None) -> Opened:
     return Opened(load_model(str(path)), START, {StateKind.MASTER: HfDirectory(path)})
 
 
-def _file(path: Path) -> Found | None:
-    if not path.is_file():
-        return None
-    return Found("one file of tensors", path, lambda: read_weights(dict.fromkeys(file_names(path), path)))
-
-
-def read_weights(files: Mapping[str, Path]) -> StoredState:
-    """Open safetensors or ``.bin`` files; ``files``: name of a tensor → its file. Raises CheckpointError."""
-    return StoredState(_tensors(SafetensorsSource(files)))
-
-
-def _tensors(source: SafetensorsSource) -> dict[str, StoredTensor]:
-    found = {}
-    for name in source.names():
-        tensor = source.read(name)  # its header
-        found[name] = StoredTensor(tuple(tensor.shape), tensor.dtype, partial(source.read, name))
-    return found
-
-
 STEP = Format("step", "manifest.json (kit)", _step, _open_step, _write_step, priority=0)
-FILE = Format("file", "*.safetensors as a file", _file, priority=1)
 HUGGING_FACE = Format("hf", "config.json (Hugging Face)", _hugging_face, _open_hugging_face, priority=90)

@@ -12,24 +12,24 @@ from kit.addons.importers import torch_dist
 from kit.addons.importers.megatron import offline
 from kit.addons.importers.megatron.torch_format import TorchFormat
 from kit.addons.importers.model_of import adapters_of_run, model_of
+from kit.addons.importers.stored import FoundState, StoredState, StoredTensor, described
 from kit.addons.importers.tensors import MOMENTS
 from kit.addons.importers.torch_dcp import verify_archives, whole
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
-from kit.training.checkpoint.formats import Found, Opened
-from kit.training.checkpoint.stored import StoredState, StoredTensor, described
+from kit.training.checkpoint.formats import Opened
 from kit.training.counters import LARGEST, START
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
 
 
-def recognise_megatron(path: Path) -> Found | None:
+def recognise_megatron(path: Path) -> FoundState | None:
     """A torch_dist checkpoint, or a directory whose newest one is."""
     directory = torch_dist_directory(path)
     if directory is None or not any((directory / name).exists() for name in ("common.pt", "metadata.json")):
         return None
-    return Found("Megatron: torch_dist", directory, partial(_state, directory))
+    return FoundState("Megatron: torch_dist", directory, state=partial(_state, directory))
 
 
 def torch_dist_directory(path: Path) -> Path | None:
@@ -62,7 +62,7 @@ def _state(directory: Path) -> StoredState:
     return dataclasses.replace(state, counters=counters, moments_elsewhere=moments)
 
 
-def open_megatron(path: Path, found: Found, model: str | None) -> Opened:
+def open_megatron(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a torch_dist checkpoint. Raises CheckpointError."""
     spec, lora = model_of(path, model), adapters_of_run(path, model)
     checkpoint = torch_dist.Checkpoint(found.directory)
@@ -103,15 +103,15 @@ def write_megatron(opened: Opened, directory: Path, dtype: torch.dtype, path: Pa
     (directory / TRACKER).write_text(newest, encoding="utf-8")
 
 
-def recognise_torch_format(path: Path) -> Found | None:
+def recognise_torch_format(path: Path) -> FoundState | None:
     """A checkpoint of the old format, or a directory whose newest one is."""
     for directory in (path, *_tracked(path)):
         if any((each / "model_optim_rng.pt").is_file() for each in directory.glob("mp_rank_*")):
-            return Found("Megatron-LM: old torch format", directory, partial(_torch_state, directory))
+            return FoundState("Megatron-LM: old torch format", directory, state=partial(_torch_state, directory))
     return None
 
 
-def open_old(path: Path, found: Found, model: str | None) -> Opened:
+def open_old(path: Path, found: FoundState, model: str | None) -> Opened:
     """Open a checkpoint of the old format. Raises CheckpointError."""
     verify_archives(found.directory)
     spec, old = model_of(path, model), _torch_format(found.directory)

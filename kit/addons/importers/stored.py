@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kit.engines.huggingface.models import weight_files
+from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.protocol import StateKind
 from kit.errors import CheckpointError
 from kit.specs.text_files import parse_json, read_text
+from kit.training.checkpoint.formats import HUGGING_FACE, STEP, Format, Found
+from kit.training.checkpoint.manifest import Checkpoint
 from kit.training.counters import START, Counters
 
 
@@ -45,6 +50,28 @@ class StoredState:
     """Whether files of another reader than this one hold Adam's moments, as with Megatron's."""
     model: str | None = None
     """Name of the model, where the checkpoint says it."""
+
+
+@dataclass(frozen=True)
+class FoundState(Found):
+    """A checkpoint whose tensors are read one at a time, for ``kit convert inspect`` and to convert them."""
+
+    state: Callable[[], StoredState] = field(kw_only=True)
+    """Opens it; reads everything but the elements of tensors. Raises CheckpointError."""
+
+
+def read_weights(files: Mapping[str, Path]) -> StoredState:
+    """Open safetensors or ``.bin`` files; ``files``: name of a tensor → its file. Raises CheckpointError."""
+    return StoredState(tensors_of(SafetensorsSource(files)))
+
+
+def tensors_of(source: SafetensorsSource) -> dict[str, StoredTensor]:
+    """Their headers are read."""
+    found = {}
+    for name in source.names():
+        tensor = source.read(name)
+        found[name] = StoredTensor(tuple(tensor.shape), tensor.dtype, partial(source.read, name))
+    return found
 
 
 @contextmanager
@@ -79,3 +106,27 @@ def with_trainer_state(state: StoredState, directory: Path) -> StoredState:
     samples = counters.samples_seen
     tokens = tokens if tokens >= samples > 0 else 0
     return dataclasses.replace(state, counters=dataclasses.replace(counters, step=step, tokens_seen=tokens))
+
+
+def state_of(known: Format, found: Found) -> StoredState:
+    """What is stored in a checkpoint of any format; of one that reads no state nothing is known."""
+    if isinstance(found, FoundState):
+        return found.state()
+    return _OWN[known.name](found.directory) if known.name in _OWN else StoredState({})
+
+
+def _step(path: Path) -> StoredState:
+    checkpoint = Checkpoint(path)
+    said = checkpoint.manifest
+    found = {kind: tensors_of(checkpoint.source(kind)) for kind in said.kinds}
+    notes = (f"adapters of rank {said.lora.rank}",) if said.lora else ()
+    layout: dict[str, int | str] = {"world_size": said.world_size} if said.plan_hash else {}
+    return StoredState(found.pop(StateKind.MASTER), found, said.counters, layout, notes=notes, model=said.model.name)
+
+
+def _hugging_face(path: Path) -> StoredState:
+    return with_trainer_state(read_weights(weight_files(path)), path)
+
+
+_OWN = {STEP.name: _step, HUGGING_FACE.name: _hugging_face}
+"""The core's formats, which it converts without a ``StoredState``."""
