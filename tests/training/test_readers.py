@@ -42,6 +42,18 @@ def model(tmp_path):
     return tmp_path
 
 
+def test_a_model_and_one_file_of_it_say_what_they_hold(model):
+    """The step by transformers' Trainer, which writes it beside the model."""
+    (model / "trainer_state.json").write_text('{"global_step": 7}')
+    tensors = load_file(model / "model.safetensors")
+    holds = (sum(tensor.numel() for tensor in tensors.values()), len(tensors), ["float32"], False)
+    for path, said, commands in ((model, ("hf", 7), 1), (model / "model.safetensors", ("file", None), 0)):
+        found = inspected(path)
+        assert (found.format, found.step) == said
+        assert (found.parameters, found.tensors, found.dtypes, found.adam) == holds
+        assert len(found.can) == commands
+
+
 def test_another_name_and_another_shape_are_said(model):
     path, name = model / "model.safetensors", "model.layers.0.self_attn.k_proj.weight"
     tensors = load_file(path)
