@@ -16,10 +16,10 @@ LIMITS = {
     "public names twice in a room": (Checkout.names_twice, 0),
     "functions that take model, cluster, job and layout": (Checkout.quadruples, 0),
     "imports between tests and benchmarks": (Checkout.crossings, 0),
-    "trainings in tests": (Checkout.trainings, 81),
+    "trainings in tests": (Checkout.trainings, 80),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 18_191, "add-ons": 6_320, "tests": 18_333, "benchmarks": 4_000}
+STATEMENTS = {"core": 17_540, "add-ons": 6_781, "tests": 17_616, "benchmarks": 4_086}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",
@@ -68,7 +68,7 @@ def test_files_and_floors_of_the_cost_model(checkout: Checkout) -> None:
 def test_the_walk_of_a_plan_does_not_grow(checkout: Checkout) -> None:
     """Files whose functions it calls, and first calls that go back into a package that was left."""
     found = checkout.walk("plan", "llama-3.1-8b", "--gpus", "8xH100")
-    assert (found["files"] <= 64, found["returns"] <= 14) == (True, True), found
+    assert (found["files"] <= 61, found["returns"] <= 14) == (True, True), found
 
 
 def test_a_package_says_which_rooms_it_has(checkout: Checkout) -> None:
