@@ -19,7 +19,7 @@ LIMITS = {
     "trainings in tests": (Checkout.trainings, 80),
 }
 """What is counted, and how many there may be."""
-STATEMENTS = {"core": 17_540, "add-ons": 6_781, "tests": 17_616, "benchmarks": 4_086}
+STATEMENTS = {"core": 17_548, "add-ons": 6_781, "tests": 17_619, "benchmarks": 4_086}
 """Without imports and docstrings. A limit rises only with a line in docs/architecture.md that says what a user got."""
 CHECKPOINTS = (
     "kit/training/checkpoint/",

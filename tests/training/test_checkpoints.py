@@ -6,6 +6,8 @@ import dataclasses
 import json
 import random
 import re
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -181,6 +183,12 @@ def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monk
     rundir = runs.trained(tmp_path / "run", stop_at_step=2, checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
     random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)
     assert random.getstate() == asked[0]
+
+
+def test_a_run_that_fails_does_not_wait_for_its_writer():
+    """Whose ranks, or disk, may answer no more."""
+    failing = "import time; from kit.training.checkpoint.manager import _in_thread; _in_thread(lambda: time.sleep(999))"
+    subprocess.run([sys.executable, "-c", failing], check=True, timeout=60)
 
 
 @pytest.mark.everyday("torch-3")

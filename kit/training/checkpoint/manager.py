@@ -6,9 +6,10 @@ has its own process group (gloo), so that its collectives do not mix with those 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -31,7 +32,6 @@ class CheckpointManager:
     def __init__(self, kept: RunCheckpoints, asynchronous: bool) -> None:
         self.kept, self._asynchronous = kept, asynchronous
         self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kit-checkpoint")
         self._writing: Future[None] | None = None
         self.finished: Callable[[], None] = lambda: None
         """Called after each checkpoint that was written."""
@@ -64,7 +64,7 @@ class CheckpointManager:
                 return None
             before = self.wait()
             state = state_of(engine, copy=True)
-            self._writing = self._writer.submit(self._write, state, counters, engine.is_main)
+            self._writing = _in_thread(lambda: self._write(state, counters, engine.is_main))
             return (self.wait() if wait else None) or before
         except CheckpointError as error:
             return str(error)
@@ -82,3 +82,18 @@ class CheckpointManager:
     def _write(self, state: State, counters: Counters, is_main: bool) -> None:
         self.kept.write(state, counters, is_main, self._group)
         self.finished()
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Start ``work`` in a thread. When a run fails Python does not wait for it, as it would for an executor's."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kit-checkpoint", daemon=True).start()
+    return future
