@@ -71,7 +71,10 @@ def _row(name: str, row: JobDefaults) -> str:
 
 def _output(command: str) -> str:
     words = [sys.executable, "-m", *shlex.split(command)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.stderr:  # an exit code of 1 may say that something does not fit
+        raise ValueError(done.stderr)
+    return done.stdout
 
 
 if __name__ == "__main__":
