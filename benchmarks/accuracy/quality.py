@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, Precision
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.specs.model import ModelSpec
 from tests.support.page import header, table
 from tests.support.program import run

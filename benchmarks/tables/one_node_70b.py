@@ -10,10 +10,10 @@ from kit.cost.memory.peak import COMPONENTS
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.request import Request
 from kit.report.memory_report import FitReport, memory_report
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import describe
 from kit.units import GIB, human_seconds
 from tests.support.page import table, whole
 

@@ -9,11 +9,11 @@ from kit.emit import deepspeed, megatron
 from kit.emit.derived_file import DerivedFile
 from kit.errors import SpecError
 from kit.planner.calibration import NONE, Calibration
-from kit.planner.describe import describe
 from kit.planner.length import for_run
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Decision, Plan
 from kit.specs.extra import Extra, flat
+from kit.specs.layout import describe
 from kit.specs.recipe import Recipe
 from kit.specs.text import nearest, shown
 

@@ -13,9 +13,8 @@ from kit.cost.memory.peak import peak_gib
 from kit.emit.deepspeed import runs_deepspeed
 from kit.emit.trainer import OPTIM, by_fsdp
 from kit.emit.trl import not_in_trl, target_modules
-from kit.planner.describe import flag_text
 from kit.planner.plan import Plan
-from kit.specs.layout import DEFAULTS, FLAGS, ZERO_KEYS
+from kit.specs.layout import DEFAULTS, FLAGS, ZERO_KEYS, flag_text
 
 _OF_ACCELERATE = frozenset({"offload_param", "offload_optimizer", "cp_comm_type"})
 """Flags that accelerate.yaml carries for FSDP2, as ds_config.json does for DeepSpeed. The last is not read at cp=1."""

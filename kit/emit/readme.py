@@ -11,9 +11,9 @@ from kit.emit.launch import processes_per_node
 from kit.emit.markdown import plain
 from kit.emit.trainer import OPTIM, script_arguments
 from kit.emit.trl import trl_arguments, words
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.job import TRL
+from kit.specs.layout import describe
 
 _WITHOUT_DATA = (
     "kit's own training loop needs data (`run.data.train` in the recipe), which was not given: no file here starts it."

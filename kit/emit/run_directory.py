@@ -61,14 +61,13 @@ from kit.emit.extra import check_extra
 from kit.entry_points import load, registered
 from kit.errors import RunDirectoryError, SpecError
 from kit.files import complete_directory
-from kit.planner.describe import describe
 from kit.planner.length import known_length
 from kit.planner.plan import Plan
 from kit.planner.schedule import with_usual_warmup
 from kit.specs import strict_yaml
 from kit.specs.extra import flat
 from kit.specs.job import TRL
-from kit.specs.layout import ZERO_KEYS
+from kit.specs.layout import ZERO_KEYS, describe
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
 from kit.specs.text import check_line, shown
 from kit.specs.text_files import MOST_BYTES, open_regular, parse_json, read_text, reason

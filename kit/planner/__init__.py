@@ -9,7 +9,6 @@ Its rooms, in the order in which data walks:
     fallbacks                   what is taken only where nothing else fits
     make_plan, plan             the answer, its predictions and its file
     explain                     reasons of a plan, and ways out where there is none
-    describe                    a layout in one line
     calibration                 what measured runs correct
     sweep                       the same question of several requests
     compare, cluster_selection  all layouts, or several clusters, instead of one answer

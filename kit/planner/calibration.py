@@ -18,9 +18,9 @@ from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.files import complete_file
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.layout import describe
 from kit.specs.text import refuse, shown
 
 

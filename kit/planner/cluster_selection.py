@@ -16,14 +16,13 @@ from kit.cost.model.flops import model_flops_per_token
 from kit.cost.reliability import operation
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration
-from kit.planner.describe import describe
 from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import Layout, Pins, describe
 from kit.specs.model import ModelSpec
 from kit.specs.text import listed, nearest
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds

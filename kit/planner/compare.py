@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from kit.cost.hardware import usable_gib
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.make_plan import plan_of
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, search
-from kit.specs.layout import Layout
+from kit.specs.layout import Layout, describe
 
 
 class ComparedLayout(NamedTuple):

@@ -15,7 +15,6 @@ from typing import Any
 
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
-from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.preflight.check_result import require
@@ -23,7 +22,7 @@ from kit.preflight.run_checks import missing_packages
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
 from kit.specs.validation import FrozenMap
 

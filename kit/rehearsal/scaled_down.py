@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.errors import SpecError
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import TRL, JobSpec, LoraSpec, Precision
-from kit.specs.layout import ZERO_KEYS, Layout, Pins
+from kit.specs.layout import ZERO_KEYS, Layout, Pins, describe
 from kit.specs.model import ModelSpec
 
 VOCAB_SIZE = 256

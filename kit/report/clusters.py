@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kit.errors import SpecError
-from kit.planner.describe import describe
 from kit.planner.fallbacks import without_loss
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -17,7 +16,7 @@ from kit.planner.sweep import NO_TIME, Outcome, Variant, plan_that_ends, sweep
 from kit.report.view import of_a_billion
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import LARGEST_PRICE, ClusterSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import Layout, Pins, describe
 from kit.units import human_count
 
 _WIDTH = 80

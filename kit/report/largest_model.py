@@ -10,7 +10,6 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.model.params import count
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.fallbacks import without_loss
 from kit.planner.request import Request
 from kit.planner.search import search
@@ -18,7 +17,7 @@ from kit.planner.sweep import Variant, sweep
 from kit.specs.catalog import load_model
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.units import human_count
 
 SIZES = (

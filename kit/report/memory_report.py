@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 from kit.cost.memory.peak import MemoryReport, Verdict, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.explain.infeasible import changes_that_fit, nearest_miss, nothing_legal
 from kit.planner.explain.notes import fallback
 from kit.planner.request import Request
@@ -17,6 +16,7 @@ from kit.planner.search import search
 from kit.report.memory_reasons import memory_reasons
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
+from kit.specs.layout import describe
 from kit.specs.model import ModelSpec
 
 

@@ -7,9 +7,9 @@ from rich.text import Text
 from kit.cost.memory.peak import COMPONENTS
 from kit.cost.model.params import count
 from kit.cost.prediction import StageMemory
-from kit.planner.describe import describe
 from kit.report.memory_report import FitReport
 from kit.report.view import by_component, cells
+from kit.specs.layout import describe
 from kit.specs.sizes import MADE
 from kit.units import human_count
 

@@ -12,13 +12,13 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import COMPONENTS
 from kit.cost.model.params import count
 from kit.cost.prediction import Prediction, StageMemory
-from kit.planner.describe import describe
 from kit.planner.make_plan import for_steps
 from kit.planner.plan import Decision, Plan
 from kit.report.pipeline_schedule import Drawn, drawn
 from kit.specs.catalog import cheapest_node_with, node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
+from kit.specs.layout import describe
 from kit.specs.validation import changed
 from kit.units import human_count
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from kit.cost.estimate import cost_usd
 from kit.errors import SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
-from kit.planner.describe import describe
 from kit.planner.make_plan import fastest_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -22,7 +21,7 @@ from kit.report.view import WIDTH, PlanView, view_of
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import LENGTHS_OF_JOB, JobSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.units import human_count, human_seconds
 
 _BAR = 50

@@ -18,7 +18,7 @@ Its rooms, in the order in which data walks:
     cluster, local                what a user has, or this machine
     job, job_defaults, optimizers, epoch
                                   what is trained, what is usual for it, by which optimizer, on how many rows
-    layout                        how ranks split the work, and the choices of a user
+    layout                        how ranks split the work, the choices of a user, and a layout in one line
     run                           data, schedule, checkpoints, logging: nothing that changes the plan
     other_programs                whose configuration a file is
 """

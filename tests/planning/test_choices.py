@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.search import EQUALLY_FAST
 from kit.report.view import view_of
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.units import human_seconds
 from tests.support.models import job
 

@@ -17,9 +17,8 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner import cluster_selection
 from kit.planner.cluster_selection import ClusterOption, Constraints, render_options
-from kit.planner.describe import describe
 from kit.planner.request import Request
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.units import human_seconds
 from tests.planning.questions import M, candidate
 from tests.planning.shapes import DENSE, Rows, by_hand

@@ -6,10 +6,9 @@ from typing import Any
 
 from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
-from kit.planner.describe import describe
 from kit.planner.explain import decisions
 from kit.planner.search import Candidate, SearchResult
-from kit.specs.layout import Pins
+from kit.specs.layout import Pins, describe
 from kit.units import human_count, human_seconds
 from tests.planning.questions import OVER, TORCH, Z2, Z3, M, candidate, request
 from tests.planning.shapes import DENSE, EXPERTS, MIXED, NODE, Rows, by_hand

@@ -15,7 +15,6 @@ import pytest
 
 from kit.cost.memory.peak import peak_gib
 from kit.errors import PlanError
-from kit.planner.describe import describe
 from kit.planner.fallbacks import FALLBACKS
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
@@ -23,7 +22,7 @@ from kit.planner.request import Request
 from kit.planner.search import LayoutScorer, can_fit, search, step_s
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.layout import PINNABLE, ZERO_KEYS, Pins
+from kit.specs.layout import PINNABLE, ZERO_KEYS, Pins, describe
 from kit.units import human_seconds
 from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
 from tests.support.refusals import refusal

@@ -9,12 +9,11 @@ import pytest
 
 from kit.cost.time.step import StepTimer
 from kit.planner.calibration import Calibration, Residual, kind
-from kit.planner.describe import describe
 from kit.planner.explain import notes
 from kit.planner.request import Request
 from kit.planner.search import Candidate, LayoutScorer
 from kit.specs.job import OptimizerSpec
-from kit.specs.layout import Layout
+from kit.specs.layout import Layout, describe
 from kit.units import human_seconds
 from tests.planning.questions import Z3, M, candidate, request
 from tests.planning.shapes import DENSE, MIXED, NODE, NODES, Rows, by_hand, work

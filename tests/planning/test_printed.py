@@ -12,7 +12,6 @@ import pytest
 from kit.cost.memory.peak import MemoryReport
 from kit.cost.prediction import Operation, Prediction, StageMemory
 from kit.planner.compare import ComparedLayout
-from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request
 from kit.report import html
@@ -26,7 +25,7 @@ from kit.report.view import money, spoken, view_of
 from kit.report.what_if import WhatIf, explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import Layout, Pins, describe
 from kit.specs.strict_yaml import to_plain
 from kit.units import human_count, human_seconds
 

@@ -15,7 +15,6 @@ from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import all_layouts, layouts
-from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -23,7 +22,7 @@ from kit.planner.rules import is_legal, violations
 from kit.planner.search import EQUALLY_FAST, search, step_s
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.layout import ENGINES, Pins
+from kit.specs.layout import ENGINES, Pins, describe
 from tests.planning.random_cases import random_request, with_more_memory
 from tests.support.models import job
 from tests.support.refusals import refusal

@@ -12,7 +12,6 @@ import pytest
 from kit.addons.ui import charts
 from kit.addons.ui.answer import Answer, answer
 from kit.cost.hardware import usable_gib
-from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.report.bottlenecks import bottlenecks
 from kit.report.html import page
@@ -23,6 +22,7 @@ from kit.report.summary import summary
 from kit.report.view import PlanView, by_component, cells, method, view_of
 from kit.report.what_if import explain
 from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.layout import describe
 from kit.specs.recipe import Recipe, recipe_of_document
 from kit.specs.strict_yaml import Document
 from kit.units import human_seconds

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.emit.run_directory import files_of
-from kit.planner.describe import describe
+from kit.specs.layout import describe
 from kit.specs.shipped import recipe_names
 from scripts.shipped_files import shipped_plan
 from tests.support import ROOT

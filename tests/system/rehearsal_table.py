@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.planner.describe import describe
 from kit.planner.make_plan import for_steps
 from kit.planner.plan import Plan
 from kit.specs.catalog import cheapest_node_with
+from kit.specs.layout import describe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 from scripts.shipped_files import shipped_plan
 from tests.support.page import header, table

@@ -23,12 +23,12 @@ from kit.addons.ui.state import State, _packed, offer
 from kit.emit.run_directory import files_of
 from kit.errors import KitError, SpecError
 from kit.planner.compare import compare
-from kit.planner.describe import describe
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import cluster_called, load_model, model_called
 from kit.specs.huggingface import config_from_model
 from kit.specs.job import JobSpec
+from kit.specs.layout import describe
 from kit.specs.shipped import recipe_names, recipe_path
 from tests.support import ROOT
 from tests.support.files import files_in

@@ -15,8 +15,8 @@ from dataclasses import fields, replace
 from kit.addons.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.cost.model.pipeline import stage_layers
 from kit.errors import KitError
-from kit.planner.describe import describe
 from kit.planner.plan import Plan
+from kit.specs.layout import describe
 from kit.units import to_gib
 
 DEEPEST = 16

@@ -9,7 +9,6 @@ from typing import Any
 from kit.cost.hardware import runs_rocm, usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
-from kit.planner.describe import describe, engine_name
 from kit.planner.explain.notes import fallback, faster_with_fewer, notes
 from kit.planner.plan import Decision
 from kit.planner.request import Request
@@ -28,7 +27,7 @@ from kit.planner.search import (
     step_s,
 )
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import DEFAULTS, ENGINES, Layout
+from kit.specs.layout import DEFAULTS, ENGINES, Layout, describe, engine_name
 from kit.specs.validation import changed
 from kit.units import human_seconds
 

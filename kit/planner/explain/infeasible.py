@@ -15,7 +15,6 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.errors import HINT
 from kit.planner.candidates import all_layouts
-from kit.planner.describe import describe
 from kit.planner.fallbacks import COST_TIME, FALLBACKS
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
@@ -25,7 +24,7 @@ from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
 from kit.specs.job import LoraSpec
-from kit.specs.layout import ENGINES, EngineName, Layout, doubled
+from kit.specs.layout import ENGINES, EngineName, Layout, describe, doubled
 from kit.units import human_seconds
 
 _MOST_NODES = 1024

@@ -9,13 +9,12 @@ from dataclasses import replace
 from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
-from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.planner.search import Candidate, LayoutScorer, SearchResult, faster_than, step_s
 from kit.specs.catalog.rows import rows
-from kit.specs.layout import Layout
+from kit.specs.layout import Layout, describe
 from kit.specs.optimizers import OPTIMIZERS
 from kit.units import human_seconds
 
