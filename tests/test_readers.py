@@ -137,7 +137,9 @@ def _metrics(path: Path) -> None:
 
 def _checkpoint() -> Any:
     counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)
-    return manifest_json(Manifest(counters, MODEL, {"model/f": FileRecord(**HASH)}, {"w": "f"}, (StateKind.MASTER,)))  # type: ignore[arg-type]
+    files = {"model/f": FileRecord(**HASH)}  # type: ignore[arg-type]
+    kinds = (StateKind.MASTER,)
+    return manifest_json(Manifest(counters=counters, model=MODEL, files=files, weight_map={"w": "f"}, kinds=kinds))
 
 
 def _linted(path: Path) -> None:

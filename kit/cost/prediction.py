@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from kit.specs.validation import SPEC, Text
+from kit.specs.validation import Text, stored
 from kit.units import SECONDS_PER_DAY
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class StageMemory:
     """Peak memory of one GPU of one pipeline stage, GiB by component."""
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     stage: int
     """Pipeline stage, from 0."""
@@ -28,11 +26,9 @@ class StageMemory:
         return sum(self.components_gib.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class Operation:
     """A run beside its steps: checkpoints and failures."""
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     checkpoint_gb: float
     """Weights and optimizer state."""
@@ -50,11 +46,9 @@ class Operation:
     """Cost of keeping one in object storage, at list price."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class Prediction:
     """What the cost model says of a layout."""
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     memory: tuple[StageMemory, ...]
     """One entry a pipeline stage."""

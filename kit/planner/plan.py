@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -18,18 +18,16 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 from kit.specs.text import shown
-from kit.specs.validation import SPEC, Text
+from kit.specs.validation import Text, stored
 
 SCHEMA_VERSION = 3
 
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class Decision:
     """One choice and its reason."""
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     rule: Text
     """Name of what was decided: engine, tp, pp, zero_stage, recompute, micro_batch_size, …"""
@@ -39,11 +37,9 @@ class Decision:
     """Alternatives, each with what it would cost."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class Plan:
     """Frozen; change it with ``dataclasses.replace``."""
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     schema_version: Literal[3] = 3
     model: ModelSpec

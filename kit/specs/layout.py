@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from kit.specs.validation import SPEC, Count, FrozenMap, Within, changed, spec
+from kit.specs.validation import Count, FrozenMap, Within, changed, spec, stored
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -79,14 +79,12 @@ _CP_TEXT = FrozenMap({"p2p": "ring attention", "a2a": "Ulysses"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@stored
 class Layout:
     """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``.
 
     This is the table of layout flags: rules, pins, the search, the one-line description and the digest read it.
     """
-
-    __pydantic_config__ = SPEC  # where one is read from a file
 
     engine: EngineName
     implementation: Implementation

@@ -87,10 +87,18 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def spec(kind: type[T]) -> type[T]:
-    """Makes a class a frozen, keyword-only dataclass. Invalid values raise ``pydantic.ValidationError``."""
+def stored(kind: type[T]) -> type[T]:
+    """Makes a class a frozen, keyword-only dataclass that is validated where one is read from a file, and nowhere
+    else."""
     kind.__pydantic_config__ = SPEC  # type: ignore[attr-defined]
-    made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def spec(kind: type[T]) -> type[T]:
+    """Makes a class a frozen, keyword-only dataclass that is validated wherever one is made. Invalid values raise
+    ``pydantic.ValidationError``."""
+    made = stored(kind)
     unchecked = made.__init__
 
     @wraps(unchecked)

@@ -6,21 +6,19 @@ Bookmarks save time only. Every sample follows from the sources, the recipe and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated
 
 from kit.errors import CheckpointError
-from kit.specs.validation import SPEC, Within
+from kit.specs.validation import Within, stored
 
 _Number = Annotated[int, Within(ge=0, lt=2**63)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored
 class StreamCursor:
     """Where a window of a virtual stream begins."""
 
-    __pydantic_config__ = SPEC
     stream: _Number
     window: _Number = 0
     """Number of the window in the stream, over all epochs."""
@@ -35,11 +33,10 @@ class StreamCursor:
     """Tokens of the block before the window."""
 
 
-@dataclass(frozen=True)
+@stored
 class StreamState:
     """The bookmarks of a checkpoint, and what they belong to."""
 
-    __pydantic_config__ = SPEC
     made_from: dict[str, str]
     """What the samples follow from, beside the files."""
     files: tuple[str, ...]

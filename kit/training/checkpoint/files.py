@@ -25,7 +25,7 @@ from kit.files import complete_directory, complete_file
 from kit.specs.strict_yaml import Document, parse
 from kit.specs.text import shown
 from kit.specs.text_files import parse_json, read_text
-from kit.specs.validation import SPEC, Checked, Within
+from kit.specs.validation import SPEC, Checked, Within, stored
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,8 @@ def read_checked(path: Path, into: type[_Contents], kind: str, version: int) -> 
     return _opened(path, data, into, [key for key in data if key not in ("format", "version", _HASH)])
 
 
-@dataclass(frozen=True)
+@stored
 class _Listed:
-    __pydantic_config__ = SPEC
     files: Files
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.optimizers import OPTIMIZERS
 from kit.specs.strict_yaml import to_plain
 from kit.specs.text_files import parse_json, read_text
-from kit.specs.validation import SPEC, Within
+from kit.specs.validation import Within, stored
 from kit.training.checkpoint.files import (
     MOST_BYTES,
     Files,
@@ -51,11 +50,10 @@ _VERSION = 1
 _LARGEST_WORLD = 1 << 24
 
 
-@dataclass(frozen=True)
+@stored
 class Manifest:
     """Content of ``manifest.json``. Raises ValueError if it contradicts itself."""
 
-    __pydantic_config__ = SPEC
     counters: Counters
     model: ModelSpec
     files: Files

@@ -229,7 +229,10 @@ def write_sources(
             path = directory / FOLDERS[kind] / file
             tensors = {name: (torch.float32, shapes[name]) for name in names}
             files[f"{FOLDERS[kind]}/{file}"] = FileRecord(*write_tensors(path, tensors, source))
-    write_manifest(directory, Manifest(counters, model, files, weight_map, tuple(sources), lora=lora))
+    manifest = Manifest(
+        counters=counters, model=model, files=files, weight_map=weight_map, kinds=tuple(sources), lora=lora
+    )
+    write_manifest(directory, manifest)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -195,7 +195,7 @@ class StreamSamples(TrainingSamples):
         with self._lock:
             mine = [stream.bookmark(-((number - position) // count)) for number, stream in enumerate(self._streams)]
         bookmarks = newest(mark for of_rank in gather(mine) for mark in of_rank)
-        return StreamState(self._made_from, self._reading.source.digests, bookmarks)
+        return StreamState(made_from=self._made_from, files=self._reading.source.digests, bookmarks=bookmarks)
 
     def resume(self, place: StreamState) -> None:
         """Read on from the bookmarks of a checkpoint. Raises CheckpointError if it is of something else."""
