@@ -13,7 +13,7 @@ from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from kit.cost.memory.phases import EngineMemory
+from kit.cost.memory.parts import EngineMemory
 from kit.cost.memory.states import state_bytes
 from kit.specs.job import Precision
 
@@ -60,7 +60,7 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
             most_step_extra=4.0 * SUB_GROUP if stage == 3 else float("inf"),
             buffers=bucket if stage == 3 else 0.0,
             gathered=(live, live, live) if stage == 3 else (0.0, 2 * bucket, 2 * bucket),
-            largest_parameter=int(largest) if stage == 3 else 0,
+            save=4.0 * int(largest) if stage == 3 else 0.0,
             adapters=adapters,
             of_adapters=state if lora else None,
             # Stage 3 shards the 4-bit codes, which are parameters, but not their scales.

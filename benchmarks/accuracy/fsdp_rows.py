@@ -12,7 +12,7 @@ from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from kit.cost.memory.phases import EngineMemory
+from kit.cost.memory.parts import EngineMemory
 from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
 from kit.cost.memory.states_and_buffers import fsdp_buffers
 

@@ -11,7 +11,7 @@ from benchmarks.accuracy.fsdp_rows import with_fsdp
 from benchmarks.accuracy.programs.megatron import _chunk_bytes
 from benchmarks.accuracy.programs.memory import memory_of, moments_of
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
-from kit.cost.memory.phases import RankParts
+from kit.cost.memory.parts import RankParts
 from kit.cost.memory.rank_megatron import layer_terms, saved_activations, saved_terms
 from kit.cost.memory.states import StateBytes
 from kit.specs.layout import Layout

@@ -10,6 +10,10 @@ from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.units import TFLOP
 
+MIB = 2.0**20
+LARGE_WORKSPACES = ("hopper", "blackwell")
+"""Generations for which cuBLAS and Transformer Engine have workspaces of 32 MiB."""
+
 
 class Shared(NamedTuple):
     """Efficiencies that are equal for every GPU. ``efficiency.yaml`` has units and sources."""
@@ -92,6 +96,12 @@ def runs_rocm(gpu: GpuSpec) -> bool:
 def usable_gib(gpu: GpuSpec) -> float:
     """GiB that a plan may fill."""
     return gpu.memory_gib * (1 - overheads().margin)
+
+
+def cublas_workspaces(generation: str) -> float:
+    """Bytes of cuBLAS's two workspaces, one for the forward thread and one for autograd's: 32 MiB each on Hopper and
+    later, otherwise 8.1 MiB (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return 2 * (32 * MIB if generation in LARGE_WORKSPACES else 8.125 * MIB)
 
 
 def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kit.addons.lint.described import OneUnit
-from kit.cost.hardware import overheads
+from kit.cost.hardware import cublas_workspaces, overheads
 from kit.cost.memory import activations_huggingface as hf
 from kit.cost.memory import activations_megatron as local
 from kit.cost.memory import activations_transformer_engine as te
@@ -25,8 +25,8 @@ from kit.cost.memory.offload import (
     offloaded_activation_bytes,
     stored_weight_bytes,
 )
-from kit.cost.memory.peak import overhead_gib, parts_of
-from kit.cost.memory.phases import RankParts, cublas_workspaces, fullest, peak_bytes, phases_of
+from kit.cost.memory.parts import RankParts
+from kit.cost.memory.peak import fullest, overhead_gib, parts_of, peak_bytes, phases_of
 from kit.cost.memory.states import StateBytes, moment_bytes, state_bytes
 from kit.cost.memory.states_and_buffers import engine_memory, fsdp_buffers, rank_states
 from kit.cost.model.lora import named_layers
@@ -589,14 +589,14 @@ ENGINES: Rows = [
         {}),
         (Z[2], {}), (megatron(zero_stage=0), {"optimizer": OptimizerSpec(name="muon")}), (megatron(), {}))],
      [4 / 8 * TABLE, 12 * TABLE, 4e9, 4e6, float("inf"), 18 * 320 * 896, 0]),
-    ("exported", lambda: [engine(each, "largest_parameter", **more)[0] for each, more in (
+    ("exported", lambda: [engine(each, "save", **more)[0] / 4 for each, more in (
         (DDP, {}), (FSDP, {}), (torch(), {"optimizer": OptimizerSpec(name="adamw-8bit")}),
         (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit")}), (Z[0].but(tp=2, dp=4), {"optimizer": OptimizerSpec(
             name="adamw-8bit")}), (Z[3], {"optimizer": OptimizerSpec(name="adamw-8bit"), "lora": LORA}), (megatron(),
             {}))],
      [0, 0, TABLE, -(-TOTAL // 8) + TABLE, -(-TOTAL // 2) + TABLE, TABLE, TABLE]),
-    ("exported by Megatron", lambda: engine(megatron(), "largest_parameter", model=replace(DENSE, vocab_size=10)),
-        [320 * 896]),
+    ("exported by Megatron", lambda: [engine(megatron(tp=tp), "save", model=replace(DENSE, vocab_size=10))[0]
+        for tp in (1, 2)], [4 * 320 * 896, 8 * 320 * 896]),
     # Until the vectors are flat too, the largest weight, and the clone of a rank's shard (stage_1_and_2.py).
     ("loading ZeRO", lambda: [engine(each, "load", **more)[0] for each, more in (
         (Z[2], {}), (M[1], {}), (Z[2].but(offload_optimizer="cpu"), {}), (Z[3], {}), (Z[0].but(tp=2), {}), (FSDP, {}),

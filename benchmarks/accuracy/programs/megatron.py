@@ -7,14 +7,14 @@ from dataclasses import replace
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
+from kit.cost.hardware import MIB, cublas_workspaces
 from kit.cost.memory import rank_megatron
 from kit.cost.memory.activations_transformer_engine import ELEMENT
-from kit.cost.memory.phases import MIB, EngineMemory, RankParts, cublas_workspaces
-from kit.cost.memory.states import StateBytes
+from kit.cost.memory.parts import EngineMemory, RankParts
+from kit.cost.memory.states import NO_STATES, StateBytes
 from kit.cost.model.params import RankParameters
 
-_NONE = StateBytes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_NOTHING = EngineMemory(dense=_NONE, experts=_NONE)
+_NOTHING = EngineMemory(dense=NO_STATES, experts=NO_STATES)
 STAYS_ON_DEVICE = ("dropout", "router", "mlp", "shared_experts")
 """Fine-grained activation offload sends what modules save to the host, but inputs of dense MLPs and the router."""
 DEFERRED_GRADIENTS = 2

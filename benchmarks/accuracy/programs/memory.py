@@ -8,7 +8,8 @@ from typing import NamedTuple
 from benchmarks.accuracy.programs import megatron, torch_memory
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.cost.memory import rank_huggingface
-from kit.cost.memory.phases import Moment, RankParts, fullest, phases_of
+from kit.cost.memory.parts import RankParts
+from kit.cost.memory.peak import Moment, fullest, phases_of
 from kit.cost.memory.states_and_buffers import rank_states
 
 

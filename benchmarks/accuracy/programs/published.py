@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from benchmarks.accuracy.programs.adapters import PublishedLora, adapted, adapter_parameters
-from kit.cost.memory.phases import EngineMemory
+from kit.cost.memory.parts import EngineMemory
 from kit.cost.model.lora import AdaptedLayer
 from kit.cost.model.params import RankParameters, stage_parameters
 from kit.cost.workload import UNHIDDEN, ExecutionModel, Workload

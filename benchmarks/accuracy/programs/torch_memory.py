@@ -6,7 +6,8 @@ from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
-from kit.cost.memory.phases import RankParts, cublas_workspaces
+from kit.cost.hardware import cublas_workspaces
+from kit.cost.memory.parts import RankParts
 from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
 from kit.cost.memory.states_and_buffers import fsdp_buffers
 from kit.cost.model.pipeline import in_flight

@@ -3,6 +3,7 @@
 Its rooms, in the order in which data walks:
 
     states                        bytes a parameter, by engine and ZeRO stage
+    parts                         the parts of a rank's memory
     states_and_buffers, deepspeed_sizes
                                   an engine's buffers, gathered weights, casts
     offload                       host memory and NVMe
@@ -10,6 +11,5 @@ Its rooms, in the order in which data walks:
                                   what a layer saves for backward
     rank_huggingface, rank_megatron
                                   the parts of a rank, by who makes its layers
-    phases                        which parts are there at the same time
-    peak                          the largest moment of every stage, and whether it fits
+    peak                          the parts that are there at the same time, the largest moment, and whether it fits
 """

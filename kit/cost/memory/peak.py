@@ -1,7 +1,8 @@
 """Peak memory of every pipeline stage's GPU, host memory and disk of a node, and whether the layout fits.
 
-``rank_huggingface.py`` or ``rank_megatron.py`` counts the parts of a rank's memory, and ``phases.py`` adds the parts
-that exist at the same moment. Published runs use the same functions (benchmarks/accuracy).
+``rank_huggingface.py`` or ``rank_megatron.py`` counts the parts of a rank's memory (``RankParts``). Those that exist at
+the same moment are added up here: activations are fullest when the loss is computed, gradients at the end of backward,
+and the optimizer step may need copies. Published runs use the same functions (benchmarks/accuracy).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 from kit.cost.hardware import overheads, usable_gib
 from kit.cost.memory import rank_huggingface, rank_megatron
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.memory.phases import EngineMemory, RankParts, fullest, peak_bytes, phases_of
+from kit.cost.memory.parts import EngineMemory, RankParts
 from kit.cost.memory.states_and_buffers import engine_memory, rank_states
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
@@ -23,6 +24,9 @@ COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buf
 
 TIGHT = 0.95
 """Share of the usable memory above which a fit is called tight: predictions are not better than that."""
+
+Moment = dict[str, float]
+"""Component → bytes."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -56,15 +60,15 @@ def peak(workload: Workload) -> MemoryReport:
     """Memory of a workload on each GPU, in host memory and on disk. The layout must satisfy the planner's rules."""
     cluster = workload.cluster
     stages = peak_memory(workload)
-    fullest = max(stages, key=lambda stage: stage.peak_gib)
+    largest = max(stages, key=lambda stage: stage.peak_gib)
     usable = usable_gib(cluster.gpu)
     host = host_ram_gib_per_node(workload)
     load = host_load_gib_per_node(workload)
     nvme = nvme_gib_per_node(workload)
-    binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
-    verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
+    binding = max(largest.components_gib, key=lambda name: largest.components_gib[name])
+    verdict: Verdict = "fits" if largest.peak_gib <= TIGHT * usable else "tight"
     # An unknown capacity counts as 0; the planner's rules also refuse offload to it.
-    if fullest.peak_gib > usable:
+    if largest.peak_gib > usable:
         verdict = "does not fit"
     elif nvme > (cluster.nvme_gib or 0):
         verdict, binding = "does not fit", "NVMe"
@@ -90,10 +94,10 @@ def peak_memory(workload: Workload) -> tuple[StageMemory, ...]:
 
 def _stage(workload: Workload, stage: int) -> StageMemory:
     phases, overhead = phases_of(parts_of(workload, stage)), overhead_gib(workload)
-    peak = fullest(*phases.values())
+    largest = fullest(*phases.values())
     return StageMemory(
         stage=stage,
-        components_gib={name: to_gib(peak.get(name, 0.0)) for name in COMPONENTS} | {"overhead": overhead},
+        components_gib={name: to_gib(largest.get(name, 0.0)) for name in COMPONENTS} | {"overhead": overhead},
         phases_gib={name: to_gib(sum(moment.values())) + overhead for name, moment in phases.items()},
     )
 
@@ -101,8 +105,8 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 def peak_gib(workload: Workload) -> float:
     """Peak GiB of the fullest stage, the figure that a search compares; equal to ``peak(workload).peak_gib``."""
     engine = engine_memory(workload)
-    fullest = max(peak_bytes(_parts_of(workload, engine, stage)) for stage in workload.stages.distinct)
-    return fullest / GIB + overhead_gib(workload)
+    largest = max(peak_bytes(_parts_of(workload, engine, stage)) for stage in workload.stages.distinct)
+    return largest / GIB + overhead_gib(workload)
 
 
 def parts_of(workload: Workload, stage: int) -> RankParts:
@@ -128,3 +132,70 @@ def overhead_gib(workload: Workload) -> float:
     kinds = (layout.tp > 1) + (layout.cp > 1) + (layout.dp > 1) + (layout.pp > 1) + (layout.ep > 1)
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib + vllm
+
+
+# ---------------------------------------------------------------- a rank, moment by moment
+
+
+def peak_bytes(parts: RankParts) -> float:
+    """Peak bytes: the sum of the fullest of ``phases_of(parts)``, computed without its components."""
+    states = parts.states
+    in_forward = states.gradients_in_forward + parts.saved_activations
+    layer = parts.recomputed_layer + parts.backward_workspace
+    moments = (
+        parts.gathered_in_loss + parts.buffers_in_loss + in_forward + parts.deferred_gradients + parts.loss,
+        parts.gathered + parts.buffers_in_loss + in_forward - parts.freed_before_layers + layer,
+        parts.gathered_at_end + states.gradients + parts.after_backward + layer,
+        states.gradients_in_step + states.extra_in_step,
+        states.gradients_between_steps + parts.save,
+        parts.gathered_in_loss + sum(parts.casts_in_forward) + in_forward,
+        states.gradients_between_steps + parts.generation,
+    )
+    peak = states.weights + states.optimizer + parts.buffers + max(moments)
+    return max(peak, parts.load)
+
+
+def phases_of(parts: RankParts) -> dict[str, Moment]:
+    """The peak moment of load, forward, backward, step and save."""
+    states, buffers = parts.states, parts.buffers
+    constant = {
+        "weights": states.weights,
+        "gradients": states.gradients_in_forward,
+        "optimizer": states.optimizer,
+        "activations": 0.0,
+        "logits": 0.0,
+        "buffers": buffers,
+    }
+    layer = parts.recomputed_layer + parts.backward_workspace
+    in_forward = buffers + parts.gathered_in_loss
+    in_loss = in_forward + parts.buffers_in_loss
+    in_backward = buffers + parts.gathered + parts.buffers_in_loss
+    at_end = buffers + parts.gathered_at_end
+    cast_buffers, cast_logits = parts.casts_in_forward
+    loss = constant | {
+        "activations": parts.saved_activations,
+        "logits": parts.deferred_gradients + parts.loss,
+        "buffers": in_loss,
+    }
+    casts = constant | {
+        "activations": parts.saved_activations,
+        "logits": cast_logits,
+        "buffers": in_forward + cast_buffers,
+    }
+    saved_by_layers = parts.saved_activations - parts.freed_before_layers
+    first_back = constant | {"activations": saved_by_layers + layer, "buffers": in_backward}
+    ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
+    step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
+    between = constant | {"gradients": states.gradients_between_steps}
+    return {
+        "load": fullest(between, dict.fromkeys(constant, 0.0) | {"weights": parts.load}),
+        "forward": fullest(loss, casts, between | {"activations": parts.generation}),
+        "backward": fullest(first_back, ended),
+        "step": step,
+        "save": between | {"buffers": buffers + parts.save},
+    }
+
+
+def fullest(*moments: Moment) -> Moment:
+    """The moment with the most memory."""
+    return max(moments, key=lambda parts: sum(parts.values()))

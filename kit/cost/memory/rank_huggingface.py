@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.hardware import cublas_workspaces
 from kit.cost.memory.activations_huggingface import (
     after_layers,
     cross_attention,
@@ -14,7 +15,7 @@ from kit.cost.memory.activations_huggingface import (
     loss_bytes,
     saved_by_policy,
 )
-from kit.cost.memory.phases import EngineMemory, RankParts, cublas_workspaces
+from kit.cost.memory.parts import EngineMemory, RankParts
 from kit.cost.memory.states import StateBytes
 from kit.cost.model.lora import dora_sizes
 from kit.cost.model.params import count
@@ -74,7 +75,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, sta
         loss=loss_bytes(workload),
         generation=generation_bytes(workload),
         load=engine.load,
-        save=4.0 * engine.largest_parameter,
+        save=engine.save,
     )
 
 

@@ -6,15 +6,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from operator import mul
 
+from kit.cost.hardware import LARGE_WORKSPACES, MIB, cublas_workspaces
 from kit.cost.memory import activations_megatron, activations_transformer_engine
-from kit.cost.memory.phases import (
-    LARGE_WORKSPACES,
-    MIB,
-    EngineMemory,
-    RankParts,
-    cublas_workspaces,
-    export_bytes,
-)
+from kit.cost.memory.parts import EngineMemory, RankParts
 from kit.cost.memory.states import StateBytes
 from kit.cost.model.pipeline import in_flight
 from kit.cost.workload import Workload
@@ -52,7 +46,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, sta
             workload, stage, recomputed + workspace, retained + saved if retained else 0.0
         ),
         load=engine.load,
-        save=export_bytes(workload.layout.tp) * engine.largest_parameter,
+        save=engine.save,
     )
 
 

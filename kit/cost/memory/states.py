@@ -83,6 +83,21 @@ class StateBytes(NamedTuple):
     optimizer_of_vectors: float | None = None
     """Per parameter, ``optimizer`` for norms and biases where it differs (8-bit AdamW); null: the same."""
 
+    @classmethod
+    def with_gradients(cls, gradients: float, *, weights: float, optimizer: float) -> StateBytes:
+        """States whose gradients are the same at every moment of a step."""
+        return cls(
+            weights=weights,
+            optimizer=optimizer,
+            gradients_in_forward=gradients,
+            gradients=gradients,
+            gradients_in_step=gradients,
+            gradients_between_steps=gradients,
+        )
+
+
+NO_STATES = StateBytes.with_gradients(0.0, weights=0.0, optimizer=0.0)
+
 
 def moment_bytes(layout: Layout, optimizer: OptimizerName = "adamw") -> Moments:
     """Bytes per parameter of the moments, in the dtype that the layout gives them."""
@@ -115,7 +130,7 @@ def _torch(layout: Layout, moments: Moments, gathered_in_step: float) -> StateBy
     gradients to fp32, one parameter at a time; some optimizers gather one whole parameter at a time.
     """
     if layout.offload_param != "none":  # everything is on the host between its uses
-        return StateBytes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return NO_STATES
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     stay = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     short = layout.gradient_dtype == "bf16" or layout.master_bytes == 2
@@ -152,21 +167,10 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
     gradients = 2.0 if short else 4.0
     if layout.offload_optimizer != "none":  # gradients stay; masters and moments leave, or a share of them
         kept = (1 - layout.optimizer_offload_fraction) * (masters + moments.rest) / ranks
-        return StateBytes(weights, kept, gradients, gradients, gradients, gradients)
+        return StateBytes.with_gradients(gradients, weights=weights, optimizer=kept)
     copies = 4.0 / ranks if short and layout.optimizer_state_dtype == "fp32" else 0.0
-    return _with(
-        StateBytes(
-            weights=weights,
-            gradients=gradients,
-            gradients_in_forward=gradients,
-            optimizer=(masters + moments.rest) / ranks,
-            gradients_in_step=gradients + copies,
-            gradients_between_steps=gradients,
-        ),
-        moments,
-        masters,
-        ranks,
-    )
+    state = StateBytes.with_gradients(gradients, weights=weights, optimizer=(masters + moments.rest) / ranks)
+    return _with(state._replace(gradients_in_step=gradients + copies), moments, masters, ranks)
 
 
 def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> StateBytes:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import ceil
 
 from kit.cost.memory import deepspeed_sizes
-from kit.cost.memory.phases import EngineMemory, export_bytes
+from kit.cost.memory.parts import EngineMemory
 from kit.cost.memory.states import NF4_TWICE_BYTES, Quantised, StateBytes, quantised, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
@@ -58,7 +58,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         autocast_copies=(in_layers + head, head if again else in_layers + head) if casts else (0.0, 0.0),
         deferred_head_gradient=_deferred_head_gradient(workload),
         load=_load_bytes(workload, dense),
-        largest_parameter=_exported(model, layout, job),
+        save=_exported_bytes(model, layout, job),
     )
     return memory if lora is None else _with_adapters(memory, workload, lora)
 
@@ -120,8 +120,8 @@ def _deferred_head_gradient(workload: Workload) -> float:
     return element * model.vocab_size * model.hidden_size
 
 
-def _exported(model: ModelSpec, layout: Layout, job: JobSpec) -> int:
-    """Elements that an export gathers or dequantises on the device: the largest tensor, and under DeepSpeed one 8-bit
+def _exported_bytes(model: ModelSpec, layout: Layout, job: JobSpec) -> float:
+    """Bytes that an export gathers or dequantises on the device: the largest tensor, and under DeepSpeed one 8-bit
     moment of the rank's partition (kit/engines/deepspeed/state.py, open_moments; of adapters it is small). 0 if the
     export copies fp32 state to the host without a temporary: replicas, and the shards of the torch engine."""
     opened, optimizer = 0, job.optimizer.name
@@ -131,8 +131,14 @@ def _exported(model: ModelSpec, layout: Layout, job: JobSpec) -> int:
     if layout.implementation == "huggingface":
         whole = layout.zero_stage == 0 or layout.engine == "torch"
         as_they_are = whole and not OPTIMIZERS[optimizer].exports_a_copy
-        return opened + (0 if as_they_are else deepspeed_sizes.largest_parameter(model))
-    return opened + _largest_of_megatron(model)
+        return 4.0 * (opened + (0 if as_they_are else deepspeed_sizes.largest_parameter(model)))
+    return _gathered_element(layout.tp) * (opened + _largest_of_megatron(model))
+
+
+def _gathered_element(tp: int) -> float:
+    """Bytes per element of a tensor of Megatron's that an export gathers: fp32 shards, which it concatenates if ``tp``
+    > 1 (kit/engines/megatron/resharding/huggingface.py)."""
+    return 8.0 if tp > 1 else 4.0
 
 
 def _largest_of_megatron(model: ModelSpec) -> int:
@@ -156,7 +162,7 @@ def least_megatron_gib(
     of_rank = ((counts.total - experts) / tp + experts / expert_ranks) / pp
     states = (weights + 4.0) * of_rank
     states += kept * (masters + min(moments[:2])) * counts.total / gpus
-    return to_gib(states + export_bytes(tp) * _largest_of_megatron(model))
+    return to_gib(states + _gathered_element(tp) * _largest_of_megatron(model))
 
 
 def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:
@@ -181,7 +187,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         own = 4.0 / (layout.dp * layout.cp if sharded else 1)
         moments = OPTIMIZERS[workload.job.optimizer.name].moments.matrices * own / 4
         if not in_host:
-            of_adapters = StateBytes(own, moments, own, own, own, own)
+            of_adapters = StateBytes.with_gradients(own, weights=own, optimizer=moments)
         if sharded:
             gathered = _frozen_fsdp_buffers(workload, base)
     if base is not None:
