@@ -9,10 +9,10 @@ Its rooms, in the order in which data walks:
     collectives           seconds of a collective over a link
     time                  seconds of a step by component
     reliability           checkpoints, failures, data reading
-    prediction, estimate  all of it for one layout, and how far predictions of the kind were off
+    estimate              all of it for one layout, and how far predictions of the kind were off
 """
 
-from kit.cost.estimate import predict
-from kit.cost.prediction import Prediction, StageMemory
+from kit.cost.estimate import Prediction, predict
+from kit.cost.memory.peak import StageMemory
 
 __all__ = ["Prediction", "StageMemory", "predict"]

@@ -6,20 +6,78 @@ each band was computed.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from kit.cost.hardware import generation_of, gpu_rates, has_rates, peak_flops_per_s
 from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.memory.peak import peak_memory
+from kit.cost.memory.peak import StageMemory, peak_memory
 from kit.cost.model.flops import model_flops_per_token
-from kit.cost.prediction import Prediction
-from kit.cost.reliability import operation
+from kit.cost.reliability import Operation, operation
 from kit.cost.time.step import bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec
 from kit.specs.text import first
+from kit.specs.validation import Text, stored
 from kit.units import SECONDS_PER_DAY
+
+
+@stored
+class Prediction:
+    """What the cost model says of a layout."""
+
+    memory: tuple[StageMemory, ...]
+    """One entry a pipeline stage."""
+    host_ram_gib_per_node: float
+    """Host memory that offload takes on each node."""
+    nvme_gib_per_node: float = 0.0
+    """Disk that offload takes on each node."""
+    step_time_s: float
+    """One optimizer step."""
+    step_time_components_s: dict[Text, float]
+    """By the names of ``kit.cost.time.step.StepTimeModel.components_s``; they add up to the step."""
+    tokens_per_s: float
+    """Tokens per second over all GPUs."""
+    mfu: float
+    """Causal model FLOPs over the dense peak of the precision."""
+    bubble_fraction: float
+    """(p−1)/(v·m+p−1): share of a step that a pipeline stage idles."""
+    days: float | None
+    """For the job's length, without checkpoints and failures; null where only the data can say how long it is."""
+    cost_usd: float | None
+    """For the same days; null without a price or days."""
+    memory_band: float | None = None
+    """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
+    step_time_band: float | None = None
+    """Relative error of step-time predictions for this implementation; null = not yet measured."""
+    step_time_evidence: Text = ""
+    """The runs that the band was measured on, or the nearest ones that were measured."""
+    operation: Operation
+    """Checkpoints and failures."""
+
+    @property
+    def peak_gib(self) -> float:
+        """Peak of the fullest stage."""
+        return max(stage.peak_gib for stage in self.memory)
+
+    @property
+    def num_steps(self) -> float | None:
+        """Optimizer steps in ``days``."""
+        return None if self.days is None else self.days * SECONDS_PER_DAY / self.step_time_s
+
+    @property
+    def total_days(self) -> float | None:
+        """``days`` including checkpoints and failures: infinite where these leave no time for training."""
+        return None if self.days is None else self._including_stops(self.days)
+
+    @property
+    def total_cost_usd(self) -> float | None:
+        """``cost_usd`` including checkpoints and failures; None without a price."""
+        return None if self.cost_usd is None else self._including_stops(self.cost_usd)
+
+    def _including_stops(self, quantity: float) -> float:
+        return quantity / self.operation.goodput if self.operation.goodput else math.inf
 
 
 def predict(workload: Workload) -> Prediction:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from kit.cost.memory.states import moment_bytes
-from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
 from kit.specs.optimizers import OPTIMIZERS
+from kit.specs.validation import stored
 from kit.units import GB, SECONDS_PER_HOUR
 
 GPU_HOURS_PER_FAILURE = 50_700.0
@@ -24,6 +24,26 @@ STORAGE_USD_PER_GB_MONTH = 0.023
 """Object storage: Amazon S3 Standard takes $0.023 to $0.026 by region (cloudhealthtech.com/blog/
 s3-cost-aws-cloud-storage-costs-explained). Parallel file systems take several times that."""
 TOKEN_BYTES = 4
+
+
+@stored
+class Operation:
+    """A run beside its steps: checkpoints and failures."""
+
+    checkpoint_gb: float
+    """Weights and optimizer state."""
+    checkpoint_s: float
+    """Time to write one, all nodes at once, while training waits."""
+    checkpoint_interval_s: float
+    """Interval that loses the least time to checkpoints and failures together."""
+    hours_between_failures: float
+    """Mean time between failures of the whole cluster."""
+    goodput: float
+    """Share of the wall time that is left for training after checkpoints and failures."""
+    data_mbytes_per_s: float
+    """Tokens read, over all ranks."""
+    checkpoint_usd_per_month: float
+    """Cost of keeping one in object storage, at list price."""
 
 
 def operation(workload: Workload, step_time_s: float) -> Operation:

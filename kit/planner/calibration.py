@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit.cost.prediction import Prediction, StageMemory
+from kit.cost.estimate import Prediction
+from kit.cost.memory.peak import StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.files import complete_file

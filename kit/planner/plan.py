@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from kit.cost.prediction import Prediction, StageMemory
+from kit.cost.estimate import Prediction
+from kit.cost.memory.peak import StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import strict_yaml

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from kit.cost.memory.peak import COMPONENTS
+from kit.cost.memory.peak import COMPONENTS, StageMemory
 from kit.cost.model.params import count
-from kit.cost.prediction import StageMemory
 from kit.report.memory_report import FitReport
 from kit.report.view import by_component, cells
 from kit.specs.layout import describe

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from kit.cost.prediction import Operation, Prediction
+from kit.cost.estimate import Prediction
+from kit.cost.reliability import Operation
 from kit.planner.calibration import is_corrected
 from kit.planner.plan import Decision
 from kit.report.view import WIDTH, PlanView, at_most, by_component, cells, money, run_length

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kit.cost.estimate import Prediction
 from kit.cost.hardware import usable_gib
-from kit.cost.memory.peak import COMPONENTS
+from kit.cost.memory.peak import COMPONENTS, StageMemory
 from kit.cost.model.params import count
-from kit.cost.prediction import Prediction, StageMemory
 from kit.planner.make_plan import for_steps
 from kit.planner.plan import Decision, Plan
 from kit.report.pipeline_schedule import Drawn, drawn

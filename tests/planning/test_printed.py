@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kit.cost.memory.peak import MemoryReport
-from kit.cost.prediction import Operation, Prediction, StageMemory
+from kit.cost.estimate import Prediction
+from kit.cost.memory.peak import MemoryReport, StageMemory
+from kit.cost.reliability import Operation
 from kit.planner.compare import ComparedLayout
 from kit.planner.plan import Decision, Plan
 from kit.planner.request import Request

@@ -17,14 +17,13 @@ from kit.cost import estimate
 from kit.cost.estimate import cost_usd, predict
 from kit.cost.hardware import overheads, shared, usable_gib
 from kit.cost.memory.activations_huggingface import generation_bytes
-from kit.cost.memory.peak import peak, peak_gib
+from kit.cost.memory.peak import StageMemory, peak, peak_gib
 from kit.cost.memory.states_and_buffers import least_megatron_gib
 from kit.cost.model.flops import model_flops_per_token
 from kit.cost.model.lora import adapted_layers, adapter_parameters_of, dora_sizes, linear_layers, named_layers
 from kit.cost.model.params import count, dense_layer_matrices, rank_experts, rank_parameters
 from kit.cost.model.pipeline import chunk_layers, in_flight, middle_stage_layers, stage_layers
-from kit.cost.prediction import Operation, StageMemory
-from kit.cost.reliability import checkpoint_bytes, operation
+from kit.cost.reliability import Operation, checkpoint_bytes, operation
 from kit.cost.time import elementwise
 from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time

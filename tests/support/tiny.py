@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.cost.prediction import Operation
+from kit.cost.reliability import Operation
 from kit.planner.plan import Plan, Prediction, StageMemory
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec, GpuSpec

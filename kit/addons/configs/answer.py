@@ -19,9 +19,8 @@ from kit.addons.configs.variants import Variant, fastest, nearest, variant, vari
 from kit.addons.configs.workload import Described
 from kit.addons.lint import SCRIPTS, lint, lint_script, named_file
 from kit.addons.lint.finding import Finding, FindingJson
-from kit.cost.estimate import predict
+from kit.cost.estimate import Prediction, predict
 from kit.cost.memory.peak import peak_memory
-from kit.cost.prediction import Prediction
 from kit.cost.time.step import StepTimer
 from kit.errors import SpecError
 from kit.planner.plan import Plan

@@ -7,7 +7,7 @@ and the optimizer step may need copies. Published runs use the same functions (b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kit.cost.hardware import overheads, usable_gib
@@ -15,9 +15,9 @@ from kit.cost.memory import rank_huggingface, rank_megatron
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.parts import EngineMemory, RankParts
 from kit.cost.memory.states_and_buffers import engine_memory, rank_states
-from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
+from kit.specs.validation import Text, stored
 from kit.units import GIB, to_gib
 
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -29,6 +29,23 @@ Moment = dict[str, float]
 """Component → bytes."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@stored
+class StageMemory:
+    """Peak memory of one GPU of one pipeline stage, GiB by component."""
+
+    stage: int
+    """Pipeline stage, from 0."""
+    components_gib: dict[Text, float]
+    """weights, gradients, optimizer, activations, logits, buffers, overhead."""
+    phases_gib: dict[Text, float] = field(default_factory=dict)
+    """Peak of load, forward, backward, step and save."""
+
+    @property
+    def peak_gib(self) -> float:
+        """Sum of the components."""
+        return sum(self.components_gib.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kit.cost.prediction import Prediction
+from kit.cost.estimate import Prediction
 from kit.training.logging.metrics import RunOutput, StepMetrics
 from kit.units import human_count, human_seconds
 
