@@ -433,6 +433,10 @@ def test_of_very_many_findings_fifty_are_shown_and_the_others_counted(
     [
         ("a.sh", "python t.py", {"gpus": "8xH100"}, ("memory-not-judged", "memory needs both a model and GPUs")),
         ("a.sh", "python t.py", {"gpus": "8xH100", "model": "gpt2"}, ("memory-not-judged", "nothing here says how")),
+        ("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 16\n", {"gpus": "8xH100", "model": "gpt2"},
+         ("memory-not-judged", "16 processes, and dgx-h100 has 8 GPUs")),
+        ("a.json", '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "tensor_parallel": {"autotp_size": '
+         "16}}", {"gpus": "8xH100", "model": "gpt2"}, ("memory-not-judged", "whose tensors or sequences are split")),
         ("a.sh", "swift sft", {"gpus": "8xH100"}, ("not-read", "what swift starts")),
         ("a.sh", "python t.py", {}, ()),
         ("a.yaml", "learning_rate: 1e-5\nmodel_name_or_path: x\n", {}, ("not-read", "it looks like ")),

@@ -12,12 +12,13 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 def data_parallel_size(config: Config) -> int | None:
-    """Number of data-parallel ranks; None if the number of ranks is unknown."""
+    """Number of data-parallel ranks; None if the number of ranks is unknown, or smaller than that of the ranks which
+    share a model."""
     ranks = config.processes or (config.cluster and config.cluster.num_gpus)
     if not ranks:
         return None
     shared = (config.number("tensor_parallel.autotp_size") or 1) * (config.number("sequence_parallel_size") or 1)
-    return int(ranks // max(1, shared))
+    return int(ranks // max(1, shared)) or None
 
 
 def _no_batch_size(config: Config, key: str) -> bool:

@@ -24,6 +24,8 @@ def described(config: Config) -> Workload | str:
         layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
         if isinstance(layout, str):
             return layout
+        if layout.world_size > config.cluster.num_gpus:
+            return f"{layout.world_size} processes, and {config.cluster.name} has {config.cluster.num_gpus} GPUs"
         job = JobSpec(
             precision=precision(config),
             seq_length=config.seq_length or min(4096, config.model.max_position_embeddings),
@@ -74,10 +76,10 @@ def precision(config: Config) -> Precision:
 def _layout(config: Config) -> Layout | str:
     """Layout of a DeepSpeed configuration, with the sizes in it."""
     ranks, stage = data_parallel_size(config), config.stage
-    if ranks is None or stage is None or not 0 <= stage <= 3:
-        return "the number of ranks or the ZeRO stage is not a number here"
     if config.number("tensor_parallel.autotp_size") or config.number("sequence_parallel_size"):
         return "the cost model has no figures for a Hugging Face model whose tensors or sequences are split"
+    if ranks is None or stage is None or not 0 <= stage <= 3:
+        return "the number of ranks or the ZeRO stage is not a number here"
     offload = {
         f"offload_{name}": config.get(f"zero_optimization.offload_{name}.device", "none")
         for name in ("optimizer", "param")
