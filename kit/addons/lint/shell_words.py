@@ -11,17 +11,28 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-_ASSIGNS = re.compile(r"(\w+)\+?=")
-_PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
-_REDIRECTED = re.compile(r"[<>]+(?:(&[\d-]+)|&)?")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|[@*#?!$-])")
+_BLANKS = re.compile(r"(?:[ \t\r]|\\\n|#[^\n]*)*")
+_REDIRECTED = re.compile(r"\d*[<>]+(?:(&[\d-]+)|&)?")
+_ASSIGNS = re.compile(r"(\w+)(\+?)=")
+_BARE = re.compile(
+    r"\\(?!\n)(?P<escaped>.?)|'(?P<quoted>[^']*)'?|(?P<opens>\")|(?P<expands>[$`])|"
+    r"(?P<plain>[^ \t\r\n;&|()<>'\"\\$`]+)",
+    re.S,
+)
+"""A part of a word. A backslash at the end of a line ends the word."""
+_IN_QUOTES = re.compile(r"\\(?:\n|(?P<escaped>.?))|(?P<expands>[$`])|(?P<plain>[^\"\\$`]+)", re.S)
+"""A part of a text between double quotes."""
+_EXPANSION = re.compile(
+    r"(?P<command>\$\()|`[^`]*`?|"
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|[@*#?!$-])?"
+)
 _HEREDOC = re.compile(
     r"(?:\bread\b[^\n;|]*?(?P<name>\w+)[ \t]*)?<<-?\s*(['\"]?)(?P<end>\w+)\2[^\n]*\n(?P<body>.*?)^\s*(?P=end)[ \t]*$",
     re.M | re.S,
 )
 """A script or a text between ``<<EOF`` and ``EOF``; ``read NAME`` before it makes a variable of it."""
 _OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
-_PREFIXES = {"then", "else", "elif", "do", "export", "local", "declare", "readonly", "{", "!", "set"} | _OPENS
+_PREFIXES = {"then", "else", "elif", "do", "export", "local", "declare", "readonly", "{", "!", "set"} | _OPENS - {"for"}
 _MOST_CHARACTERS = 1 << 18
 _MOST_WRITTEN = 20
 
@@ -35,6 +46,11 @@ class Word:
     end: int
     own: bool = True
     """Whether the text between ``start`` and ``end`` is this word, and not a variable that holds several."""
+
+    def split(self) -> list[Word]:
+        """The words of a variable that stands without quotes: none of an empty one, several of one with blanks."""
+        several = [self.value] if self.value is None else self.value.split()
+        return [self] if several == [self.value] else [replace(self, value=each, own=False) for each in several]
 
 
 @dataclass(frozen=True)
@@ -50,21 +66,20 @@ class _Scanner:
     text: str
     at: int = 0
     depth: int = 0
+    """Conditions and loops around the command."""
     put_in: int = 0
     """Characters and words that variables put in so far."""
     variables: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
 
-    def lines(self) -> list[Line]:
-        found: list[Line] = []
+    def lines(self) -> Iterator[Line]:
         conditional = False
         while self.at < len(self.text):
             line = self._line(conditional)
-            found += [line] if line.words else []
-            operator = self.text[self.at : self.at + 2]
-            conditional = operator in ("&&", "||")
+            if line.words:
+                yield line
+            conditional = self.text.startswith(("&&", "||"), self.at)
             self.at += 2 if conditional else 1
-        return found
 
     def _line(self, conditional: bool) -> Line:
         """The words up to a newline or an operator, which is left."""
@@ -72,16 +87,13 @@ class _Scanner:
         own: dict[str, str | None] = {}
         while self._skip_blanks():
             if not words and (assigned := _ASSIGNS.match(self.text, self.at)):
-                self._assignment(assigned[1], assigned.end(), own, self.depth > 0 or conditional)
+                self._assignment(assigned, own, self.depth > 0 or conditional)
                 continue
             words += self._word()
-            if self.text[self.at : self.at + 1] in ("<", ">") and words and (words[-1].value or "").isdigit():
-                words.pop()  # of a redirection
             first = words[0].value if len(words) == 1 else None
             self.depth += (first in _OPENS) - (first in _CLOSES and self.depth > 0)
-            if first in _PREFIXES and first != "for":
-                words = []
-        if words and words[0].value == "for" and len(words) > 1:
+            words = [] if first in _PREFIXES else words
+        if len(words) > 1 and words[0].value == "for":
             self.variables[words[1].value or ""] = None
             words = []
         if not words:
@@ -89,139 +101,99 @@ class _Scanner:
         return Line(tuple(words), {**self.variables, **own})
 
     def _skip_blanks(self) -> bool:
-        """To the next word of this command; False at its end."""
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if self.text.startswith("\\\n", self.at):
-                self.at += 2
-            elif char in " \t\r":
-                self.at += 1
-            elif char == "#":
-                self.at = self._find("\n")
-                return False
-            elif char in "<>":
-                found: re.Match[str] = _REDIRECTED.match(self.text, self.at)  # type: ignore[assignment]
-                self.at = found.end()
-                if found[1] is None and self._skip_blanks():
-                    self._word()
-            else:
-                return char not in "\n;&|()"
-        return False
+        """To the next word of this command, behind redirections; False at its end."""
+        self._skip(_BLANKS)
+        while redirected := _REDIRECTED.match(self.text, self.at):
+            self.at = redirected.end()
+            if redirected[1] is None and self._skip_blanks():
+                self._word()
+            self._skip(_BLANKS)
+        return self.text[self.at : self.at + 1] not in ("", *"\n;&|()")
 
-    def _find(self, what: str) -> int:
-        found = self.text.find(what, self.at)
-        return len(self.text) if found < 0 else found
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        found = pattern.match(self.text, self.at)
+        self.at = found.end() if found else self.at
 
-    def _assignment(self, name: str, begin: int, own: dict[str, str | None], conditional: bool) -> None:
-        self.at = begin
-        if self.text.startswith("(", begin):
+    def _assignment(self, assigned: re.Match[str], own: dict[str, str | None], conditional: bool) -> None:
+        """``own``: the variables of this command, which a value is added to. An array is the script's."""
+        name, self.at = assigned[1], assigned.end()
+        words: list[Word] = []
+        if self.text.startswith("(", self.at):
             self.at += 1
-            words: list[Word] = []
-            while self.at < len(self.text) and self.text[self.at] != ")":
+            while self.text[self.at : self.at + 1] not in (")", ""):
                 if self._skip_blanks():
                     words += self._word()
-                elif self.at < len(self.text) and self.text[self.at] != ")":
-                    self.at += 1
+                else:
+                    self.at += not self.text.startswith(")", self.at)
             self.at += 1
-            held = self.arrays.get(name, []) if self.text[begin - 2] == "+" else []
+            held = self.arrays.get(name, []) if assigned[2] else []
             is_alternative = conditional and words and words[0].value in {word.value for word in held}
             self.arrays[name] = held if is_alternative else [*held, *words]
             return
-        at_end = self.at >= len(self.text) or self.text[self.at] in " \t\r\n;&|"
-        values = [] if at_end else self._word()
-        value = "" if at_end else " ".join(v.value for v in values if v.value) if all(v.value for v in values) else None
+        words = self._word()
+        value = " ".join(word.value or "" for word in words) if all(word.value for word in words) else None
         known = self.variables.get(name, value)
         own[name] = value if not conditional or known in (value, "", None) else None
 
     def _word(self) -> list[Word]:
         """One word as it is written: none or several where it is an array, or a variable with blanks."""
-        start, parts, quoted, plain = self.at, list[str | None](), False, False
-        array: list[Word] | None = None
-        while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;&|()<>":
-            char = self.text[self.at]
-            if char == "\\":
-                if self.text.startswith("\\\n", self.at):
-                    break
-                parts.append(self.text[self.at + 1 : self.at + 2])
-                self.at += 2
-            elif char in "'\"":
-                quoted = True
-                found = self._quoted(char, parts)
-                array = array if found is None else found
-            elif char in "$`":
-                found = self._expansion(parts)
-                array = array if found is None else list(_split(found))
-            else:
-                match = _PLAIN.match(self.text, self.at)
-                parts.append(match[0] if match else char)
-                plain = True
-                self.at += len(match[0]) if match else 1
-        if array is not None and not plain:
-            return array
+        start = self.at
+        found = list(self._parts(_BARE))
+        kinds = {kind for kind, _ in found}
+        arrays = [(kind, part) for kind, part in found if isinstance(part, list)]
+        if arrays and "plain" not in kinds:
+            kind, array = arrays[-1]
+            return array if kind == "quoted" else [each for word in array for each in word.split()]
+        parts = [part for _, part in found if not isinstance(part, list)]
         value = None if None in parts else "".join(part or "" for part in parts)
-        if value is not None and not quoted and not plain and (several := value.split()) != [value]:
-            return [Word(each, start, self.at, own=False) for each in several]
-        return [Word(value, start, self.at)]
+        word = Word(value, start, self.at)
+        return [word] if {"plain", "quoted"} & kinds else word.split()
 
-    def _quoted(self, quote: str, parts: list[str | None]) -> list[Word] | None:
-        self.at += 1
-        array = None
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            char = self.text[self.at]
-            if quote == '"' and char == "\\":
-                parts.append("" if self.text.startswith("\\\n", self.at) else self.text[self.at + 1 : self.at + 2])
-                self.at += 2
-            elif quote == '"' and char in "$`":
-                found = self._expansion(parts)
-                array = array if found is None else found
-            else:
-                parts.append(char)
+    def _parts(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, str | list[Word] | None]]:
+        """(kind, value) of each part of a word: an array is the list of its words."""
+        while found := pattern.match(self.text, self.at):
+            kind = found.lastgroup or "plain"
+            if kind == "expands":
+                yield kind, self._expansion()
+                continue
+            self.at = found.end()
+            if kind == "opens":
+                yield "quoted", ""
+                yield from (("quoted", part) for _, part in self._parts(_IN_QUOTES))
                 self.at += 1
-        self.at += 1
-        return array
+            else:
+                yield kind, found[kind] or ""
 
-    def _expansion(self, parts: list[str | None]) -> list[Word] | None:
-        """What ``$`` or a backtick begins. An array of words, where it is one."""
-        if self.text.startswith("$(", self.at):
-            end = self._closing()
-            inner = self.text[self.at + 2 : end].removeprefix("(").removesuffix(")").strip()
-            parts.append(self._computed(inner))
-            self.at = end + 1
-            return None
-        if self.text[self.at] == "`":
-            self.at += 1
-            self.at = self._find("`") + 1
-            parts.append(None)
-            return None
-        match = _VARIABLE.match(self.text, self.at)
-        if match is None:
-            parts.append("$")
-            self.at += 1
-            return None
-        self.at = match.end()
-        name = match[1] or match[2]
-        if name is None:
-            parts.append(match[0] if match[0] in ("$@", "$*") else None)
-            return None
-        array, value = self.arrays.get(name) if match[3] else None, self.variables.get(name)
+    def _expansion(self) -> str | list[Word] | None:
+        """What ``$`` or a backtick makes. An array of words, where it is one."""
+        found = _EXPANSION.match(self.text, self.at)
+        assert found is not None, "begins with a dollar sign or a backtick"
+        begin, self.at = self.at, found.end()
+        if found["command"]:
+            self.at = self._closing()
+            inner = self.text[begin + 2 : self.at - 1]
+            return self._computed(inner.removeprefix("(").removesuffix(")").strip())
+        if (name := found["name"] or found["braced"]) is None:
+            return found[0] if found[0] in ("$", "$@", "$*") else None
+        array, value = self.arrays.get(name) if found["all"] else None, self.variables.get(name)
         self.put_in += len(array or value or "")
         if self.put_in > _MOST_CHARACTERS:  # a script may nest them
             array = value = None
         if array is not None:
             return array
-        if not value and match[4] is not None:
-            words = _Scanner(match[4].strip("\"'") + " ", variables=self.variables)._word() if match[4] else []
-            value = words[0].value if words else ""
-        parts.append(value)
-        return None
+        if value or found["default"] is None:
+            return value
+        words = _Scanner(found["default"].strip("\"'"), variables=self.variables)._word()
+        return words[0].value if words else ""
 
     def _closing(self) -> int:
-        depth = 0
-        for place in range(self.at + 1, len(self.text)):
-            depth += (self.text[place] == "(") - (self.text[place] == ")")
+        """The place behind the parenthesis that closes the one before this place."""
+        depth = 1
+        for sign in re.compile("[()]").finditer(self.text, self.at):
+            depth += 1 if sign[0] == "(" else -1
             if depth == 0:
-                return place
-        return len(self.text)
+                return sign.end()
+        return len(self.text) + 1
 
     def _computed(self, inner: str) -> str | None:
         """Whole numbers of ``$((…))`` and ``$(expr …)``."""
@@ -243,23 +215,15 @@ def shell_lines(text: str, written: bool = False) -> list[Line]:
     text = text[:_MOST_CHARACTERS]
     texts = list(itertools.islice(_HEREDOC.finditer(text), _MOST_WRITTEN))
     read = {each["name"]: each["body"].replace("\\\n", " ") for each in texts if each["name"]}
-    scanner = _Scanner(
-        _HEREDOC.sub(_blank, text), variables={name: None if "$" in body else body for name, body in read.items()}
-    )
-    found = scanner.lines()
+    variables = {name: None if "$" in body else body for name, body in read.items()}
+    scanner = _Scanner(_HEREDOC.sub(lambda each: _blank(each[0]), text), variables=variables)
+    found = list(scanner.lines())
     for each in texts if written else ():
-        before = re.sub(r"[^\n]", " ", text[: each.start("body")])
-        found += _Scanner(before + each["body"], variables=dict(scanner.variables)).lines()
+        handed = _Scanner(_blank(text[: each.start("body")]) + each["body"], variables=dict(scanner.variables))
+        found += handed.lines()
     return found
 
 
-def _split(array: list[Word]) -> Iterator[Word]:
-    """The words of an array that stands without quotes: an element with blanks is several."""
-    for word in array:
-        several = (word.value or "").split()
-        yield from (replace(word, value=each, own=False) for each in several) if len(several) > 1 else (word,)
-
-
-def _blank(found: re.Match[str]) -> str:
+def _blank(text: str) -> str:
     """As many lines, and nothing in them."""
-    return re.sub(r"[^\n]", " ", found[0])
+    return re.sub(r"[^\n]", " ", text)
