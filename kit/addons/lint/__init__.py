@@ -170,14 +170,8 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
     if path.suffix != ".json" and re.search(r"(?m)^apiVersion:", text_of(path)):
         return _ordered(kubernetes(path, given, _named))
-    data = read_values(path)
-    kind = _kind(data, path.suffix)
-    if kind == "recipe":
-        return _recipe(path)
-    if kind == "deepspeed":
-        return _deepspeed(path, given)
-    if kind == "accelerate":
-        return _accelerate(path, _read_yaml(path), given)
+    if (kind := _kind(data := read_values(path), path.suffix)) is not None:
+        return _OF_KIND[kind](path, given)
     program = program_of(data)
     looks = (
         f"it looks like {program}'s" if program else "its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
@@ -227,13 +221,9 @@ def _read_yaml(path: Path) -> strict_yaml.Document:
     return strict_yaml.parse_text(text_of(path), path.name)
 
 
-def _deepspeed(
-    path: Path,
-    given: Given,
-    processes: int | None = None,
-) -> tuple[Finding, ...]:
+def _deepspeed(path: Path, given: Given, processes: int | None = None) -> tuple[Finding, ...]:
     parsed = _read_json(path)
-    config = Config(document=parsed.document, irregularities=parsed.irregularities, processes=processes, **vars(given))
+    config = replace(given.of(parsed.document), irregularities=parsed.irregularities, processes=processes)
     return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
 
 
@@ -246,27 +236,22 @@ def _deepspeed(
         "fails at start",
     ),
 )
-def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tuple[Finding, ...]:
-    config = Config(document=document, **vars(given))
+def _accelerate(path: Path, given: Given, document: Document | None = None) -> tuple[Finding, ...]:
+    """``document``: the file as a launch line changes it."""
+    config = given.of(document or _read_yaml(path))
     if (started := config.number("num_processes")) is not None:
         config = replace(config, processes=int(started))
     findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
-    named = config.get("deepspeed_config.deepspeed_config_file")
-    if isinstance(named, str) and config.get("distributed_type") == "DEEPSPEED":
-        if (other := named_file(path, named)) is not None:
-            processes = config.number("num_processes")
-            ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
-            findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
+    key = "deepspeed_config.deepspeed_config_file"
+    if isinstance(named := config.get(key), str) and config.get("distributed_type") == "DEEPSPEED":
+        if (other := named_file(path, named)) is None:
+            why = f"{named} is neither here nor above this file"
+            fix = "its path is relative to where accelerate launch is started: start it there"
+            findings.append(config.finding("config-file-missing", "warning", key, why, fix))
         else:
-            findings.append(
-                config.finding(
-                    "config-file-missing",
-                    "warning",
-                    "deepspeed_config.deepspeed_config_file",
-                    f"{named} is neither here nor above this file",
-                    "its path is relative to where accelerate launch is started: start it there",
-                )
-            )
+            processes = config.processes
+            ranks = None if processes is None else processes // _model_parallel(other.with_name("megatron.yaml"))
+            findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
     return _ordered(findings)
 
 
@@ -280,42 +265,33 @@ def _named(
     path: Path, command: Command, given: Given, find: Callable[[Path, str], Path | None] = named_file
 ) -> list[Finding]:
     """Findings of the configuration files that a launch line names, and contradictions between file and line."""
-    found: list[Finding] = []
-    found += wrapped_classes(command, given.model)
-    document = Document(path.name, {}, {})
-    document = with_line(command, document) if command.launcher == "accelerate launch" else document
-    launch, files = Config(document=document), list[Config]()
+    of_accelerate, document = command.launcher == "accelerate launch", Document(path.name, {}, {})
+    launch = Config(document=with_line(command, document) if of_accelerate else document)
+    found, files = list(wrapped_classes(command, given.model)), list[Config]()
     readers: tuple[tuple[str | None, Reader | None], ...] = (
         (command.argument("deepspeed"), "trainer"),
         (command.argument("deepspeed_config"), "deepspeed"),
         (command.value("deepspeed_config_file"), "accelerate"),
-        (command.value("config_file") if command.launcher == "accelerate launch" else None, None),
+        (command.value("config_file") if of_accelerate else None, None),
     )
     for named, reader in readers:
         if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
             continue
-        other = find(path, named)
-        if other is None:
+        if (other := find(path, named)) is None:
             why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
-            found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))
+            found.append(command.finding("config-file-missing", "warning", "", why, fix))
         elif reader is not None and other.suffix == ".json":
-            ranks = processes(command)
-            found += _deepspeed(other, replace(given, reader=reader), ranks)
             files.append(Config(document=_read_json(other).document))
+            found += _deepspeed(other, replace(given, reader=reader), processes(command))
             found += contradicts_config(command, files[-1])
         else:
             launch = Config(document=with_line(command, _read_yaml(other)))
-            found += _accelerate(other, launch.document, given)
-            found += packs_split_rows(command, launch)
+            found += _accelerate(other, given, launch.document)
             inside = find(other, str(launch.get("deepspeed_config.deepspeed_config_file")))
             files += [Config(document=_read_json(inside).document)] if inside else []
-    found += one_thread(command, launch, files)
-    if command.launcher == "accelerate launch" and command.value("config_file") is None:
-        line = Config(document=document, **vars(given))
-        made = (each for check in CHECKS["accelerate"] for each in check(line)) if line.has("distributed_type") else ()
-        found += [each for each in made if each.rule in OF_OPTIONS]
-        found += packs_split_rows(command, line)
-    return found
+    if of_accelerate and command.value("config_file") is None and launch.has("distributed_type"):
+        found += [each for check in CHECKS["accelerate"] for each in check(launch) if each.rule in OF_OPTIONS]
+    return [*found, *one_thread(command, launch, files), *packs_split_rows(command, launch)]
 
 
 def _model_parallel(megatron: Path) -> int:
@@ -328,8 +304,8 @@ def _model_parallel(megatron: Path) -> int:
 
 
 @check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
-def _recipe(path: Path) -> tuple[Finding, ...]:
-    """Errors of a recipe and of its plan; one finding per line of the message."""
+def _recipe(path: Path, given: Given) -> tuple[Finding, ...]:
+    """Errors of a recipe and of its plan."""
     from kit.planner.make_plan import make_plan
     from kit.specs.recipe import load_recipe
 
@@ -337,11 +313,13 @@ def _recipe(path: Path) -> tuple[Finding, ...]:
         recipe = load_recipe(path)
         make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
     except KitError as error:
-        return tuple(
-            Finding("recipe", "error", path.name, None, "", line, "change the recipe")
-            for line in str(error).splitlines()
-        )
+        return _of_lines("recipe", path, error, "change the recipe")
     return ()
+
+
+def _of_lines(rule: str, path: Path, error: KitError, fix: str) -> tuple[Finding, ...]:
+    """One finding per line of the message."""
+    return tuple(Finding(rule, "error", path.name, None, "", line, fix) for line in str(error).splitlines())
 
 
 @check(
@@ -356,29 +334,26 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
     try:
         rundir = RunDirectory.open(path)
     except KitError as error:
-        return tuple(
-            Finding("run-directory", "error", path.name, None, "", line, "emit again from the recipe")
-            for line in str(error).splitlines()
-        )
-    findings = [
-        Finding(
-            "edited",
-            "note",
-            edit.file,
-            None,
-            edit.key,
-            f"{shown(edit.planned)} was planned, the file has {shown(edit.found)}",
-            "kept",
-        )
-        for edit in rundir.edits
-    ]
+        return _of_lines("run-directory", path, error, "emit again from the recipe")
+    findings = []
+    for edit in rundir.edits:
+        why = f"{shown(edit.planned)} was planned, the file has {shown(edit.found)}"
+        findings.append(Finding("edited", "note", edit.file, None, edit.key, why, "kept"))
     config, launched = path / "ds_config.json", path / "accelerate.yaml"
     if launched.is_file():
-        findings += _accelerate(launched, strict_yaml.read(launched), Given(model=rundir.plan.model))
+        findings += _accelerate(launched, Given(model=rundir.plan.model))
     elif config.is_file():
         findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
     # The planner has already checked memory.
     return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
+
+
+_OF_KIND: dict[str, Callable[[Path, Given], tuple[Finding, ...]]] = {
+    "recipe": _recipe,
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+}
+"""Kind of a file → its findings."""
 
 
 def _ordered(findings: Any) -> tuple[Finding, ...]:

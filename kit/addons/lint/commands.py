@@ -164,7 +164,7 @@ def said(line: Line, text: str) -> list[str]:
 
 def _starter(words: Sequence[str]) -> str:
     """The program that starts this line as several tasks, or on other hosts."""
-    return next((name for word in words if (name := word.rsplit("/", 1)[-1]) in _TASK_STARTERS | _HOST_STARTERS), "")
+    return next((name for name in map(_name, words) if name in _TASK_STARTERS | _HOST_STARTERS), "")
 
 
 _OTHERS = {
@@ -189,7 +189,7 @@ def unread(text: str, file: str, read: int) -> list[Finding]:
     found = []
     for line in shell_lines(text):
         words = (word for word in said(line, text) if not (word in _BEFORE or "=" in word or word.startswith("-")))
-        if (name := next(words, "").rsplit("/", 1)[-1]) in _OTHERS:
+        if (name := _name(next(words, ""))) in _OTHERS:
             why, number = f"what {name} starts is not read", number_of(line, text)
             found.append(Finding("not-read", severity, file, number, "", why, "name the configuration that it reads"))
     if read or found:
@@ -209,31 +209,34 @@ def number(value: str | None) -> int | None:
 
 
 def _command(words: Sequence[str], file: str, line: int) -> Command | None:
-    for position in range(len(words)):
+    for at in range(len(words)):
         for launcher, form in ((each, form) for each in LAUNCHERS for form in each.forms):
-            head = (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + len(form)])
-            named = (
-                form[0] != "-m"
-                and head == form
-                and not _TALKED_OF & {word.rsplit("/", 1)[-1] for word in words[:position]}
-            )
-            named = named and (position == 0 or not words[position - 1].startswith("-"))
-            module = form[0] == "-m" and tuple(words[position : position + len(form)]) == form
-            if not (named or (module and _python_before(words, position))):
-                continue
-            rest = words[position + len(form) :]
-            options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
-            former = form[-1] == "torch.distributed.launch"
-            opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
-    for position, word in enumerate(words):
-        module = word == "-m" and position + 1 < len(words) and words[position + 1] not in _NO_TRAINING
-        if (module and _python_before(words, position)) or (
-            word.endswith(".py") and _python_before(words, position, variables=False)
-        ):
-            program, *rest = words[position + module :]
-            return Command("python", file, line, False, (), program, tuple(rest))
+            if _starts(words, at, form):
+                rest = words[at + len(form) :]
+                options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
+                former = form[-1] == "torch.distributed.launch"
+                opaque = any(_VARIABLE.match(word) for word in rest)
+                return Command(launcher.name, file, line, former, options, program, tuple(arguments), opaque)
+    for at, word in enumerate(words):
+        module = word == "-m" and words[at + 1 : at + 2] and words[at + 1] not in _NO_TRAINING
+        if (module or word.endswith(".py")) and _python_before(words, at, variables=word == "-m"):
+            program, *arguments = words[at + bool(module) :]
+            return Command("python", file, line, False, (), program, tuple(arguments))
     return None
+
+
+def _starts(words: Sequence[str], at: int, form: tuple[str, ...]) -> bool:
+    """Whether the words of a launch begin here."""
+    if form[0] == "-m":
+        return tuple(words[at : at + len(form)]) == form and _python_before(words, at)
+    if (_name(words[at]), *words[at + 1 : at + len(form)]) != form or (at and words[at - 1].startswith("-")):
+        return False
+    return not _TALKED_OF & set(map(_name, words[:at]))
+
+
+def _name(word: str) -> str:
+    """A program's name without its folder."""
+    return word.rsplit("/", 1)[-1]
 
 
 def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
@@ -254,36 +257,25 @@ def _split(
     """Splits a launch into the launcher's options, the program, and the program's arguments. The next word is the value
     of an unknown option, unless it is an option or a program."""
     found: list[tuple[str, str | None]] = []
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if not word.startswith("-") or word == "-":
-            break
-        name, has_value, value = word.partition("=")
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        name, has_value, value = words[at].partition("=")
         full = [option for option in known if abbreviates and name.startswith("--") and option.startswith(name)]
         name = full[0] if len(full) == 1 else name
-        position += 1
-        if has_value:
-            found.append((name, value))
-            continue
-        following = words[position] if position < len(words) else ""
-        takes = known.get(name)
-        if takes is None:
-            takes = int(bool(following) and not following.startswith("-") and not following.endswith(".py"))
-        found.append((name, following if takes else None))
-        position += takes
-    program = words[position] if position < len(words) else ""
-    return tuple(found), program, words[position + 1 :]
+        following = "".join(words[at + 1 : at + 2])
+        is_value = bool(following) and not following.startswith("-") and not following.endswith(".py")
+        takes = 0 if has_value else known.get(name, int(is_value))
+        found.append((name, value if has_value else following if takes else None))
+        at += 1 + takes
+    return tuple(found), "".join(words[at : at + 1]), words[at + 1 :]
 
 
 def _pairs(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
     found: list[tuple[str, str | None]] = []
-    for position, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        name, has_value, value = word.partition("=")
-        following = words[position + 1] if position + 1 < len(words) else "--"
-        found.append((name, value if has_value else None if following.startswith("--") else following))
+    for word, following in zip(words, (*words[1:], "--"), strict=False):
+        if word.startswith("--"):
+            name, has_value, value = word.partition("=")
+            found.append((name, value if has_value else None if following.startswith("--") else following))
     return tuple(found)
 
 

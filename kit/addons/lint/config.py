@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from kit.addons.lint.finding import REMOVE, Changes, Finding, Severity
@@ -28,6 +28,10 @@ class Given:
     cluster: ClusterSpec | None = None
     seq_length: int | None = None
     gradient_checkpointing: bool = False
+
+    def of(self, document: Document) -> Config:
+        """A file beside these statements."""
+        return Config(document=document, **{each.name: getattr(self, each.name) for each in fields(Given)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +79,7 @@ class Config(Given):
     def stage(self) -> int | None:
         """ZeRO stage; 0 without the section, None if it is not a number."""
         section = self.get("zero_optimization")
-        if section is None:
-            return 0
-        if isinstance(section, bool):
-            return int(section)
-        stage = self.get("zero_optimization.stage", 0)
+        stage = int(section) if isinstance(section, bool) else self.get("zero_optimization.stage", 0)
         return stage if isinstance(stage, int) else None
 
     def finding(self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()) -> Finding:
@@ -92,10 +92,9 @@ class Config(Given):
 
     def line(self, dotted: str) -> int | None:
         """Line of the key, or of the innermost enclosing section with a known line."""
-        location: tuple[str, ...] = tuple(dotted.split(".")) if dotted else ()
-        while location and location not in self.document.lines:
-            location = location[:-1]
-        return self.document.lines.get(location) if location else None
+        path = tuple(dotted.split("."))
+        found = (self.document.lines.get(path[:length]) for length in range(len(path), 0, -1))
+        return next((line for line in found if line is not None), None)
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Every leaf: (dotted key, value)."""
@@ -104,11 +103,7 @@ class Config(Given):
 
 def truth(value: Any) -> bool | None:
     """A boolean as pydantic reads it; None for ``auto`` and values that are not booleans."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return None
+    return {"true": True, "false": False}.get(str(value).lower())
 
 
 def removal(dotted: str) -> Changes:
