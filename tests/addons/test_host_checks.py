@@ -136,22 +136,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("hub", {"hub_token": False}, {}, "ok", "not needed", ""),
     ("hub", {"hub_token": False}, NO_PLAN, "warning", "no token", "hf auth login"),
     ("hub", {}, NO_PLAN, "ok", "a token is there", ""),
-    ("directories", {}, {}, "ok", "300.00 GiB fit; 50.00 GiB fit", ""),
-    ("directories", {}, NO_PLAN, "skipped", "no plan", ""),
-    ("directories", {}, {"checkpoints_gib": 300.1}, "failure", "/run: 300.0 GiB free, 300.1 needed for all",
+    ("disk", {}, {}, "ok", "300.00 GiB fit; 50.00 GiB fit", ""),
+    ("disk", {}, NO_PLAN, "skipped", "no plan", ""),
+    ("disk", {}, {"checkpoints_gib": 300.1}, "failure", "/run: 300.0 GiB free, 300.1 needed for all",
     "keep_last"),
-    ("directories", {}, {"nvme_gib": 50.1}, "failure", "/disk: 50.0 GiB free, 50.1 needed", ""),
-    ("directories", {}, {"nvme_gib": 50.1, "nvme_path": None}, "ok", "", ""),
-    ("directories", {"writable": {"/run": {"free_bytes": 1 << 60}}}, {"nvme_gib": 0.0}, "ok", "300.00 GiB fit", ""),
-    ("directories", {"writable": {"/run": {"error": "Read-only"}}}, {}, "failure", "/run: Read-only",
+    ("disk", {}, {"nvme_gib": 50.1}, "failure", "/disk: 50.0 GiB free, 50.1 needed", ""),
+    ("disk", {}, {"nvme_gib": 50.1, "nvme_path": None}, "ok", "", ""),
+    ("disk", {"writable": {"/run": {"free_bytes": 1 << 60}}}, {"nvme_gib": 0.0}, "ok", "300.00 GiB fit", ""),
+    ("disk", {"writable": {"/run": {"error": "Read-only"}}}, {}, "failure", "/run: Read-only",
     "elsewhere (--out)"),
-    ("directories", {"writable": {}}, {}, "failure", "/run: not looked at", ""),
+    ("disk", {"writable": {}}, {}, "failure", "/run: not looked at", ""),
     ("host-memory", {"memory": {"error": "OSError: no /proc"}}, {}, "warning",
      "cannot be looked at (memory: OSError: no /proc)", "look there by hand ('MemAvailable')"),
 ]  # fmt: skip
-OF = {check.__name__: check.__name__.replace("_", "-") for check in CHECKS} | {
-    "gpu_count": "gpus", "shared_memory": "shm", "limits": "ulimits",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_a_check_of_a_host(
 ) -> None:
     required = None if needs is NO_PLAN else replace(NEEDS, **needs)
     found = check_host({**copy.deepcopy(HEALTHY), **change}, required, "node-7")
-    result = found[list(OF.values()).index(check)]
+    result = found[list(CHECKS).index(check)]
     assert (result.state, result.hosts, len(found)) == (state, ("node-7",), len(CHECKS))
     assert (said in result.said, fix in result.fix, bool(result.fix)) == (True, True, state in ("failure", "warning"))
 
