@@ -12,10 +12,12 @@ from kit.addons.lint.config import Config, removal, setting
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.key_rules import unknown_keys
 from kit.addons.lint.known_keys import accelerate_keys, layer_classes
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.rule import Case, Each, Rule, check, table
 from kit.specs.model import ModelSpec
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
+_WRAPPED = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
 DECIDED_BY_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -84,6 +86,16 @@ def _decided_by_file(key: str) -> Case[Config]:
         "remove it here",
         removal(key),
     )
+
+
+def missing_classes(named: object, model: ModelSpec | None) -> Iterator[tuple[str, str]]:
+    """(why, fix) for every class name in ``named`` (comma-separated) that the model's family does not define."""
+    known = layer_classes().get(model.family, frozenset()) if model is not None else frozenset()
+    for name in str(named).split(",") if known and named else ():
+        if name.strip() not in known | TORCH_CLASSES:
+            layers = sorted(each for each in known if each.endswith(("Layer", "Block")))
+            assert model is not None
+            yield f"{name.strip()} is no class of {model.name}", f"write {', '.join(layers)}"
 
 
 table(
@@ -164,6 +176,18 @@ table(
             *(_decided_by_file(f"deepspeed_config.{key}") for key in DECIDED_BY_FILE),
             _decided_by_file("mixed_precision"),
         ),
+        # utils/dataclasses.py, set_auto_wrap_policy: a class that is not found is an exception.
+        Rule(
+            "wrap-class", "accelerate, script, with a model", "a layer class that the model does not have", "refused"
+        ): (
+            Each(
+                "error",
+                _WRAPPED,
+                lambda c: missing_classes(c.get(_WRAPPED), c.model),
+                lambda c, missing: missing[0],
+                lambda c, missing: missing[1],
+            ),
+        ),
         Rule("visible-devices", "accelerate, script", "fewer GPUs visible than processes on a machine", "it stops"): (
             Case(
                 "error",
@@ -177,30 +201,6 @@ table(
         ),
     },
 )
-
-
-@check(
-    "accelerate",
-    Rule("wrap-class", "accelerate, script, with a model", "a layer class that the model does not have", "refused"),
-)
-def wrap_class(config: Config) -> Iterator[Finding]:
-    """utils/dataclasses.py, set_auto_wrap_policy: a class that is not found is an exception."""
-    key = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
-    for why, fix in missing_classes(config.get(key), config.model):
-        yield config.finding("wrap-class", "error", key, why, fix)
-
-
-def missing_classes(named: object, model: ModelSpec | None) -> Iterator[tuple[str, str]]:
-    """(why, fix) for every class name in ``named`` (comma-separated) that the model's family does not define."""
-    known = layer_classes().get(model.family, frozenset()) if model is not None else frozenset()
-    for name in str(named).split(",") if known and named else ():
-        if name.strip() not in known | TORCH_CLASSES:
-            layers = sorted(each for each in known if each.endswith(("Layer", "Block")))
-            assert model is not None
-            yield f"{name.strip()} is no class of {model.name}", f"write {', '.join(layers)}"
-
-
-TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
 
 
 @check("accelerate")

@@ -65,42 +65,24 @@ def batch_arithmetic(config: Config) -> Iterator[Finding]:
     total, micro = config.number("train_batch_size"), config.number("train_micro_batch_size_per_gpu")
     if total is None or micro is None or min(total, micro) < 1:
         return
-    given = config.number("gradient_accumulation_steps")
     if config.get("gradient_accumulation_steps") == AUTO:
         return
-    steps = given if given is not None else 1
+    given = config.number("gradient_accumulation_steps")
     ranks = data_parallel_size(config)
-    if given is None and ranks is not None and total % (micro * ranks) == 0:
-        return  # DeepSpeed computes gradient_accumulation_steps
-    unit = micro * max(1, steps) * (ranks or 1)
-    if total % unit == 0 and (ranks is None or total == unit):
+    of_each = micro * (ranks or 1)  # samples of all ranks in one micro batch
+    unit = of_each * max(1, 1 if given is None else given)
+    is_right = total == unit if ranks else total % unit == 0
+    if is_right or (given is None and ranks and total % of_each == 0):  # DeepSpeed works out the accumulation
         return
-    product = f"micro batch {micro:g} · accumulation {steps:g}"
+    product = f"micro batch {micro:g} · accumulation {1 if given is None else given:g}"
+    step = of_each if ranks else unit
+    below, above = int(total // step * step), int((total // step + 1) * step)
+    sizes = f"{below} or {above}" if below else f"{above}"
     if ranks is None:
-        below, above = int(total // unit * unit), int((total // unit + 1) * unit)
-        sizes = f"{below} or {above}" if below else f"{above}"
-        yield config.finding(
-            "batch-arithmetic",
-            "error",
-            "train_batch_size",
-            f"{total:g} is not a multiple of {product}: no number of GPUs makes it true",
-            f"use {sizes}, or leave train_batch_size out, which DeepSpeed then works out",
-            removal("train_batch_size"),
-        )
-        return
-    whole = micro * ranks
-    fitting = total % whole == 0
-    below, above = int(total // whole * whole), int((total // whole + 1) * whole)
-    hint = (
-        f"use gradient_accumulation_steps={int(total // whole)}"
-        if fitting
-        else f"use a train_batch_size of {f'{below} or ' if below else ''}{above}"
-    )
-    yield config.finding(
-        "batch-arithmetic",
-        "error",
-        "train_batch_size",
-        f"{total:g} is not {product} · {ranks} data-parallel ranks = {unit:g}, and DeepSpeed refuses to start",
-        f"{hint}, or leave train_batch_size out, which DeepSpeed then works out",
-        removal("train_batch_size"),
-    )
+        why, hint = f"{total:g} is not a multiple of {product}: no number of GPUs makes it true", f"use {sizes}"
+    else:
+        why = f"{total:g} is not {product} · {ranks} data-parallel ranks = {unit:g}, and DeepSpeed refuses to start"
+        fitting = f"use gradient_accumulation_steps={int(total // step)}"
+        hint = f"use a train_batch_size of {sizes}" if total % step else fitting
+    fix = f"{hint}, or leave train_batch_size out, which DeepSpeed then works out"
+    yield config.finding("batch-arithmetic", "error", "train_batch_size", why, fix, removal("train_batch_size"))

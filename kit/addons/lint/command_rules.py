@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,24 +9,16 @@ from kit.addons.lint.accelerate_rules import missing_classes
 from kit.addons.lint.commands import LAUNCHERS, Command, known_options, number
 from kit.addons.lint.config import Config, truth
 from kit.addons.lint.finding import Finding
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.known_keys import near
+from kit.addons.lint.rule import Case, Each, Rule, check, table
 from kit.specs.model import ModelSpec
 
 
-@check(
-    "launch",
-    Rule("unknown-option", "script", "options that the launcher does not know, with the nearest one", "it stops"),
-)
-def unknown_option(command: Command) -> Iterator[Finding]:
+def _unknown_options(command: Command) -> list[str]:
     """argparse refuses an unknown option. Options before the script are the launcher's, later ones the script's."""
     known = known_options().get(command.launcher)
-    for option, _ in command.options if known is not None else ():
-        if known is None or option in known or option.startswith("$"):
-            continue
-        near = difflib.get_close_matches(option, list(known), n=1, cutoff=0.75)
-        fix = f"did you mean {near[0]}?" if near else f"put it behind {command.program or 'the script'}, or remove it"
-        why = f"no option of {command.launcher}, which stops at it"
-        yield command.finding("unknown-option", "error", option, why, fix)
+    given = [option for option, _ in command.options if not option.startswith("$")]
+    return [] if known is None else [option for option in given if option not in known]
 
 
 def wrapped_classes(command: Command, model: ModelSpec | None) -> Iterator[Finding]:
@@ -138,6 +129,19 @@ def _chosen_twice(option: str) -> Case[Command]:
 table(
     "launch",
     {
+        Rule("unknown-option", "script", "options that the launcher does not know, with the nearest one", "it stops"): (
+            Each(
+                "error",
+                lambda c, option: option,
+                _unknown_options,
+                lambda c, option: f"no option of {c.launcher}, which stops at it",
+                lambda c, option: (
+                    f"did you mean {meant}?"
+                    if (meant := near(option, known_options()[c.launcher]))
+                    else f"put it behind {c.program or 'the script'}, or remove it"
+                ),
+            ),
+        ),
         # torch/distributed/launch.py says so itself.
         Rule(
             "former-launcher",

@@ -64,11 +64,7 @@ class Config(Given):
     def number(self, dotted: str) -> float | None:
         """A finite number, quoted or not; None if it is missing, ``auto`` or not a number."""
         value = self.get(dotted)
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            return None
-        with contextlib.suppress(ValueError, OverflowError):  # a quoted one is a finding of its own (text-value)
-            return float(value) if math.isfinite(float(value)) else None
-        return None
+        return None if isinstance(value, bool) else finite(value)
 
     def section(self, dotted: str) -> dict[str, Any]:
         """A section; empty if the key is missing or not a section."""
@@ -99,6 +95,14 @@ class Config(Given):
     def values(self) -> Iterator[tuple[str, Any]]:
         """Every leaf: (dotted key, value)."""
         yield from _leaves(self.document.data, ())
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, quoted or not; None of anything else. Of a configuration a quoted one is a finding of its own
+    (text-value)."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return float(value) if math.isfinite(float(value)) else None
+    return None
 
 
 def truth(value: Any) -> bool | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kit.addons.lint.config import AUTO, Config, removal, setting
-from kit.addons.lint.finding import REMOVE, Finding
-from kit.addons.lint.known_keys import KnownKeys, deepspeed_keys
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.config import Config, removal, setting, truth
+from kit.addons.lint.finding import REMOVE, Changes, Finding, Severity
+from kit.addons.lint.known_keys import KnownKeys, deepspeed_keys, near
+from kit.addons.lint.rule import Case, Each, Rule, check, table
 
 REPLACEMENTS = {
     "amp": "use fp16, bf16 or torch_autocast",
@@ -42,31 +41,16 @@ _MOST_UNKNOWN = 20
 )
 def json_syntax(config: Config) -> Iterator[Finding]:
     """DeepSpeed's hjson accepts comments and trailing commas; the json of accelerate and the Trainer does not."""
-    seen: set[str] = set()
+    name, of_kind = config.document.name, {item.kind: item for item in reversed(config.irregularities)}
     for item in config.irregularities:
         if item.kind == "duplicate key":
-            yield Finding(
-                "duplicate-key",
-                "error",
-                config.document.name,
-                item.line,
-                item.detail,
-                "is there twice: DeepSpeed refuses the file, json silently takes the last",
-                "keep one",
-            )
-        elif item.kind not in seen:
-            seen.add(item.kind)
-            severity = "note" if config.reader == "deepspeed" else "warning"
-            yield Finding(
-                "json-syntax",
-                severity,  # type: ignore[arg-type]  # one of two literals
-                config.document.name,
-                item.line,
-                "",
-                f"a {item.kind} is no JSON: deepspeed.initialize forgives it, accelerate and the Trainer stop at it",
-                "remove it",
-                ((("",), REMOVE),),  # writing the file as regular JSON is the fix
-            )
+            why = "is there twice: DeepSpeed refuses the file, json silently takes the last"
+            yield Finding("duplicate-key", "error", name, item.line, item.detail, why, "keep one")
+        elif item is of_kind[item.kind]:
+            severity: Severity = "note" if config.reader == "deepspeed" else "warning"
+            why = f"a {item.kind} is no JSON: deepspeed.initialize forgives it, accelerate and the Trainer stop at it"
+            rewritten = ((("",), REMOVE),)  # writing the file as regular JSON is the fix
+            yield Finding("json-syntax", severity, name, item.line, "", why, "remove it", rewritten)
 
 
 @check(
@@ -93,20 +77,13 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         dotted = ".".join(path)
         if dotted in known.removed or path[-1].startswith("_"):
             continue  # another rule covers removed keys; people use keys with a leading underscore as comments
-        right = KNOWN_SLIPS.get(dotted)
-        if len(path) == 1 and path[0] in BELONGS_INSIDE:
-            yield config.finding(
-                rule,
-                "error",
-                dotted,
-                "nothing reads it here",
-                f"move it into zero_optimization: zero_optimization.{dotted}",
-                (*removal(dotted), *setting(f"zero_optimization.{dotted}", config.get(dotted))),
-            )
+        if path[0] in BELONGS_INSIDE and len(path) == 1:
+            inside = f"zero_optimization.{dotted}"
+            changes = (*removal(dotted), *setting(inside, config.get(dotted)))
+            fix = f"move it into zero_optimization: {inside}"
+            yield config.finding(rule, "error", dotted, "nothing reads it here", fix, changes)
             continue
-        names = list(known.inside(path[:-1]) or ())
-        right = right or next(iter(difflib.get_close_matches(path[-1].lower(), names, n=1, cutoff=0.75)), None)
-        renamed = ".".join((*path[:-1], right)) if right else None
+        right = KNOWN_SLIPS.get(dotted) or near(path[-1].lower(), known.inside(path[:-1]) or ())
         refused = (path[0] if len(path) > 1 else "") in known.refuses
         yield config.finding(
             rule,
@@ -114,68 +91,114 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
             dotted,
             f"no key of {known.reader} {known.version}: {known.effect}",
             f"did you mean {right}?" if right else "remove it",
-            config.moved(dotted, renamed) if renamed else (),
+            config.moved(dotted, ".".join((*path[:-1], right))) if right else (),
         )
 
 
-@check(
-    "deepspeed",
-    Rule(
-        "removed-key",
-        "ds",
-        "features that DeepSpeed dropped (amp, nebula, elasticity, MiCS, …)",
-        "it refuses to start; many tutorials still name them",
-    ),
-)
-def removed_key(config: Config) -> Iterator[Finding]:
+def _removed(config: Config) -> list[str]:
     """runtime/config.py, _reject_removed_config_keys."""
-    for dotted in sorted(deepspeed_keys().removed):
-        if config.has(dotted):
-            yield config.finding(
-                "removed-key",
-                "error",
-                dotted,
-                f"removed from DeepSpeed, {deepspeed_keys().version} refuses to start with it",
-                REPLACEMENTS.get(dotted, "remove it"),
-                removal(dotted),
-            )
+    return [dotted for dotted in sorted(deepspeed_keys().removed) if config.has(dotted)]
 
 
-@check(
-    "deepspeed",
-    Rule(
-        "deprecated-key",
-        "ds",
-        '`cpu_offload`, `bfloat16`, `"zero_optimization": true`, …',
-        "read by some readers and not by others",
-    ),
-)
-def deprecated_key(config: Config) -> Iterator[Finding]:
-    """Fields marked deprecated in the parser's own models."""
-    for dotted, replacement in (deepspeed_keys().deprecated or {}).items():
-        if config.has(dotted):
-            section, _, key = dotted.rpartition(".")
-            changes: tuple[Any, ...] = ()
-            if key in ("cpu_offload", "cpu_offload_param"):
-                changes = removal(dotted)
-                if config.on(dotted):
-                    changes += setting(f"{section}.{replacement}", {"device": "cpu"})
-            elif " " not in replacement:
-                changes = (*removal(dotted), *setting(f"{section}.stage3_{replacement}", config.get(dotted)))
-            yield config.finding(
-                "deprecated-key",
-                "warning",
-                dotted,
-                "deprecated",
-                f"use {replacement.replace(' or ', ' and ')}",
-                changes,
-            )
+def _deprecated(config: Config) -> list[tuple[str, str]]:
+    """(key, its replacement) of fields marked deprecated in the parser's own models."""
+    return [each for each in deepspeed_keys().deprecated.items() if config.has(each[0])]
+
+
+def _undeprecated(config: Config, dotted: str, replacement: str) -> Changes:
+    """The change from a deprecated key to what replaces it; empty where a person has to decide."""
+    section, _, key = dotted.rpartition(".")
+    if key in ("cpu_offload", "cpu_offload_param"):
+        moved = setting(f"{section}.{replacement}", {"device": "cpu"}) if config.on(dotted) else ()
+    elif " " in replacement:
+        return ()
+    else:
+        moved = setting(f"{section}.stage3_{replacement}", config.get(dotted))
+    return (*removal(dotted), *moved)
+
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+
+
+def _quoted(config: Config) -> Iterator[tuple[str, Any, str]]:
+    """(key, value without quotes, why) of numbers and booleans in quotes: pydantic sections convert some; other code
+    and other readers do not."""
+    for dotted, value in config.values():
+        if not isinstance(value, str):
+            continue
+        if truth(value) is not None:
+            yield dotted, truth(value), f'"{value}" is text; every text is true where a reader does not convert it'
+        elif _NUMBER.fullmatch(value):
+            why = f'"{value}" is text, which does not equal the number that accelerate and the Trainer compare it with'
+            yield dotted, int(value) if re.fullmatch(r"[-+]?\d{1,300}", value) else float(value), why
+
+
+_OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_FP16_LIMITS = {
+    "fp16.loss_scale": ">= 0",
+    "fp16.initial_scale_power": ">= 0 and <= 127",
+    "fp16.loss_scale_window": "> 0",
+    "fp16.min_loss_scale": "> 0",
+}
+"""Limits that runtime/precision_config.py checks in code. A loss scale of 2¹²⁸ overflows fp32, so every step would be
+skipped."""
+
+
+def _out_of_range(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, limit) of numbers beyond the limits of the parser's own fields."""
+    limits = {**deepspeed_keys().limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
+    for dotted, limit in limits.items():
+        value = config.number(dotted)
+        if value is not None and not all(_within(value, each) for each in limit.split(" and ")):
+            yield dotted, limit
+
+
+def _within(value: float, limit: str) -> bool:
+    sign, number = limit.split()
+    return bool(_OPERATORS[sign](value, float(number)))
+
+
+def _unknown(node: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in node.items():
+        inner = (*path, str(key))
+        if key not in known:
+            yield inner
+        elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
+            yield from _unknown(value, known[key], inner)
 
 
 table(
     "deepspeed",
     {
-        "deprecated-key": (
+        Rule(
+            "removed-key",
+            "ds",
+            "features that DeepSpeed dropped (amp, nebula, elasticity, MiCS, …)",
+            "it refuses to start; many tutorials still name them",
+        ): (
+            Each(
+                "error",
+                lambda c, dotted: dotted,
+                _removed,
+                lambda c, dotted: f"removed from DeepSpeed, {deepspeed_keys().version} refuses to start with it",
+                lambda c, dotted: REPLACEMENTS.get(dotted, "remove it"),
+                lambda c, dotted: removal(dotted),
+            ),
+        ),
+        Rule(
+            "deprecated-key",
+            "ds",
+            '`cpu_offload`, `bfloat16`, `"zero_optimization": true`, …',
+            "read by some readers and not by others",
+        ): (
+            Each(
+                "warning",
+                lambda c, old: old[0],
+                _deprecated,
+                "deprecated",
+                lambda c, old: f"use {old[1].replace(' or ', ' and ')}",
+                lambda c, old: _undeprecated(c, *old),
+            ),
             Case(
                 "warning",
                 "zero_optimization",
@@ -193,73 +216,29 @@ table(
                 lambda c: (*removal("bfloat16"), *setting("bf16", c.get("bfloat16"))),
             ),
         ),
+        Rule(
+            "text-value",
+            "ds",
+            '`"true"`, `"8"` in quotes',
+            "true whatever it says; unequal to the number it is compared with",
+        ): (
+            Each(
+                "error",
+                lambda c, quoted: quoted[0],
+                _quoted,
+                lambda c, quoted: quoted[2],
+                lambda c, quoted: f"write {str(quoted[1]).lower()}",
+                lambda c, quoted: setting(quoted[0], quoted[1]),
+            ),
+        ),
+        Rule("value-range", "ds", "sizes and loss-scale powers out of range", "refused, or no step passes"): (
+            Each(
+                "error",
+                lambda c, beyond: beyond[0],
+                _out_of_range,
+                lambda c, beyond: f"{c.number(beyond[0]):g} is out of range: it must be {beyond[1]}",
+                lambda c, beyond: f"write a number {beyond[1]}",
+            ),
+        ),
     },
 )
-
-
-@check(
-    "deepspeed",
-    Rule(
-        "text-value",
-        "ds",
-        '`"true"`, `"8"` in quotes',
-        "true whatever it says; unequal to the number it is compared with",
-    ),
-)
-def text_value(config: Config) -> Iterator[Finding]:
-    """Numbers and booleans in quotes: pydantic sections convert some; other code and other readers do not."""
-    for dotted, value in config.values():
-        if not isinstance(value, str) or value == AUTO:
-            continue
-        if value.lower() in ("true", "false"):
-            right: Any = value.lower() == "true"
-            why = f'"{value}" is text; every text is true where a reader does not convert it'
-        elif re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value):
-            number = float(value)
-            right = int(value) if re.fullmatch(r"[-+]?\d{1,300}", value) else number
-            why = f'"{value}" is text, which does not equal the number that accelerate and the Trainer compare it with'
-        else:
-            continue
-        yield config.finding("text-value", "error", dotted, why, f"write {str(right).lower()}", setting(dotted, right))
-
-
-_OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-_FP16_LIMITS = {
-    "fp16.loss_scale": ">= 0",
-    "fp16.initial_scale_power": ">= 0 and <= 127",
-    "fp16.loss_scale_window": "> 0",
-    "fp16.min_loss_scale": "> 0",
-}
-"""Limits that runtime/precision_config.py checks in code. A loss scale of 2¹²⁸ overflows fp32, so every step would be
-skipped."""
-
-
-@check("deepspeed", Rule("value-range", "ds", "sizes and loss-scale powers out of range", "refused, or no step passes"))
-def value_range(config: Config) -> Iterator[Finding]:
-    """The limits of the parser's own fields."""
-    limits = {**deepspeed_keys().limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
-    for dotted, limit in limits.items():
-        value = config.number(dotted)
-        broken = [each for each in limit.split(" and ") if value is not None and not _within(value, each)]
-        if broken:
-            yield config.finding(
-                "value-range",
-                "error",
-                dotted,
-                f"{value:g} is out of range: it must be {limit}",
-                f"write a number {limit}",
-            )
-
-
-def _within(value: float, limit: str) -> bool:
-    sign, number = limit.split()
-    return bool(_OPERATORS[sign](value, float(number)))
-
-
-def _unknown(node: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for key, value in node.items():
-        inner = (*path, str(key))
-        if key not in known:
-            yield inner
-        elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
-            yield from _unknown(value, known[key], inner)

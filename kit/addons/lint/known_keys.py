@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,9 +25,8 @@ class KnownKeys:
     """key → null (a value), ``any`` (any content), or the mapping of keys inside."""
     removed: frozenset[str] = frozenset()
     """Dotted keys that raise an exception."""
-    deprecated: Mapping[str, str] | None = None
+    deprecated: Mapping[str, str] = field(default_factory=dict)
     """Dotted key → the key that replaces it."""
-
     refuses: frozenset[str] = frozenset()
     """Sections in which an unknown key stops the run; the empty string is the top level."""
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +38,11 @@ class KnownKeys:
         for step in path:
             node = node.get(step) if isinstance(node, Mapping) else None
         return node if isinstance(node, Mapping) else None
+
+
+def near(word: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like a word; None if none is like it."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)), None)
 
 
 def generated(name: str) -> Mapping[str, Any]:

@@ -3,14 +3,13 @@ sets."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 
 from kit.addons.lint.commands import Command, known_options, number_of, plain_name, said
 from kit.addons.lint.finding import Finding, Severity
-from kit.addons.lint.known_keys import trainer_arguments
-from kit.addons.lint.rule import Rule, check
+from kit.addons.lint.known_keys import near, trainer_arguments
+from kit.addons.lint.rule import Case, Each, Rule, check, table
 from kit.addons.lint.shell_words import shell_lines
 
 _SIZE = re.compile(
@@ -50,35 +49,54 @@ def _known(command: Command) -> dict[str, bool]:
     return {name: not isinstance(value, bool) for name, value in trainer_arguments().defaults.items()} | options
 
 
-@check(
-    "launch",
-    Rule("given-twice", "script", "an option twice with two values", "the last one wins, unless a script wraps it"),
-)
-def given_twice(command: Command) -> Iterator[Finding]:
-    """argparse keeps the last value. A parser of one's own may collect them, which is a note."""
+def _differing(command: Command) -> Iterator[tuple[str, str, str]]:
+    """(option, value, another value) of what is given twice. argparse keeps the last value."""
     for pairs in (command.options, command.arguments):
         values: dict[str, str] = {}
         for option, value in pairs:
-            name = plain_name(option)
-            if value is not None and values.setdefault(name, value) != value:
-                severity: Severity = "warning" if name in _known(command) else "note"
-                why = f"given as {values[name][:60]} and as {value[:60]}: the last one counts"
-                yield command.finding("given-twice", severity, option, why, "keep one")
+            first = values.setdefault(plain_name(option), value) if value is not None else None
+            if value is not None and first is not None and first != value:
+                yield option, first[:60], value[:60]
 
 
-@check(
+table(
     "launch",
-    Rule("all-arguments", "script", "`$@` where it takes or gives away options", "arguments reach the wrong program"),
+    {
+        # A parser of one's own may collect the values, which is a note.
+        Rule(
+            "given-twice", "script", "an option twice with two values", "the last one wins, unless a script wraps it"
+        ): (
+            Each(
+                lambda c, twice: "warning" if plain_name(twice[0]) in _known(c) else "note",
+                lambda c, twice: twice[0],
+                _differing,
+                lambda c, twice: f"given as {twice[1]} and as {twice[2]}: the last one counts",
+                "keep one",
+            ),
+        ),
+        # What the script's caller adds is one word or many, and stands where $@ does.
+        Rule(
+            "all-arguments", "script", "`$@` where it takes or gives away options", "arguments reach the wrong program"
+        ): (
+            Each(
+                "warning",
+                lambda c, option: option,
+                lambda c: [option for option in _ALL.findall(c.text) if _known(c).get(plain_name(option))],
+                "takes the first of the words in $@ as its value",
+                "give it a value, and put $@ last",
+            ),
+            Case(
+                "warning",
+                "",
+                lambda c: c.program in ("$@", "$*") and c.words,
+                lambda c: (
+                    f"$@ stands before the program: {c.launcher} takes the options in it, and stops at the program's"
+                ),
+                "put it behind the program",
+            ),
+        ),
+    },
 )
-def all_arguments(command: Command) -> Iterator[Finding]:
-    """What the script's caller adds is one word or many, and stands where ``$@`` does."""
-    for option in _ALL.findall(command.text):
-        if _known(command).get(plain_name(option)):
-            why = "takes the first of the words in $@ as its value"
-            yield command.finding("all-arguments", "warning", option, why, "give it a value, and put $@ last")
-    if command.program in ("$@", "$*") and command.words:
-        why = f"$@ stands before the program: {command.launcher} takes the options in it, and stops at the program's"
-        yield command.finding("all-arguments", "warning", "", why, "put it behind the program")
 
 
 @check(
@@ -96,10 +114,10 @@ def unset_variables(text: str, found: Sequence[Command], given: Sequence[str] = 
             for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", value)):
                 if name in known or _GIVEN.match(name):
                     continue
-                near = difflib.get_close_matches(name, known, 1, 0.75)
-                severity: Severity = "warning" if near else "note"
+                meant = near(name, known)
+                severity: Severity = "warning" if meant else "note"
                 why = (
                     f"{name} is set nowhere here, and is {'0' if arithmetic else 'empty'} unless the environment has it"
                 )
-                fix = f"did you mean {near[0]}?" if near else f"set it, or write ${{{name}:?}} to stop without it"
+                fix = f"did you mean {meant}?" if meant else f"set it, or write ${{{name}:?}} to stop without it"
                 yield command.finding("unset-variable", severity, option, why, fix)

@@ -1,13 +1,17 @@
-"""Rules of lint. Most are rows of a table, each a predicate and a sentence; others are checks in code:
+"""Rules of lint. Most are rows of a table, each a predicate and a sentence, or what finds several things and a sentence
+for each; others are checks in code:
 
     table("deepspeed", {
         Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"): (
             Case("error", "", lambda c: not c.has("train_batch_size"), "train_batch_size is missing", "add it"),
         ),
+        Rule("removed-key", "ds", "features that DeepSpeed dropped", "it refuses to start"): (
+            Each("error", lambda c, key: key, lambda c: [each for each in DROPPED if c.has(each)], "gone", "remove it"),
+        ),
     })
 
-    @check("deepspeed", Rule("text-value", "ds", "numbers in quotes", "unequal to the number they are compared with"))
-    def text_value(config: Config) -> Iterator[Finding]: ...
+    @check("deepspeed", Rule("batch-arithmetic", "ds", "batch sizes whose product is wrong", "an assertion fails"))
+    def batch_arithmetic(config: Config) -> Iterator[Finding]: ...
 
 The table of docs/lint.md is written from here (``kit lint --rules``).
 """
@@ -53,18 +57,31 @@ G = TypeVar("G", bound=_Subject)
 class Case(Generic[G]):
     """One condition of a rule, with its message. A text that depends on values is a function of the input."""
 
-    severity: Severity
-    key: str | Callable[[G], str]
-    when: Callable[[G], object]
-    why: str | Callable[[G], str]
-    fix: str | Callable[[G], str]
-    changes: Changes | Callable[[G], Changes] = ()
+    severity: Severity | Callable[..., Severity]
+    key: str | Callable[..., str]
+    when: Callable[[G], Any]
+    why: str | Callable[..., str]
+    fix: str | Callable[..., str]
+    changes: Changes | Callable[..., Changes] = ()
 
-    def of(self, rule: str, given: G) -> Finding:
-        """The finding."""
-        key, why, fix = (text if isinstance(text, str) else text(given) for text in (self.key, self.why, self.fix))
-        changes = self.changes if isinstance(self.changes, tuple) else self.changes(given)
-        return given.finding(rule, self.severity, key, why, fix, changes)
+    def findings(self, rule: str, given: G) -> Iterator[Finding]:
+        """One where the condition holds."""
+        if self.when(given):
+            yield self.of(rule, given)
+
+    def of(self, rule: str, *given: Any) -> Finding:
+        """The finding. ``given``: what the texts are functions of; the input is the first."""
+        parts: tuple[Any, ...] = (self.severity, self.key, self.why, self.fix, self.changes)
+        subject: _Subject = given[0]
+        return subject.finding(rule, *(part(*given) if callable(part) else part for part in parts))
+
+
+class Each(Case[G]):
+    """A condition of several things: ``when`` finds them, and the texts are functions of the input and of one."""
+
+    def findings(self, rule: str, given: G) -> Iterator[Finding]:
+        """One for each."""
+        return (self.of(rule, given, each) for each in self.when(given))
 
 
 RULES: dict[str, Rule] = {}
@@ -94,7 +111,7 @@ def table(reads: Reads, rows: Mapping[Rule | str, tuple[Case[G], ...]]) -> None:
 
 
 def _findings(rule: str, cases: tuple[Case[G], ...], given: G) -> Iterator[Finding]:
-    return (case.of(rule, given) for case in cases if case.when(given))
+    return (finding for case in cases for finding in case.findings(rule, given))
 
 
 def markdown() -> str:

@@ -3,17 +3,16 @@ contradicts an argument or its default."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 
 from kit.addons.lint.command_rules import processes
 from kit.addons.lint.commands import Command, plain_name
-from kit.addons.lint.config import AUTO, Config
+from kit.addons.lint.config import AUTO, Config, finite
 from kit.addons.lint.finding import Finding
 from kit.addons.lint.known_keys import trainer_arguments
 from kit.addons.lint.parallelism_rules import size
-from kit.addons.lint.rule import Rule, check
+from kit.addons.lint.rule import Each, Rule, check, table
 
 INSTEAD = {
     "adafactor": "write --optim adafactor",
@@ -62,22 +61,10 @@ def _reads_deepspeed(command: Command) -> bool:
     return command.argument("deepspeed") is not None
 
 
-@check(
-    "launch",
-    Rule("dropped-argument", "script", "an argument of the Trainer that transformers 5 dropped", "it stops"),
-)
-def dropped_argument(command: Command) -> Iterator[Finding]:
+def _dropped(command: Command) -> list[str]:
     """transformers/hf_argparser.py, parse_args_into_dataclasses, refuses what no dataclass has."""
-    table = trainer_arguments()
-    names = {option: plain_name(option) for option, _ in command.arguments}
-    if not _is_trainers(command):
-        return
-    for option, name in names.items():
-        if name in table.dropped:
-            why = f"transformers {table.version} has no such argument: its parser stops, unless the program defines it"
-            yield command.finding(
-                "dropped-argument", "error", option, why, INSTEAD.get(name, f"remove it, or define --{name}")
-            )
+    options = dict.fromkeys(option for option, _ in command.arguments) if _is_trainers(command) else ()
+    return [option for option in options if plain_name(option) in trainer_arguments().dropped]
 
 
 @check(
@@ -103,31 +90,51 @@ def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
         yield command.finding("trainer-mismatch", "error", key, why, f'write "auto" for {dotted}')
 
 
-@check(
-    "launch",
-    Rule(
-        "weights-in-bf16",
-        "script",
-        "a Trainer's model loaded in bf16, all of it trained, without DeepSpeed or FSDP",
-        "no fp32 master weights: small updates are lost",
-    ),
-)
-def weights_in_bf16(command: Command) -> Iterator[Finding]:
+def _in_bf16(command: Command) -> list[str]:
     """The Trainer steps the weights as they are loaded. DeepSpeed, and accelerate under FSDP, make fp32 ones of them
     (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model); peft trains adapters in fp32 (autocast_adapter_dtype)."""
-    names = {"dtype", "torch_dtype", "model_dtype"} & command.argument_names
-    split = command.argument("deepspeed", "fsdp") is not None or command.launcher == "deepspeed"
-    split |= command.launcher == "accelerate launch"  # its file may name either
-    adapters = any("peft" in name or "lora" in name for name in command.argument_names)
-    ours = _is_trainers(command) or "per_device_train_batch_size" in command.argument_names
-    for name in sorted(names) if ours and not (split or adapters) else ():
-        if command.argument(name) in ("bfloat16", "bf16", "torch.bfloat16"):
-            why = (
+    names = command.argument_names
+    # The file of accelerate launch may name DeepSpeed or FSDP.
+    split = command.argument("deepspeed", "fsdp") is not None or command.launcher in ("deepspeed", "accelerate launch")
+    adapters = any("peft" in name or "lora" in name for name in names)
+    if split or adapters or not (_is_trainers(command) or "per_device_train_batch_size" in names):
+        return []
+    bf16 = ("bfloat16", "bf16", "torch.bfloat16")
+    return [name for name in ("dtype", "model_dtype", "torch_dtype") if command.argument(name) in bf16]
+
+
+table(
+    "launch",
+    {
+        Rule("dropped-argument", "script", "an argument of the Trainer that transformers 5 dropped", "it stops"): (
+            Each(
+                "error",
+                lambda c, option: option,
+                _dropped,
+                lambda c, option: (
+                    f"transformers {trainer_arguments().version} has no such argument: its parser stops, unless the "
+                    "program defines it"
+                ),
+                lambda c, option: INSTEAD.get(plain_name(option), f"remove it, or define --{plain_name(option)}"),
+            ),
+        ),
+        Rule(
+            "weights-in-bf16",
+            "script",
+            "a Trainer's model loaded in bf16, all of it trained, without DeepSpeed or FSDP",
+            "no fp32 master weights: small updates are lost",
+        ): (
+            Each(
+                "warning",
+                lambda c, name: f"--{name}",
+                _in_bf16,
                 "the weights are bf16, and so are their gradients and AdamW's moments: an update below a 256th of a "
-                "weight may be rounded away"
-            )
-            fix = f"write --{name} float32 with --bf16, at 8 bytes more per parameter, or compare losses"
-            yield command.finding("weights-in-bf16", "warning", f"--{name}", why, fix)
+                "weight may be rounded away",
+                lambda c, name: f"write --{name} float32 with --bf16, at 8 bytes more per parameter, or compare losses",
+            ),
+        ),
+    },
+)
 
 
 _SAME = {
@@ -148,22 +155,17 @@ NO = ("no", "false", "f", "n", "0")
 
 def _expected(command: Command) -> Iterator[tuple[str, object, str]]:
     """(key, the value that it must have, the arguments that say so), of the values that the line tells."""
-    complete = _complete(command)
+    complete, defaults = _complete(command), trainer_arguments().defaults
 
     def number(name: str) -> float | None:
         """The value of an argument; None if a variable holds it."""
         text = command.argument(name)
-        if text is None:
-            return float(trainer_arguments().defaults[name]) if complete else None
-        with contextlib.suppress(ValueError):
-            return float(text) if math.isfinite(float(text)) else None
-        return None
+        return finite(text if text is not None else defaults[name] if complete else None)
 
     def said(*names: str) -> str:
         texts = ((name, command.argument(name)) for name in names)
-        default = trainer_arguments().defaults
         return ", ".join(
-            f"--{name} {default[name]} by default" if text is None else f"--{name} {text}" for name, text in texts
+            f"--{name} {defaults[name]} by default" if text is None else f"--{name} {text}" for name, text in texts
         )
 
     for dotted, name in _SAME.items():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from kit.addons.lint.config import AUTO, Config, removal, setting
-from kit.addons.lint.finding import Finding
-from kit.addons.lint.rule import Case, Rule, check, table
+from kit.addons.lint.rule import Case, Each, Rule, table
 
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 """Stage-3 keys that do not begin with stage3_."""
@@ -21,62 +19,13 @@ def _no_stage(config: Config) -> bool:
     return not isinstance(stage, str | None) and not (isinstance(stage, int) and 0 <= stage <= 3)
 
 
-table(
-    "deepspeed",
-    {
-        Rule("zero-stage", "ds", "a stage that does not exist", "refused"): (
-            Case(
-                "error",
-                "zero_optimization.stage",
-                _no_stage,
-                lambda c: f"{c.get('zero_optimization.stage')} is no stage",
-                "use 0, 1, 2 or 3",
-            ),
-        ),
-    },
-)
-
-
-table(
-    "deepspeed",
-    {
-        Rule("zenflow-weights", "ds", "ZenFlow, which permutes the weights", "trains from wrong weights"): (
-            Case(
-                "error",
-                "zero_optimization.zenflow",
-                lambda c: bool(c.get("zero_optimization.zenflow")),
-                "DeepSpeed 0.19.8 flattens matrices transposed and reads them back in another order: at stages 1 and 2 "
-                "every weight is in the wrong place before the first step",
-                "remove the section; offload_optimizer alone keeps the weights",
-            ),
-        ),
-    },
-)
-
-
-@check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"))
-def keys_of_another_stage(config: Config) -> Iterator[Finding]:
-    """DeepSpeed accepts keys of another stage and ignores them."""
-    stage = config.stage
-    if stage is None:
-        return
-    for key, value in config.section("zero_optimization").items():
-        wrong = (key.startswith("stage3_") or key in STAGE_3_ONLY) and stage != 3
-        wrong = wrong or (key in BELOW_STAGE_3_ONLY and stage == 3)
-        if key in HARMLESS_DEFAULTS and value == HARMLESS_DEFAULTS[key]:
-            continue
-        if key == "sub_group_size" and stage in (1, 2):
-            continue  # stage_1_and_2.py gets this key and ignores it; it is too common to report
-        if wrong:
-            reads = "stages 1 and 2 only" if stage == 3 else "stage 3 only"
-            yield config.finding(
-                "other-stage-key",
-                "warning",
-                f"zero_optimization.{key}",
-                f"read by {reads}; at stage {stage} it has no effect",
-                "remove it, or change the stage",
-                removal(f"zero_optimization.{key}"),
-            )
+def _has_no_effect(config: Config, key: str) -> bool:
+    """DeepSpeed accepts keys of another stage and ignores them. sub_group_size below 3 is too common to report it."""
+    if config.stage is None or (key == "sub_group_size" and config.stage in (1, 2)):
+        return False
+    if key in HARMLESS_DEFAULTS and config.section("zero_optimization")[key] == HARMLESS_DEFAULTS[key]:
+        return False
+    return key in BELOW_STAGE_3_ONLY if config.stage == 3 else key.startswith("stage3_") or key in STAGE_3_ONLY
 
 
 def _offloaded(config: Config, name: str) -> str:
@@ -133,9 +82,88 @@ _GATHER_TOO = (
 )
 """Other names that DeepSpeed accepts for this key."""
 
+FILLED_BY_ACCELERATE = (
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)
+"""Keys that accelerate fills from its YAML or environment, also in a Trainer's run (accelerate/utils/dataclasses.py,
+DeepSpeedPlugin)."""
+FILLED_BY_TRAINER = (
+    *FILLED_BY_ACCELERATE,
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16.enabled",
+    "bf16.enabled",
+    "optimizer.params.lr",
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+    "scheduler.params.warmup_min_lr",
+    "scheduler.params.warmup_max_lr",
+    "scheduler.params.warmup_num_steps",
+    "scheduler.params.total_num_steps",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+"""Keys that the Trainer fills (transformers/integrations/deepspeed.py, trainer_config_process and
+trainer_config_finalize)."""
+
+
+DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
+"""Sections in which "auto" means DeepSpeed's own default (runtime/config_utils.py, DeepSpeedConfigModel)."""
+
+
+def _autos(config: Config) -> list[str]:
+    return [dotted for dotted, value in config.values() if value == AUTO]
+
+
+def _filled(config: Config) -> list[str]:
+    """What the Hugging Face integrations fill."""
+    return [dotted for dotted in _autos(config) if dotted in FILLED_BY_TRAINER]
+
+
 table(
     "deepspeed",
     {
+        Rule("zero-stage", "ds", "a stage that does not exist", "refused"): (
+            Case(
+                "error",
+                "zero_optimization.stage",
+                _no_stage,
+                lambda c: f"{c.get('zero_optimization.stage')} is no stage",
+                "use 0, 1, 2 or 3",
+            ),
+        ),
+        Rule("zenflow-weights", "ds", "ZenFlow, which permutes the weights", "trains from wrong weights"): (
+            Case(
+                "error",
+                "zero_optimization.zenflow",
+                lambda c: bool(c.get("zero_optimization.zenflow")),
+                "DeepSpeed 0.19.8 flattens matrices transposed and reads them back in another order: at stages 1 and 2 "
+                "every weight is in the wrong place before the first step",
+                "remove the section; offload_optimizer alone keeps the weights",
+            ),
+        ),
+        Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"): (
+            Each(
+                "warning",
+                lambda c, key: f"zero_optimization.{key}",
+                lambda c: [key for key in c.section("zero_optimization") if _has_no_effect(c, key)],
+                lambda c, key: (
+                    f"read by {'stages 1 and 2 only' if c.stage == 3 else 'stage 3 only'}; at stage {c.stage} it has "
+                    "no effect"
+                ),
+                "remove it, or change the stage",
+                lambda c, key: removal(f"zero_optimization.{key}"),
+            ),
+        ),
         # Parameters are offloaded at stage 3 (stage3.py), optimizer state from stage 1 on, to NVMe at stage 3.
         Rule(
             "offload-stage",
@@ -215,91 +243,50 @@ table(
                 "turn gradient checkpointing on in the model or the Trainer",
             ),
         ),
+        Rule(
+            "auto-unfilled",
+            "ds",
+            '`"auto"` where no reader fills it in',
+            "text where a number should be; in some sections DeepSpeed's default",
+        ): (
+            Each(
+                lambda c, dotted: "note" if dotted.startswith(DEFAULT_FOR_AUTO) else "error",
+                lambda c, dotted: dotted,
+                lambda c: [dotted for dotted in _autos(c) if dotted not in FILLED_BY_TRAINER],
+                lambda c, dotted: (
+                    '"auto" here is filled in by nobody, the Trainer included'
+                    + ("; DeepSpeed's default stands" if dotted.startswith(DEFAULT_FOR_AUTO) else "")
+                ),
+                "write a value, or leave the key out",
+                lambda c, dotted: removal(dotted),
+            ),
+        ),
+        Rule(
+            "auto-outside-trainer",
+            "ds",
+            '`"auto"` outside of the Hugging Face Trainer',
+            "only the Trainer fills it in",
+        ): (
+            Each(
+                lambda c, dotted: "warning" if dotted.startswith(DEFAULT_FOR_AUTO) else "error",
+                lambda c, dotted: dotted,
+                lambda c: _filled(c) if c.reader == "deepspeed" else (),
+                lambda c, dotted: (
+                    '"auto" is filled in by the Hugging Face Trainer and by accelerate; deepspeed.initialize '
+                    + ("takes its own default" if dotted.startswith(DEFAULT_FOR_AUTO) else "does not")
+                ),
+                "write a value",
+            ),
+            Case(
+                "note",
+                lambda c: _filled(c)[0],
+                lambda c: c.reader is None and _filled(c),
+                lambda c: (
+                    f'{len(_filled(c))} values are "auto": filled in by the Hugging Face Trainer, and by accelerate in '
+                    "part"
+                ),
+                "write values where deepspeed.initialize reads the file",
+            ),
+        ),
     },
 )
-
-
-FILLED_BY_ACCELERATE = (
-    "zero_optimization.stage",
-    "zero_optimization.offload_optimizer.device",
-    "zero_optimization.offload_optimizer.nvme_path",
-    "zero_optimization.offload_param.device",
-    "zero_optimization.offload_param.nvme_path",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-)
-"""Keys that accelerate fills from its YAML or environment, also in a Trainer's run (accelerate/utils/dataclasses.py,
-DeepSpeedPlugin)."""
-FILLED_BY_TRAINER = (
-    *FILLED_BY_ACCELERATE,
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "fp16.enabled",
-    "bf16.enabled",
-    "optimizer.params.lr",
-    "optimizer.params.betas",
-    "optimizer.params.eps",
-    "optimizer.params.weight_decay",
-    "scheduler.params.warmup_min_lr",
-    "scheduler.params.warmup_max_lr",
-    "scheduler.params.warmup_num_steps",
-    "scheduler.params.total_num_steps",
-    "zero_optimization.reduce_bucket_size",
-    "zero_optimization.stage3_prefetch_bucket_size",
-    "zero_optimization.stage3_param_persistence_threshold",
-)
-"""Keys that the Trainer fills (transformers/integrations/deepspeed.py, trainer_config_process and
-trainer_config_finalize)."""
-
-
-DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
-"""Sections in which "auto" means DeepSpeed's own default (runtime/config_utils.py, DeepSpeedConfigModel)."""
-
-
-@check(
-    "deepspeed",
-    Rule(
-        "auto-unfilled",
-        "ds",
-        '`"auto"` where no reader fills it in',
-        "text where a number should be; in some sections DeepSpeed's default",
-    ),
-    Rule("auto-outside-trainer", "ds", '`"auto"` outside of the Hugging Face Trainer', "only the Trainer fills it in"),
-)
-def auto_unfilled(config: Config) -> Iterator[Finding]:
-    """The Hugging Face integrations fill "auto". DeepSpeed itself accepts it in a few sections, as its own default."""
-    autos = [dotted for dotted, value in config.values() if value == AUTO]
-    filled = [dotted for dotted in autos if dotted in FILLED_BY_TRAINER]
-    for dotted in autos:
-        if dotted in filled:
-            continue
-        default = dotted.startswith(DEFAULT_FOR_AUTO)
-        yield config.finding(
-            "auto-unfilled",
-            "note" if default else "error",
-            dotted,
-            '"auto" here is filled in by nobody, the Trainer included'
-            + ("; DeepSpeed's default stands" if default else ""),
-            "write a value, or leave the key out",
-            removal(dotted),
-        )
-    if config.reader == "deepspeed":
-        for dotted in filled:
-            default = dotted.startswith(DEFAULT_FOR_AUTO)
-            yield config.finding(
-                "auto-outside-trainer",
-                "warning" if default else "error",
-                dotted,
-                '"auto" is filled in by the Hugging Face Trainer and by accelerate; deepspeed.initialize '
-                + ("takes its own default" if default else "does not"),
-                "write a value",
-            )
-    elif filled and config.reader is None:
-        yield config.finding(
-            "auto-outside-trainer",
-            "note",
-            filled[0],
-            f'{len(filled)} values are "auto": filled in by the Hugging Face Trainer, and by accelerate in part',
-            "write values where deepspeed.initialize reads the file",
-        )

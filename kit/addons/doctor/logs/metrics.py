@@ -8,7 +8,7 @@ import json
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,43 @@ def of_metrics(path: Path) -> Iterator[Cause]:
     yield from _slow_ranks(path.with_name("events.jsonl"))
 
 
+def _lines(path: Path, longest: int = LINE_BYTES) -> Iterator[tuple[int, bytes]]:
+    """(number, text) of every line; of a long one the first bytes, without its end."""
+    number, begins = 1, True
+    with open(path, "rb") as file:
+        for part in iter(lambda: file.readline(longest), b""):
+            if begins:
+                yield number, part
+            begins = part.endswith(b"\n")
+            number += begins
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _rows(path: Path, sign: bytes, numbers: Sequence[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(line, its text, its object) where the text holds ``sign`` and the object these numbers."""
+    for number, line in _lines(path):
+        row = _object(line) if sign in line else None
+        if row is not None and all(isinstance(row.get(name), int | float) for name in numbers):
+            yield number, line.decode(errors="replace").strip(), row
+
+
 def _no_json(path: Path) -> Iterator[Cause]:
     """Lines that are no JSON object. A half line at the end is no cause: a run that was killed leaves one. The first
     character decides for lines longer than ``_LONGEST`` bytes."""
-    bad, first, number, begins = 0, (0, b""), 1, True
-    with open(path, "rb") as file:
-        for part in iter(lambda: file.readline(_LONGEST), b""):
-            whole = part.endswith(b"\n")
-            if begins and (line := part.strip()) and not (_is_object(line) if whole else line.startswith(b"{")):
-                first = first if bad else (number, line)
-                bad += 1
-            begins, number = whole, number + whole
-    if bad:
+    first, bad = None, 0
+    for number, part in _lines(path, _LONGEST):
+        line = part.strip()
+        if line and not (_object(line) is not None if part.endswith(b"\n") else line.startswith(b"{")):
+            first, bad = first or (number, line), bad + 1
+    if first is not None:
         number, line = first
         more = f", the first of {bad} such lines" if bad > 1 else ""
         yield Cause(
@@ -69,100 +94,73 @@ def _no_json(path: Path) -> Iterator[Cause]:
         )
 
 
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def _two_runs(path: Path) -> Iterator[Cause]:
-    """A cause for each step number that goes back."""
-    last, number, again, first = 0, 0, 0, (0, 0, "")
-    with open(path, "rb") as file:
-        for line in iter(lambda: file.readline(LINE_BYTES), b""):
-            number += line.endswith(b"\n")
-            if match := _STEP.match(line):
-                step = int(match[1])
-                if step <= last:
-                    first = first if again else (step, number, line.decode(errors="replace").strip())
-                    again += 1
-                last = max(last, step)
-    if not again:
-        return
-    step, number, evidence = first
-    yield Cause(
-        cause="two-runs",
-        meaning=f"two runs wrote into {path.parent.name} at once: {again} steps stand in {path.name} again, from step "
-        f"{step} on, though {last} were reached",
-        fix="end all but one; metrics and checkpoints since that step are of both: go back "
-        "to a checkpoint before it, or train again in a new run directory",
-        ranks=(),
-        place=f"{path}:{number}",
-        evidence=evidence,
-        weight=3,
-        step=step,
-    )
+    """A step number that goes back."""
+    first, again, reached = None, 0, 0
+    for number, line in _lines(path):
+        if match := _STEP.match(line):
+            step = int(match[1])
+            if step <= reached:
+                first, again = first or (step, number, line), again + 1
+            reached = max(reached, step)
+    if first is not None:
+        step, number, line = first
+        yield Cause(
+            cause="two-runs",
+            meaning=f"two runs wrote into {path.parent.name} at once: {again} steps stand in {path.name} again, from "
+            f"step {step} on, though {reached} were reached",
+            fix="end all but one; metrics and checkpoints since that step are of both: go back "
+            "to a checkpoint before it, or train again in a new run directory",
+            ranks=(),
+            place=f"{path}:{number}",
+            evidence=line.decode(errors="replace").strip(),
+            weight=3,
+            step=step,
+        )
 
 
 def _unbalanced_experts(path: Path) -> Iterator[Cause]:
-    last: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=_LAST)
-    with open(path, "rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
-            if b'"expert_load_max": ' in line:
-                try:
-                    row = json.loads(line)
-                    values = {name: float(row[name]) for name in ("step", "expert_load_max", "dead_experts")}
-                except (ValueError, LookupError, TypeError, RecursionError):
-                    continue
-                last.append((number, line.decode(errors="replace").strip(), values))
+    """An uneven load in all of the last steps."""
+    last = deque(_rows(path, b'"expert_load_max": ', ("step", "expert_load_max", "dead_experts")), _LAST)
     if len(last) < _LAST:
         return
-    number, evidence, values = last[-1]
-    rows = [row for _, _, row in last]
-    dead, load = min(row["dead_experts"] for row in rows), statistics.median(row["expert_load_max"] for row in rows)
-    found = []
-    if dead > 0:
-        found.append(("dead-experts", f"{dead:.0f} or more experts got no token in any of the last {_LAST} steps"))
-    if load > HOT:
-        found.append(("hot-expert", f"the fullest expert had {load:.1f} times the mean load in the last {_LAST} steps"))
-    for cause, meaning in found:
-        yield Cause(
-            cause=cause,
-            meaning=meaning,
-            fix=_FIX,
-            ranks=(),
-            place=f"{path}:{number}",
-            evidence=evidence,
-            weight=1,
-            step=int(values["step"]),
-        )
+    number, evidence, newest = last[-1]
+    dead = min(row["dead_experts"] for _, _, row in last)
+    load = statistics.median(row["expert_load_max"] for _, _, row in last)
+    found = {
+        "dead-experts": dead > 0 and f"{dead:.0f} or more experts got no token in any of the last {_LAST} steps",
+        "hot-expert": load > HOT and f"the fullest expert had {load:.1f} times the mean load in the last {_LAST} steps",
+    }
+    for cause, meaning in found.items():
+        if meaning:
+            yield Cause(
+                cause=cause,
+                meaning=meaning,
+                fix=_FIX,
+                ranks=(),
+                place=f"{path}:{number}",
+                evidence=evidence,
+                weight=1,
+                step=int(newest["step"]),
+            )
 
 
 def _slow_ranks(events: Path) -> Iterator[Cause]:
     """The rank that the run named as slow last, unless it kept pace again later."""
-    slow = None
-    if events.is_file():
-        with open(events, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
-                if b'"event": "slow rank' in line:
-                    try:
-                        row = json.loads(line)
-                        values = int(row["rank"]), str(row["host"])[:100], int(row["step"]), row.get("ratio")
-                    except (ValueError, LookupError, TypeError, RecursionError):
-                        continue
-                    slow = (number, line, values) if row["event"] == "slow rank" else None
-    if slow is None:
-        return
-    number, line, (rank, host, step, ratio) = slow
-    times = f"{ratio:.1f} times as long as" if isinstance(ratio, int | float) else "longer than"
-    yield Cause(
-        cause="slow-rank",
-        meaning=f"rank {rank} on {host} works {times} the others, who wait for it, since step {step}",
-        fix="run kit doctor on that host: clocks, temperature, ECC, neighbours of its GPU, its disk; or drain the node",
-        ranks=(rank,),
-        place=f"{events}:{number}",
-        evidence=line.decode(errors="replace").strip(),
-        weight=2,
-        step=step,
-    )
+    told = _rows(events, b'"event": "slow rank', ("rank", "step")) if events.is_file() else ()
+    number, evidence, row = next(iter(deque(told, 1)), (0, "", {}))
+    if row.get("event") == "slow rank":
+        rank, step, ratio = int(row["rank"]), int(row["step"]), row.get("ratio")
+        host = str(row.get("host", "an unknown host"))[:100]
+        times = f"{ratio:.1f} times as long as" if isinstance(ratio, int | float) else "longer than"
+        yield Cause(
+            cause="slow-rank",
+            meaning=f"rank {rank} on {host} works {times} the others, who wait for it, since step {step}",
+            fix="run kit doctor on that host: clocks, temperature, ECC, neighbours of its GPU, its disk; or drain the "
+            "node",
+            ranks=(rank,),
+            place=f"{events}:{number}",
+            evidence=evidence,
+            weight=2,
+            step=step,
+        )
