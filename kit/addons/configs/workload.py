@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kit.addons.configs.beside import beside_gib, tower_parameters
+from kit.addons.configs.towers_and_adapters import tower_parameters, towers_and_adapters_gib
 from kit.addons.configs.walk import Gap, Reading
 from kit.addons.lint.described import zero_sizes
 from kit.cost.memory.peak import peak_gib
@@ -81,7 +81,7 @@ class Described:
     def peak_gib(self) -> float:
         """The fullest GPU's, with what the program has there beside the workload."""
         vllm = self.workload.vllm_share * self.workload.cluster.gpu.memory_gib
-        alone = peak_gib(self.alone) + beside_gib(self.alone)
+        alone = peak_gib(self.alone) + towers_and_adapters_gib(self.alone)
         return max(alone, vllm) if self.alone != self.workload else alone
 
 

@@ -1,4 +1,4 @@
-"""What a program has on each GPU beside kit's workload: towers that are not trained, and adapters on experts."""
+"""Memory that a program takes and kit's workload has not: towers that are not trained, and adapters on experts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def tower_parameters() -> Mapping[str, float]:
     return {name: 1e6 * millions for name, millions in strict_yaml.read(_TOWERS).data.items()}
 
 
-def beside_gib(workload: Workload) -> float:
-    """GiB of a GPU."""
+def towers_and_adapters_gib(workload: Workload) -> float:
+    """GiB of each GPU, beside ``peak_gib`` of the workload."""
     return to_gib(_towers(workload) + _adapters_of_experts(workload))
 
 
