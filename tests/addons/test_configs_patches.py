@@ -78,6 +78,12 @@ EDITS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"training.steps": 2, "debug.x": 3, "debug.y": 4},
         "[parallelism]\na.b = 1\n[training] # t\nsteps = 2\n[[training.list]]\nsteps = 7\n\n[debug]\nx = 3\ny = 4\n",
     ),
+    "toml, a text with signs to escape": (
+        "a.toml",
+        "[training]\npath = 'x' # s\n[parallelism]\na = 1\n",
+        {"training.path": 'C:\\new\t"é"\x7f', "parallelism.b": "one\ntwo 😀"},
+        '[training]\npath = "C:\\\\new\\t\\"é\\"\\u007f" # s\n[parallelism]\na = 1\nb = "one\\ntwo 😀"\n',
+    ),
     "array": (
         "s.sh",
         'A=(--a 1 # x\n --b 2)\nswift sft "${A[@]}"\n',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def with_value(text: str, key: str, value: Any) -> str:
     """The text with another value of a key: in the place of the one that it has, or behind the last one of its section,
     which is made at the end where there is none."""
     lines = dict(_lines(text))
-    written = f'"{value}"' if isinstance(value, str) else word(value)
+    written = _quoted(value) if isinstance(value, str) else word(value)
     if (found := lines.get(key)) is not None:
         return text[: found.start("value")] + written + text[found.end("value") :]
     section, _, last = key.rpartition(".")
@@ -42,6 +43,11 @@ def with_value(text: str, key: str, value: Any) -> str:
     end = text.find("\n", max(siblings))
     end = len(text) if end < 0 else end
     return f"{text[:end]}\n{last} = {written}{text[end:]}"
+
+
+def _quoted(text: str) -> str:
+    """A basic string (toml.io/en/v1.0.0#string): JSON's escapes are TOML's, which escapes U+007F too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _has(section: str, key: str, line: re.Match[str]) -> bool:
