@@ -507,7 +507,8 @@ def test_a_file_that_a_command_names(file: Callable[[str, str], Path]) -> None:
 def test_every_row_decides_a_field_that_kit_has() -> None:
     mine = (
         "model accumulation packing world gpus_per_node nodes visible states vllm packed_length vllm.mode vllm.share "
-        "prompts prompt_tokens filled micro_tokens fp8 towers even_experts away.model away.optimizer layers_of_chunk"
+        "prompts prompt_tokens filled micro_tokens fp8 towers even_experts away.model away.optimizer layers_of_chunk "
+        "loss"
     )
     specs = {"layout": Pins, "model": ModelSpec, "job": JobSpec}
     specs |= {"job.lora": LoraSpec, "job.grpo": GrpoSpec, "job.optimizer": OptimizerSpec}

@@ -51,9 +51,11 @@ def ratio(number: int) -> float:
 
 def test_packed_rows_are_near_what_is_stated() -> None:
     errors = [abs(ratio(number) - 1) for number in PACKED]
+    near = sum(error <= 0.15 for error in errors)
+    print(f"median error {median(errors):.1%} of {len(errors)} files, {near / len(errors):.0%} within 15 %")
     assert len(errors) == 26
-    assert median(errors) <= 0.15
-    assert sum(error <= 0.15 for error in errors) >= 13
+    assert median(errors) <= 0.12
+    assert near >= 18
 
 
 @pytest.mark.parametrize("number", PACKED, ids=lambda number: ROWS[number]["file"])

@@ -10,7 +10,7 @@ import pytest
 from kit.addons.configs.answer import answer
 from kit.addons.configs.reading import asked_of
 from kit.addons.configs.text import text_of
-from kit.addons.configs.towers_and_adapters import tower_parameters, towers_and_adapters_gib
+from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
 from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
@@ -76,7 +76,7 @@ TOWERS = {
 def test_towers_that_are_not_trained(file: Callable[[str, str], Path], case: str) -> None:
     text, gib, why = TOWERS[case]
     found = read(file("axolotl.yaml", text))
-    assert towers_and_adapters_gib(found.workload) == pytest.approx(gib, rel=1e-3)
+    assert extra_gib(found.workload) == pytest.approx(gib, rel=1e-3)
     assert found.peak_gib == pytest.approx(peak_gib(found.workload) + gib, rel=1e-4)
     gaps = [gap.why for gap in found.gaps if gap.key == "model"]
     assert len(gaps) == (why is not None)
@@ -86,7 +86,7 @@ def test_towers_that_are_not_trained(file: Callable[[str, str], Path], case: str
 def test_a_frozen_tower_of_other_trainers(file: Callable[[str, str], Path]) -> None:
     image = SWIFT.replace("Qwen2.5-7B", "Qwen2.5-VL-7B")
     offloaded = read(file("o.sh", image.replace("zero3", "zero2_offload"))).workload
-    assert towers_and_adapters_gib(offloaded) == pytest.approx(2 * 676.6e6 / 2**30)
+    assert extra_gib(offloaded) == pytest.approx(2 * 676.6e6 / 2**30)
     assert [gap.key for gap in read(file("s.sh", image)).gaps] == []
     aligner = read(file("t.sh", image.replace("zero3", "zero3 --freeze_aligner false")))
     assert [(gap.bound, gap.key) for gap in aligner.gaps] == [("least", "freeze_aligner")]
@@ -100,12 +100,12 @@ OF_EXPERTS = 48 * 16 * (2048 + 2 * 768 + 768 + 2048) * 128 / 4
 def test_adapters_on_experts(file: Callable[[str, str], Path]) -> None:
     """In 16 bits, with fp32 gradients; fp32 weights and moments are shared by the two ranks that have an expert."""
     found = read(file("s.sh", ADAPTED))
-    assert towers_and_adapters_gib(found.workload) == pytest.approx(OF_EXPERTS * (2 + 4 + 12 / 2) / 2**30)
+    assert extra_gib(found.workload) == pytest.approx(OF_EXPERTS * (2 + 4 + 12 / 2) / 2**30)
     twice = read(file("s.sh", ADAPTED.replace("rank 16", "rank 16 --pipeline_model_parallel_size 2")))
-    assert towers_and_adapters_gib(twice.workload) == pytest.approx(OF_EXPERTS / 2 * (2 + 4 + 12) / 2**30)
+    assert extra_gib(twice.workload) == pytest.approx(OF_EXPERTS / 2 * (2 + 4 + 12) / 2**30)
     attention = ADAPTED.replace("rank 16", "rank 16 --target_modules q_proj k_proj v_proj o_proj")
-    assert towers_and_adapters_gib(read(file("a.sh", attention)).workload) == 0
-    assert towers_and_adapters_gib(read(file("m.sh", MEGATRON_SWIFT)).workload) == 0
+    assert extra_gib(read(file("a.sh", attention)).workload) == 0
+    assert extra_gib(read(file("m.sh", MEGATRON_SWIFT)).workload) == 0
 
 
 UNEVEN = "the fullest rank's experts are counted as the mean"

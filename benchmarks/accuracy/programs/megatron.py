@@ -67,21 +67,13 @@ def _layer_bytes(workload: PublishedWorkload, has_experts: bool) -> float:
 
 
 def _loss_bytes(workload: PublishedWorkload) -> tuple[float, float]:
-    """(kept since the losses of multi-token prediction, at the fullest moment of the last loss).
-
-    native: the unfused loss compiled (fusions/fused_cross_entropy.py); measured, one fp32 copy more: compiled, the
-    subtraction is not in place. te: gradients overwrite the 16-bit logits
-    (transformer_engine/pytorch/triton/cross_entropy.py).
-    """
+    """(kept since the losses of multi-token prediction, at the fullest moment of the last loss)."""
+    if not workload.defer_embedding_gradient:
+        return rank_megatron.loss_parts(workload)
+    # Logits' gradients and the head's inputs wait for the end (tensor_parallel/layers.py, wgrad_deferral_limit).
     entries = rank_megatron.logits(workload)
-    if workload.defer_embedding_gradient:
-        # Logits' gradients and the head's inputs wait for the end (tensor_parallel/layers.py, wgrad_deferral_limit).
-        waiting = min(workload.layout.gradient_accumulation_steps - 1, DEFERRED_GRADIENTS)
-        return waiting * (2 * entries + ELEMENT * workload.model.hidden_size * workload.tokens), 6 * entries
-    if workload.weight_bytes == 4:
-        return 4 * entries * workload.mtp_layers, 4 * entries
-    kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[workload.cross_entropy]
-    return kept * entries * workload.mtp_layers, fullest * entries
+    waiting = min(workload.layout.gradient_accumulation_steps - 1, DEFERRED_GRADIENTS)
+    return waiting * (2 * entries + ELEMENT * workload.model.hidden_size * workload.tokens), 6 * entries
 
 
 def _rank_states(workload: PublishedWorkload, stage: int) -> StateBytes:

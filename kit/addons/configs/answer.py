@@ -14,7 +14,7 @@ from kit.addons.configs.known import unknown_keys
 from kit.addons.configs.patch import edited, unified_diff
 from kit.addons.configs.reading import Asked, asked_of, source_of
 from kit.addons.configs.tables import Bound
-from kit.addons.configs.towers_and_adapters import tower_parameters, towers_and_adapters_gib
+from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
 from kit.addons.configs.workload import Described
 from kit.addons.lint import SCRIPTS, lint, lint_script, named_file
@@ -176,7 +176,7 @@ def answer_of(path: Path, asked: Asked) -> Answer:
 
 def _predicted(described: Described) -> Prediction:
     """``predict``'s, with what the program has on a GPU beside the workload: ``weights``, in every phase."""
-    more = towers_and_adapters_gib(described.alone)
+    more = extra_gib(described.alone)
     stages = [
         replace(
             stage,

@@ -1,4 +1,5 @@
-"""Memory that a program takes and kit's workload has not: towers that are not trained, and adapters on experts."""
+"""What a program has on each GPU beside kit's workload: towers that are not trained, adapters on experts, and the
+reference model on Megatron."""
 
 from __future__ import annotations
 
@@ -22,9 +23,17 @@ def tower_parameters() -> Mapping[str, float]:
     return {name: 1e6 * millions for name, millions in strict_yaml.read(_TOWERS).data.items()}
 
 
-def towers_and_adapters_gib(workload: Workload) -> float:
-    """GiB of each GPU, beside ``peak_gib`` of the workload."""
-    return to_gib(_towers(workload) + _adapters_of_experts(workload))
+def extra_gib(workload: Workload) -> float:
+    """GiB of a GPU."""
+    return to_gib(_towers(workload) + _adapters_of_experts(workload) + _reference(workload))
+
+
+def _reference(workload: Workload) -> float:
+    """Megatron-SWIFT builds the model twice, with the same ranks (swift/megatron/trainers/rlhf_mixin.py,
+    prepare_model). The cost model counts a reference model of the other engines."""
+    if workload.layout.engine != "megatron" or not workload.holds_reference:
+        return 0.0
+    return workload.weight_bytes * max(each.total for each in workload.parameters)
 
 
 def _towers(workload: Workload) -> float:

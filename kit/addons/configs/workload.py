@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kit.addons.configs.towers_and_adapters import tower_parameters, towers_and_adapters_gib
+from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
 from kit.addons.configs.walk import Gap, Reading
 from kit.addons.lint.described import zero_sizes
 from kit.cost.memory.peak import peak_gib
@@ -20,7 +20,7 @@ from kit.planner.search import MEMORY_MARGIN
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import MLP_LAYERS, TRL, JobSpec
+from kit.specs.job import MLP_LAYERS, JobSpec
 from kit.specs.layout import DEFAULTS, ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
@@ -59,8 +59,22 @@ _NEAREST: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 """Rule → fields of a layout that break it, without which there are figures, and how these are too large."""
+_PAIRED = ("dpo", "kto", "reward")
+"""Objectives of rows with two answers (of KTO one is for the KL term), which are packed together: both fill one length
+(ms-swift, swift/dataset/packing.py, create_packed_idx)."""
 _COPY = re.compile(r"^.*/models--[^/]*--|/snapshots/[^/]*$|-mcore$")
 """What the hub's cache and Megatron-SWIFT's copies add to a model's name."""
+
+
+@dataclass(frozen=True)
+class ProgramWorkload(Workload):
+    """A workload in what other programs choose and no plan of kit's does."""
+
+    cross_entropy: str = "unfused"
+    """Megatron's loss, by the names of ``rank_megatron.MEGATRON_LOSSES``."""
+
+    def with_layout(self, layout: Layout) -> ProgramWorkload:
+        return replace(self, layout=layout)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ class Described:
     def peak_gib(self) -> float:
         """The fullest GPU's, with what the program has there beside the workload."""
         vllm = self.workload.vllm_share * self.workload.cluster.gpu.memory_gib
-        alone = peak_gib(self.alone) + towers_and_adapters_gib(self.alone)
+        alone = peak_gib(self.alone) + extra_gib(self.alone)
         return max(alone, vllm) if self.alone != self.workload else alone
 
 
@@ -104,6 +118,8 @@ def described(
     length = model.max_position_embeddings if length in (None, "longest of the model") else int(length)
     if row_tokens is not None and not given.get("packing"):
         length = min(length, row_tokens)
+    if given.get("packing") and given.get("job.objective") in _PAIRED:
+        length = max(1, length // 2)
     given |= {"layout.micro_batch_size": 1} if given.get("filled") else {}
     layout = _layout(given, model, cluster)
     layout, short = _filled(layout, int(given["micro_tokens"]), length) if given.get("filled") else (layout, ())
@@ -112,7 +128,7 @@ def described(
         given[experts] = False
         short += (Gap("most", "quantize_moe_experts", "quantised experts are counted as 16 bits"),)
     job = _job(given, model, layout, length)
-    workload = Workload(model=model, cluster=cluster, job=job, layout=layout)
+    workload: Workload = ProgramWorkload(model, cluster, job, layout, given.get("loss", "unfused"))
     if given.get("fp8"):
         in_fp8 = replace(workload, job=replace(job, precision="fp8"))
         other = {each.rule for each in violations(in_fp8)} - {each.rule for each in violations(workload)} - _PRICED
@@ -297,7 +313,7 @@ def _left_out(given: Mapping[str, Any], workload: Workload) -> list[Gap]:
         "towers for images and sound are not counted": model.is_text_part and not known,
         "of towers for images and sound the weights alone are counted": model.is_text_part and known and not still,
         "heads of multi-token prediction are not counted": given.get("job.mtp_num_layers"),
-        "a reference model and pairs are counted as one sequence": megatron and job.objective in TRL,
+        "log-probabilities of completions are counted as a loss": megatron and job.objective == "grpo",
         "quantised weights are counted on torch alone": megatron and job.lora is not None and job.lora.quantised,
     }
     return [Gap("least", "model", why) for why, there in found.items() if there]

@@ -15,6 +15,14 @@ from kit.cost.workload import Workload
 
 GROUPED_STREAMS = 4
 """Streams of a grouped GEMM, each with a workspace (transformer_engine, num_cublas_streams)."""
+MEGATRON_LOSSES = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2), "scores": (0, 0)}
+"""Loss of 16-bit logits → bytes per logit: (kept since an earlier loss, at the fullest moment of the last one).
+
+unfused: 16-bit logits and one fp32 copy, on which it computes in place (tensor_parallel/cross_entropy.py). native: the
+same compiled (fusions/fused_cross_entropy.py); measured, one fp32 copy more: compiled, the subtraction is not in place.
+te: gradients overwrite the 16-bit logits (transformer_engine/pytorch/triton/cross_entropy.py). scores: the head has a
+few outputs instead of the vocabulary.
+"""
 
 
 def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, stage: int) -> RankParts:
@@ -30,6 +38,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, sta
     retained = retained_input_gradients(workload, stage)
     workspace = backward_workspace(workload, stage)
     workspace += max(0.0, retained - (after_last_layer(workload) if last else 0.0))
+    deferred, loss = loss_parts(workload) if last else (0.0, 0.0)
     return RankParts(
         states=states,
         buffers=workspace_bytes(workload, stage) + engine.buffers,
@@ -39,9 +48,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: StateBytes, sta
         saved_activations=saved,
         recomputed_layer=recomputed,
         backward_workspace=workspace,
-        # The unfused loss keeps its fp32 softmax until backward (tensor_parallel/cross_entropy.py).
-        deferred_gradients=4 * logits(workload) * workload.mtp_layers if last else 0.0,
-        loss=_loss_bytes(workload) if last else 0.0,
+        deferred_gradients=deferred,
+        loss=loss,
         after_backward=_beyond_the_first_layer(
             workload, stage, recomputed + workspace, retained + saved if retained else 0.0
         ),
@@ -131,13 +139,16 @@ def logits(workload: Workload) -> float:
     return -(-workload.model.vocab_size // workload.layout.tp) * workload.tokens
 
 
-def _loss_bytes(workload: Workload) -> float:
-    """Peak bytes of the loss: 16-bit logits and one fp32 copy, on which it computes in place
-    (tensor_parallel/cross_entropy.py)."""
+def loss_parts(workload: Workload) -> tuple[float, float]:
+    """(Bytes kept since the losses of multi-token prediction, peak bytes of head and loss). In fp32 the loss is
+    computed in place throughout."""
+    entries = logits(workload)
+    kept, fullest = MEGATRON_LOSSES[workload.cross_entropy]
+    if fullest and workload.weight_bytes == 4:
+        kept, fullest = 4, 4
     if workload.implementation == "local":
-        return activations_megatron.local_loss_bytes(workload, logits(workload))
-    # In fp32 the loss is computed in place throughout.
-    return (4 if workload.weight_bytes == 4 else 6) * logits(workload)
+        return kept * entries * workload.mtp_layers, activations_megatron.local_loss_bytes(workload, entries)
+    return kept * entries * workload.mtp_layers, fullest * entries
 
 
 def backward_workspace(workload: Workload, stage: int) -> float:
