@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.addons.configs.extra_memory import extra_gib
 from kit.addons.configs.reading import asked_of
-from kit.addons.configs.towers_and_adapters import extra_gib
 from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import parts_of
 

@@ -10,7 +10,7 @@ Its rooms, in the order in which data walks:
     linked                        files that a file names
     walk                          a table's walk over a file: kit's fields, gaps, refusals
     workload                      kit's fields, on the user's GPUs
-    towers_and_adapters           what a GPU holds that kit's workload has not: towers, adapters on experts
+    extra_memory                  what a GPU holds that kit's workload has not: towers, adapters on experts, a reference
     reading                       a path, its table, its workload
     variants                      what the program could run instead
     known                         misspelt keys

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from kit.addons.configs.entries import Source, word
+from kit.addons.configs.extra_memory import extra_gib, tower_parameters
 from kit.addons.configs.known import unknown_keys
 from kit.addons.configs.patch import edited, unified_diff
 from kit.addons.configs.reading import Asked, asked_of, source_of
 from kit.addons.configs.tables import Bound
-from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
 from kit.addons.configs.variants import Variant, fastest, nearest, variant, variants
 from kit.addons.configs.workload import Described
 from kit.addons.lint import SCRIPTS, lint, lint_script, named_file

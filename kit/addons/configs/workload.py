@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
+from kit.addons.configs.extra_memory import extra_gib, tower_parameters
 from kit.addons.configs.walk import Gap, Reading
 from kit.addons.lint.described import zero_sizes
 from kit.cost.memory.peak import peak_gib

@@ -24,7 +24,7 @@ def tower_parameters() -> Mapping[str, float]:
 
 
 def extra_gib(workload: Workload) -> float:
-    """GiB of a GPU."""
+    """GiB of each GPU, beside ``peak_gib`` of the workload."""
     return to_gib(_towers(workload) + _adapters_of_experts(workload) + _reference(workload))
 
 

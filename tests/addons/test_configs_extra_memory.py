@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kit.addons.configs.answer import answer
+from kit.addons.configs.extra_memory import extra_gib, tower_parameters
 from kit.addons.configs.reading import asked_of
 from kit.addons.configs.text import text_of
-from kit.addons.configs.towers_and_adapters import extra_gib, tower_parameters
 from kit.addons.configs.workload import Described
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
