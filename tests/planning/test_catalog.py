@@ -164,6 +164,28 @@ def test_published_parameter_counts(name: str, parameters: int) -> None:
     assert count(load_model(name)).total == parameters
 
 
+SAID = re.compile(r"([\d.]+)([MBT]) counted and ([\d.]+)([MBT]) (?:named|published)")
+OTHERWISE = {"llama-4-scout": 0.012, "kimi-linear-48b-a3b": 0.024}
+"""Models whose publisher counts otherwise, and by which share."""
+
+
+def _said(number: str, unit: str) -> tuple[float, float]:
+    """Parameters, and half of the last digit."""
+    one = {"M": 1e6, "B": 1e9, "T": 1e12}[unit]
+    return float(number) * one, 0.51 * one / 10 ** len(number.partition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(name, found) for name in rows("models") if (found := SAID.search(rows("models")[name]["source"]))],
+)
+def test_a_row_counts_what_its_source_says(name: str, said: re.Match[str]) -> None:
+    parameters = count(model_called(name)).total
+    (counted, half), (named, of_named) = _said(said[1], said[2]), _said(said[3], said[4])
+    assert abs(parameters - counted) <= half
+    assert abs(parameters - named) <= of_named + OTHERWISE.get(name, 0.005) * named
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [
@@ -178,6 +200,8 @@ def test_published_parameter_counts(name: str, parameters: int) -> None:
         ("Llama-3.1-8B", "llama-3.1-8b"),
         ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
         ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "qwen3-8b"),
+        ("google/codegemma-7b", "gemma-7b"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b"),
         ("unsloth/Llama-3.2-1B-Instruct-GGUF", "llama-3.2-1b"),
         ("acme/Meta-Llama-3-8B-Instruct-AWQ", "llama-3-8b"),
         ("acme/Llama-3.3-70B-Instruct-quantized.w8a8", "llama-3.3-70b"),
