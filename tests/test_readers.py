@@ -137,9 +137,15 @@ def _metrics(path: Path) -> None:
 
 def _checkpoint() -> Any:
     counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)
-    files = {"model/f": FileRecord(**HASH)}  # type: ignore[arg-type]
-    kinds = (StateKind.MASTER,)
-    return manifest_json(Manifest(counters=counters, model=MODEL, files=files, weight_map={"w": "f"}, kinds=kinds))
+    return manifest_json(
+        Manifest(
+            counters=counters,
+            model=MODEL,
+            files={"model/f": FileRecord(**HASH)},  # type: ignore[arg-type]
+            weight_map={"w": "f"},
+            kinds=(StateKind.MASTER,),
+        )
+    )
 
 
 def _linted(path: Path) -> None:

@@ -232,9 +232,10 @@ def _in_transformers(checkpoint: Path, directory: Path, shrunk: ScaledDown, base
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+    from kit.training.checkpoint.formats import open_step
+    from kit.training.checkpoint.to_huggingface import opened_to_hf
 
-    checkpoint_to_hf(checkpoint, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
+    opened_to_hf(open_step(checkpoint), directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
     return kind.from_pretrained(directory, dtype=torch.float32).eval()
 

@@ -8,7 +8,8 @@ import torch.distributed.checkpoint as dcp
 
 from kit.addons.importers import torch_dist
 from kit.engines.huggingface.models import HfDirectory
-from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.checkpoint.formats import open_step
+from kit.training.checkpoint.to_huggingface import opened_to_hf
 from tests.megatron import cases, checkpoints
 from tests.megatron.table import FAMILIES
 from tests.support import tiny
@@ -72,7 +73,7 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, name)
         written = tmp_path / f"step{number}"
         rundir = cases.run_directory(directory / "run", spec, **layout)
         pool("megatron", 2).run(cases.inside, rundir, checkpoints.roundtrip, written)
-        checkpoint_to_hf(written, tmp_path / f"hf{number}", dtype="float32")
+        opened_to_hf(open_step(written), tmp_path / f"hf{number}", dtype="float32")
         assert same_tensors(HfDirectory(tmp_path / f"hf{number}"), HfDirectory(directory / "model")), layout
 
 

@@ -20,8 +20,9 @@ from kit.engines.huggingface.models import build_skeleton
 from kit.engines.protocol import IGNORE_INDEX
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.training.checkpoint.formats import open_step
 from kit.training.checkpoint.manifest import Checkpoint
-from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.checkpoint.to_huggingface import opened_to_hf
 from tests.support import tiny
 from tests.support.peak_memory import Peak, return_freed_memory
 from tests.support.refusals import refusal
@@ -153,8 +154,8 @@ def check_exports(step: Path, hf: Path, tmp_path: Path) -> None:
     """peft loads the adapters; merged by peft and by kit, the model says the same, and not what it said before."""
     from peft import PeftModel
 
-    checkpoint_to_hf(step, tmp_path / "peft", dtype="float32")
-    checkpoint_to_hf(step, tmp_path / "merged", dtype="float32", merge_into=hf)
+    opened_to_hf(open_step(step), tmp_path / "peft", dtype="float32")
+    opened_to_hf(open_step(step), tmp_path / "merged", dtype="float32", merge_into=hf)
     # peft corrects it with a warning where it loads the adapters; others take it as it is.
     written = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert written["fan_in_fan_out"] is Checkpoint(step).manifest.model.traits.conv1d

@@ -22,8 +22,9 @@ from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.approximate import approximated
 from kit.specs.model import ModelSpec
+from kit.training.checkpoint.formats import open_step
 from kit.training.checkpoint.manifest import Checkpoint
-from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.checkpoint.to_huggingface import opened_to_hf
 from tests.deepspeed import cases, plain
 from tests.support import tiny
 from tests.support.refusals import refusal
@@ -159,7 +160,7 @@ def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Pat
     workers.run(cases.leave, chosen, None, tmp_path, 1)
     _, different = workers.run(cases.go_on, chosen, tmp_path / "step", tmp_path / "again", 1)[0]
     assert not different
-    checkpoint_to_hf(tmp_path / "step", tmp_path / "hf", dtype="float32")
+    opened_to_hf(open_step(tmp_path / "step"), tmp_path / "hf", dtype="float32")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     source = Checkpoint(tmp_path / "step").source(StateKind.MASTER)
     assert [

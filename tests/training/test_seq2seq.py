@@ -17,7 +17,8 @@ from kit.engines.huggingface.models import HfDirectory, check_names
 from kit.engines.protocol import IGNORE_INDEX, MicroBatch
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.checkpoint.formats import open_step
+from kit.training.checkpoint.to_huggingface import opened_to_hf
 from kit.training.data.samples import padded
 from tests.deepspeed import plain, samples
 from tests.support import tiny
@@ -75,7 +76,7 @@ def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: in
     written = tmp_path / "run" / "step"
     again = pool(other, 2).run(cases.resume, rundir, written, 1e-2, micro_batches)[0]
     assert cases.numbers(again["after"]) == pytest.approx(cases.numbers(found["after"]), rel=1e-5)
-    checkpoint_to_hf(written, tmp_path / "out", dtype="float32")
+    opened_to_hf(open_step(written), tmp_path / "out", dtype="float32")
     model, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -23,8 +23,9 @@ from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.convert import convert
 from kit.training.checkpoint.files import record_of, with_checksum
+from kit.training.checkpoint.formats import open_step
 from kit.training.checkpoint.manifest import Checkpoint
-from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+from kit.training.checkpoint.to_huggingface import opened_to_hf
 from kit.training.counters import START, Counters
 from tests.support import tiny
 from tests.support.checkpoints import export, load, same_state
@@ -178,7 +179,7 @@ def test_logits_are_those_of_the_engine(one_process, tmp_path, family):
     export(engine, tmp_path / "step", rundir.plan, cases.COUNTERS)
     for dtype, limit in (("float32", 30_000), ("bfloat16", 15_000)):
         out = tmp_path / dtype
-        checkpoint_to_hf(tmp_path / "step", out, dtype=dtype, shard_bytes=limit)
+        opened_to_hf(open_step(tmp_path / "step"), out, dtype=dtype, shard_bytes=limit)
         files = sorted(out.glob("*.safetensors"))
         names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
         assert [path.name for path in files] == names
@@ -205,7 +206,7 @@ def test_bfloat16_in_one_file_of_an_empty_directory(exported, tmp_path):
         "secret.txt": "not part of a model",
     })  # fmt: skip
     (tmp_path / "hf").mkdir()
-    checkpoint_to_hf(exported[2], tmp_path / "hf", extras_from=source)
+    opened_to_hf(open_step(exported[2]), tmp_path / "hf", extras_from=source)
     names = {path.name for path in (tmp_path / "hf").iterdir()}
     assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
@@ -214,7 +215,7 @@ def test_bfloat16_in_one_file_of_an_empty_directory(exported, tmp_path):
     config = model.config  # servers choose their code by the architecture
     assert (config.eos_token_id, config.bos_token_id, config.architectures) == ([5, 6], 0, ["LlamaForCausalLM"])
     assert model.generation_config.temperature == 0.5
-    assert "exists and is not empty" in refusal(CheckpointError, lambda: checkpoint_to_hf(exported[2], source))
+    assert "exists and is not empty" in refusal(CheckpointError, lambda: opened_to_hf(open_step(exported[2]), source))
     assert len(list(source.iterdir())) == 4
 
 
@@ -223,7 +224,7 @@ def test_unknown_dtype_and_damaged_checkpoint(exported, tmp_path):
         CheckpointError, convert, exported[2], "hf", tmp_path / "hf", dtype="fp8"
     )
     (exported[2] / MASTER).unlink()
-    assert "is missing" in refusal(CheckpointError, lambda: checkpoint_to_hf(exported[2], tmp_path / "hf"))
+    assert "is missing" in refusal(CheckpointError, lambda: opened_to_hf(open_step(exported[2]), tmp_path / "hf"))
     assert not (tmp_path / "hf").exists()
 
 
@@ -236,7 +237,7 @@ def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_
     convert(tmp_path / "skipped", "megatron", tmp_path / "megatron", dtype="bfloat16")
     assert load(engine, tmp_path / "skipped", rundir.plan).step == 5
     assert engine.optimizer_steps == 3
-    checkpoint_to_hf(tmp_path / "skipped", tmp_path / "hf", dtype="float32")
+    opened_to_hf(open_step(tmp_path / "skipped"), tmp_path / "hf", dtype="float32")
     convert(tmp_path / "megatron", "step", tmp_path / "back", model=str(tmp_path / "hf"))
     found, expected = Checkpoint(tmp_path / "back"), Checkpoint(tmp_path / "skipped")
     assert (found.manifest.counters.step, found.manifest.counters.optimizer_steps) == (5, 3)

@@ -25,7 +25,7 @@ from kit.specs.hub import id_of
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import new_directory, write_json
-from kit.training.checkpoint.formats import Opened, open_step
+from kit.training.checkpoint.formats import Opened
 from kit.training.checkpoint.progress import shown
 from kit.units import GIB
 
@@ -48,18 +48,6 @@ _GENERATION = "generation_config.json"
 """Copied for a whole model."""
 
 _SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
-
-
-def checkpoint_to_hf(
-    checkpoint: Path,
-    hf_dir: Path,
-    dtype: str = "bfloat16",
-    extras_from: Path | None = None,
-    shard_bytes: int = 4 * GIB,
-    merge_into: Path | None = None,
-) -> None:
-    """``opened_to_hf`` of a checkpoint of kit. Raises CheckpointError if it is damaged."""
-    opened_to_hf(open_step(checkpoint), hf_dir, dtype, extras_from, shard_bytes, merge_into)
 
 
 def opened_to_hf(
@@ -100,7 +88,7 @@ def write_hf(
     chat_template: str | None = None,
 ) -> None:
     """Write the weights of ``source`` as a model that transformers' Auto classes load. ``chat_template``: in
-    place of that of ``extras_from``. Other arguments and errors are those of ``checkpoint_to_hf``."""
+    place of that of ``extras_from``. Other arguments and errors are those of ``opened_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.traits.interleaved_experts:

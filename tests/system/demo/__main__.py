@@ -136,15 +136,19 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> RunDire
 
 def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirectory], out: Path) -> None:
     """Every run becomes a Hugging Face model; the fp32 ones must be the same model."""
-    from kit.training.checkpoint.to_huggingface import checkpoint_to_hf
+    from kit.training.checkpoint.formats import open_step
+    from kit.training.checkpoint.to_huggingface import opened_to_hf
 
     seq_length = rundirs["torch"].plan.job.seq_length
     before = judge(assets.model, assets.validation, seq_length)
     verdicts: dict[str, Verdict] = {}
     for name, rundir in rundirs.items():
         exported = out / f"{name}-hf"
-        checkpoint_to_hf(
-            rundir.path / "checkpoints" / "step-00000060", exported, dtype="float32", extras_from=assets.model
+        opened_to_hf(
+            open_step(rundir.path / "checkpoints" / "step-00000060"),
+            exported,
+            dtype="float32",
+            extras_from=assets.model,
         )
         verdicts[name] = judge(exported, assets.validation, seq_length)
         loss = verdicts[name].held_out_loss
